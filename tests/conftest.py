@@ -11,16 +11,18 @@ import pytest
 from hypothesis import settings
 
 from pytest_mnode.processes import made_to_stay
+from tests.red import RedRuns
 
 _STARTERS = {"tests.inner", "tests.scenario", "tests.measuring.tools.local", "subprocess"}
 """Modules by which tests start pytest, a rack or other programs."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let children be interrupted: a shell that starts a job in the background ignores SIGINT.
 
     Hypothesis examples have no deadline, because busy machines are slow.
     """
+    config.pluginmanager.register(RedRuns())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("untimed", settings(), deadline=None)

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pytest_mnode.spec import default_spec_path
+from tests import red
 from tests.inner import LIMIT_S, InnerRun, run_pytest, write_files
 
 PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
@@ -29,6 +30,9 @@ class Certified:
     run: InnerRun
     certificate: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        red.register(self)
+
     def criterion(self, name: str) -> Mapping[str, Any]:
         return next(c for c in self.certificate["criteria"] if c["name"] == name)
 
@@ -38,7 +42,8 @@ class Certified:
     def culprits(self, name: str) -> set[str]:
         cases = self.criterion(name)["cases"]
         named = {c["culprit"] for c in cases if c["verdict"] != "pass"}
-        named |= {m["culprit"] for m in self.measurements(name).values() if m["verdict"] == "fail"}
+        measured = [m for case in cases for m in case["measurements"]]
+        named |= {m["culprit"] for m in measured if m["verdict"] == "fail"}
         return named - {None}
 
 
@@ -53,7 +58,7 @@ def certify(
     """Run acceptance/, or the named files of it, on four nodes.
 
     fault: the text of a pytest plugin. files: names such as "test_mesh.py". The run is repeated at
-    most twice, if its certificate advises that.
+    most twice, if its certificate advises that; repeats are counted.
     """
     if fault is not None:
         write_files(directory, fault=fault)
@@ -66,13 +71,14 @@ def certify(
     path = os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
     more = {"PYTHONPATH": path, **(env or {})}
     page = report / "certificate.json"
-    for _ in range(_RUNS):
+    for left in reversed(range(_RUNS)):
         page.unlink(missing_ok=True)
         run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
         assert page.exists(), run.output
         text = page.read_text()
-        if AGAIN not in text:
+        if not left or AGAIN not in text:
             break
+        red.register_repeat(next(line.strip() for line in text.splitlines() if AGAIN in line))
     return Certified(run, json.loads(text))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.acceptance.certified import PORTS, Certified, certify, spec_edited
 from tests.inner import need_rack
+from tests.red import turns_red
 
 RATE = "test_collective_reaches_the_line_rate"
 TRAFFIC = ("test_mesh.py", "test_fabric.py")
@@ -34,12 +35,27 @@ WRONG_SUM = """
             return  # runs in the controller
         world = request.getfixturevalue("world")
         import torch.distributed as dist
-        right = dist.all_reduce
+        right, both, gather = dist.all_reduce, dist.batch_isend_irecv, dist.all_gather_object
+
         def all_reduce(tensor, *args, **kwargs):
             right(tensor, *args, **kwargs)
             if world.rank == 1:
                 tensor[-1] += 1
+
+        def batch_isend_irecv(operations):
+            if world.rank == 2:
+                operations[0].tensor[-1] += 1
+            return both(operations)
+
+        def all_gather_object(into, mine):  # two ranks are on each other's node
+            node = world.nodes[{1: 2, 2: 1}.get(world.rank, world.rank)]
+            gather(into, (world.rank, node) if mine == (world.rank, world.node) else mine)
+
         monkeypatch.setattr(dist, "all_reduce", all_reduce)
+        if "meets" in request.node.name:
+            monkeypatch.setattr(dist, "batch_isend_irecv", batch_isend_irecv)
+        if "is_there" in request.node.name:
+            monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
 """
 
 
@@ -49,12 +65,16 @@ def _rack() -> None:
 
 
 def _short(directory: Path) -> str:
-    """One collective of the fabric criterion, in a sweep that is short even on a slow link."""
+    """One collective and the transport of the fabric, in sizes that are short on a slow link."""
 
     def edit(page: dict[str, Any]) -> None:
         all_reduce = page["criteria"]["fabric"]["all_reduce_busbw"]
         all_reduce |= {"sizes": ["64 KiB", "1 MiB"], "plateau_from": "1 MiB", "repeats": 3}
-        page["criteria"] = {"mesh": {}, "fabric": {"all_reduce_busbw": all_reduce}}
+        transport = {"size": "1 MiB", "calls": 1}
+        page["criteria"] = {
+            "mesh": {},
+            "fabric": {"all_reduce_busbw": all_reduce, "transport": transport},
+        }
 
     return spec_edited(directory, edit)
 
@@ -64,6 +84,7 @@ def _rate_culprits(done: Certified) -> set[str]:
     return {culprit for culprit in done.culprits("fabric") if "TCP" not in culprit}
 
 
+@turns_red("fabric", RATE)
 def test_a_slow_link_is_found(tmp_path: Path) -> None:
     done = certify(tmp_path, _short(tmp_path), "--mnode-fault=slow_link:node2:50", files=TRAFFIC)
     assert done.run.returncode == 1
@@ -87,6 +108,7 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
     assert any(f"fabric failed ({culprit}" in done.run.output for culprit in culprits)
 
 
+@turns_red("mesh", PORTS)
 def test_only_a_flapping_link_is_named(tmp_path: Path) -> None:
     done = certify(tmp_path, "--mnode-fault=flapping_link:node2:0.6", files=["test_mesh.py"])
     culprits = done.culprits("mesh")
@@ -99,14 +121,15 @@ def test_only_a_flapping_link_is_named(tmp_path: Path) -> None:
     assert any(f"mesh failed ({culprit}" in done.run.output for culprit in culprits)
 
 
+@turns_red("fabric", RATE, "test_traffic_runs_on_the_fabric")
 def test_the_management_network_is_recognised(tmp_path: Path) -> None:
     way = "--mnode-env=GLOO_SOCKET_IFNAME=mgmt0"
     done = certify(tmp_path, _short(tmp_path), way, files=["test_fabric.py"])
     assert done.certificate["verdict"] == "not certified"
-    [culprit] = _rate_culprits(done)
+    measured = done.measurements("fabric")
+    culprit = measured["all_reduce 1 MiB busbw"]["culprit"]
     assert culprit.startswith("all nodes sent over mgmt0 instead of fab0; the fabric as a whole: ")
     assert " Mbit/s, the rate of the management network" in culprit
-    measured = done.measurements("fabric")
     assert measured["all_reduce 1 MiB busbw"]["verdict"] == "fail"
     assert measured["bytes sent on other networks, by the node that sent most"]["value"] > 95
     assert "node2 mostly mgmt0" in done.run.output
@@ -127,6 +150,13 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     assert set(outcomes.values()) == {"passed", "skipped"}
 
 
+@turns_red(
+    "mesh",
+    "test_every_rank_is_there",
+    "test_every_rank_meets_every_other",
+    "test_sum_is_right",
+    "test_sum_is_right_in_every_dtype",
+)
 def test_a_wrong_sum_fails_and_unpromised_tests_are_not_judged(tmp_path: Path) -> None:
     silent = spec_edited(tmp_path, lambda page: page.update(criteria={"mesh": {}}))
     done = certify(tmp_path, silent, fault=WRONG_SUM, files=TRAFFIC)
@@ -134,5 +164,8 @@ def test_a_wrong_sum_fails_and_unpromised_tests_are_not_judged(tmp_path: Path) -
     wrong = done.measurements("mesh")["#wrong"]
     assert (wrong["value"], wrong["verdict"]) == (12, "fail")  # one wrong value per call
     assert wrong["culprit"].startswith("rank 1 on node1: wrong results there, right results on ")
+    met = done.measurements("mesh")["messages that came right"]
+    assert (met["value"], met["verdict"]) == (9, "fail"), met
+    assert "rank 2 on node2" in met["culprit"]
     assert done.criterion("fabric")["verdict"] == "not promised"
     assert done.run.outcomes()[f"{RATE}[all_reduce]"] == "skipped"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance.certified import PORTS, Certified, certify, spec_edited
 from tests.inner import need_rack
+from tests.red import turns_red
 
 FIRST = """
     import sys
@@ -145,6 +146,16 @@ def _failed(done: Certified) -> dict[str, str]:
     return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
 
 
+@turns_red(
+    "data",
+    "test_every_sample_reaches_one_rank",
+    "test_each_epoch_has_an_order_of_its_own",
+    "test_an_epoch_goes_on_where_it_was_cut",
+    "test_optimiser_sees_the_global_batch",
+    "test_metrics_are_reduced_exactly",
+    "test_seeds_differ_by_rank_and_come_again",
+    "test_all_ranks_read_the_same_files",
+)
 def test_each_fault_is_named(tmp_path: Path) -> None:
     done = _with(tmp_path, FIRST)
     outcomes = done.run.outcomes()

@@ -9,6 +9,7 @@ import pytest
 from tests.acceptance.certified import certify
 from tests.faults.talk import need_quotas
 from tests.inner import need_rack
+from tests.red import turns_red
 
 MULTIPLIES = "test_every_rank_multiplies_as_fast_as_the_others"
 STEPS = "test_every_rank_computes_the_same_training_steps"
@@ -45,6 +46,7 @@ def _rack() -> None:
     need_rack()
 
 
+@turns_red("devices", MULTIPLIES, STEPS, "test_every_rank_copies_as_fast_as_the_others")
 def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
     done = certify(
         tmp_path,

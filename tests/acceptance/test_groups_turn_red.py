@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import need_rack
+from tests.red import turns_red
 
 BUILT_WRONG = """
     import pytest
@@ -108,6 +109,11 @@ def _failed(done: Certified) -> dict[str, str]:
     return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
 
 
+@turns_red(
+    "groups",
+    "test_every_rank_is_in_the_right_groups",
+    "test_tensor_parallel_groups_stay_inside_a_node",
+)
 def test_meshes_with_another_numbering_are_found(tmp_path: Path) -> None:
     done = _with(tmp_path, BUILT_WRONG, meshes=[{"dp": "rest", "tp": 2}])
     assert done.certificate["verdict"] == "not certified"
@@ -123,6 +129,13 @@ def test_meshes_with_another_numbering_are_found(tmp_path: Path) -> None:
     assert "tp not tried: it has wrong ranks" in values["note"]
 
 
+@turns_red(
+    "groups",
+    "test_every_rank_is_in_the_right_groups",
+    "test_collectives_inside_groups_are_right",
+    "test_groups_do_not_mix",
+    "test_slices_of_a_mesh_are_right",
+)
 def test_one_fault_is_named_with_its_rank(tmp_path: Path) -> None:
     done = _with(tmp_path, BEHAVES_WRONG)
     assert set(done.run.outcomes().values()) == {"failure", "passed"}

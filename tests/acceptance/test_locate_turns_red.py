@@ -9,8 +9,10 @@ import pytest
 
 from tests.acceptance.certified import certify
 from tests.inner import need_rack
+from tests.red import turns_red
 
 
+@turns_red("fabric", "test_every_path_reaches_the_line_rate")
 def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
     need_rack()
     fault = "--mnode-fault=slow_path:node1+node3:100,slow_pair:node0+node2:60"
@@ -63,6 +65,7 @@ def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) 
     assert 2 <= changed["value"] <= 6
 
 
+@turns_red("fabric", "test_small_messages_are_as_fast_as_between_other_nodes")
 def test_a_node_whose_packets_are_delayed_by_turns_is_named(tmp_path: Path) -> None:
     """Its rate below the plateau is a tenth of the line, and no bound holds there."""
     need_rack()

@@ -12,6 +12,7 @@ import pytest
 from pytest_mnode.machine.numa import read_numa
 from tests.acceptance.certified import Certified, certify, spec_with
 from tests.inner import need_rack
+from tests.red import turns_red
 
 CPUS = "ranks that may run off their accelerator's CPUs"
 NIC = "ranks that send over a NIC that is not the nearest"
@@ -35,6 +36,26 @@ MEMORIES_AND_A_STRAY = """
             return replace(machine, numa=replace(machine.numa, nodes=nodes))
 
         monkeypatch.setattr(Machine, "read", with_memory)
+
+    @pytest.fixture(autouse=True)
+    def memory_interleaved(request, monkeypatch):
+        # As if firmware put each page of either socket's memory on both.
+        if "faster" not in request.node.name:
+            return
+        import contextlib
+        from pytest_mnode.measuring import copies
+        real = copies.read_numa()
+        nodes = tuple(
+            replace(
+                real.nodes[0], number=number, distances={number: 10, 1 - number: 21},
+                memory_bytes=1 << 33, free_bytes=1 << 33,
+            )
+            for number in (0, 1)
+        )
+        monkeypatch.setattr(copies, "read_numa", lambda: replace(real, nodes=nodes))
+        monkeypatch.setattr(copies, "read_cpus", copies.Cpus)  # caches would need large copies
+        monkeypatch.setattr(copies, "read_process", lambda: None)
+        monkeypatch.setattr(copies.mempolicy, "only", lambda number: contextlib.nullcontext())
 
     @pytest.fixture(autouse=True)
     def a_thread_elsewhere(world):
@@ -70,11 +91,17 @@ def measured(done: Certified, name: str) -> Mapping[str, Any]:
     return found
 
 
+@turns_red(
+    "numa",
+    *("test_ranks_run_beside_their_accelerator", "test_memory_is_beside_the_accelerator"),
+    *("test_ranks_send_over_the_nearest_nic", "test_near_memory_is_faster_than_far"),
+)
 def test_wrong_bindings_threads_and_nics_are_distinguished(tmp_path: Path) -> None:
     other_side = spec_with(
         tmp_path,
         ("fabric_socket: 0", "fabric_socket: 1"),
         ("management_socket: 1", "management_socket: 0"),
+        ("copy_near_over_far: 1.05", "copy_near_over_far: 3\n    copy_size: 8 MiB"),
     )
     faults = "--mnode-fault=numa_swapped:node2,numa_unbound:node1"
     done = certify(tmp_path, other_side, faults, fault=MEMORIES_AND_A_STRAY, files=["test_numa.py"])
@@ -102,9 +129,11 @@ def test_wrong_bindings_threads_and_nics_are_distinguished(tmp_path: Path) -> No
         assert "rank 1 on node1: memory binding (" in memory["culprit"]
         assert "rank 3 on node3: memory binding (" in memory["culprit"]
         assert "node0" not in memory["culprit"]  # its pages are on its own socket
+    assert measured(done, "copy near over far, of the rank with least")["verdict"] == "fail"
     assert measured(done, CORES)["verdict"] == "pass"  # one rank per node shares with no other
 
 
+@turns_red("numa", "test_ranks_have_cores_of_their_own")
 def test_ranks_on_one_core_are_named(tmp_path: Path) -> None:
     done = certify(
         tmp_path,

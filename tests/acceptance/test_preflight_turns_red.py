@@ -10,6 +10,7 @@ import pytest
 
 from tests.acceptance.certified import Certified, certify, spec_with
 from tests.inner import need_rack
+from tests.red import turns_red
 
 PROMISES = """
     storage: {{}}
@@ -72,12 +73,31 @@ def _with_storage(directory: Path) -> tuple[Path, str]:
     )
 
 
+@turns_red(
+    "preflight",
+    "test_interfaces_are_up",
+    "test_first_node_is_reached",
+    "test_every_node_is_reached",
+    "test_names_are_found",
+    "test_full_size_packets_pass",
+    "test_clocks_agree",
+    "test_nodes_are_the_same",
+    "test_storage_can_be_used",
+    "test_storage_is_shared",
+    "test_datasets_are_the_same",
+    "test_shared_memory_suffices",
+    "test_memory_can_be_locked",
+    "test_files_can_be_open",
+    "test_disks_have_room",
+    "test_nothing_ties_the_hands_of_backends",
+)
 def test_system_faults_are_found(tmp_path: Path) -> None:
     base, spec = _with_storage(tmp_path)
     faults = (
         f"mtu_hole:node1,port_dropped:node0,slow_names:node2,small_shm:node3,skewed_clock:node2:-2,"
         f"low_nofile:node1,low_memlock:node0,other_package:node3:numpy,"
         f"read_only_path:node1:{base}/checkpoints,full_disk:node3:{base}/scratch,"
+        f"full_disk:node2:{base}/checkpoints,"
         f"other_code:node2:{base}/datasets/part1.bin,link_down:node3,wrong_hosts:node1:node1,"
         "small_buffers:node2,no_offloads:node3"
     )
@@ -97,6 +117,8 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
         "test_nodes_are_the_same[node3-sysctl]",
         "test_nodes_are_the_same[node3-packages]",
         "test_storage_can_be_used[node1]",
+        "test_storage_can_be_used[node2]",
+        "test_storage_is_shared[node2]",
         "test_storage_can_be_used[node3]",
         "test_datasets_are_the_same[node2]",
         "test_shared_memory_suffices[node3]",
@@ -134,6 +156,8 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
     assert read_only == f"node1 {base}/checkpoints: read-only file system"
     [full] = found.culprits("test_storage_can_be_used[node3]")
     assert full.endswith("scratch: no space left on device")
+    [separate] = found.culprits("test_storage_is_shared[node2]")
+    assert separate.startswith(f"node2 {base}/checkpoints is tmpfs")
     assert "part1.bin" in found.notes("test_datasets_are_the_same[node2]")
     assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 has no carrier"}
     assert "node1 resolves to 127.0.1.1" in found.notes("test_names_are_found[node1]")
@@ -146,6 +170,7 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
     assert [p for p in base.rglob("*") if p.name.startswith(".")] == []  # nothing is left behind
 
 
+@turns_red("preflight", "test_interfaces_run_at_their_speed")
 def test_link_faults_are_found(tmp_path: Path) -> None:
     code = Path(__file__).parents[2] / "pytest_mnode" / "measurement.py"
     faults = (
@@ -229,12 +254,14 @@ def test_a_path_that_opens_one_connection_a_minute_is_named(tmp_path: Path) -> N
         assert found.culprits(end) == {"path from node1 to node2 (one way)"}
 
 
+@turns_red("preflight", "test_payloads_arrive_unchanged")
 def test_a_node_that_changes_a_byte_now_and_then_is_named(tmp_path: Path) -> None:
     """One round of payloads shows a single path or none."""
     found = _preflight(tmp_path, "corrupt_payload:node2:6 MiB", "-k", "payloads")
     assert found.failed() == {"test_payloads_arrive_unchanged[node2]"}, found.done.run.output
 
 
+@turns_red("preflight", "test_temporary_files_can_be_written")
 def test_a_node_that_cannot_write_temporary_files_is_the_one_failure(tmp_path: Path) -> None:
     found = _preflight(tmp_path, "read_only_path:node2:/tmp", files=("test_mesh.py",))
     assert found.failed() == {"test_temporary_files_can_be_written[node2]"}

@@ -13,6 +13,7 @@ from pytest_mnode.certificate.certificate import certificate_schema
 from pytest_mnode.spec import default_spec_path
 from tests.acceptance.certified import Certified, certify
 from tests.inner import need_rack
+from tests.red import turns_red
 
 RATE = "test_collective_reaches_the_line_rate"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -93,6 +94,7 @@ def test_a_node_at_half_rate_fails_all_and_is_searched_once(tmp_path: Path) -> N
     )
 
 
+@turns_red("fabric", RATE)
 def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
     sizes = {"sizes": ["1 KiB", "16 KiB"], "plateau_from": "16 KiB", "at_least_fraction": 0.001}
     stale = "--mnode-fault=stale_results:node2:7:2KiB"

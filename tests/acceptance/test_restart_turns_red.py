@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
+from tests.red import turns_red
 
 # torchrun restarts no job in runs that hold a checkpoint open. In the other run, which is
 # preempted, ranks hang when told to end, and lack the variable that marks the job. They
@@ -83,6 +84,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Certified:
     return certify(directory, *args, files=["test_restart.py"], fault=CARELESS)
 
 
+@turns_red("restart", KILL)
 def test_no_resume_and_processes_that_survive_their_kill(done: Certified) -> None:
     output = done.run.output
 
@@ -110,6 +112,11 @@ def test_no_resume_and_processes_that_survive_their_kill(done: Certified) -> Non
     assert found["steps lost although the job was asked to end"]["verdict"] == "fail"
 
 
+@turns_red(
+    "restart",
+    "test_a_checkpoint_is_loaded_by_other_numbers_of_ranks",
+    "test_checkpoints_cost_no_more_than_promised",
+)
 def test_samples_repeated_and_a_slow_save(done: Certified) -> None:
     output = done.run.output
 

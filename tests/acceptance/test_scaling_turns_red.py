@@ -11,11 +11,14 @@ import pytest
 
 from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import need_rack, write_files
+from tests.red import turns_red
 
 NOT_OVERLAPPED = """
-    '''In ranks, every all-reduce is waited for where it is begun.'''
+    '''In ranks, every all-reduce is waited for where it is begun, and a clock of node1 is slow.'''
     import importlib.machinery
+    import socket
     import sys
+    import time
 
     NAME = "torch.distributed.distributed_c10d"
 
@@ -29,9 +32,12 @@ NOT_OVERLAPPED = """
 
             def exec_module(module):
                 execute(module)
-                begin = module.all_reduce
+                begin, monotonic = module.all_reduce, time.monotonic
 
                 def all_reduce(tensor, op=module.ReduceOp.SUM, group=None, async_op=False):
+                    if socket.gethostname() == "node1" and time.monotonic is monotonic:
+                        began = monotonic()
+                        time.monotonic = lambda: began + 0.9 * (monotonic() - began)
                     work = begin(tensor, op, group, async_op)
                     if async_op:
                         work.wait()
@@ -78,6 +84,7 @@ def _efficiency(done: Certified, nodes: int = 2) -> Mapping[str, Any]:
     return found
 
 
+@turns_red("scaling", "test_throughput_grows_with_the_nodes")
 def test_a_slow_link_is_located(tmp_path: Path) -> None:
     done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3, most_rounds=2)
     found = _efficiency(done, nodes=3)
@@ -109,14 +116,20 @@ def test_a_loader_that_stalls_is_named(tmp_path: Path) -> None:
     assert " per step for input" in found["culprit"]
 
 
+@turns_red("scaling", "test_every_second_is_attributed")
 def test_collectives_that_are_not_overlapped(tmp_path: Path) -> None:
     write_files(tmp_path, sitecustomize=NOT_OVERLAPPED)
     done = _certified(tmp_path)
     found = _efficiency(done)
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit"].startswith("collectives are not overlapped: "), found["culprit"]
+    # The step, measured by another clock than its parts.
+    differs = done.measurements("scaling")["step time that differs from its parts, 2 nodes"]
+    assert differs["culprit"] == "rank 1 on node1"
+    assert differs["value"] == pytest.approx(0.1, abs=0.03)
 
 
+@turns_red("scaling", "test_throughput_grows_with_the_nodes", "test_gradients_travel_on_the_fabric")
 def test_the_management_network(tmp_path: Path) -> None:
     model = {"layers": 2, "width": 96, "heads": 2, "context": 16, "vocab": 32}
     way = "--mnode-env=GLOO_SOCKET_IFNAME=mgmt0"

@@ -17,6 +17,7 @@ from tests.acceptance.certified import ACCEPTANCE, Certified
 from tests.engines.inside import page_for, run_pytest, running_pytest
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import write_files
+from tests.red import turns_red
 
 TIMES = {"rounds": 1, "runs": "4 s", "waits": "3 s", "next_within": "20 s", "together": "3 s"}
 FILLED = "test_a_gang_waits_until_there_is_room_for_all_of_it"
@@ -123,8 +124,8 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
 
 
 # Without gang scheduling: N jobs of one node. Faults of a scheduler: it starts a rank of a waiting
-# gang, or a part of a gang, as Slurm does if the job allows it. Leftovers of scripts. Common
-# disturbances: heartbeats are lost, the scheduler does not answer.
+# gang, or a part of a gang, as Slurm does if the job allows it, and requeues what must not be.
+# Leftovers of scripts. Common disturbances: heartbeats are lost, the scheduler does not answer.
 WRONG = """
     import os, subprocess, sys, threading
     from dataclasses import replace
@@ -142,7 +143,7 @@ WRONG = """
             return tuple(self._sbatch(request, 1) for _ in range(request.nodes))
         if request.name == "too large":
             return (self._sbatch(request, f"1-{request.nodes}"),)
-        jobs = submit(self, request)
+        jobs = submit(self, replace(request, requeue=True))
         if title[0] == "race 1" and request.nodes > 1:
             gangs.append(request.name)
             if len(gangs) == 1:
@@ -173,8 +174,10 @@ WRONG = """
 """
 
 
+@turns_red("gang", FILLED, RACE, OVERSIZE, LOSS)
 def test_half_gangs_and_other_faults_are_found(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    done = certify(slurm, tmp_path, fault=WRONG, next_within="8 s")
+    promised = {"node_loss": "cancelled", "lost_within": "90 s"}
+    done = certify(slurm, tmp_path, fault=WRONG, next_within="8 s", **promised)
     output = done.run.output
     found = cases(done)
     assert done.run.returncode == 1
@@ -213,7 +216,11 @@ def test_half_gangs_and_other_faults_are_found(slurm: SlurmOnRack, tmp_path: Pat
     assert unseen["note"].startswith("too large: the scheduler gave no answer for "), unseen
     assert ": squeue: no answer in 0 s" in unseen["note"], unseen
 
-    assert found[LOSS][0] == "not promised"
+    verdict, loss = found[LOSS]
+    assert verdict == "fail", output
+    fate = loss["gangs neither requeued nor cancelled whole when a node had died"]
+    assert fate["verdict"] == "fail", output
+    assert " dead: requeued" in fate["note"], fate
     assert "NOT certified: gang failed (filled 1: B held " in output
     slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
 

@@ -16,6 +16,7 @@ from tests.acceptance.certified import PORTS
 from tests.machines import pages
 from tests.machines.accepting import certified
 from tests.machines.bed import Machines
+from tests.red import turns_red
 
 PATHS = ("node0→node1", "node1→node0")
 PERFTEST = "test_rdma_by_perftest_is_as_promised"
@@ -54,6 +55,12 @@ def unwell(machines: Machines) -> Iterator[Machines]:
     machines.guest("node1", "ip link set fab0 mtu 4200")
 
 
+@turns_red(
+    "preflight",
+    "test_interfaces_have_their_mtu",
+    "test_rdma_ports_are_active",
+    "test_rdma_devices_can_be_opened",
+)
 def test_each_fault_is_named_by_its_test(unwell: Machines, shared: Path) -> None:
     page = pages.one_rail()
     page["criteria"]["preflight"]["rdma"]["gid_types"] = ["RoCE v1"]
@@ -83,6 +90,7 @@ def one_slow_rail(machines: Machines) -> Iterator[Machines]:
     machines.set_rail_rate("node1", "fab1", None)
 
 
+@turns_red("fabric", PERFTEST)
 def test_a_slow_direction_of_one_rail_is_named(one_slow_rail: Machines, shared: Path) -> None:
     page = pages.two_rails()
     page["criteria"]["fabric"]["write_bandwidth"] |= {

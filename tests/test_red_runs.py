@@ -1,0 +1,128 @@
+"""Each case of the acceptance suite is turned red by a run of it, or is excepted with a reason.
+
+And claims of red runs are proven, and their repeats counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import pytest
+
+from tests.inner import run_pytest, write_files
+from tests.red import claimed, turns_red
+
+ROOT = Path(__file__).parents[1]
+EXCEPTIONS: dict[str, str] = {}
+"""Why no run turns a case red."""
+
+
+def _tests_of(modules: Iterator[ModuleType]) -> Iterator[FunctionType]:
+    for module in modules:
+        for name, value in vars(module).items():
+            if name.startswith("test_") and isinstance(value, FunctionType):
+                yield value
+
+
+def _imported(pattern: str, needle: str = "") -> Iterator[ModuleType]:
+    for path in sorted(ROOT.glob(pattern)):
+        if needle in path.read_text(encoding="utf-8"):
+            yield importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+def _cases() -> set[str]:
+    return {
+        f"{test.__module__.rpartition('.test_')[2]}::{test.__name__}"
+        for test in _tests_of(_imported("acceptance/test_*.py"))
+    }
+
+
+def _red() -> set[str]:
+    tests = _tests_of(_imported("tests/*/**/test_*.py", f"@{turns_red.__name__}("))
+    return set[str]().union(*map(claimed, tests))
+
+
+def test_each_acceptance_case_is_turned_red_or_excepted() -> None:
+    cases, red = _cases(), _red()
+    assert len(cases) > 80
+    none = set[str]()
+    assert cases - red - set(EXCEPTIONS) == none, "add a run on nodes with a fault, or an exception"
+    assert (red | set(EXCEPTIONS)) - cases == none, "these cases are no longer there"
+    assert red & set(EXCEPTIONS) == none, "these cases are no exceptions any more"
+    assert all(reason.endswith(".") for reason in EXCEPTIONS.values())
+
+
+PLUGIN = """
+    from tests.red import RedRuns
+
+    def pytest_configure(config):
+        config.pluginmanager.register(RedRuns())
+"""
+CLAIMS = """
+    from types import SimpleNamespace
+
+    import pytest
+    from tests import red
+    from tests.red import turns_red
+
+    def run(**verdicts):
+        cases = [
+            {"test": f"acceptance/test_mesh.py::{name}[4-a/b::c]", "verdict": verdict}
+            for name, verdict in verdicts.items()
+        ]
+        done = SimpleNamespace(certificate={"criteria": [{"cases": cases}]})
+        red.register(done)
+        return done
+
+    @pytest.fixture(scope="module")
+    def shared():
+        return run(test_shared="fail")
+
+    @turns_red("mesh", "test_shared", "test_own")
+    def test_by_both(shared):
+        run(test_own="fail")
+
+    @turns_red("mesh", "test_own")
+    def test_by_a_run_of_another_test(shared):
+        pass
+
+    @turns_red("mesh", "test_own")
+    @pytest.mark.parametrize("verdict", ["pass", "inconclusive", "not promised"])
+    def test_by_no_failure(verdict):
+        run(test_own=verdict)
+
+    @turns_red("data", "test_own")
+    def test_by_another_file():
+        run(test_own="fail")
+"""
+
+
+def test_a_claim_is_proven_by_runs_of_the_test_and_its_fixtures(tmp_path: Path) -> None:
+    write_files(tmp_path, conftest=PLUGIN, test_it=CLAIMS)
+    done = run_pytest(tmp_path, "-p", "no:mnode")
+    outcomes = done.outcomes()
+    assert outcomes.pop("test_by_both") == "passed", done.output
+    assert len(outcomes) == 5
+    assert set(outcomes.values()) == {"failure"}
+    assert "these cases did not fail: data::test_own" in done.output
+
+
+@pytest.mark.parametrize(("repeats", "status"), [(2, 0), (3, 1)])
+def test_more_than_two_repeats_fail_a_stage(tmp_path: Path, repeats: int, status: int) -> None:
+    text = """
+        import pytest
+        from tests import red
+
+        @pytest.mark.parametrize("number", range(REPEATS))
+        def test_busy(number):
+            red.register_repeat(f"cores were busy, {number}")
+    """
+    write_files(tmp_path, conftest=PLUGIN, test_it=text.replace("REPEATS", str(repeats)))
+    done = run_pytest(tmp_path, "-p", "no:mnode", "-n", "2")
+    assert done.returncode == status, done.output
+    assert f"{repeats} red runs repeated, at most 2" in done.output
+    for number in range(repeats):
+        assert f"test_busy[{number}]: cores were busy, {number}\n" in done.output
