@@ -21,7 +21,7 @@ from pytest_mnode.protocol.channel import new_keys
 from pytest_mnode.protocol.world import RUN
 from tests.inner import clean_env
 
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 AGENT = """
 import subprocess, sys
 from pytest_mnode.agent import agent

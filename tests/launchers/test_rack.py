@@ -84,6 +84,8 @@ def test_shared_memory_is_the_nodes_own_and_limited(rack: Rack, run_on: RunOn) -
     assert output(run_on(rack, other, ["ls", "/dev/shm"])) == ""
     assert on_switch(rack, ["ls", "/dev/shm"]) == ""
     assert not Path("/dev/shm/mnode-test").exists()
+    mounts = output(run_on(rack, one, ["cat", "/proc/self/mountinfo"])).splitlines()
+    assert not [line for line in mounts if " - tmpfs names " in line and " /dev/shm " in line]
     full = run_on(rack, one, ["dd", "if=/dev/zero", "of=/dev/shm/big", "bs=1M", "count=9"])
     assert "No space left" in full.stderr
     output(run_on(rack, one, ["rm", "/dev/shm/big"]))

@@ -66,7 +66,6 @@ def run_all(
                     )
             what = files
             ended = _end_times(running, started + limit_s)
-            end_programs(running)
             over = time.monotonic()
             return [
                 CommandResult(

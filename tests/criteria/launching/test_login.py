@@ -175,3 +175,15 @@ def test_processes_left_by_a_job_are_ended() -> None:
     out, _ = process.communicate(timeout=30)
     pid = int(out.splitlines()[-1])
     assert not psutil.pid_exists(pid)
+
+
+def test_a_login_ends_with_its_connection() -> None:
+    """The program that runs it on the node may be killed."""
+    within = (SHELL, "-c", 'exec 3<&0; "$@" <&3 & wait', "sh")
+    parent = start(plan([SHELL, "-c", "echo $$; exec sleep 304"]), *within)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    job = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate(timeout=30)
+    job.wait(30)

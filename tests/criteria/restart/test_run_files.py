@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_mnode.criteria.restart.kill_run import _between
-from pytest_mnode.criteria.restart.run_files import _AWAIT, _NOT_SEEN, SeenBetween, _seen
+from pytest_mnode.criteria.restart.run_files import (
+    _AWAIT,
+    _NOT_SEEN,
+    SeenBetween,
+    _seen,
+    await_steps,
+)
 
 START, TORN = '{"kind":"start","rank":1}\n', '{"kind":"step","rank":1,"wor\n'
 
@@ -64,3 +73,19 @@ def test_observations_have_times_of_the_observer_and_of_this_clock() -> None:
     assert _between(90.0, 92.0, SeenBetween(102.5, 103.0)) == (10.5, 13.0)
     assert _between(90.0, 92.0, SeenBetween(None, 103.0)) == (0.0, 13.0)
     assert _between(90.0, 92.0, None) is None
+
+
+def test_the_watcher_on_a_node_ends_with_the_wait(tmp_path: Path) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(argv: list[str], _: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True))
+        return started[0]
+
+    cluster: Any = SimpleNamespace(python=sys.executable, start=start)
+    found = await_steps(
+        cluster, "n0", str(tmp_path), ranks=1, step=1, limit_s=60.0, over=lambda: True
+    )
+    assert found is None
+    assert started[0].returncode == -signal.SIGKILL

@@ -80,6 +80,65 @@ def test_an_ended_connection_ends_its_children(held: Connections, way: Way, tmp_
         time.sleep(0.02)
 
 
+def await_end(pid: int) -> None:
+    end = time.monotonic() + 20
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def noted(note: Path, before: str = "", after: str = "wait") -> str:
+    """A connection that is up, and notes its pid and that of its own child."""
+    return f'{before} sleep 300 & echo $$ $! > {shlex.quote(str(note))}; : > "$up"; {after}'
+
+
+def test_an_ended_connection_is_asked_to_end_first(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    """ssh removes its socket, and tells the other end."""
+    asked = shlex.quote(str(tmp_path / "asked"))
+    script = noted(tmp_path / "pids", f"trap 'touch {asked}; exit' TERM;")
+    assert held.connect({"n1": way("n1", script)}, 10) == {}
+    held.end("n1")
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        await_end(pid)
+    assert (tmp_path / "asked").exists()
+
+
+def test_what_a_lost_connection_leaves_is_ended(
+    held: Connections, losses: Losses, way: Way, tmp_path: Path
+) -> None:
+    assert (
+        held.connect({"n1": way("n1", noted(tmp_path / "pids", after="sleep 0.5; exit 3"))}, 10)
+        == {}
+    )
+    assert losses.get(timeout=10) == ("n1", "ssh ended with status 3")
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        await_end(pid)
+
+
+def test_a_new_connection_replaces_the_old_one(held: Connections, way: Way, tmp_path: Path) -> None:
+    assert held.connect({"n1": way("n1", noted(tmp_path / "pids"))}, 10) == {}
+    assert held.connect({"n1": way("n1")}, 10) == {}
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        await_end(pid)
+
+
+def test_connections_end_with_the_run(held: Connections, way: Way, tmp_path: Path) -> None:
+    assert held.connect({"n1": way("n1", noted(tmp_path / "pids", "trap '' TERM;"))}, 10) == {}
+    held.close()
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        await_end(pid)
+
+
+def test_connections_end_with_the_daemon(held: Connections, way: Way, tmp_path: Path) -> None:
+    assert held.connect({"n1": way("n1", noted(tmp_path / "pids"))}, 10) == {}
+    master = int((tmp_path / "pids").read_text().split()[0])
+    [daemon] = [p for p in psutil.Process().children() if p.name() == "mnode-cleanup"]
+    daemon.kill()
+    await_end(master)
+
+
 def test_a_program_that_cannot_be_started_affects_one_host(held: Connections, way: Way) -> None:
     ways = {"n1": way("n1"), "n2": (["/no/such/ssh"], way("n2")[1]), "n3": way("n3")}
     assert held.connect(ways, 10) == {

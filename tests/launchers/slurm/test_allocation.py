@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.cleanup import salloc
 from pytest_mnode.launchers.slurm import Slurm
@@ -203,6 +204,19 @@ def test_a_request_larger_than_the_cluster_is_not_waited_for(
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
 
+def test_a_request_that_is_broken_off_is_withdrawn(
+    make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_LOOK_S", 0.5)
+    monkeypatch.setattr(module, "hopeless", cut)
+    with pytest.raises(KeyboardInterrupt):
+        make(["--begin"]).get(2)
+    assert lines(notes)[1:] == ["waits", "withdrawn"]
+
+
 def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
@@ -292,8 +306,11 @@ def test_an_allocation_that_does_not_end_is_cancelled_again(
         (notes.parent / "bin" / name).chmod(0o755)
     held = make()
     held.get(2)
+    assert held.daemon.pid is not None
+    [program] = processes.children(held.daemon.pid)
     try:
         held.close()
+        assert processes.has_ended(program)
         cancelled = [line for line in lines(notes) if line.startswith("cancelled")]
         assert cancelled[0] == "cancelled 7"
         assert cancelled[1] == f"cancelled --full --name={held.name}"

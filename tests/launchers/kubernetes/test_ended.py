@@ -1,0 +1,270 @@
+"""Objects of a run, commands in its pods, and ports to them end with the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.launchers.kubernetes import bridge
+from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.pod_relay import HEADER
+from pytest_mnode.launchers.kubernetes.pods import PodState
+from pytest_mnode.launchers.kubernetes.relays import Relays
+from pytest_mnode.launchers.kubernetes.run_pods import RunPods
+from pytest_mnode.launchers.kubernetes.streams import STDOUT, Exec, Streams
+from pytest_mnode.launchers.remote.bridged import Bridged
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.spec import default_spec_path, load_spec
+
+LIMIT_S = 30.0
+POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
+MANIFEST = {"kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}}
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Server(ThreadingHTTPServer):
+    """An API server that never answers the creation of an object."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        super().__init__(("127.0.0.1", 0), Request)
+
+
+class Request(BaseHTTPRequestHandler):
+    def answer(self) -> None:
+        assert isinstance(self.server, Server)
+        self.server.asked.append(self.command)
+        if self.command == "POST":
+            time.sleep(LIMIT_S)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_GET = do_POST = do_DELETE = answer
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def settings(scratch: Path) -> BridgeSettings:
+    return BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 60.0, "/x", str(scratch))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
+    server: Server, tmp_path: Path, number: signal.Signals
+) -> None:
+    cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+        "current-context": "c",
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "settings").write_text(json.dumps(asdict(settings(tmp_path))))
+    argv = [sys.executable, bridge.__file__, str(tmp_path / "settings"), str(tmp_path / "socket")]
+    program = subprocess.Popen(
+        argv,
+        env={
+            **os.environ,
+            "KUBECONFIG": str(tmp_path / "config"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
+    )
+    try:
+        until(lambda: "POST" in server.asked)
+        program.send_signal(number)
+        program.wait(LIMIT_S)
+    finally:
+        program.kill()
+        program.wait(LIMIT_S)
+    assert server.asked[-1] == "DELETE"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_object_is_deleted_before_streams_are_closed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    done: list[str] = []
+
+    async def stays(*_: object) -> None:
+        try:
+            await asyncio.sleep(LIMIT_S)
+        finally:
+            done.append("closed")
+
+    async def ends() -> None:
+        os.kill(os.getpid(), number)
+        await stays()
+
+    made: Any = SimpleNamespace(
+        watch=lambda loop: None,
+        serve=stays,
+        give_up_when_late=ends,
+        delete=lambda: done.append("deleted"),
+    )
+    before = signal.signal(number, lambda *_: None)
+    try:
+        asyncio.run(bridge.serve(made, tmp_path / "socket"))
+    finally:
+        signal.signal(number, before)
+    assert done == ["deleted", "closed", "closed"]
+
+
+class Endless:
+    """A command in a pod that ends only when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.runs, self.cancelled = asyncio.Event(), False
+
+    async def run(self, _: object) -> tuple[int, str]:
+        self.runs.set()
+        try:
+            await asyncio.sleep(LIMIT_S)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return 0, ""
+
+
+def test_a_command_in_a_pod_ends_with_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge, "Api", lambda *_: None)
+    made = bridge.Bridge(settings(tmp_path))
+    made.pods.heard(POD)
+
+    async def call() -> Endless:
+        command = Endless()
+
+        async def start(*_: object) -> Endless:
+            return command
+
+        monkeypatch.setattr(Exec, "start", start)
+        path = tmp_path / "socket"
+        serving = asyncio.ensure_future(made.serve(path))
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        caller = await asyncio.to_thread(Bridged, str(path), "0", ["true"])
+        await asyncio.wait_for(command.runs.wait(), LIMIT_S)
+        caller.kill()
+        # The other ends of the command's streams are closed.
+        assert await asyncio.to_thread(caller.stdout.read) == b""
+        serving.cancel()
+        return command
+
+    assert asyncio.run(asyncio.wait_for(call(), LIMIT_S)).cancelled
+
+
+def test_a_relay_ends_with_its_pod() -> None:
+    """Also one whose program has not opened a port yet."""
+
+    async def keep() -> Endless:
+        command = Endless()
+        pods = RunPods(1)
+        pods.heard(POD)
+
+        async def start_exec(*, pod: str, argv: Sequence[str]) -> Any:
+            return command
+
+        async def look(_: str) -> None: ...
+
+        relays = Relays(pods, start_exec, ["relay"], 1, look=look, report=lambda _: None)
+        tried = relays.start("0")
+        await command.runs.wait()
+        relays.end("0")
+        await tried
+        await asyncio.sleep(0)
+        return command
+
+    assert asyncio.run(asyncio.wait_for(keep(), LIMIT_S)).cancelled
+
+
+class Connects:
+    """A relay's program that has opened its port, gets a connection, and ends."""
+
+    async def run(self, streams: Streams) -> tuple[int, str]:
+        await streams.write(STDOUT, HEADER.pack(0, 4) + b"4000")
+        await streams.write(STDOUT, HEADER.pack(1, 1) + b"x")
+        return 137, ""
+
+
+def test_connections_through_a_relay_end_with_it() -> None:
+    async def keep() -> bytes:
+        got: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            got.set_result(await reader.read())
+            writer.close()
+
+        here = await asyncio.start_server(connected, "127.0.0.1", 0)
+        pods = RunPods(1)
+        pods.heard(POD)
+
+        async def start_exec(*, pod: str, argv: Sequence[str]) -> Any:
+            return Connects()
+
+        async def look(_: str) -> None: ...
+
+        port = here.sockets[0].getsockname()[1]
+        relays = Relays(pods, start_exec, ["relay"], port, look=look, report=lambda _: None)
+        await relays.start("0")
+        try:
+            return await got
+        finally:
+            relays.end("0")
+            here.close()
+
+    assert asyncio.run(asyncio.wait_for(keep(), LIMIT_S)) == b"x"
+
+
+def test_the_bridge_ends_with_the_launcher(tmp_path: Path) -> None:
+    launcher = Kubernetes(
+        2,
+        load_spec(default_spec_path()),
+        RemoteOptions(str(tmp_path), tmp_path),
+        KubernetesOptions(image="i"),
+    )
+    closed: list[str] = []
+    ours, theirs = socket.socketpair()
+    launcher._connections = SimpleNamespace(close=lambda: closed.append("bridge"))  # type: ignore[assignment]
+    launcher._events = theirs
+    launcher.close()
+    launcher.close()
+    assert closed == ["bridge"]
+    assert ours.recv(1) == b""
+    ours.close()

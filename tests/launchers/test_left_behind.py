@@ -1,0 +1,216 @@
+"""What launchers end, with values in place of what they end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode import processes
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.cleanup import client, queue_cleanup
+from pytest_mnode.launchers.cleanup import rack as rack_task
+from pytest_mnode.launchers.cleanup.client import CleanupDaemon
+from pytest_mnode.launchers.cleanup.queue_cleanup import SlurmCleanup
+from pytest_mnode.launchers.cleanup.rack import RackTask
+from pytest_mnode.launchers.hosts import parse_hosts
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack, cgroups
+from pytest_mnode.launchers.rack import launcher as rack_launcher
+from pytest_mnode.launchers.rack.protocol import Setup
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.launchers.remote.shared_dir import SharedDir
+from pytest_mnode.launchers.slurm import Slurm
+from pytest_mnode.launchers.slurm.launcher import Slurm as SlurmLauncher
+from pytest_mnode.launchers.ssh import Ssh
+from pytest_mnode.machine import namespaces
+from pytest_mnode.protocol.launcher_requests import PowerOff
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Power
+
+# Racks.
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pids of the cleanup daemons whose control groups were removed."""
+    found: list[int] = []
+    monkeypatch.setattr(cgroups, "remove_all", found.append)
+    return found
+
+
+def test_control_groups_end_with_the_racks_processes(
+    removed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = subprocess.Popen(["sleep", "300"])
+    monkeypatch.setattr(namespaces, "leave_host", lambda _: None)
+    monkeypatch.setattr(rack_task, "_fork_first", lambda *_: first.pid)
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.send(pickle.dumps(Setup(Rack(1).plan, rootless=True)))
+        task = RackTask(theirs.detach())
+        assert task.descriptors()
+        task.end()
+        assert processes.has_ended(first.pid)
+        assert removed == [os.getpid()]
+        assert ours.recv(1) == b"", "the controller notices the end of the channel"
+
+
+class Channel:
+    """A channel to a rack whose first process has ended, or that is up."""
+
+    closed = 0
+    daemon_pid = 77
+
+    def __init__(self, *_: object) -> None: ...
+
+    def await_up(self) -> int:
+        return 2**30
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_a_rack_that_cannot_be_entered_is_closed(
+    removed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rack_launcher, "RackChannel", Channel)
+    monkeypatch.setattr(Channel, "closed", 0)
+    with pytest.raises(ClusterError, match="ended right after its start"):
+        Rack(1).start()
+    assert (Channel.closed, removed) == (1, [77])
+
+
+# Directories.
+
+
+def test_a_directory_that_cannot_be_used_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a quota, directories can be made but no files written."""
+
+    def full(*_: object) -> None:
+        raise OSError("quota")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert SharedDir(None, tmp_path).directory is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_a_node_does_not_see_is_removed(tmp_path: Path) -> None:
+    shared = SharedDir(None, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    blind: Any = SimpleNamespace(token="another")
+    assert shared.settle({"n0": blind}) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+# ssh.
+
+
+def test_the_connection_to_a_node_ends_with_its_power(tmp_path: Path) -> None:
+    section = Power.model_validate({"switch_off": "true {node}", "switch_on": "true {node}"})
+    spec = load_spec(default_spec_path()).model_copy(update={"power": section})
+    launcher = Ssh(parse_hosts("n1", "hosts"), spec, RemoteOptions(str(tmp_path), tmp_path))
+    ended: list[str] = []
+    launcher._connections = SimpleNamespace(end=ended.append, close=lambda _: None)  # type: ignore[assignment]
+    launcher._hosts_by_name = {"host1": "n1"}
+    launcher.nodes = (Node("host1", 0, "10.0.0.1"),)
+    launcher.ask(PowerOff("host1"))
+    assert ended == ["n1"]
+    launcher.close()
+
+
+# Slurm.
+
+
+def test_jobs_are_cancelled_by_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "scancel"
+    program.write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/asked"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    Slurm().cancel()
+    Slurm().cancel(7, 8)
+    assert (tmp_path / "asked").read_text() == "--full 7 8\n"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_allocation_ends_with_the_launcher(fails: bool) -> None:
+    done: list[str] = []
+
+    def close() -> None:
+        done.append("released")
+        if fails:
+            raise ClusterError("no answer")
+
+    launcher = SlurmLauncher.__new__(SlurmLauncher)
+    daemon = SimpleNamespace(close=lambda: done.append("daemon"))
+    parts: dict[str, Any] = {
+        "_closed": False,
+        "_watch": None,
+        "_watchers": SimpleNamespace(close=lambda: None),
+        "_shared": None,
+        "allocation": SimpleNamespace(close=close, daemon=daemon),
+    }
+    for name, value in parts.items():
+        setattr(launcher, name, value)
+    if fails:
+        with pytest.raises(ClusterError):
+            launcher.close()
+    else:
+        launcher.close()
+    assert done == ["released", "daemon"]
+
+
+# The cleanup daemon, and the clean-up of queues.
+
+
+def test_a_stopped_clean_up_of_a_job_that_has_ended_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_cleanup, "_END_S", 0.3)
+    cleanup = SlurmCleanup("mnode-1")
+    pid = max(processes.children(os.getpid()))
+    os.kill(pid, signal.SIGSTOP)
+    cleanup.close(done=True)
+    assert processes.has_ended(pid)
+
+
+def test_a_stopped_daemon_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_CLOSE_S", 0.3)
+    daemon = CleanupDaemon(lambda _: None)
+    pid = daemon.start([])
+    os.kill(pid, signal.SIGSTOP)
+    daemon.close()
+    assert processes.has_ended(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signals_of_a_terminal_end_no_daemon(number: signal.Signals, tmp_path: Path) -> None:
+    daemon = CleanupDaemon(lambda _: None)
+    pid = daemon.start([str(tmp_path)])
+    end = time.monotonic() + 20.0
+    while not ignores(pid, number):
+        assert time.monotonic() < end
+        assert not processes.has_ended(pid)
+        time.sleep(0.01)
+    daemon.close([str(tmp_path)])
+    assert not tmp_path.exists()
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    return bool(mask >> (number - 1) & 1)
