@@ -1,4 +1,8 @@
-"""Source text that tests of launched jobs share in their runs on real engines."""
+"""Source text that tests of launched jobs share in their runs on real engines.
+
+An engine adds the fixture `place`, a directory that all nodes see, and `started(job)`: what differs
+from start to start of the same job.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ QUICK = str(Path(__file__).parents[1] / "jobs" / "quick")
 """A replacement of torchrun that starts quickly."""
 JOB_HELPERS = """
     import time
+    import pytest
     from pytest_mnode import Job
 
     def quick(argv, **fields):
@@ -23,4 +28,40 @@ JOB_HELPERS = """
 
     def whats(job):
         return [e.what for e in job.events]
+
+    @pytest.fixture
+    def argv(place):
+        script = place / "rank.py"
+        script.write_text(RANK)
+        return [str(script), str(place)]
+"""
+PREEMPTED = """
+    def test_preempted_and_started_again(cluster, argv):
+        job = cluster.launch(quick(argv, nodes=2, requeues=1))
+        until(job, " 0 0 2 fab0")
+        first = started(job)
+        assert job.preempt(20) == []
+        assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
+        signalled = [e for e in job.events if e.what == "signalled"]
+        assert [(e.node, e.detail, len(e.pids)) for e in signalled] == [
+            ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
+        until(job, " 1 0 2 fab0")
+        assert job.requeue == 1 and not first & started(job)
+        assert "up 0 0 0" in job.output("node0")  # of the first start
+        assert [e.detail for e in job.events if e.what == "requeued"] == ["preempted"]
+        job.preempt(20)
+        result = job.wait(40)
+        assert not result.ok and job.events[-1].detail == "preempted, after 1 requeues"
+
+    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, place):
+        job = cluster.launch(quick([*argv, "stubborn"], nodes=1))
+        until(job, " 0 0 1 fab0")
+        assert job.preempt(0.5) == ["node0"]
+        assert not job.wait(40).ok and job.events[-1].detail == "preempted, after 0 requeues"
+        assert "killed" in whats(job)
+        job = cluster.launch(quick(argv, nodes=1, requeues=1))
+        until(job, " 0 0 1 fab0")
+        (place / "broken.0.0").touch()
+        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 0
+        assert (job.events[-1].what, job.events[-1].detail) == ("ended", "status 1")
 """

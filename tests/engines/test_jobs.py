@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.inside import run_pytest, running_pytest, spec_for
-from tests.engines.job_helpers import JOB_HELPERS, QUICK
+from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, QUICK
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import InnerRun, write_files
 from tests.jobs.ranks import RANK
@@ -44,10 +44,12 @@ HELPERS = (
     from pytest_mnode.launchers.slurm import Slurm
 
     @pytest.fixture
-    def argv(tmp_path):
-        script = tmp_path / "rank.py"
-        script.write_text(RANK)
-        return [str(script), str(tmp_path)]
+    def place(tmp_path):
+        return tmp_path
+
+    def started(job):
+        assert Slurm().job(job.number).restarts == job.requeue
+        return {(node, pid) for node in job.nodes for pid in job.pids(node)}
 
     def queued():
         return [j for j in Slurm().jobs() if j.name.startswith("mnode-") and not j.over]
@@ -56,6 +58,7 @@ HELPERS = (
 
 TESTS = (
     HELPERS
+    + PREEMPTED
     + """
     def test_submitted_and_seen_in_the_queue(cluster, argv, tmp_path):
         job = cluster.launch(Job(argv, nodes=2, restarts=2))
@@ -76,36 +79,6 @@ TESTS = (
         files = job._files
         job.close()
         assert not files.exists()
-
-    def test_preempted_and_requeued_by_slurm(cluster, argv, tmp_path):
-        job = cluster.launch(quick(argv, nodes=2, requeues=1))
-        until(job, " 0 0 2 fab0")
-        before = {n: set(job.pids(n)) for n in job.nodes}
-        assert job.preempt(20) == []
-        assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
-        signalled = [e for e in job.events if e.what == "signalled"]
-        assert [(e.node, e.detail, len(e.pids)) for e in signalled] == [
-            ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
-        until(job, " 1 0 2 fab0")
-        assert Slurm().job(job.number).restarts == 1 and job.requeue == 1
-        for node in job.nodes:
-            assert not before[node] & set(job.pids(node))
-        assert [e.detail for e in job.events if e.what == "requeued"] == ["preempted"]
-        job.preempt(20)
-        result = job.wait(40)
-        assert not result.ok and job.events[-1].detail == "preempted, after 1 requeues"
-
-    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, tmp_path):
-        job = cluster.launch(quick([*argv, "stubborn"], nodes=1))
-        until(job, " 0 0 1 fab0")
-        assert job.preempt(0.5) == ["node0"]
-        assert not job.wait(40).ok and job.events[-1].detail == "preempted, after 0 requeues"
-        assert "killed" in whats(job)
-        job = cluster.launch(quick(argv, nodes=1, requeues=1))
-        until(job, " 0 0 1 fab0")
-        (tmp_path / "broken.0.0").touch()
-        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 0
-        assert job.events[-1].what == "ended"
 
     def test_cancelled_by_somebody_else(cluster, argv):
         job = cluster.launch(quick(argv, nodes=1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,7 @@ BENIGN = (
     "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.54.15",
     f"NVRM: Xid (PCI:{GPU}): 31, pid=12, name=python, MMU Fault",
     f"NVRM: Xid (PCI:{GPU}): 43, pid=12, name=python",
+    *(f"NVRM: Xid (PCI:{GPU}): {xid}, pid=12, name=python" for xid in (13, 45, 63, 68, 69)),
     f"NVRM: Xid (PCI:{GPU} GPU-I:05): 43, pid=12, name=python",
     f"NVRM: Xid (PCI:{GPU}): 137, pid=12, name=python, NVLink: FLA privilege error",
     f"NVRM: Xid (PCI:{GPU}): 154, GPU recovery action changed from 0x1 (Reset) to 0x0 (None)",
@@ -290,10 +293,11 @@ def test_systemd_networkd_sees_a_link_go_down() -> None:
 
     lost, gained = "Lost carrier", "Gained carrier"
     for form in FORMS.values():
-        lines = [line(form, state) for state in (lost, gained, lost, gained)]
-        lines.insert(3, form.format(f"mlx5_core {NIC} ens1f0: Link down"))
-        [event] = parse("\n".join(lines))
-        assert (event.severity, event.device) == (DOWN, "ens1f0"), form
+        own = [line(form, state) for state in (lost, gained, lost, gained)]
+        kernel = form.format(f"mlx5_core {NIC} ens1f0: Link down")
+        for lines in (own, [*own[:3], kernel, own[3]]):
+            [event] = parse("\n".join(lines))
+            assert (event.severity, event.device) == (DOWN, "ens1f0"), form
 
 
 def test_a_link_loss_reported_by_nic_and_bond_counts_once() -> None:
@@ -324,6 +328,13 @@ def test_each_port_of_an_rdma_device_has_a_link_of_its_own() -> None:
     assert (event.severity, event.device) == (DOWN, "mlx4_0:1")
 
 
+def test_the_time_since_boot_of_a_record_is_a_time_of_day() -> None:
+    [event] = parse(FORMS["kmsg"].format(EVENTS[0][2]))
+    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    found = datetime.fromisoformat(event.when).timestamp()
+    assert abs(found - (booted + 5.123456)) < 2.0
+
+
 def test_the_time_that_a_log_covers() -> None:
     for form in FORMS.values():
         first, later = form.format("Linux version 6.8.0 (gcc)"), form.format("x: y")
@@ -333,11 +344,13 @@ def test_the_time_that_a_log_covers() -> None:
         assert since("\n".join([later] * 50 + [first])), form
 
 
-def _printing(directory: Path, text: str) -> None:
-    """Make dmesg and journalctl there print this text."""
-    for name in ("dmesg", "journalctl"):
+def _printing(
+    directory: Path, text: str, status: int = 0, names: tuple[str, ...] = ("dmesg", "journalctl")
+) -> None:
+    """Make these programs there print this text, and end with this status."""
+    for name in names:
         program = directory / name
-        program.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
+        program.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\nexit {status}\n")
         program.chmod(0o755)
 
 
@@ -366,6 +379,17 @@ def test_the_log_of_the_kernel_comes_before_that_of_programs(
     kmsg = tmp_path / "kmsg"
     kmsg.write_text("6,1,0,-;Linux version 6.8.0\n")
     assert kernel_log.read(str(kmsg)) == Log((), "")
+
+
+def test_a_program_that_fails_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _printing(tmp_path, "[    9.1] x: y", 1)
+    with pytest.raises(OSError, match=r"dmesg: .*journalctl: "):
+        kernel_log.read("/dev/null")
+    _printing(tmp_path, WHOLE, names=("journalctl",))
+    assert kernel_log.read("/dev/null") == Log((), "")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-- No entries --\n", "Hint: not seeing messages\n"])

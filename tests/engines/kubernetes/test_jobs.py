@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.inside import page_for, run_pytest, running_pytest, spec_for
-from tests.engines.job_helpers import JOB_HELPERS, QUICK
+from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, QUICK
 from tests.engines.kubernetes import evicting
 from tests.engines.kubernetes.bed import KubernetesOnRack, on_nodes
 from tests.engines.kubernetes.gang_engines import GPU, Kueue, add_priorities, give_gpus
@@ -42,11 +42,10 @@ HELPERS = (
         place.mkdir()
         return place
 
-    @pytest.fixture
-    def argv(place):
-        script = place / "rank.py"
-        script.write_text(RANK)
-        return [str(script), str(place)]
+    def started(job):
+        [there] = jobs()
+        assert there["metadata"]["name"] == job.name
+        return {job.name}
 
     def kubectl(*words):
         argv = ["kubectl", *words]
@@ -60,6 +59,7 @@ HELPERS = (
 )
 TESTS = (
     HELPERS
+    + PREEMPTED
     + """
     def test_a_job_of_its_own(cluster, argv, place):
         job = cluster.launch(quick(argv, nodes=2, procs_per_node=2))
@@ -81,34 +81,6 @@ TESTS = (
         job.close()
         job.close()
         assert jobs() == [] and job.pids("node0") == []
-
-    def test_preempted_and_made_again(cluster, argv, place):
-        job = cluster.launch(quick(argv, nodes=2, requeues=1))
-        until(job, " 0 0 2 fab0")
-        first = job.name
-        assert job.preempt(20) == []
-        assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
-        signalled = [e for e in job.events if e.what == "signalled"]
-        assert [(e.node, e.detail, len(e.pids)) for e in signalled] == [
-            ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
-        until(job, " 1 0 2 fab0")
-        assert job.requeue == 1 and [j["metadata"]["name"] for j in jobs()] == [job.name] != [first]
-        assert "up 0 0 0" in job.output("node0")  # of the first start
-        assert [e.detail for e in job.events if e.what == "requeued"] == ["preempted"]
-        job.preempt(20)
-        result = job.wait(40)
-        assert not result.ok and job.events[-1].detail == "preempted, after 1 requeues"
-
-    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, place):
-        job = cluster.launch(quick([*argv, "stubborn"], nodes=1))
-        until(job, " 0 0 1 fab0")
-        assert job.preempt(0.5) == ["node0"]
-        assert not job.wait(40).ok and "killed" in whats(job)
-        job = cluster.launch(quick(argv, nodes=1, requeues=1))
-        until(job, " 0 0 1 fab0")
-        (place / "broken.0.0").touch()
-        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 0
-        assert job.events[-1].detail == "status 1"
 
     def test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again(cluster, argv, place):
         job = cluster.launch(quick(argv, nodes=2, requeues=1))
@@ -180,7 +152,7 @@ WAITS = (
         time.sleep(120)
 """
 )
-AS_JOBSET = ("test_a_job_of_its_own", "test_preempted_and_made_again",
+AS_JOBSET = ("test_a_job_of_its_own", "test_preempted_and_started_again",
              "test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again")  # fmt: skip
 LAUNCHED = "test_a_job_of_the_launch_criterion"
 NAMES = [

@@ -190,6 +190,17 @@ def test_one_healthy_partner_does_not_confirm() -> None:
     assert diagnose(rates).nodes[0].confirmed is True
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_path_is_confirmed_once_both_its_ends_are_fast_alone_with_others(first: int) -> None:
+    rates = _rates(lambda a, b, r: 48 if (a, b) == (1, 2) else 190, times_alone=0)
+    rates.add([Reading(1, 2, 0, 48, True)] * SURE)
+    fast = [Reading(1, 3, 0, 190, True), Reading(3, 2, 0, 190, True)]
+    rates.add([fast[first]])
+    assert [path.confirmed for path in diagnose(rates).paths] == [False]
+    rates.add([fast[1 - first]])
+    assert [path.confirmed for path in diagnose(rates).paths] == [True]
+
+
 def test_one_fast_reading_alone_clears_a_suspect() -> None:
     rates = _rates(lambda a, b, r: 48 if 2 in (a, b) else 190)
     rates.add([Reading(2, 0, 0, 189, True), Reading(0, 2, 0, 189, True)])
