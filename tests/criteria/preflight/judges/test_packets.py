@@ -90,6 +90,9 @@ def test_packet_sizes_that_could_not_be_tried_are_inconclusive(spec: Spec) -> No
     found = verdicts(packets.path_mtu, with_paths(healthy(), mute), spec)
     assert set(found.values()) == {"inconclusive"}
     assert "gpu0" in found
+    # A hole fails, whatever could not be tried beside it.
+    hole = verdicts(packets.path_mtu, with_paths(_hole(1500, (0, 2)), mute), spec)
+    assert hole == {"gpu0": "fail", "gpu1": "inconclusive", "gpu2": "fail", "gpu3": "inconclusive"}
 
 
 SIZE = 4 << 20
