@@ -180,6 +180,8 @@ def test_the_speed_of_a_bond_is_that_of_all_its_nics(named: str, slow: str, tmp_
 def test_an_mtu_above_the_promise_is_wrong_too(spec: Spec) -> None:
     found = with_interface(healthy(), 1, "fab0", mtu_bytes=9216)
     assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
+    worse = with_interface(found, 1, "fab1", mtu_bytes=1500)
+    assert culprits(links.interface_mtu, worse, spec) == {"gpu1": "gpu1 fab1 (MTU 1500)"}
 
 
 def test_spare_ports_without_a_cable_are_no_fault(tmp_path: Path) -> None:
