@@ -7,7 +7,7 @@ and more than a few fail it: a verdict that depends on other work on the cores i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 import pytest
@@ -33,7 +33,7 @@ def turns_red(file: str, *tests: str) -> pytest.MarkDecorator:
     return mark(*(f"{file}::{test}" for test in tests))
 
 
-def claimed(test: Callable[..., object]) -> set[str]:
+def claimed(test: object) -> set[str]:
     """Cases that a test claims to turn red, such as "mesh::test_sum_is_right"."""
     return _named(getattr(test, "pytestmark", ()))
 

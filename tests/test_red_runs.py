@@ -5,44 +5,39 @@ And claims of red runs are proven, and their repeats counted.
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
 
 import pytest
 
 from tests.inner import run_pytest, write_files
-from tests.red import claimed, turns_red
+from tests.red import case_name, claimed, turns_red
 
 ROOT = Path(__file__).parents[1]
 EXCEPTIONS: dict[str, str] = {}
 """Why no run turns a case red."""
 
 
-def _tests_of(modules: Iterator[ModuleType]) -> Iterator[FunctionType]:
-    for module in modules:
-        for name, value in vars(module).items():
-            if name.startswith("test_") and isinstance(value, FunctionType):
-                yield value
-
-
-def _imported(pattern: str, needle: str = "") -> Iterator[ModuleType]:
-    for path in sorted(ROOT.glob(pattern)):
-        if needle in path.read_text(encoding="utf-8"):
-            yield importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-
-
 def _cases() -> set[str]:
+    """By their text: some of these modules import torch where ranks are forked from."""
     return {
-        f"{test.__module__.rpartition('.test_')[2]}::{test.__name__}"
-        for test in _tests_of(_imported("acceptance/test_*.py"))
+        case_name(f"{path}::{test.name}")
+        for path in (ROOT / "acceptance").glob("test_*.py")
+        for test in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
     }
 
 
 def _red() -> set[str]:
-    tests = _tests_of(_imported("tests/*/**/test_*.py", f"@{turns_red.__name__}("))
-    return set[str]().union(*map(claimed, tests))
+    """What tests claim to turn red; that they do is proven when they run."""
+    found = set[str]()
+    for path in (ROOT / "tests").glob("*/**/test_*.py"):
+        if f"@{turns_red.__name__}(" in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            tests = vars(importlib.import_module(name)).values()
+            found |= set[str]().union(*map(claimed, tests))
+    return found
 
 
 def test_each_acceptance_case_is_turned_red_or_excepted() -> None:
@@ -110,8 +105,10 @@ def test_a_claim_is_proven_by_runs_of_the_test_and_its_fixtures(tmp_path: Path) 
     assert "these cases did not fail: data::test_own" in done.output
 
 
-@pytest.mark.parametrize(("repeats", "status"), [(2, 0), (3, 1)])
-def test_more_than_two_repeats_fail_a_stage(tmp_path: Path, repeats: int, status: int) -> None:
+@pytest.mark.parametrize(("repeats", "workers", "status"), [(2, 0, 0), (3, 2, 1)])
+def test_more_than_two_repeats_fail_a_stage(
+    tmp_path: Path, repeats: int, workers: int, status: int
+) -> None:
     text = """
         import pytest
         from tests import red
@@ -121,7 +118,7 @@ def test_more_than_two_repeats_fail_a_stage(tmp_path: Path, repeats: int, status
             red.register_repeat(f"cores were busy, {number}")
     """
     write_files(tmp_path, conftest=PLUGIN, test_it=text.replace("REPEATS", str(repeats)))
-    done = run_pytest(tmp_path, "-p", "no:mnode", "-n", "2")
+    done = run_pytest(tmp_path, "-p", "no:mnode", "-n", str(workers))
     assert done.returncode == status, done.output
     assert f"{repeats} red runs repeated, at most 2" in done.output
     for number in range(repeats):

@@ -210,16 +210,22 @@ def test_link_faults_are_found(tmp_path: Path) -> None:
     assert "fab0 is not there" in mesh["cases"][0]["message"]
 
 
-def test_a_route_that_refuses_a_peer_is_named_and_not_the_peer(tmp_path: Path) -> None:
-    found = _preflight(tmp_path, "refused_route:node1+node3", "-k", "reached or payloads")
-    assert found.failed() == {"test_every_node_is_reached[node1]"}, found.done.run.output
+def test_routes_that_refuse_a_peer_or_leave_the_network_are_named_and_not_the_peer(
+    tmp_path: Path,
+) -> None:
+    faults = "refused_route:node1+node3,other_route:node0+node2"
+    found = _preflight(tmp_path, faults, "-k", "reached or payloads")
+    ends = {f"test_every_node_is_reached[node{index}]" for index in (0, 1)}
+    assert found.failed() == ends, found.done.run.output
     assert found.culprits("test_every_node_is_reached[node1]") == {
         "node1: blackhole route to 10.78.0.4/32 (ip route del blackhole 10.78.0.4/32)"
     }
-    ends = {f"test_payloads_arrive_unchanged[node{index}]" for index in (1, 3)}
-    assert found.inconclusive() == ends
+    assert found.culprits("test_every_node_is_reached[node0]") == {
+        "node0: its route to node2 leaves by mgmt0, not by fab0 (ip route get 10.78.0.3)"
+    }
+    assert found.inconclusive() == {f"test_payloads_arrive_unchanged[node{i}]" for i in range(4)}
     states = [node["state"] for node in found.done.certificate["coverage"]["nodes"]]
-    assert states == ["not tested", "failed", "not tested", "not tested"]
+    assert states == ["failed", "failed", "not tested", "not tested"]
 
 
 def test_a_wire_that_changes_payloads_stops_tests_that_need_ranks(tmp_path: Path) -> None:
@@ -238,27 +244,18 @@ def test_a_wire_that_changes_payloads_stops_tests_that_need_ranks(tmp_path: Path
     assert (case["verdict"], culprit in case["message"]) == ("inconclusive", True)
 
 
-def test_a_route_over_another_network_is_named_and_no_firewall(tmp_path: Path) -> None:
-    found = _preflight(tmp_path, "other_route:node1+node3", "-k", "reached")
-    assert found.failed() == {"test_every_node_is_reached[node1]"}, found.done.run.output
-    assert found.culprits("test_every_node_is_reached[node1]") == {
-        "node1: its route to node3 leaves by mgmt0, not by fab0 (ip route get 10.78.0.4)"
-    }
-
-
-def test_a_path_that_opens_one_connection_a_minute_is_named(tmp_path: Path) -> None:
-    found = _preflight(tmp_path, "few_connections:node1+node2", "-k", "reached")
+@turns_red("preflight", "test_payloads_arrive_unchanged")
+def test_a_byte_changed_now_and_then_and_one_connection_a_minute_are_named(
+    tmp_path: Path,
+) -> None:
+    """One round of payloads shows a single path of the node whose wire changes a byte, or none."""
+    faults = "corrupt_payload:node0:6 MiB,few_connections:node1+node2"
+    found = _preflight(tmp_path, faults, "-k", "reached or payloads")
     ends = {f"test_every_node_is_reached[node{index}]" for index in (1, 2)}
-    assert found.failed() == ends, found.done.run.output
+    changed = "test_payloads_arrive_unchanged[node0]"
+    assert found.failed() == {*ends, changed}, found.done.run.output
     for end in ends:
         assert found.culprits(end) == {"path from node1 to node2 (one way)"}
-
-
-@turns_red("preflight", "test_payloads_arrive_unchanged")
-def test_a_node_that_changes_a_byte_now_and_then_is_named(tmp_path: Path) -> None:
-    """One round of payloads shows a single path or none."""
-    found = _preflight(tmp_path, "corrupt_payload:node2:6 MiB", "-k", "payloads")
-    assert found.failed() == {"test_payloads_arrive_unchanged[node2]"}, found.done.run.output
 
 
 @turns_red("preflight", "test_temporary_files_can_be_written")
