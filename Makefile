@@ -8,6 +8,7 @@
 # make test-machines tests on virtual machines with soft-RoCE and two NUMA nodes
 # make test-gpu      tests of ranks on a GPU, which two nodes of this machine share
 # make bench         times against other ways to run distributed tests
+# make mutants       200 mutations of the package: do the tests of their rooms catch them?
 # make lint          put right what the tools can, then format
 # make clean         remove the environment and everything built
 
@@ -35,7 +36,7 @@ GPU := tests/gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test test-bare test-red engines test-engines machines test-machines test-gpu lint bench clean environment
+.PHONY: certify test test-bare test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -85,6 +86,11 @@ lint: environment
 
 bench: environment
 	$(BIN)/python -m benchmarks
+
+# Hours, of which most are for mutations that survive. MUTANTS="--count 20 --under pytest_mnode/jobs"
+# tries a few of one room.
+mutants: environment
+	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
 
 environment: $(READY) $(BESIDE)
 
