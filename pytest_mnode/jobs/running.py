@@ -15,11 +15,11 @@ from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
 from pytest_mnode.jobs.torchrun import Start, was_preempted
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.processes import end_programs
 
 _ASK_AGAIN_S = 0.5
 """Pause between two checks whether a lost node is back."""
 _FOLLOW_S = 1.0
-_REAP_S = 5.0
 
 
 class RunningJob(LaunchedJob):
@@ -157,8 +157,7 @@ class RunningJob(LaunchedJob):
                 # The local command ends with the one on its node, unless the node is gone.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, until - time.monotonic()))
-                process.kill()
-                process.wait(_REAP_S)
+            end_programs(list(self._torchruns.values()))
 
     def _exit_statuses(self) -> dict[str, int]:
         return {n: p.returncode for n, p in self._torchruns.items() if p.poll() is not None}

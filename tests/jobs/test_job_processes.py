@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_mnode.errors import NodeLostError
+import pytest
+
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.jobs import job_processes, node_processes
 from pytest_mnode.jobs.job_processes import answering
+from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.nodes import Nodes, RunDescription
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
@@ -35,3 +40,38 @@ def test_nodes_are_asked_at_the_same_time() -> None:
     assert answering(Nodes(_Lost(), NAMES), NAMES) == {"n3", "n4"}
     assert time.monotonic() - began < 3 * ASKED_S
     assert answering(Nodes(_Lost(), NAMES), ["n0"]) == set()
+
+
+def test_nodes_that_never_answer_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_processes, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(f"{__name__}.ASKED_S", 60.0)
+    nodes = Nodes(_Lost(), NAMES)
+    began = time.monotonic()
+    assert answering(nodes, ["n3"]) == set()
+    with pytest.raises(ClusterError, match=r"n3: .* could not be read: no answer within 0\.2 s"):
+        job_processes.pids(nodes, ["n3"], "job", "all")
+    assert time.monotonic() - began < 20.0
+
+
+def test_processes_that_outlive_sigkill_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Here:
+        """A node with a process in state D; its program runs in this process."""
+
+        python = "python"
+
+        def run_each(
+            self, argvs: Mapping[str, Sequence[str]], *, timeout: float
+        ) -> list[CommandResult]:
+            [(node, (*_, what, job, _, limit_s))] = argvs.items()
+            assert (what, float(limit_s) < timeout) == ("end", True)
+            node_processes.end(job, node, limit_s)
+            return [CommandResult(node, 0, capsys.readouterr().out, "", 0.0)]
+
+        def commands(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(job_processes, "_END_LIMIT_S", 0.2)
+    monkeypatch.setattr(node_processes, "find", lambda *_: iter([7]))
+    monkeypatch.setattr(node_processes, "kill", lambda *_: True)
+    assert job_processes.end(Here(), ["n1"], "job") == ({"n1": (7,)}, ["pid 7 on n1"])

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.job import Job
-from pytest_mnode.jobs.slurm import files, queued, sbatch
+from pytest_mnode.jobs.slurm import files, on_node, queued, sbatch
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
 from pytest_mnode.launchers.cleanup import queue_cleanup
@@ -292,3 +293,44 @@ def test_a_slurm_that_is_restarted_is_asked_again(
             job.answers()
     finally:
         job.close(True)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_job_that_stays_in_the_queue_is_not_awaited(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """One that is completing may wait for a node that was lost; nothing is left of it then."""
+    monkeypatch.setattr(queued, "LOOK_S", 0.01)
+    monkeypatch.setattr(queued, "_END_S", 0.2)
+    program(programs, "scontrol", f"#!/bin/sh\necho JobId=12 JobName=x JobState={state}\n")
+    job = Queued(Slurm(), Names({}), "mnode-1")
+    job.number = 12
+    try:
+        with pytest.raises(ClusterError, match=f"job 12 is still {state} after scancel"):
+            job.await_end()
+        if state == "COMPLETING":
+            job.await_end(lost=True)
+    finally:
+        job.close(True)
+
+
+def test_a_cleanup_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_cleanup, "_END_S", 0.2)
+    cleanup = SlurmCleanup("mnode-1")
+    os.kill(cleanup._process.pid, signal.SIGSTOP)
+    cleanup.close(done=True)
+    assert cleanup.wait(10) == -signal.SIGKILL
+
+
+def test_a_requeue_that_slurm_never_makes_ends_the_job(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_node, "_REQUEUE_S", 0.1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n0")
+    program(programs, "scontrol", '#!/bin/sh\necho n0\necho "$*" >>"$0.asked"\n')
+    program(programs, "srun", "#!/bin/sh\nexit 75\n")
+    files.write_status(programs, "node0", 0, files.Status(75, True, False))
+    job = files.Plan("a", Job(["t.py"], requeues=1), {"n0": files.JobNode("node0", "::1", None)})
+    assert on_node.batch(job.write(programs)) == 75
+    assert (programs / "scontrol.asked").read_text().splitlines()[-1] == "requeue 7"
