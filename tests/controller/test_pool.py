@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_mnode.controller import pool as pool_module
+from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.pool import Pool
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.machine import open_files
@@ -132,3 +134,18 @@ def test_a_directory_whose_path_is_too_long_for_sockets_is_removed(
     pool.close()
     assert pool.run_dir.parent == Path("/tmp")
     assert list(long.iterdir()) == []
+
+
+@pytest.mark.usefixtures("launcher")
+def test_a_hub_that_never_ends_does_not_keep_a_pool_open(
+    temporary: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(pool_module, "_STOP_LIMIT_S", 0.2)
+    monkeypatch.setattr(Hub, "close", lambda _: over.wait(60))
+    pool = Pool(Settings(), spec, 2, tmp_path)
+    pool.close()
+    assert pool.hub.is_alive()
+    assert list(temporary.iterdir()) == []
+    over.set()
+    pool.hub.join(20)

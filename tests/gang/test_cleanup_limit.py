@@ -28,7 +28,7 @@ class Endless:
     ],
 )
 def test_a_cleanup_that_never_ends(
-    module: ModuleType, kind: type[Any], left: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, kind: Any, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CLEANUP_LIMIT_S", 0.1)
     made: Any = kind.__new__(kind)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,13 @@ def test_the_thread_of_nvml_is_not_needed_after_a_fork(
 def test_without_a_driver_cuda_starts_in_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_threads, "_CUDA", "libnone.so")
     assert not own_threads._cuda_starts_in_a_child()
+
+
+def test_a_thread_that_never_waits_is_in_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_threads, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(own_threads, "_TASKS", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "syscall").write_text("running\n")
+    assert own_threads._library(7, []) == ""

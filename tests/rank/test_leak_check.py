@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -120,3 +121,11 @@ def test_a_thread_of_joblib_is_no_leak() -> None:
     assert leaks._threads() == before
     over.set()
     manager.join()
+
+
+def test_a_child_that_does_not_end_is_left_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "_SETTLE_S", 0.1)
+    before = leaks.resources(None)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert leaks.leaked_since(before, None, ()).children == {child.pid}
+        child.kill()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching import direct, pods, sbatch, starting
+from pytest_mnode.criteria.launching import direct, login, pods, sbatch, starting
 from pytest_mnode.criteria.launching.direct import DirectSubmission
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Submitted
@@ -293,3 +295,52 @@ def test_a_submission_whose_wait_is_broken_off_is_closed() -> None:
     with pytest.raises(KeyboardInterrupt):
         starting.start(path, JOB, ["n0", "n1"], "a", 1.0)
     assert closed == [True]
+
+
+def test_a_login_that_ignores_its_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_END_S", 0.2)
+    made: Any = DirectSubmission.__new__(DirectSubmission)
+    made._logs = tempfile.TemporaryDirectory(dir=tmp_path)
+    deaf = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo; exec sleep 60"], stdout=subprocess.PIPE
+    )
+    assert deaf.stdout is not None
+    deaf.stdout.readline()
+    made._processes = {"n0": deaf}
+    made.close()
+    assert deaf.wait(10.0) == -signal.SIGKILL
+    deaf.stdout.close()
+
+
+LOGIN = f"""
+import importlib.util, os, time
+found = importlib.util.spec_from_file_location("login", {login.__file__!r})
+login = importlib.util.module_from_spec(found)
+found.loader.exec_module(login)
+login._FOLLOW_S = login._KILL_S = 0.2
+children = []
+for code in (1, 0):
+    children.append(os.fork())
+    if not children[-1]:
+        time.sleep(0 if code else 60)
+        os._exit(code)
+print(login.wait_for(set(children)), flush=True)
+kill, login.os.kill = os.kill, lambda *_: None
+login.kill_descendants()
+print("not awaited", flush=True)
+kill(children[1], 9)
+os._exit(0)
+"""
+
+
+def test_processes_beside_a_failed_one_are_not_awaited_for_long() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", LOGIN],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=40,
+    )
+    assert done.stdout.splitlines() == ["[1]", "not awaited"]

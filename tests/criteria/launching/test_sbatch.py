@@ -15,6 +15,7 @@ from pytest_mnode.criteria.launching import sbatch as module
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import NotSubmittedError, Submitted
 from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission, StepSubmission
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.launchers.slurm import JobState, nodes_from_text
@@ -209,3 +210,12 @@ def test_a_script_that_waits_for_room_waits_until_its_limit(
     assert made.wait(0.05).waits == "job 7 waits in the queue: PENDING (Resources)"
     assert len(looks) > 1
     assert waiting(tmp_path, RUNS).wait(0.0).waits == ""
+
+
+def test_a_step_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STEP_END_S", 0.2)
+    made = a_step(tmp_path, monkeypatch, f"trap '' TERM; : > {tmp_path}/up; exec sleep 60")
+    while not (tmp_path / "up").exists():
+        time.sleep(0.01)
+    with pytest.raises(ClusterError, match=r"did not end its step within 0\.2 s"):
+        made.close()

@@ -6,7 +6,11 @@ import asyncio
 import errno
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.preflight import directories, payloads, tcp
+from pytest_mnode.criteria.preflight import directories, node_probe, payloads, tcp
 from pytest_mnode.criteria.preflight.answers import Connection, Rail, Received, Token
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
-from pytest_mnode.criteria.preflight.orders import Directory, Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.node_probe import NodeProbe
+from pytest_mnode.criteria.preflight.orders import Directory, LookOrder, Peer, ProbeOrder
 from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
 from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, look_up_all, paired
+from pytest_mnode.machine import model
 from pytest_mnode.machine.mounts import Mount
 
 
@@ -252,3 +258,71 @@ def test_files_of_a_killed_survey_are_removed_later(tmp_path: Path) -> None:
     noted, _ = _visit(tmp_path, writable=True)
     directories.remove(noted[0])
     assert [p.name for p in tmp_path.iterdir()] == [new.name]
+
+
+@pytest.fixture
+def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., object]]:
+    """What replaces a function that never returns; nothing waits for it."""
+    over = threading.Event()
+    for module, limit in (
+        (node_probe, "_DIRECTORY_LIMIT_S"),
+        (node_probe, "_READ_LIMIT_S"),
+        (node_probe, "_SEEN_LIMIT_S"),
+        (tcp, "_RESOLVE_LIMIT_S"),
+    ):
+        monkeypatch.setattr(module, limit, 0.2)
+    began = time.monotonic()
+    yield lambda *_args, **_kwargs: over.wait(60)
+    over.set()
+    assert time.monotonic() - began < 20.0
+
+
+LOOK = LookOrder("ab" * 8, 0, ("hostname",), {}, directories=(Directory("c", "/c"),))
+
+
+def test_parts_of_a_node_that_never_answer_are_named(
+    hangs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a directory whose file server is away."""
+    monkeypatch.setattr(directories, "visit", hangs)
+    monkeypatch.setattr(node_probe, "_digests", hangs)
+    facts = asyncio.run(NodeProbe().look(LOOK))
+    [directory] = facts.directories
+    assert (directory.timed_out, directory.problem) == (True, "no answer within 0.2 s")
+    assert facts.code is None
+
+
+def test_a_part_of_the_machine_that_never_answers_is_unread(
+    hangs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(model._READERS, "hostname", hangs)
+    facts = asyncio.run(NodeProbe().look(replace(LOOK, directories=())))
+    assert facts.machine.unread == {"hostname": "no answer within 0.2 s"}
+
+
+def test_files_that_are_never_looked_up_are_not_seen(
+    hangs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "seen", hangs)
+    node = NodeProbe()
+    node.order = LOOK
+    facts = asyncio.run(node.probe(ProbeOrder((), (), {}, None, 1.0, None)))
+    assert facts.seen == ()
+
+
+def test_a_name_that_is_never_resolved(
+    hangs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "address_of", hangs)
+    with pytest.raises(TimeoutError):
+        asyncio.run(tcp.resolved("gpu0.example", 1))
+
+
+def test_a_survey_without_orders_ends_itself() -> None:
+    """Its controller may be on a machine that was cut off."""
+    code = (
+        "import asyncio\nfrom pytest_mnode.criteria.preflight import node_probe\n"
+        "node_probe._SELF_DESTRUCT_S = 0.2\nasyncio.run(node_probe.serve())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as survey:
+        survey.wait(20)

@@ -257,3 +257,28 @@ def test_the_storage_tests_request_the_survey_of_paths() -> None:
     assert len(about) == 3
     assert all(f"({STORAGE_FIXTURE}: " in text for text in about)
     assert not [text for text in functions if STORAGE_FIXTURE in text and text not in about]
+
+
+CLOSES = "import os, time; os.close(1); time.sleep(60)"
+PROBES_FOR_EVER = """
+import asyncio, sys
+sys.path[:] = {path!r}
+from pytest_mnode.criteria.preflight import node_probe
+async def probe(*_): await asyncio.sleep(60)
+node_probe.NodeProbe.probe = probe
+asyncio.run(node_probe.serve())
+"""
+
+
+def test_surveys_that_fall_silent_later_are_named(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conduct, "_STATUS_S", 0.2)
+    monkeypatch.setattr(conduct, "PROBE_SLACK_S", 1.0)
+    instead = {1: CLOSES, 2: PROBES_FOR_EVER.format(path=sys.path)}
+    found = conduct.survey(Here(3, instead), spec, [])
+    assert [node.problem for node in found.nodes][:2] == [
+        "",
+        "its survey closed its output: no message",
+    ]
+    assert found.nodes[2].problem.startswith("its survey gave no answer to 'probe' within ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,3 +123,59 @@ def test_a_pod_that_nothing_replaces(run: Run) -> None:
     run.hear(FIRST, deleted=True)
     with pytest.raises(ClusterError, match=r"^n1 was not back 0\.2 s later: its pod was deleted$"):
         run.launcher.ask(PowerOn("n1"))
+
+
+def test_a_bridge_that_is_never_up(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asleep.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launcher, "_BRIDGE", "asleep")
+    monkeypatch.setattr(launcher, "CONNECT_S", 0.5)
+    try:
+        with pytest.raises(ClusterError, match="kubernetes: no connection in time"):
+            run.launcher.start()
+    finally:
+        run.launcher.close()
+
+
+def test_a_watch_whose_thread_never_ends_is_closed() -> None:
+    over = threading.Event()
+    made: Any = PodStreams.__new__(PodStreams)
+    made._thread = threading.Thread(target=over.wait, args=(60,))
+    made._thread.start()
+    made._loop = SimpleNamespace(call_soon_threadsafe=lambda _: None)
+    made.close()
+    assert made._thread.is_alive()
+    over.set()
+
+
+def test_a_server_without_a_watch_for_a_while_is_away() -> None:
+    made: Any = PodStreams.__new__(PodStreams)
+    made._up, made._heard_s = threading.Event(), time.monotonic() - 60.0
+    assert made.away
+
+
+def test_the_output_of_a_pod_that_runs_on_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream ends with its kubelet, which is then restarted."""
+    monkeypatch.setattr(pod_streams, "_ENDED_S", 0.1)
+    reads: list[str] = []
+
+    class Log:
+        def __init__(self, *_: object) -> None:
+            self.rest = ""
+
+        async def read(self) -> bool:
+            reads.append("read")
+            return True
+
+        @property
+        def gone(self) -> bool:
+            return len(reads) > 1
+
+    monkeypatch.setattr(pod_streams, "_Log", Log)
+    made: Any = PodStreams.__new__(PodStreams)
+    made._api, made._container = SimpleNamespace(path=lambda *_, **__: ""), None
+    made._ended = {"u1": asyncio.Event()}
+    asyncio.run(made._follow("a", "u1"))
+    assert reads == ["read", "read"]

@@ -97,3 +97,11 @@ def test_a_slow_start_within_the_limit_is_awaited(
         "if it is slow\n"
     )
     assert (done.returncode, done.stderr) == (status, line if status else "")
+
+
+def test_an_ssh_that_outlives_its_connection_is_not_awaited(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    stays = "exec sleep 60 >&- 2>&-"
+    config.write_text(bootstrap.config(None, {"n1": ["sh", "-c", stays]}))
+    done = run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
+    assert done.returncode == remote_proxy.LOST

@@ -98,3 +98,10 @@ def test_slow_commands_are_polled_less_often(monkeypatch: pytest.MonkeyPatch) ->
     assert module._end_times([cast(Any, program)], 60.0) == {}
     assert looks[1] < 0.01
     assert len(looks) < 1500
+
+
+def test_nodes_whose_report_never_comes_are_unusable() -> None:
+    began = time.monotonic()
+    reports, problems = module.collect_reports({"n1": ["sleep", "60"]}, "/", "", limit_s=0.2)
+    assert (reports, set(problems)) == ({}, {"n1"})
+    assert time.monotonic() - began < 20.0

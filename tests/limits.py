@@ -1,0 +1,523 @@
+"""The limits of all waits, and the test that lets each of them end a wait.
+
+A limit is a constant named `*_S`; its test waits for a peer that never answers. To see that each
+test depends on its limit, run
+
+    python -m tests.limits [WORD …]
+
+which runs each of them (of limits whose name has a WORD) in a copy of this tree where the limit is
+1000 s longer at each use: the test must fail, or take far longer than before.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pytest_mnode"
+LONGER_S = 1000
+PATIENCE_S = 300.0
+
+LIMITS: Mapping[str, str] = {
+    "agent/agent.py _STATUS_S":
+        "agent/test_agent.py::test_the_status_of_the_fork_server_is_not_awaited_for_long",
+    "agent/rank_stacks.py _CHILD_LIMIT_S":
+        "agent/test_rank_stacks.py::test_stacks_that_are_never_written_are_not_awaited",
+    "agent/rank_stacks.py _LIMIT_S":
+        "agent/test_rank_stacks.py::test_stacks_that_are_never_written_are_not_awaited",
+    "agent/world_part.py LIMIT_S":
+        "agent/test_world_part.py::test_a_process_that_outlives_sigkill_is_not_waited_for",
+    "certificate/run_facts.py _GIT_LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[commit]",
+    "certificate/signed.py _LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[signature that is checked]",
+    "commands/ssh_keygen.py _LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[signature that is made]",
+    "controller/agents.py _FIRST_WORD_S":
+        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+    "controller/agents.py _STOP_LIMIT_S":
+        "controller/test_agents.py::test_an_agent_that_outlives_its_input_is_killed",
+    "controller/client.py ANSWER_LIMIT_S":
+        "controller/test_client.py::test_missing_answers_are_named",
+    "controller/client.py LEASE_LIMIT_S":
+        "controller/test_client.py::test_missing_answers_are_named",
+    "controller/conductor.py PONG_LIMIT_S":
+        "controller/test_conductor.py::test_no_answer_to_the_last_ping_does_not_pass",
+    "controller/conductor.py UNCLEAN_TEARDOWN_LIMIT_S":
+        "controller/test_conductor.py::test_a_failed_test_has_less_time_for_its_end",
+    "controller/debugging.py _ANSWER_LIMIT_S":
+        "controller/test_debugging.py::test_a_terminal_that_is_never_closed_is_left",
+    "controller/exit_handlers.py LIMIT_S":
+        "controller/test_conductor.py::test_ranks_whose_handlers_of_atexit_never_end_are_named",
+    "controller/hub.py _SUSPICION_S":
+        "controller/test_hub.py::test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why",
+    "controller/launcher_calls.py BOOT_LIMIT_S":
+        "controller/test_hub.py::test_a_node_whose_ranks_never_come_is_named",
+    "controller/live_line.py _GUARD_END_S":
+        "controller/test_live_line.py::test_a_guard_that_is_stopped_is_killed",
+    "controller/pool.py _STOP_LIMIT_S":
+        "controller/test_pool.py::test_a_hub_that_never_ends_does_not_keep_a_pool_open",
+    "controller/rank_talk.py DEATH_GRACE_S":
+        "controller/test_conductor.py::test_a_death_leaves_other_ranks_less_time_than_a_failure",
+    "controller/rank_talk.py GRACE_S":
+        "controller/test_conductor.py::test_a_failure_starts_the_grace_not_the_limit",
+    "controller/rank_talk.py MOST_GRACE_S":
+        "controller/test_conductor.py::test_the_grace_of_a_running_rank_is_limited",
+    "controller/rank_talk.py STACKS_LIMIT_S":
+        "controller/test_conductor.py::test_a_rank_without_an_answer_is_in_the_phase_of_the_others",
+    "controller/worlds.py LAUNCH_LIMIT_S":
+        "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
+    "controller/worlds.py _IMPORT_LIMIT_S":
+        "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
+    "criteria/launching/direct.py _END_S":
+        "criteria/launching/test_left_behind.py::test_a_login_that_ignores_its_end_is_killed",
+    "criteria/launching/gathering.py _ROLL_S":
+        "criteria/launching/test_contract_program.py::test_at_the_limit_all_ranks_name_the_missing_one",
+    "criteria/launching/login.py _FOLLOW_S":
+        "criteria/launching/test_left_behind.py::test_processes_beside_a_failed_one_are_not_awaited_for_long",
+    "criteria/launching/login.py _KILL_S":
+        "criteria/launching/test_left_behind.py::test_processes_beside_a_failed_one_are_not_awaited_for_long",
+    "criteria/launching/sbatch.py _STEP_END_S":
+        "criteria/launching/test_sbatch.py::test_a_step_that_does_not_end_is_named",
+    "criteria/port_counters/watching.py LIMIT_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
+    "criteria/preflight/datagrams.py _LAST_LIMIT_S": "criteria/preflight/test_node_probe.py",
+    "criteria/preflight/directories.py _SEEN_LIMIT_S": "criteria/preflight/test_node_probe.py",
+    "criteria/preflight/node_probe.py _DIRECTORY_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::test_parts_of_a_node_that_never_answer_are_named",
+    "criteria/preflight/node_probe.py _READ_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::test_a_part_of_the_machine_that_never_answers_is_unread",
+    "criteria/preflight/node_probe.py _SEEN_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::test_files_that_are_never_looked_up_are_not_seen",
+    "criteria/preflight/node_probe.py _SELF_DESTRUCT_S":
+        "criteria/preflight/test_node_probe.py::test_a_survey_without_orders_ends_itself",
+    "criteria/preflight/orders.py CONTROL_LIMIT_S": "criteria/preflight/test_survey.py",
+    "criteria/preflight/survey.py END_LIMIT_S":
+        "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
+    "criteria/preflight/survey.py LOOK_LIMIT_S":
+        "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
+    "criteria/preflight/survey.py PROBE_SLACK_S":
+        "criteria/preflight/test_survey.py::test_surveys_that_fall_silent_later_are_named",
+    "criteria/preflight/survey.py _STATUS_S":
+        "criteria/preflight/test_survey.py::test_surveys_that_fall_silent_later_are_named",
+    "criteria/preflight/tcp.py _RESOLVE_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::test_a_name_that_is_never_resolved",
+    "criteria/restart/run_files.py _LIMIT_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[records of a run]",
+    "criteria/restart/run_files.py _SPARE_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[step of a run]",
+    "discover/nodes.py READ_LIMIT_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[discovery]",
+    "discover/nodes.py _LOOK_UP_LIMIT_S":
+        "discover/test_session.py::test_a_lookup_that_hangs_leaves_only_its_node_without_an_address",
+    "faults/tools.py LIMIT_S": "test_silent_nodes.py::test_a_node_that_never_answers[fault]",
+    "gang/kubernetes/engine.py _CLEANUP_LIMIT_S": "gang/test_cleanup_limit.py",
+    "gang/slurm.py _CLEANUP_LIMIT_S": "gang/test_cleanup_limit.py",
+    "jobs/job_processes.py _END_LIMIT_S":
+        "jobs/test_job_processes.py::test_processes_that_outlive_sigkill_are_named",
+    "jobs/job_processes.py _LIMIT_S":
+        "jobs/test_job_processes.py::test_nodes_that_never_answer_are_not_awaited",
+    "jobs/kubernetes/in_pod.py LINGER_S":
+        "jobs/test_silent_pods.py::test_processes_beside_an_ended_command_keep_a_pod_only_for_a_moment",
+    "jobs/kubernetes/job_pods.py _OVER_S":
+        "jobs/test_silent_pods.py::test_a_pod_that_does_not_end_explains_no_failed_command",
+    "jobs/kubernetes/job_pods.py _PRINTED_S":
+        "jobs/test_silent_pods.py::test_the_output_of_a_pod_whose_stream_never_ends",
+    "jobs/kubernetes/pod_start.py REFUSED_S":
+        "jobs/test_silent_pods.py::test_pods_that_get_no_node",
+    "jobs/kubernetes/pod_start.py UP_S": "jobs/test_silent_pods.py::test_pods_that_never_run",
+    "jobs/kubernetes/pod_start.py _ENDED_S":
+        "jobs/test_silent_pods.py::test_a_pod_that_outlives_its_object",
+    "jobs/kubernetes/pod_start.py _ORDERED_S":
+        "jobs/test_silent_pods.py::test_a_pod_that_takes_no_order",
+    "jobs/running.py _FOLLOW_S":
+        "jobs/test_running.py::test_a_job_waits_for_a_lost_node_as_long_as_promised",
+    "jobs/slurm/files.py NFS_DELAY_S":
+        "jobs/test_submitted.py::test_a_status_file_that_never_arrives",
+    "jobs/slurm/on_node.py _ASK_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[nodes of a job]",
+    "jobs/slurm/on_node.py _REQUEUE_S":
+        "jobs/test_slurm_programs.py::test_a_requeue_that_slurm_never_makes_ends_the_job",
+    "jobs/slurm/queued.py SILENCE_S":
+        "jobs/test_slurm_programs.py::test_a_slurm_that_is_restarted_is_asked_again",
+    "jobs/slurm/queued.py _END_S":
+        "jobs/test_slurm_programs.py::test_a_job_that_stays_in_the_queue_is_not_awaited",
+    "launchers/cleanup/client.py _CLOSE_S":
+        "launchers/cleanup/test_client.py::test_a_daemon_that_does_not_end_is_killed",
+    "launchers/cleanup/client.py _KILL_S":
+        "launchers/cleanup/test_client.py::test_a_daemon_that_outlives_sigkill_is_named",
+    "launchers/cleanup/client.py _SLACK_S":
+        "launchers/cleanup/test_client.py::test_connections_of_a_silent_daemon_count_as_none",
+    "launchers/cleanup/daemon.py _TOGETHER_S":
+        "launchers/test_cleanup.py::test_the_cleanup_daemon_is_killed",
+    "launchers/cleanup/queue_cleanup.py COMMAND_S":
+        "jobs/test_slurm_programs.py::test_an_unreachable_scheduler_is_tried_again",
+    "launchers/cleanup/queue_cleanup.py LIMIT_S":
+        "jobs/test_slurm_programs.py::test_an_unreachable_scheduler_is_tried_again",
+    "launchers/cleanup/queue_cleanup.py SOON_S":
+        "jobs/test_slurm_programs.py::test_an_unreachable_scheduler_is_tried_again",
+    "launchers/cleanup/queue_cleanup.py _END_S":
+        "jobs/test_slurm_programs.py::test_a_cleanup_that_does_not_end_is_killed",
+    "launchers/cleanup/salloc.py ASK_END_S":
+        "launchers/slurm/test_allocation.py::test_an_allocation_that_does_not_end_is_cancelled_again",
+    "launchers/cleanup/salloc.py SCANCEL_S":
+        "launchers/slurm/test_allocation.py::test_a_scancel_that_never_ends_is_given_up",
+    "launchers/cleanup/ssh_connections.py END_S":
+        "launchers/cleanup/test_ssh_connections.py::test_an_ended_connection_ends_its_children",
+    "launchers/kubernetes/api.py REQUEST_S":
+        "launchers/kubernetes/test_silence.py::test_a_request_without_an_answer",
+    "launchers/kubernetes/api.py WATCH_S":
+        "launchers/kubernetes/test_silence.py::test_a_watch_that_falls_silent_ends",
+    "launchers/kubernetes/bridge.py DELETE_S":
+        "launchers/kubernetes/test_broken_off.py::test_a_delete_is_given_up_at_its_limit",
+    "launchers/kubernetes/bridge.py PULL_S":
+        "launchers/kubernetes/test_start.py::test_the_longest_pull_has_a_limit",
+    "launchers/kubernetes/launcher.py CONNECT_S":
+        "launchers/kubernetes/test_silence.py::test_a_bridge_that_is_never_up",
+    "launchers/kubernetes/launcher.py RELAY_S":
+        "launchers/kubernetes/test_silence.py::test_a_bridge_that_starts_no_relay",
+    "launchers/kubernetes/launcher.py REPLACED_S":
+        "launchers/kubernetes/test_silence.py::test_a_pod_that_nothing_replaces",
+    "launchers/kubernetes/launcher.py _SLACK_S":
+        "launchers/kubernetes/test_silence.py::test_a_bridge_that_reports_no_pod",
+    "launchers/kubernetes/pod_streams.py _AWAY_S":
+        "launchers/kubernetes/test_silence.py::test_a_server_without_a_watch_for_a_while_is_away",
+    "launchers/kubernetes/pod_streams.py _ENDED_S":
+        "launchers/kubernetes/test_silence.py::test_the_output_of_a_pod_that_runs_on_is_read_again",
+    "launchers/kubernetes/pod_streams.py _END_S":
+        "launchers/kubernetes/test_silence.py::test_a_watch_whose_thread_never_ends_is_closed",
+    "launchers/kubernetes/relay.py OPEN_S":
+        "launchers/kubernetes/test_silence.py::test_a_pod_that_opens_no_port",
+    "launchers/kubernetes/streams.py CONNECT_S":
+        "launchers/kubernetes/test_silence.py::test_a_stream_that_is_never_opened",
+    "launchers/power.py ANSWER_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[recovery]",
+    "launchers/rack/cgroups.py EMPTY_LIMIT_S":
+        "launchers/test_cgroups.py::test_a_cgroup_that_stays_in_use_is_left",
+    "launchers/rack/channel.py CLOSE_LIMIT_S":
+        "launchers/test_rack_limits.py::test_a_listener_that_is_busy_does_not_keep_a_rack_open",
+    "launchers/rack/channel.py REQUEST_LIMIT_S":
+        "launchers/test_rack_limits.py::test_a_rack_that_never_answers",
+    "launchers/rack/probe.py LIMIT_S":
+        "launchers/test_probe.py::test_a_probe_that_hangs_is_ended",
+    "launchers/rack/rack_init.py BOOT_LIMIT_S":
+        "launchers/test_rack_limits.py::test_a_node_that_is_never_up",
+    "launchers/rack/rack_init.py KILL_LIMIT_S":
+        "launchers/test_rack_limits.py::test_a_node_whose_processes_outlive_sigkill",
+    "launchers/rack/wiring.py FORWARDING_LIMIT_S":
+        "launchers/test_rack_limits.py::test_a_switch_that_never_forwards",
+    "launchers/remote/remote_exec.py DRAIN_S": "launchers/remote/test_remote_exec.py",
+    "launchers/remote/remote_exec.py GRACE_S":
+        "launchers/remote/test_commands.py::test_the_command_ends_with_its_local_end",
+    "launchers/remote/remote_proxy.py STATUS_S":
+        "launchers/remote/test_remote_proxy.py::test_an_ssh_that_outlives_its_connection_is_not_awaited",
+    "launchers/remote/run_all.py REPORT_LIMIT_S":
+        "launchers/remote/test_run_all.py::test_nodes_whose_report_never_comes_are_unusable",
+    "launchers/remote/wire.py SILENCE_S": "launchers/remote/test_remote_exec.py",
+    "launchers/slurm/allocation.py _CLOSE_S":
+        "launchers/slurm/test_allocation.py::test_a_daemon_that_never_releases_an_allocation_is_named",
+    "launchers/slurm/command_lines.py QUEUE_LIMIT_S": "launchers/slurm/test_command_lines.py",
+    "launchers/slurm/commands.py COMMAND_LIMIT_S":
+        "launchers/slurm/test_commands.py::test_a_command_that_exceeds_its_limit",
+    "launchers/ssh.py _CONNECT_LIMIT_S":
+        "launchers/test_ssh.py::test_a_host_to_which_ssh_never_connects",
+    "logs/kernel_log.py LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[kernel log]",
+    "machine/model.py PART_LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[MTU]",
+    "machine/model.py _SCHEDULER_LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[scheduler]",
+    "machine/netlink.py _LIMIT_S": "machine/test_netlink.py",
+    "machine/own_threads.py _SETTLE_S":
+        "machine/test_own_threads.py::test_a_thread_that_never_waits_is_in_no_library",
+    "machine/threads.py GDB_LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[C stack]",
+    "measuring/locating/locate.py BUDGET_S":
+        "measuring/locating/test_locate.py::test_at_its_time_limit_the_search_stops_and_accuses_no_node",
+    "measuring/tools/__init__.py _LOOK_UP_LIMIT_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[program]",
+    "measuring/tools/beside_nic.py _CONNECT_LIMIT_S":
+        "measuring/tools/test_perftest.py::test_a_connection_without_an_answer_times_out",
+    "measuring/tools/beside_nic.py _HELP_LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[perftest]",
+    "measuring/tools/perftest.py _READ_LIMIT_S":
+        "test_silent_nodes.py::test_a_node_that_never_answers[RDMA devices]",
+    "measuring/tools/perftest_pairs.py _FAILED_END_S":
+        "measuring/tools/test_perftest.py::test_a_pair_that_hangs_does_not_delay_the_others",
+    "measuring/tools/perftest_pairs.py _LISTEN_LIMIT_S":
+        "measuring/tools/test_perftest.py::test_a_started_server_that_refuses_connections_is_not_waited_for",
+    "measuring/tools/perftest_pairs.py _SERVER_END_S": "measuring/tools/test_perftest.py",
+    "measuring/tools/perftest_pairs.py _SERVER_LIMIT_S": "measuring/tools/test_perftest.py",
+    "measuring/tools/perftest_pairs.py _SPARE_S":
+        "measuring/tools/test_perftest.py::test_a_pair_that_hangs_does_not_delay_the_others",
+    "processes.py KILLED_S":
+        "test_processes.py::test_a_program_that_outlives_sigkill_is_not_waited_for",
+    "rank/examples.py LATE_S":
+        "worlds/test_examples.py::test_an_example_is_not_shrunk_if_other_ranks_wait_in_a_collective",
+    "rank/leaks.py _SETTLE_S":
+        "rank/test_leak_check.py::test_a_child_that_does_not_end_is_left_after_a_moment",
+}  # fmt: skip
+"""By module and name: the test, from `tests` on."""
+
+NO_LIMITS: Mapping[str, tuple[str, ...]] = {
+    "between two looks, or two tries": (
+        "agent/agent.py _ENDING_TURN_S",
+        "agent/collector.py _REAP_S",
+        "agent/fork_server.py _REAP_S",
+        "agent/live_output.py TURN_S",
+        "controller/conductor.py MOST_POLL_S",
+        "controller/conductor.py POLL_S",
+        "controller/debugging.py _TURN_S",
+        "controller/exchange.py CHECK_S",
+        "controller/live_line.py _TURN_S",
+        "controller/rank_talk.py _TURN_S",
+        "criteria/launching/gathering.py _POLL_S",
+        "criteria/launching/meeting.py _RETRY_S",
+        "gang/watch.py _LEAST_PAUSE_S",
+        "gang/watch.py _OTHERS_EVERY_S",
+        "jobs/kubernetes/job_pods.py _LOOK_S",
+        "jobs/launched.py POLL_S",
+        "jobs/running.py _ASK_AGAIN_S",
+        "jobs/slurm/nodes.py _LOOK_S",
+        "jobs/slurm/queued.py LOOK_S",
+        "launchers/cleanup/daemon.py IDLE_S",
+        "launchers/cleanup/queue_cleanup.py _LONGEST_PAUSE_S",
+        "launchers/cleanup/queue_cleanup.py _PAUSE_S",
+        "launchers/cleanup/ssh_connections.py AGAIN_S",
+        "launchers/cleanup/ssh_connections.py POLL_S",
+        "launchers/kubernetes/bridge.py AGAIN_S",
+        "launchers/kubernetes/bridge.py EVENTS_S",
+        "launchers/kubernetes/bridge.py LOOK_S",
+        "launchers/kubernetes/pod_streams.py _AGAIN_S",
+        "launchers/kubernetes/pod_streams.py _LONGEST_S",
+        "launchers/kubernetes/relays.py AGAIN_S",
+        "launchers/remote/launcher.py _TRY_AGAIN_S",
+        "launchers/remote/run_all.py _FIRST_POLL_S",
+        "launchers/remote/run_all.py _MOST_POLL_S",
+        "launchers/slurm/allocation.py _FIRST_LOOK_S",
+        "launchers/slurm/allocation.py _LOOK_S",
+        "launchers/slurm/allocation_state.py LOOK_S",
+        "machine/nvml.py SAMPLE_EVERY_S",
+        "measuring/tools/beside_nic.py _LOOK_EVERY_S",
+        "measuring/tools/perftest_pairs.py _POLL_S",
+        "measuring/tools/perftest_pairs.py _RETRY_S",
+        "rank/operation_counts.py _PERIOD_S",
+        "rank/shared_test.py _POLL_S",
+        "reference_job/checkpoint/loading.py _LOOK_AGAIN_S",
+        "reference_job/checkpoint/saving.py _LOOK_AGAIN_S",
+        "reference_job/trainer.py _HOLD_INTERVAL_S",
+    ),
+    "between two heartbeats": (
+        "agent/agent.py _BEAT_S",
+        "controller/hub.py _BEAT_S",
+        "gang/heartbeat_rank.py EVERY_S",
+        "launchers/kubernetes/relay.py BEAT_S",
+        "launchers/remote/wire.py BEAT_S",
+    ),
+    "how long something is done, whoever answers": (
+        "criteria/port_counters/reading.py _BETWEEN_S",
+        "criteria/preflight/datagrams.py _OVERTAKEN_S",
+        "criteria/scaling/program.py _SWEEP_S",
+        "faults/network.py FLAP_EVERY_S",
+        "faults/network.py FLAP_S",
+        "gang/experiments.py _HEARD_S",
+        "gang/experiments.py _SMALL_RUNS_S",
+        "launchers/cleanup/daemon.py STILL_WRITING_S",
+        "launchers/cleanup/queue_cleanup.py _LATE_S",
+        "launchers/rack/wiring.py QUEUE_S",
+        "measuring/devices.py REPEAT_S",
+        "measuring/limits.py REPEAT_S",
+        "measuring/locating/pairs.py _CHUNK_S",
+        "measuring/locating/pairs.py _ENOUGH_S",
+    ),
+    "a bound or a part of a judgement": (
+        "certificate/run_facts.py DEFAULT_VALIDITY_S",
+        "controller/live_line.py FIRST_S",
+        "criteria/launching/rendezvous.py _LEAST_S",
+        "criteria/launching/store_clients.py _LONG_S",
+        "criteria/preflight/datagrams.py _GOOD_ERROR_S",
+        "criteria/preflight/directories.py _STALE_S",
+        "criteria/restart/resuming.py _CLOCK_TOLERANCE_S",
+        "gang/heartbeats.py GAP_S",
+        "gang/kubernetes/engine.py _REPORTED_S",
+        "gang/timeline.py BLIND_S",
+        "measuring/busbw.py _VALID_S",
+        "measuring/checked_calls.py _SPOT_S",
+        "measuring/latency.py _FLOOR_S",
+        "measuring/latency.py _SHARED_FLOOR_S",
+        "rank/recorder.py _SHORT_S",
+        "spec/gang.py _FEWEST_RUN_S",
+        "spec/preflight.py _STALL_S",
+        "spec/preflight.py _USELESS_SKEW_S",
+    ),
+    "no time: a rate": (
+        "controller/rank_talk.py STACKS_RANKS_PER_S",
+        "launchers/rack/plan.py MAX_RATE_MBIT_S",
+        "logs/perftest.py _GBITS_S",
+    ),
+    "an option of another program, or a field of its object: that program waits": (
+        "gang/kubernetes/rank_pod.py _GRACE_S",
+        "launchers/kubernetes/launcher.py DELETE_S",
+        "launchers/kubernetes/launcher.py SILENCE_S",
+        "launchers/kubernetes/manifest.py KEPT_S",
+        "launchers/kubernetes/manifest.py MOST_RUN_S",
+        "launchers/remote/openssh.py CONNECT_S",
+        "launchers/slurm/command_lines.py IMMEDIATE_S",
+    ),
+    "given to a wait of worlds, jobs, commands or a store, which has a test of its own": (
+        "criteria/launching/gathering.py _FOUND_S",
+        "criteria/launching/meeting.py _STORE_LIMIT_S",
+        "criteria/restart/kill_run.py START_LIMIT_S",
+        "criteria/restart/kill_run.py _END_LIMIT_S",
+        "criteria/restart/kill_run.py _NOTICED_S",
+        "criteria/restart/run_files.py _LAST_S",
+        "criteria/restart/warm_runs.py _LIMIT_S",
+        "criteria/scaling/job.py _START_S",
+        "gang/experiments.py _SPARE_S",
+        "jobs/kubernetes/pod_start.py PLACED_S",
+        "launchers/remote/run_all.py REPORT_S",
+        "measuring/limits.py START_UP_OF_ACCELERATORS_S",
+        "measuring/limits.py START_UP_OF_A_RANK_S",
+        "measuring/limits.py START_UP_S",
+        "measuring/limits.py TRIAL_S",
+        "reference_job/checkpoint/shared.py VISIBLE_S",
+        "reference_job/trainer.py HOLD_S",
+    ),
+    "no limit: the test's own ends the wait earlier": ("rank/votes.py FOREVER_S",),
+}
+"""Constants that limit no wait, by the reason."""
+
+
+def constants(path: Path) -> Iterator[str]:
+    """Names of the constants of a module that end with _S."""
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        names = [name for target in targets for name in ast.walk(target)]
+        yield from (n.id for n in names if isinstance(n, ast.Name) and n.id.endswith("_S"))
+
+
+def all_constants() -> list[str]:
+    """Module and name of each constant, such as "rank/leaks.py _SETTLE_S"."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return [f"{path.relative_to(PACKAGE)} {name}" for path in paths for name in constants(path)]
+
+
+class _Uses(ast.NodeVisitor):
+    """Places where a constant is used in code; messages do not count. If it is the default of a
+    parameter, the places are those of that parameter in its function, because tests give it."""
+
+    def __init__(self, name: str) -> None:
+        self.names = [name]
+        self.found: set[tuple[int, int, int]] = set()
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None: ...
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        arguments, before = node.args, self.names
+        given = [*arguments.posonlyargs, *arguments.args]
+        pairs = [*zip(reversed(given), reversed(arguments.defaults), strict=False)]
+        pairs += [p for p in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if p[1]]  # type: ignore[misc]
+        own = [a.arg for a, d in pairs if isinstance(d, ast.Name) and d.id == before[0]]
+        self.names = before + own
+        for statement in node.body:
+            self.visit(statement)
+        self.names = before
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in self.names and isinstance(node.ctx, ast.Load):
+            self._add(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr == self.names[0] and isinstance(node.ctx, ast.Load):
+            self._add(node)
+        self.generic_visit(node)
+
+    def _add(self, node: ast.expr) -> None:
+        assert node.end_col_offset is not None
+        self.found.add((node.lineno, node.col_offset, node.end_col_offset))
+
+
+def lengthened(text: str, name: str) -> str:
+    """The module with LONGER_S added wherever it uses the constant."""
+    uses, lines = _Uses(name), text.encode().splitlines(keepends=True)
+    uses.visit(ast.parse(text))
+    for line, begin, end in sorted(uses.found, reverse=True):
+        old = lines[line - 1]
+        use = b"(%s + %d)" % (old[begin:end], LONGER_S)
+        lines[line - 1] = old[:begin] + use + old[end:]
+    return b"".join(lines).decode()
+
+
+def depends(limit: str, tree: Path) -> str:
+    """How the test of a limit ends in `tree`, a copy of this one, with the limit longer there."""
+    module, name = limit.split()
+    began = time.monotonic()
+    if run(limit, tree, PATIENCE_S) != 0:
+        return "FAILS ANYWAY"
+    took_s = time.monotonic() - began
+    dotted = "pytest_mnode." + module.removesuffix(".py").replace("/", ".")
+    changed = {}
+    for path in (tree / "pytest_mnode").rglob("*.py"):
+        text = path.read_text()
+        if path == tree / "pytest_mnode" / module or (name in text and dotted in text):
+            changed[path] = text
+            path.write_text(lengthened(text, name))
+    try:
+        how = run(limit, tree, 2 * took_s + 10.0)
+    finally:
+        for path, text in changed.items():
+            path.write_text(text)
+    return {None: "still runs", 0: "PASSES", 1: "fails"}.get(how, f"STATUS {how}")
+
+
+def run(limit: str, tree: Path, patience_s: float) -> int | None:
+    """Exit status of pytest for the test of a limit; None if it still runs at the end."""
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    test = subprocess.Popen(
+        [*argv, f"tests/{LIMITS[limit]}"],
+        cwd=tree,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return test.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(test.pid, signal.SIGKILL)
+        test.wait(patience_s)
+        return None
+
+
+def main(words: list[str]) -> int:
+    """1 if a test passes although its limit is never reached."""
+    wrong = False
+    with tempfile.TemporaryDirectory(prefix="mnode-limits-") as directory:
+        tree = Path(directory)
+        for name in ("pytest_mnode", "tests", "acceptance", "fixtures", "docs"):
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("conftest.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, tree / name)
+        for limit in LIMITS:
+            if not words or any(word in limit for word in words):
+                how = depends(limit, tree)
+                wrong |= not how.islower()
+                print(f"{how:<12}{limit}", flush=True)
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""Every limit of a wait has a test that lets it expire."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.limits import LIMITS, NO_LIMITS, PACKAGE, ROOT, all_constants, lengthened
+
+
+def test_each_constant_is_in_one_table() -> None:
+    """A new one that is in none needs a test, or a reason."""
+    listed = [*LIMITS, *(one for some in NO_LIMITS.values() for one in some)]
+    assert sorted(listed) == sorted(all_constants())
+
+
+@pytest.mark.parametrize("test", sorted(set(LIMITS.values())))
+def test_each_test_of_a_limit_exists(test: str) -> None:
+    file, _, name = test.partition("::")
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert not name or name.partition("[")[0] in names
+
+
+def test_uses_of_a_limit_are_lengthened() -> None:
+    text = (
+        "A_S = 1.0\n"
+        "def f(limit_s=A_S):\n"
+        "    wait(limit_s)\n"
+        "def g():\n"
+        "    wait(A_S); say(f'{A_S} s'); wait(m.A_S)\n"
+    )
+    assert lengthened(text, "A_S") == (
+        "A_S = 1.0\n"
+        "def f(limit_s=A_S):\n"
+        "    wait((limit_s + 1000))\n"
+        "def g():\n"
+        "    wait((A_S + 1000)); say(f'{A_S} s'); wait((m.A_S + 1000))\n"
+    )
+
+
+_WAITS = {"wait", "join", "communicate", "result"}
+
+
+def bare_waits(path: Path) -> Iterator[str]:
+    """Calls that wait for ever for a thread, a process or a future, and programs without a limit;
+    and limits that are numbers at the place of the wait, where no test can make them short."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called, given = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
+        last = called.rpartition(".")[2]
+        numbers = [a for a in node.args if isinstance(a, ast.Constant) and type(a.value) is not str]
+        awaits = last in _WAITS and "." in called and not node.args and "timeout" not in given
+        runs = called.startswith("subprocess.") and last in {"run", "check_output", "call"}
+        fixed = last in _WAITS and numbers and "." in called
+        if awaits or fixed or (runs and "timeout" not in given):
+            yield f"{path.relative_to(PACKAGE)} {called}"
+
+
+FOR_EVER = {
+    "the other end is torch, which has limits of its own": (
+        "checks/groups/exchange.py work.wait",
+        "faults/spoiled.py work.wait",
+        "measuring/collectives.py work.wait",
+        "measuring/locating/pairs.py work.wait",
+        "measuring/locating/pairs.py work.wait",
+        "measuring/messages.py work.wait",
+        "measuring/nic_counters.py work.wait",
+    ),
+    "the thread has just been told to end, and waits for nothing else": (
+        "controller/live_line.py self._thread.join",
+        "faults/network.py thread.join",
+        "machine/nvml.py self._thread.join",
+    ),
+    "each thread ends by the limit of its store": (
+        "criteria/launching/store_clients.py thread.join",
+    ),
+    "it is done": (
+        "criteria/preflight/datagrams.py f.result",
+        "criteria/preflight/datagrams.py future.result",
+        "gang/watch.py doing.result",
+    ),
+    "awaited with a limit around it, or until the program's own end": (
+        "launchers/kubernetes/bridge.py ended.wait",
+        "launchers/kubernetes/bridge.py ready.wait",
+        "launchers/kubernetes/pod_streams.py asyncio.run_coroutine_threadsafe(work, self._loop)"
+        ".result",
+        "launchers/kubernetes/pod_streams.py ended.wait",
+        "launchers/kubernetes/relay.py self._open.wait",
+        "launchers/kubernetes/streams.py event.wait",
+    ),
+    "a pod's main process: its command's end is that of the pod": (
+        "jobs/kubernetes/in_pod.py os.wait",
+    ),
+    "the job's own step: Slurm's limit of the job ends it": (
+        "jobs/slurm/on_node.py subprocess.call",
+    ),
+    "between two looks": ("jobs/slurm/on_node.py torchrun.wait",),
+}
+
+
+def test_waits_have_limits_that_a_test_can_shorten() -> None:
+    found = [wait for path in sorted(PACKAGE.rglob("*.py")) for wait in bare_waits(path)]
+    assert sorted(found) == sorted(one for some in FOR_EVER.values() for one in some)
