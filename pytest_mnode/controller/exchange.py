@@ -29,11 +29,15 @@ from pytest_mnode.protocol.world import HUB
 CHECK_S = 0.25
 
 
-class Exchange(threading.Thread):
-    """Routes messages for others, and passes messages for the hub to its subclass."""
+class Exchange:
+    """Routes messages for others, and passes messages for the hub to its subclass.
+
+    Has a thread rather than being one: threads have private attributes, more with each Python, and
+    a subclass with an attribute of the same name breaks them or itself.
+    """
 
     def __init__(self, switchboard: Switchboard) -> None:
-        super().__init__(name="mnode-hub", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mnode-hub", daemon=True)
         self.switchboard = switchboard
         self.running = True
         self._calls: deque[Callable[[], None]] = deque()
@@ -62,7 +66,16 @@ class Exchange(threading.Thread):
     def close(self) -> None:
         """Called once, at the end of the thread."""
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
         own, all_sources = select.poll(), select.poll()
         own.register(self._woken, select.POLLIN)
         all_sources.register(self._woken, select.POLLIN)
@@ -146,7 +159,7 @@ class Exchange(threading.Thread):
     def deliver(self, destination: str, source: str, payload: bytes) -> None:
         local = self._local.get(destination)
         if local is not None:
-            local.put(payload, wakes=threading.current_thread() is self)
+            local.put(payload, wakes=threading.current_thread() is self._thread)
             return
         with self._lock:
             self.switchboard.send(destination, source, payload)

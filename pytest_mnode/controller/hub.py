@@ -110,8 +110,11 @@ class Hub(Exchange):
         message = pickle.loads(payload)
         try:
             self._handle(source, message)
-        except MnodeError as error:
+        except Exception as error:
+            # Whatever the error, the client waits for an answer to this request.
             self.desk.refuse(source, getattr(message, "seq", 0), error)
+            if not isinstance(error, MnodeError):
+                raise
 
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)

@@ -205,6 +205,20 @@ def test_an_error_in_a_launcher_call_affects_that_call_alone(hub: Hub) -> None:
     assert hub.desk.failure is None
 
 
+def test_a_request_that_meets_an_error_nobody_foresaw_is_refused_with_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("n7")
+
+    monkeypatch.setattr(hub.leases, "ask", fails)
+    line = hub.local_line("client/1")
+    line.send(HUB, LeaseNodes(1, 1, False, "a test"))
+    with pytest.raises(KeyError):
+        hub.turn()
+    assert line.receive(0.0) == Refused(1, "ClusterError", "KeyError: 'n7'")
+
+
 def test_messages_that_arrive_while_the_hub_is_delayed_are_read_first(hub: Hub) -> None:
     for _ in range(14):
         pass_time(hub, 1.0)
