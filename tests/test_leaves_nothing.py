@@ -171,7 +171,7 @@ def test_a_run_killed_while_it_measures_training_steps_leaves_nothing(tmp_path: 
         return any(name.startswith("rank") and name.endswith(".jsonl") for name in found)
 
     try:
-        run.until(trains, 60, "records of steps are there")
+        run.until(trains, 300, "records of steps are there")
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.communicate(timeout=30)
         run.expect_nothing_left()
