@@ -1,6 +1,8 @@
 # make certify       certify the embedded cluster: four nodes on this machine
 # make test          formatting, lint, types, unit tests, tests on the rack
 # make test-bare     those of them that mention other programs or faults, where the programs are absent
+# make test-odd      a few of them as other users and under other conditions: tests/odd.py lists them
+# make test-versions a few of them with the oldest and newest versions of Python, torch and pytest
 # make test-red      the acceptance suite on racks with a fault: each criterion turns red
 # make engines       build a Kubernetes from its Go modules, once, for make test-engines
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
@@ -36,7 +38,7 @@ GPU := tests/gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test test-bare test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
+.PHONY: certify test test-bare test-odd test-versions test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -53,6 +55,35 @@ PROGRAMS := mnode-fault|faults|need_program|nft|faketime|gdb|ssh|srun|salloc|sba
 BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' tests | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
 test-bare: environment
 	env -u CI .ci/bare $(PYTEST) -rs $(BARE)
+
+# Conditions that do not meet are tried together. Tests of what meets paths, users and addresses.
+ODD := quoted,home,locale,path ordinary,long,noipv6 nouserns,background container,long busy
+ODD_TESTS := $(addprefix tests/,test_first_steps.py test_leaves_nothing.py agent/test_agent.py \
+  faults/test_option.py jobs/test_running.py launchers/test_cleanup.py launchers/test_probe.py \
+  launchers/test_rack.py launchers/test_sockets.py launchers/test_ssh.py worlds/test_agents.py)
+test-odd: environment $(ODD:%=odd-%)
+odd-%: environment
+	env -u CI $(BIN)/python -m tests.odd $* $(PYTEST) -rs $(ODD_TESTS)
+
+# Versions that pyproject.toml names at least, and the newest of all. A Python that is absent is
+# replaced by $(PYTHON).
+VERSIONS := build/versions
+PYTHON_oldest := python3.11
+PYTHON_newest := python3.13
+OLDEST = $(PYTHON) -c 'import tomllib; print(*(d.replace(">=", "==") for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))'
+PINS_oldest = $$($(OLDEST))
+PINS_newest =
+VERSIONS_TESTS := $(addprefix tests/,test_first_steps.py outcome/test_calls.py rank/test_process_group.py \
+  worlds/test_worlds.py)
+test-versions: versions-oldest versions-newest
+versions-%: $(VERSIONS)/%/.ready
+	env -u CI $(<D)/bin/python -m pytest -rs $(VERSIONS_TESTS)
+	$(<D)/bin/python -m pytest --mnode-nodes=2 acceptance/test_mesh.py
+
+$(VERSIONS)/%/.ready: pyproject.toml
+	python=$(PYTHON_$*); $$python --version || python=$(PYTHON); $$python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PINS_$*) -e '.[dev]'
+	@touch $@
 
 # A quarter of the time of all tests: each of these runs the acceptance suite, or files of it.
 # Two at a time: rates and step times are measured.
