@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +23,16 @@ from pytest_mnode.faults import parse
 from pytest_mnode.launchers.rack import Rack
 
 LIMIT_S = 600
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no ::1 on this machine")
+OWN_ADDRESSES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
 
 def need(missing: str | None) -> None:

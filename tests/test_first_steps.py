@@ -81,6 +81,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONPATH": str(site),
         "PYTEST_ADDOPTS": "-p no:hypothesispytest",
         "COLUMNS": "100",
+        # torch warns about each connection on a machine without IPv6.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     found = {}
     for command in commands:

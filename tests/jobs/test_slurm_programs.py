@@ -19,6 +19,7 @@ from pytest_mnode.jobs.slurm.queued import Queued
 from pytest_mnode.launchers.cleanup import queue_cleanup
 from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, SlurmCleanup, clean_up
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
+from tests.inner import OWN_ADDRESSES
 
 # Like squeue: it shows jobs of hidden partitions only with --all, and applies the user's filter
 # variables.
@@ -244,7 +245,7 @@ def batch(programs: Path, address: str, nodes: str) -> subprocess.CompletedProce
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", OWN_ADDRESSES)
 def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: str) -> None:
     done = batch(programs, address, "echo n0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -331,6 +332,8 @@ def test_a_requeue_that_slurm_never_makes_ends_the_job(
     program(programs, "scontrol", '#!/bin/sh\necho n0\necho "$*" >>"$0.asked"\n')
     program(programs, "srun", "#!/bin/sh\nexit 75\n")
     files.write_status(programs, "node0", 0, files.Status(75, True, False))
-    job = files.Plan("a", Job(["t.py"], requeues=1), {"n0": files.JobNode("node0", "::1", None)})
+    job = files.Plan(
+        "a", Job(["t.py"], requeues=1), {"n0": files.JobNode("node0", "127.0.0.1", None)}
+    )
     assert on_node.batch(job.write(programs)) == 75
     assert (programs / "scontrol.asked").read_text().splitlines()[-1] == "requeue 7"

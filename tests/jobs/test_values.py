@@ -13,6 +13,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.job import WAIT, Decision, Job, JobEvent, JobSnapshot, decide
 from pytest_mnode.jobs.torchrun import Start, exit_codes, was_preempted
 from pytest_mnode.launchers.nodes import FREE_PORT
+from tests.inner import OWN_ADDRESSES
 
 ALL = ("node0", "node1", "node2", "node3")
 REPORT = """\
@@ -193,7 +194,7 @@ def test_an_event_in_a_line() -> None:
     assert str(JobEvent(1, "requeued", 1, detail="preempted")) == "1.000 requeued: preempted"
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("address", [*OWN_ADDRESSES, "localhost"])
 def test_a_free_port_of_any_address(address: str) -> None:
     argv = [sys.executable, "-I", "-S", "-c", FREE_PORT % address]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.machine.tcp import ESTABLISHED, Connection, connections, established, tcp_state
+from tests.inner import OWN_ADDRESSES
 
 HEADER = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"
@@ -112,7 +113,7 @@ def test_a_process_that_is_gone_has_no_connections(tmp_path: Path) -> None:
     assert tcp_state(7, tmp_path) == tcp_state(8, tmp_path)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", OWN_ADDRESSES)
 def test_connections_of_this_process(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:

@@ -20,18 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_mnode.criteria.launching.reports import Login, Met, read_output
+from tests.inner import IPV6
 
 PROGRAM = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
 LIMIT_S = 5.0
-
-
-def _has_ipv6() -> bool:
-    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
-        return True
-    return False
-
-
-IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no ::1 on this machine")
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, di
 from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, look_up_all, paired
 from pytest_mnode.machine import model
 from pytest_mnode.machine.mounts import Mount
+from tests.inner import OWN_ADDRESSES
 
 
 def _rails(*names: str) -> tuple[Rail, ...]:
@@ -45,11 +46,8 @@ def test_rails_are_paired_by_name_else_by_place() -> None:
     assert names(_rails(), _rails("a")) == []
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", OWN_ADDRESSES)
 def test_a_listener_on_all_addresses_is_reached_over_ipv4_and_ipv6(address: str) -> None:
-    if ":" in address and not _has_ipv6():
-        pytest.skip("this machine has no IPv6")
-
     async def tried() -> tuple[bool, float | None]:
         loop = asyncio.get_running_loop()
         post, other = (UdpProbe("", None, b"a run 00", index) for index in (0, 1))
@@ -67,15 +65,6 @@ def test_a_listener_on_all_addresses_is_reached_over_ipv4_and_ipv6(address: str)
     answered, took_s = asyncio.run(tried())
     assert answered
     assert took_s is not None
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 def test_a_name_that_is_not_found() -> None:
