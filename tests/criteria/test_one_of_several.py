@@ -363,7 +363,7 @@ IN_PREFLIGHT: dict[str, Row] = {
     ),
     "packets": Row(_preflight(packets.path_mtu, "{mtu: {}}", _packets), RAILS),
     "segments": Row(_preflight(packets.path_mtu, "{mtu: {}}", _segments), ("", "")),
-    "payload": Row(_preflight(payload, "{payload: {}}", _payloads(4 * MIB, 1)), RAILS),
+    "payload": Row(_preflight(payload, "{payload: {}}", _payloads(4 * MIB, 1)), ("fab0+fab1",) * 2),
     "lost payload": Row(_preflight(payload, "{payload: {}}", _payloads(MIB, 0)), ("", ""), UNKNOWN),
     "connections": Row(_preflight(reach.peers, "{reachable: {}}", _lost), RAILS),
     "state of a port": Row(_preflight(rdma.rdma_ports, "{rdma: {}}", _port(state="INIT")), NICS),
@@ -646,8 +646,13 @@ def test_one_bad_device_of_several_never_passes_and_is_named(what: str, tmp_path
         assert one.verdict is Verdict.FAIL or Verdict.FAIL not in verdicts, (node, device)
         found = [m for m in asked if m.verdict is one.verdict]
         words = " ".join(f"{m.culprit or ''} {m.note}" for m in found)
-        name = one.devices[device].format(2 * node + device, compose.RAILS * node + 7 * device)
+        name, other = (
+            one.devices[place].format(2 * node + place, compose.RAILS * node + 7 * place)
+            for place in (device, 1 - device)
+        )
         assert name in words, (node, device)
+        accused = " ".join(str(m.culprit) for m in found if m.culprit)
+        assert other == name or other not in accused, (node, device)
         blamed = [m.culprit for m in found if m.culprit]
         sure = {name for culprit in blamed for name in culprit.nodes}
         right = {NAMES[node], f"birch{node}"}

@@ -65,6 +65,21 @@ def test_a_second_port_without_a_cable_is_no_fault(tmp_path: Path) -> None:
         assert verdicts(question, survey, spec) == {}, question
 
 
+def test_a_second_port_without_a_cable_is_not_named_beside_a_card_that_is_down(
+    tmp_path: Path,
+) -> None:
+    spec = spec_of(tmp_path, "{interfaces: {}}", "infiniband", '"mlx5_*"', nics=2)
+    ports = [
+        replace(IB, device=device, number=number, state=state)
+        for device, states in (("mlx5_0", ("ACTIVE", "DOWN")), ("mlx5_1", ("INIT", "DOWN")))
+        for number, state in enumerate(states, 1)
+    ]
+    survey = everywhere(healthy(1), *ports, interfaces=())
+    assert culprits(links.interfaces, survey, spec) == {
+        "gpu0": "gpu0 mlx5_1:1 is INIT, mlx5_1:2 is DOWN"
+    }
+
+
 def test_an_interface_of_unknown_state_is_neither_up_nor_down(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{interfaces: {}, mtu: {}}")
     mute = with_interface(healthy(2), 1, "fab0", carrier=None)

@@ -65,6 +65,10 @@ def test_rdma_ports_and_their_errors(tmp_path: Path) -> None:
     assert verdicts(rdma.rdma_ports, one_is_enough, spec) == {}
     rising = _rdma(PORT, _counting(symbol_error=4))
     assert culprits(rdma.rdma_errors, rising, spec) == {"gpu1": "gpu1 mlx5_0:1 symbol_error +4"}
+    [several] = asked(
+        rdma.rdma_errors, _rdma(PORT, _counting(symbol_error=4, link_downed=2)), spec
+    )["gpu1"]
+    assert several.value == 6
     set_back = _rdma(_counting(link_downed=3), PORT)
     assert verdicts(rdma.rdma_errors, set_back, spec) == {"gpu1": "inconclusive"}
     gone = _rdma(PORT, replace(PORT, device="mlx5_7"))
