@@ -452,6 +452,8 @@ def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.answers["counted"] == "inconclusive"
     assert proof.culprit == f"birch2: bytes sent by {device(kind, 4)} could not be read"
+    sent = [m for m in proof.measurements if "on the fabric of the node that sent" in m.name]
+    assert [m.value for m in sent] == [None, None], "nor is the sum of the others that of the node"
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,16 @@ def test_a_cpuset_on_the_other_socket_is_named(
     assert culprits(cpus_near, with_facts(survey, 1, **change), spec) == {"gpu1": culprit}
 
 
+def test_every_far_accelerator_counts_beside_one_that_is_unknown(
+    tmp_path: Path, survey: Survey
+) -> None:
+    spec = spec_of(tmp_path, "{cpus: near}", accelerators="3")
+    far = [Accelerator(index=n, pci_address=gpu_address(6 + n)) for n in (0, 1)]
+    survey = with_facts(survey, 1, accelerators=(*far, Accelerator(index=2)))
+    [found] = asked(cpus_near, survey, spec)["gpu1"]
+    assert (found.verdict, found.value) == ("fail", 2)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -198,6 +198,10 @@ def test_unreachable_first_node_blames_one_node_or_the_first(
     assert culprits(reach.master, nobody, spec) == {"gpu0": "gpu0 10.1.0.1"}
     assert set(verdicts(reach.master, nobody, spec).values()) == {"fail", "inconclusive"}
     assert culprits(reach.master, _master(healthy(2), {1}), spec) == {"gpu1": "gpu1 or gpu0"}
+    assert culprits(reach.master, _master(healthy(), {2, 3}), spec) == {
+        "gpu2": "gpu2 (gpu1 can connect)",
+        "gpu3": "gpu3 (gpu1 can connect)",
+    }
     taken = with_facts(healthy(), 0, master_problem="cannot listen on port 29500: in use")
     assert culprits(reach.master, taken, spec) == {
         "gpu0": "gpu0: cannot listen on port 29500: in use"
@@ -262,3 +266,10 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
     [(name, culprit)] = culprits(reach.peers, survey, spec).items()
     assert name == "gpu2"
     assert culprit.startswith("gpu2: no route to most nodes over fab0, fab1: ")
+    # Without a route to one node only, the path is to blame.
+    one = with_path_facts(
+        cut(healthy(), [(2, 0)]),
+        2,
+        connections=lambda c: c if c.took_s else replace(c, problem="network is unreachable"),
+    )
+    assert set(culprits(reach.peers, one, spec).values()) == {"path from gpu2 to gpu0 (one way)"}

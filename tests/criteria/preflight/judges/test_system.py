@@ -86,12 +86,13 @@ def test_settings_of_the_interfaces_of_rdma_devices_are_compared(tmp_path: Path)
     spec = spec_of(tmp_path, "{same: [sysctl]}", "roce", '"mlx5_*"')
     survey = everywhere(healthy(3), rdma_port("RoCE"), interfaces=(interface("fab0", "10.2.0.1"),))
     for index, value in enumerate("010"):
-        settings = {**SETTINGS, "net.ipv4.conf.fab0.arp_ignore": value}
+        own = {f"net.ipv4.conf.fab0.{name}": value for name in ("arp_ignore", "rp_filter")}
+        settings = SETTINGS | own
         survey = with_facts(
             survey, index, settings=settings | {"net.ipv4.conf.x.arp_ignore": value}
         )
     assert culprits(_same("sysctl"), survey, spec) == {"gpu1": "gpu1 sysctl"}
-    assert asked(_same("sysctl"), survey, spec)["gpu1"][0].value == 1
+    assert asked(_same("sysctl"), survey, spec)["gpu1"][0].value == 2
 
 
 def test_without_a_majority_all_nodes_are_named(tmp_path: Path) -> None:
