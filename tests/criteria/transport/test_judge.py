@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.criteria.transport.expected import expected_bytes
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.logs.nccl_log import read_nccl_log
@@ -13,6 +14,7 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Verdict
 from tests.criteria.transport.compose import (
+    PROMISE,
     RAILS,
     carried,
     device,
@@ -26,6 +28,7 @@ from tests.criteria.transport.compose import (
     on_ranks,
     ports_of,
     rdma,
+    spec_of,
     with_env,
     with_logs,
     with_nics,
@@ -501,6 +504,9 @@ def test_bytes_on_the_wrong_nic_although_the_log_is_correct() -> None:
     }
     assert proof.cases == {Case.NOT_ON_FABRIC, Case.NOT_QUIET}
     assert "; mgmt0 sent " in proof.culprit
+    by_node = {m.name: m.note for m in proof.measurements if "on other networks" in m.name}
+    [note] = [note for name, note in by_node.items() if name.endswith("birch1")]
+    assert note.startswith("mgmt0, ")
 
 
 def test_more_bytes_than_the_algorithm_moves() -> None:
@@ -509,6 +515,31 @@ def test_more_bytes_than_the_algorithm_moves() -> None:
     proof = judged("ethernet", carried(facts, "birch1", counts))
     assert proof.cases == {Case.TOO_MANY_BYTES}
     assert "other traffic used it" in proof.culprit
+    most = expected_bytes(facts, spec_of("ethernet").fabric, PROMISE).most_bytes
+    for each, case in ((int(most / RAILS), set()), (int(1.01 * most / RAILS), proof.cases)):
+        counts = dict.fromkeys(counts, each)
+        assert judged("ethernet", carried(facts, "birch1", counts)).cases == case
+
+
+def test_a_nic_more_than_promised_that_sends_as_the_others() -> None:
+    facts = healthy("ethernet")
+    each = facts.nodes[1].sent_bytes[device("ethernet", 0)]
+    facts = with_nics(facts, "birch1", interface("eth9"))
+    for count, cases in ((each, {Case.STRAY_RAIL}), (1000, set())):
+        proof = judged("ethernet", carried(facts, "birch1", {"eth9": count}), interfaces="eth*")
+        assert proof.cases == cases
+    assert judged("ethernet", facts, interfaces="eth*").verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("way", ["sent_bytes", "received_bytes"])
+def test_a_nic_beside_the_fabric_of_which_one_direction_is_unknown(way: str) -> None:
+    def without(node: NodeTraffic) -> NodeTraffic:
+        known = {nic: count for nic, count in getattr(node, way).items() if nic != "mgmt0"}
+        return replace(node, **{way: known})
+
+    proof = judged("infiniband", on_node(healthy("infiniband"), "birch1", without))
+    assert proof.answers["quiet"] == "inconclusive"
+    assert proof.culprit == "birch1: counters of mgmt0 could not be read"
 
 
 @pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])
