@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_mnode.criteria.devices import judge_rates
+from pytest_mnode.criteria.devices import judge_products, judge_rates
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measurement import Measurement, Verdict
@@ -133,6 +133,11 @@ def test_ranks_that_cannot_be_compared_are_inconclusive(
     assert note in found.note
 
 
+def test_wrong_rows_of_all_ranks_add_up() -> None:
+    [found] = judge_products("float32", 8, {"rank 0": 3, "rank 1": 0, "rank 2": 4})
+    assert (found.value, found.culprit) == (7, "rank 0 (3), rank 2 (4)")
+
+
 def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
     found = recorded(50, 51, 49, floor=60)
     assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
@@ -149,6 +154,7 @@ def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
     [
         (Load(50, (), 1700, 0.0), ("pass", "pass"), None),
         (Load(50, (("HwThermalSlowdown", 2),), 1700, 0.04), ("pass", "pass"), None),
+        (Load(50, (("HwThermalSlowdown", 2),), 1400, 0.05), ("pass", "pass"), None),
         (
             Load(50, (("HwThermalSlowdown", 20),), 1300, 0.4),
             ("fail", "fail"),

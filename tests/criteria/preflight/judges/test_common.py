@@ -60,6 +60,15 @@ def test_one_failed_path_blames_no_node() -> None:
     assert blame(_all(2), {(0, 1), (1, 0)}) == Blame({}, frozenset({(0, 1), (1, 0)}))
 
 
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_node_is_blamed_if_more_than_half_of_its_paths_fail(bad: int) -> None:
+    into = {(n, 4) for n in range(bad + 1)}
+    for failed, way in ((into, "receiving"), ({(b, a) for a, b in into}, "sending")):
+        paths = Blame({}, frozenset(failed))
+        expected = Blame({4: way}) if bad == 2 else paths  # type: ignore[dict-item]
+        assert blame(_all(5), failed) == expected
+
+
 def test_a_failed_path_is_reported_beside_a_node_that_is_cut_off() -> None:
     failed = {edge for edge in _all(5) if 2 in edge} | {(0, 4)}
     assert blame(_all(5), failed) == Blame({2: "both ways"}, frozenset({(0, 4)}))
