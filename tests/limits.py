@@ -397,19 +397,113 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
 """Constants that limit no wait, by the reason."""
 
 
+GIVEN: Mapping[str, str] = {
+    "jobs/job.py Job.back_within_s":
+        "jobs/test_running.py::test_a_job_waits_for_a_lost_node_as_long_as_promised",
+    "launchers/kubernetes/options.py KubernetesOptions.wait_s":
+        "launchers/kubernetes/test_start.py::test_other_waits_end_in_time_and_name_the_option",
+    "launchers/node.py Launcher.start_limit_s":
+        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+    "launchers/node.py Launcher.silence_limit_s":
+        "launchers/remote/test_commands.py::test_silence_ends_both_sides",
+    "marks.py WorldRequest.timeout_s":
+        "worlds/test_hanging.py::test_every_report_came_at_its_limit",
+    "marks.py WorldRequest.still_s":
+        "controller/test_conductor.py::test_ranks_without_progress_are_hung_before_the_limit",
+    "options.py Settings.budget_s": "controller/test_free_nodes.py",
+    "options.py Settings.k8s_wait_s":
+        "launchers/kubernetes/test_start.py::test_other_waits_end_in_time_and_name_the_option",
+    "options.py Settings.locate_budget_s":
+        "measuring/locating/test_locate.py::"
+        "test_at_its_time_limit_the_search_stops_and_accuses_no_node",
+    "options.py Settings.silence_limit_s":
+        "launchers/remote/test_commands.py::test_silence_ends_both_sides",
+    "options.py Settings.start_limit_s":
+        "launchers/remote/test_remote_proxy.py::test_a_slow_start_within_the_limit_is_awaited",
+    "options.py Settings.timeout_s": "worlds/test_hanging.py::test_every_report_came_at_its_limit",
+    "protocol/agent_messages.py AgentOrder.silence_s":
+        "agent/test_agent.py::test_silence_of_the_hub_ends_an_agent_on_another_machine",
+    "protocol/launcher_requests.py LauncherRequest.limit_s":
+        "controller/test_client.py::test_missing_answers_are_named",
+    "protocol/launcher_requests.py SwitchPower.limit_s":
+        "controller/test_client.py::test_missing_answers_are_named",
+    "protocol/rank_messages.py Limit.timeout_s":
+        "controller/test_conductor.py::test_the_earliest_of_several_limits_of_a_test_ends_it",
+    "spec/fabric.py NcclTestsPromise.limit_s": "measuring/tools/test_nccl_tests.py",
+    "spec/gang.py GangCriterion.lost_within_s":
+        "gang/test_experiments.py::test_a_gang_not_taken_down_in_time",
+    "spec/inventory.py Power.command_within_s":
+        "launchers/test_power_commands.py::"
+        "test_a_command_that_exceeds_its_limit_is_ended_with_its_children",
+    "spec/inventory.py Power.within_s":
+        "launchers/kubernetes/test_silence.py::"
+        "test_a_node_that_is_not_back_after_it_was_switched_on",
+    "spec/launch.py RendezvousPromise.within_s":
+        "criteria/launching/test_meeting.py::test_every_rank_names_the_absent_one",
+    "spec/launch.py StartPromise.within_s":
+        "criteria/launching/test_sbatch.py::test_a_step_ends_at_its_limit",
+    "spec/launch.py StorePromise.within_s":
+        "criteria/launching/test_store_clients.py::test_a_start_that_is_never_given_has_a_limit",
+    "spec/preflight.py Names.within_s":
+        "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
+    "spec/preflight.py Reachable.within_s":
+        "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
+}  # fmt: skip
+"""Limits that a user gives, or a caller, by module, class and field: the test."""
+
+JUDGED: Mapping[str, tuple[str, ...]] = {
+    "what came later fails the judgement": (
+        "spec/gang.py GangCriterion.next_within_s",
+        "spec/gang.py GangCriterion.waits_s",
+        "spec/restart.py RestartCriterion.checkpoint_within_s",
+        "spec/restart.py RestartCriterion.within_s",
+    ),
+    "given to a wait of worlds, jobs or checkpoints, which has a test of its own": (
+        "spec/preflight.py Payload.within_s",
+        "spec/restart.py RestartCriterion.back_within_s",
+        "spec/restart.py RestartCriterion.visible_within_s",
+        "spec/scaling.py ScalingCriterion.within_s",
+    ),
+}
+"""Fields of such names that have no such test, by the reason."""
+
+
 def constants(path: Path) -> Iterator[str]:
     """Names of the constants of a module that end with _S."""
     for node in ast.parse(path.read_text()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        names = [name for target in targets for name in ast.walk(target)]
-        yield from (n.id for n in names if isinstance(n, ast.Name) and n.id.endswith("_S"))
+        yield from (name for name in _assigned(node) if name.endswith("_S"))
 
 
 def all_constants() -> list[str]:
     """Module and name of each constant, such as "rank/leaks.py _SETTLE_S"."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return [f"{path.relative_to(PACKAGE)} {name}" for path in paths for name in constants(path)]
+
+
+_GIVEN = ("options.py", "marks.py", "jobs/job.py", "launchers/node.py", "spec/*.py")
+_GIVEN_BY_CALLERS = ("launchers/kubernetes/options.py", "protocol/*.py")
+_ENDINGS = ("limit_s", "timeout_s", "still_s", "silence_s", "budget_s", "wait_s", "waits_s")
+
+
+def all_given() -> list[str]:
+    """Module, class and field of each limit that is an option, a promise or part of a request."""
+    found = []
+    for path in sorted(p for one in _GIVEN + _GIVEN_BY_CALLERS for p in PACKAGE.glob(one)):
+        for kind in ast.walk(ast.parse(path.read_text())):
+            if isinstance(kind, ast.ClassDef):
+                names = [name for node in kind.body for name in _assigned(node)]
+                ours = [name for name in names if name.endswith((*_ENDINGS, "within_s"))]
+                found += [f"{path.relative_to(PACKAGE)} {kind.name}.{name}" for name in ours]
+    return found
+
+
+def _assigned(node: ast.stmt) -> Iterator[str]:
+    """Names that a statement assigns to."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    names = (name for target in targets for name in ast.walk(target))
+    yield from (name.id for name in names if isinstance(name, ast.Name))
 
 
 class _Uses(ast.NodeVisitor):

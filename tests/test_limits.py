@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.limits import LIMITS, NO_LIMITS, PACKAGE, ROOT, all_constants, lengthened
+from tests.limits import (
+    GIVEN,
+    JUDGED,
+    LIMITS,
+    NO_LIMITS,
+    PACKAGE,
+    ROOT,
+    all_constants,
+    all_given,
+    lengthened,
+)
 
 
-def test_each_constant_is_in_one_table() -> None:
+@pytest.mark.parametrize(
+    ("tested", "untested", "there"),
+    [(LIMITS, NO_LIMITS, all_constants), (GIVEN, JUDGED, all_given)],
+    ids=["constants", "given"],
+)
+def test_each_limit_is_in_one_table(
+    tested: Mapping[str, str],
+    untested: Mapping[str, tuple[str, ...]],
+    there: Callable[[], list[str]],
+) -> None:
     """A new one that is in none needs a test, or a reason."""
-    listed = [*LIMITS, *(one for some in NO_LIMITS.values() for one in some)]
-    assert sorted(listed) == sorted(all_constants())
+    listed = [*tested, *(one for some in untested.values() for one in some)]
+    assert sorted(listed) == sorted(there())
 
 
-@pytest.mark.parametrize("test", sorted(set(LIMITS.values())))
+@pytest.mark.parametrize("test", sorted({*LIMITS.values(), *GIVEN.values()}))
 def test_each_test_of_a_limit_exists(test: str) -> None:
     file, _, name = test.partition("::")
     tree = ast.parse((ROOT / "tests" / file).read_text())

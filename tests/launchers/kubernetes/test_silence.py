@@ -18,7 +18,7 @@ from pytest_mnode.launchers.kubernetes import api as api_module
 from pytest_mnode.launchers.kubernetes import launcher, pod_streams, relay, streams
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
-from pytest_mnode.protocol.launcher_requests import PowerOn
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.launchers.kubernetes.test_broken_off import (
     CHUNK,
     HELD,
@@ -179,3 +179,13 @@ def test_the_output_of_a_pod_that_runs_on_is_read_again(monkeypatch: pytest.Monk
     made._ended = {"u1": asyncio.Event()}
     asyncio.run(made._follow("a", "u1"))
     assert reads == ["read", "read"]
+
+
+def test_a_node_that_is_not_back_after_it_was_switched_on(run: Run) -> None:
+    power = run.launcher._spec.power
+    assert power is not None
+    soon = power.model_copy(update={"within_s": 0.2})
+    run.launcher._spec = run.launcher._spec.model_copy(update={"power": soon})
+    run.launcher.ask(PowerOff("n1"))
+    with pytest.raises(ClusterError, match=r"^n1 was not back 0\.2 s after power\.switch_on: "):
+        run.launcher.ask(PowerOn("n1"))
