@@ -202,7 +202,7 @@ def test_a_node_that_the_launcher_did_not_switch_off_is_on() -> None:
     cluster.close()  # boots no node
 
 
-def test_worlds_end_with_their_test() -> None:
+def test_worlds_and_jobs_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
     run: Any = SimpleNamespace(
         spec=SimpleNamespace(accelerators=SimpleNamespace(per_node=0)),
@@ -213,5 +213,8 @@ def test_worlds_end_with_their_test() -> None:
     )
     cluster = Cluster(run, Lease(1, ("node0",)), 1, 1.0)
     cluster.world()
+    job = SimpleNamespace(close=lambda: ended.append("job"))
+    monkeypatch.setattr("pytest_mnode.cluster.launch", lambda *_: job)
+    cluster.launch(["t.py"])
     cluster.close()
-    assert ended == ["w1", 1]
+    assert ended == ["job", "w1", 1]

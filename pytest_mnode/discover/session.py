@@ -143,14 +143,12 @@ def summary(
 
 
 def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
-    """A page as a spec, or the error, without the path of the temporary file."""
+    """A page as a spec, or the error, without the file's path. The file goes with the run."""
     path.write_text(page.text(), encoding="utf-8")
     try:
         return load_spec(path), ""
     except SpecError as error:
         return None, "; ".join(one.removeprefix(f"{path}: ") for one in str(error).splitlines())
-    finally:
-        path.unlink()
 
 
 def check_place(file: Path) -> None:

@@ -32,7 +32,6 @@ from pytest_mnode.protocol.agent_messages import (
     ForkServerReady,
     Launch,
     LauncherForked,
-    NodeBooted,
     NodeEntry,
     NodeReady,
     PartLost,
@@ -84,7 +83,6 @@ class World:
         ours, self.fork_server = Pipe.pair()
         self.agent = Agent(order, cast("Line", self.line), ours, FORK_SERVER_PID)
         self.launchers: dict[str, Pipe] = {}
-        self.ready: list[NodeReady] = []
 
     def turn_until(self, condition: Callable[[], Any]) -> Any:
         end = time.monotonic() + LIMIT_S
@@ -139,8 +137,8 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     try:
         made.fork_server.send(ForkServerReady())
-        made.ready = [made.next_message() for _ in NODES]
-        assert [message.node for message in made.ready] == ["n0", "n1"]
+        ready = [made.next_message() for _ in NODES]
+        assert [message.node for message in ready] == ["n0", "n1"]
         yield made
     finally:
         made.close()
@@ -289,26 +287,6 @@ def test_a_part_whose_fork_is_never_reported_is_given_up(
     around.order(StopWorld("n1", "w1"))
     around.turn_until(lambda: around.agent.ending)
     around.turn_until(lambda: not around.agent.ending)
-
-
-def refused(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def test_ports_of_stores_are_closed(around: World) -> None:
-    """Only the launcher of a world has that of the world; a node that booted again gets another."""
-    ports = {message.node: message.store_port for message in around.ready}
-    around.has_launched(0)
-    os.close(around.fork_server.fds.popleft())  # the launcher's
-    again = around.next_message()
-    assert (again.node, refused(ports["n0"]), refused(again.store_port)) == ("n0", True, False)
-    around.order(NodeBooted(NODES[1]))
-    booted = around.next_message()
-    assert (booted.node, refused(ports["n1"]), refused(booted.store_port)) == ("n1", True, False)
 
 
 @pytest.mark.parametrize("asked", [False, True])

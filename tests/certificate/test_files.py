@@ -104,3 +104,18 @@ def test_a_pass_that_outlasts_its_run_is_refused(date: str | None) -> None:
         UsageError, match=r"c\.json: coverage\.nodes: node1: a pass until 2036-01-01"
     ):
         parse_certificate(json.dumps(data), "c.json")
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    (tmp_path / "page").write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refused)
+        with pytest.raises(PermissionError):
+            replace_file(tmp_path / "page", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["page"]
+    assert (tmp_path / "page").read_text() == "old"

@@ -230,3 +230,14 @@ def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["verify", "x", "--key=y", "--at=yesterday"])
     assert "yesterday: accepted: a date or a time of ISO 8601" in capsys.readouterr().err
+
+
+def test_a_check_leaves_no_file(
+    report: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["sign", str(report.parent), f"--key={keys / 'ours'}"]) == 0
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    main(["verify", str(report), f"--key={keys / 'ours.pub'}", "--at=2026-11-22"])
+    assert list(temporary.iterdir()) == []

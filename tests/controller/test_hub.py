@@ -27,6 +27,7 @@ from pytest_mnode.protocol.channel import Keys, LocalLine
 from pytest_mnode.protocol.hub_messages import (
     Answer,
     AskLauncher,
+    CloseWorld,
     Collect,
     Granted,
     LeaseNodes,
@@ -154,6 +155,17 @@ def test_agents_and_nodes_end_with_the_hub(hub: Hub, launcher: TwoMachines) -> N
     hub.close()
     assert list(hub.agents.ended()) == [0, 1]
     assert launcher.closed
+
+
+def test_a_world_that_its_client_gives_back_is_ended(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[CloseWorld] = []
+    monkeypatch.setattr(hub.worlds, "close", given_back.append)
+    message = CloseWorld("w1", False)
+    hub.local_line("client/1").send(HUB, message)
+    hub.turn()
+    assert given_back == [message]
 
 
 def test_a_slow_launcher_call_does_not_delay_other_messages(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_mnode.controller import live_line
 from pytest_mnode.controller.live_plugin import LivePlugin
 from pytest_mnode.progress import progress
 
@@ -50,3 +54,15 @@ def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytes
     outcomes = done.parseoutcomes()
     assert (outcomes["passed"], sum(outcomes.values())) == (1, 3)
     assert "INTERNALERROR" not in done.stdout.str()
+
+
+def test_a_guard_of_the_terminal_that_stays_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_line, "_GUARD_END_S", 0.1)
+    plugin = SimpleNamespace(suspend_global_capture=lambda: None)
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _: plugin))
+    reads, writes = os.pipe()
+    guard = subprocess.Popen(["sleep", "300"], stdin=subprocess.PIPE)
+    with live_line.LiveLine(writes, config, lambda _: "") as line:
+        line._guard = guard
+    os.close(reads)
+    assert guard.returncode == -signal.SIGKILL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -246,3 +247,14 @@ def test_a_node_whose_name_resolves_to_loopback_gets_the_address_others_see(
     monkeypatch.setattr(discover_nodes, "towards", {"192.0.2.2": "192.0.2.1"}.get)
     seen = read_nodes(OneOff(), "ssh", "a hostfile was named")
     assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]
+
+
+def test_half_a_page_is_removed(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))  # as on a full disk
+    try:
+        with pytest.raises(UsageError, match="file too large"):
+            write_new(tmp_path / "spec.yaml", "name: x\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []

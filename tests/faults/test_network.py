@@ -100,6 +100,13 @@ def test_a_blackhole_route_ends_with_the_fault(rack: Rack) -> None:
     assert shell(rack, 0, routes) == ""
 
 
+def test_another_route_ends_with_the_fault(rack: Rack) -> None:
+    routes = f"ip route show {rack.plan.address(1, 'fab0')}"
+    with injected(rack, "other_route:node0+node1"):
+        assert "dev mgmt0" in shell(rack, 0, routes)
+    assert shell(rack, 0, routes) == ""
+
+
 def test_large_packets_vanish(rack: Rack) -> None:
     headers = 28  # IP and UDP
     with injected(rack, "mtu_hole:node1"):

@@ -80,6 +80,25 @@ def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
     assert file.read_text() == "x = 1\n"
 
 
+@pytest.mark.parametrize(
+    ("how", "path", "mount"),
+    [("add", "/etc/mnode-test", "/etc"), ("replace", "/etc/hostname", "/etc/hostname")],
+)
+def test_a_private_file_leaves_no_mount_beside_it(
+    rack: Rack, how: str, path: str, mount: str
+) -> None:
+    """It is made in a file system that is mounted meanwhile."""
+    mounts = "cut -d' ' -f5 /proc/self/mountinfo"
+    before = set(shell(rack, 1, mounts).split())
+    inside(rack, rack.nodes[1], how, path, data=b"x")
+    try:
+        assert shell(rack, 1, f"cat {path}") == "x"
+        assert set(shell(rack, 1, mounts).split()) - before == {mount}
+    finally:
+        inside(rack, rack.nodes[1], "unmount", mount)
+    assert set(shell(rack, 1, mounts).split()) == before
+
+
 def test_a_disk_that_all_nodes_share_is_never_filled(rack: Rack) -> None:
     with pytest.raises(ClusterError, match="all nodes share; it is not filled"):
         inside(rack, rack.nodes[2], "full", "/", "4096")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang import site
 from pytest_mnode.gang import slurm as slurm_module
 from pytest_mnode.gang.kubernetes import cleanup
+from pytest_mnode.gang.kubernetes import engine as engine_module
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.gang.slurm import SlurmEngine
 from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED
@@ -113,6 +115,35 @@ def test_the_end_of_an_engine_ends_its_objects(kubernetes: KubernetesEngine) -> 
     with pytest.raises(ClusterError, match="objects labelled run=r may be left"):
         kubernetes.close()
     assert parts._cleanup.last[1:] == [b""], "a submission may still arrive"
+
+
+@pytest.mark.usefixtures("server")
+def test_an_engine_names_all_that_it_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that ends it is started before the first object is made."""
+    commands: list[list[str]] = []
+
+    def started(show: str, end: str) -> Cleanup:
+        commands.extend([shlex.split(show), shlex.split(end)])
+        return Cleanup()
+
+    for name, value in {
+        "Api": Api,
+        "QueueCleanup": started,
+        "Streams": lambda *_: None,
+        "admitted": lambda *_: {},
+        "api_version": lambda *_: "v1",
+        "check_logs": lambda _: None,
+        "pod_template": lambda _: {},
+    }.items():
+        monkeypatch.setattr(engine_module, name, value)
+    monkeypatch.setattr(Api, "namespace", "team", raising=False)
+    monkeypatch.setattr(Api, "owners", lambda _: [], raising=False)
+    scheduler: Any = SimpleNamespace(engine="jobset", namespace="team")
+    options: Any = SimpleNamespace(context="c", namespace="team")
+    made = KubernetesEngine(scheduler, options, {})
+    for command, what in zip(commands, ("show", "delete"), strict=True):
+        assert command[-6:-1] == [cleanup.__name__, what, made.run_id, "c", "team"]
+        assert command[-1] == "jobset.x-k8s.io/jobsets"
 
 
 def test_the_end_of_an_engine_ends_its_jobs(

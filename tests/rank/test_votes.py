@@ -47,6 +47,16 @@ def test_no_answer_without_the_vote_of_every_rank() -> None:
         votes.agree("one", list, limit_s=0.1)
 
 
+def test_no_key_of_votes_stays_in_the_store() -> None:
+    store = HashStore()
+    votes = Votes(store, "test_a", rank=0, size=1)
+    assert [votes.agree(n, list) for n in range(3)] == [[0], [1], [2]]
+    # The ballot, the count, and the last answer: other ranks may not have read that yet.
+    assert store.num_keys() == 3
+    votes.close()
+    assert store.num_keys() == 0
+
+
 def test_ranks_that_drew_different_values_cannot_continue() -> None:
     assert decide([Ballot(Kind.PASSED, "1"), Ballot(Kind.PASSED, "2")]).differ
 

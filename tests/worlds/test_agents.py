@@ -7,9 +7,13 @@ import pytest
 from tests.inner import InnerRun, run_pytest, write_files
 
 TESTS = """
-    import os, signal, time, psutil
+    import os, pathlib, signal, subprocess, time, psutil
+
+    def test_leaves_an_orphan(world):
+        subprocess.run(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 &"])
 
     def kill(name, world):
+        pathlib.Path(f"{name}.{world.rank}").write_text(str(os.getpid()))
         if world.rank == 1:
             for process in psutil.Process().parents():
                 if process.name() == name:
@@ -17,10 +21,15 @@ TESTS = """
                     break
             else:
                 raise AssertionError(f"no {name}")
-        time.sleep(20)
+        time.sleep(60)
 
     def test_launcher_dies(world): kill("mnode-elastic", world)
-    def test_after_launcher(world): assert world.size == 2
+    def test_after_launcher(world):
+        assert world.size == 2
+        end = time.monotonic() + 20
+        while psutil.pid_exists(int(pathlib.Path("mnode-elastic.1").read_text())):
+            assert time.monotonic() < end, "the rank outlives its launcher"
+            time.sleep(0.02)
     def test_fork_server_dies(world): kill("mnode-collect", world)
     def test_after_fork_server(world): assert world.size == 2
     def test_later(world): assert world.size == 2
@@ -32,6 +41,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("agents")
     write_files(directory, test_it=TESTS)
     return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
+
+
+def test_processes_that_lost_their_parent_are_found(ran: InnerRun) -> None:
+    assert ran.outcomes()["test_leaves_an_orphan"] in ("error", "failure"), ran.output
+    assert "sleep" in ran.output
 
 
 def test_an_elastic_launcher_is_replaced(ran: InnerRun) -> None:

@@ -218,7 +218,6 @@ class NodeProbe:
             Heard(network, rail, tuple(sorted(probe.heard)))
             for (network, rail), probe in self.sockets.items()
         )
-        self.clean_up()
         return LastFacts(tuple(heard), after.rdma, self.receiver.received)
 
     def clean_up(self) -> None:

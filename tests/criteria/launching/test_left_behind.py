@@ -232,9 +232,10 @@ def test_a_step_that_cannot_be_started_leaves_nothing(
     nodes: Nodes, step: Callable[[str], StepSubmission]
 ) -> None:
     nodes.fails_after = 0
-    with pytest.raises(ClusterError, match="n0 is gone"):
+    with pytest.raises(ClusterError, match="n0 is gone") as error:
         step(WORDY)
     assert nothing_left(nodes)
+    assert error  # its frames have the submission, whose directory would go with it
 
 
 class PodStart:
@@ -279,6 +280,7 @@ def test_pods_of_a_job_are_deleted(
         made = PodSubmission(*given)
         if ends == "wait":
             made.wait(0.0)
+            assert PodStart.closed == 1
         made.close()
     assert PodStart.closed == 1
     REFUSES.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import select
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.criteria.preflight import survey as conduct
 from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFacts
 from pytest_mnode.criteria.preflight.judges import corruption, names, packets, reach, storage
@@ -148,7 +150,9 @@ def test_the_other_nodes_go_on_without_a_silent_node(
         2: "import sys; sys.exit('no such module')",
         3: "print('welcome'); print('{\"tcp_port\": 1}', flush=True); input(); input()",
     }
+    before = processes.children(os.getpid())
     found = conduct.survey(Here(5, instead), spec, code)
+    assert not set(processes.children(os.getpid())).difference(before), "a program is left"
     assert [node.problem for node in found.nodes] == [
         "",
         "its survey gave no answer to 'look' within 3 s",
@@ -177,12 +181,14 @@ def test_an_answer_in_time_counts_even_if_read_late(
     assert (one.problem, one.answers) == ("", {"end": LastFacts((), None)})
 
 
+LOOK = (
+    '{{"do":"look","run":"00112233445566aa","index":0,"parts":[],"networks":{{}},"directories":'
+    '[{{"key":"checkpoints","path":"{path}","writable":true}}]}}\n'
+)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
 def test_a_stopped_survey_removes_its_files(tmp_path: Path, number: int | None) -> None:
-    order = (
-        '{"do":"look","run":"00112233445566aa","index":0,"parts":[],"networks":{},"directories":'
-        f'[{{"key":"checkpoints","path":"{tmp_path}","writable":true}}]}}\n'
-    )
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "pytest_mnode.criteria.preflight.node_probe"],
         stdin=subprocess.PIPE,
@@ -191,7 +197,7 @@ def test_a_stopped_survey_removes_its_files(tmp_path: Path, number: int | None) 
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(order)
+        process.stdin.write(LOOK.format(path=tmp_path))
         process.stdin.flush()
         assert process.stdout.readline().startswith("{")
         assert len(list(tmp_path.iterdir())) == 1
@@ -200,6 +206,26 @@ def test_a_stopped_survey_removes_its_files(tmp_path: Path, number: int | None) 
         else:
             process.send_signal(number)
         process.wait(10)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_survey_that_nobody_goes_on_with_ends_itself(tmp_path: Path, looked: bool) -> None:
+    """Its connection hangs, so that its input does not end."""
+    limit = "from pytest_mnode.criteria.preflight import node_probe as p; p._SELF_DESTRUCT_S = 2.0"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{limit}; p.main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    ) as process:
+        assert process.stdin is not None
+        if looked:
+            process.stdin.write(LOOK.format(path=tmp_path))
+            process.stdin.flush()
+        process.wait(30)
+        assert process.returncode == 1
     assert list(tmp_path.iterdir()) == []
 
 

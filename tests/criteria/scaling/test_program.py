@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,3 +63,56 @@ def test_time_missing_in_a_record_is_unattributed() -> None:
 def test_transfers_that_were_not_recorded_are_unknown() -> None:
     step = step_of(replace(RECORD, transfers=None, hidden_s=None), 0.35)
     assert (step.sent_s, step.hidden_s) == (None, None)
+
+
+def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_mnode.criteria.scaling import program
+
+    found: list[list[str]] = []
+
+    class OneTurn(program.Program):
+        """Trains one step in one process, on no device."""
+
+        def __init__(self, _: object, __: object, ___: object, directory: str) -> None:
+            self.directory = directory
+            self.plan: Any = SimpleNamespace(
+                nodes=("node0",),
+                promise=SimpleNamespace(warmup=0, steps=1),
+                group_batch=lambda _: 1,
+            )
+
+        def run(self) -> None:
+            turn: Any = SimpleNamespace(round=0, count=1, groups=None)
+            self._train(turn)
+            found.append(os.listdir(self.directory))  # noqa: PTH208
+
+        def _make_groups(self, _: object) -> None: ...
+
+        def _group_of(self, _: object) -> tuple[int, ...]:
+            return (0,)
+
+        def _ranks_of(self, _: object) -> tuple[int, ...]:
+            return (0,)
+
+        def _meet(self, _: object) -> None: ...
+
+        def _timed(self, _: object) -> Any:
+            return None, ()
+
+        def _trainer(self, _: object, __: object, directory: str) -> Any:
+            Path(directory, "rank0.jsonl").touch()
+            return SimpleNamespace(
+                spans=SimpleNamespace(pace=None),
+                close=lambda: None,
+                config=SimpleNamespace(context=1),
+                model=SimpleNamespace(parameters=list),
+            )
+
+    monkeypatch.setattr(program, "Program", OneTurn)
+    monkeypatch.setattr(program, "device_of", lambda *_: None)
+    monkeypatch.setattr(program, "get_temp_dir", lambda: str(tmp_path))
+    plan: Any = SimpleNamespace(training={"device": "cpu"})
+    world: Any = SimpleNamespace(local_rank=0)
+    program.train(plan, world)
+    assert found == [[]]
+    assert list(tmp_path.iterdir()) == []

@@ -201,6 +201,44 @@ def test_the_command_ends_with_its_local_end(way: Way, stubborn: bool) -> None:
     program.stdout.close()
 
 
+def remote_end(program: subprocess.Popen[str]) -> psutil.Process:
+    [found] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_command_ends_with_its_remote_end(way: Way, number: signal.Signals) -> None:
+    """A node that shuts down, or an administrator, may end it."""
+    mark = f"MARK_{uuid.uuid4().hex}"
+    script = "trap '' TERM; echo ready; exec sleep 300"
+    if number != signal.SIGKILL:  # it can end what is below the command, too
+        script = "echo ready; setsid sleep 300"
+    program = subprocess.Popen(
+        way(["sh", "-c", script]),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, mark: "1"},
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    remote_end(program).send_signal(number)
+    program.communicate(timeout=LIMIT_S)
+    until_none(mark)
+
+
+def test_a_command_is_asked_to_end_with_its_connection(way: Way, tmp_path: Path) -> None:
+    script = f"trap 'touch {tmp_path}/asked; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    program = subprocess.Popen(way(["sh", "-c", script]), stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    program.kill()
+    program.communicate(timeout=LIMIT_S)
+    end = time.monotonic() + LIMIT_S
+    while not (tmp_path / "asked").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_background_processes_end_with_the_command(way: Way) -> None:
     mark = f"MARK_{uuid.uuid4().hex}"
     done = run(way(["sh", "-c", "setsid sleep 300 & echo on"]), env={**os.environ, mark: "1"})
