@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import psutil
@@ -51,8 +52,8 @@ THIS = """\
 #!/bin/sh
 for last; do :; done
 case " $* " in *" -M "*) ;; *) exec sh -c "$last" ;; esac
-if [ -e "{directory}/closed" ]; then echo "$last: Connection refused" >&2; exit 255; fi
-echo "$$" >> "{directory}/masters"
+if [ -e {directory}/closed ]; then echo "$last: Connection refused" >&2; exit 255; fi
+echo "$$" >> {directory}/masters
 for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
 exec sleep 300
 """
@@ -73,7 +74,7 @@ def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None
     path = directory / "ssh with blank"
     path.write_text(text)
     path.chmod(0o755)
-    monkeypatch.setenv(SSH_COMMAND, f"'{path}' -F none")
+    monkeypatch.setenv(SSH_COMMAND, f"{quote(str(path))} -F none")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_host_to_which_ssh_never_connects(
 
 def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
-    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    program(tmp_path, STAYS.format(log=quote(str(log))), monkeypatch)
     launcher = made(tmp_path)
     launcher.silence_limit_s = 40.0
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
@@ -136,7 +137,7 @@ def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ssh_uses_the_port_of_the_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
-    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    program(tmp_path, STAYS.format(log=quote(str(log))), monkeypatch)
     launcher = made(tmp_path, "me@n1:2222\nn2 port=222")
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used") as raised:
         launcher.start()
@@ -159,7 +160,7 @@ def test_sockets_go_elsewhere_if_ssh_cannot_use_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     log = tmp_path / "log"
-    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    program(tmp_path, STAYS.format(log=quote(str(log))), monkeypatch)
     with (
         tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp") as directory,
         pytest.raises(ClusterError, match="n1: not here"),
@@ -220,7 +221,7 @@ def test_a_refused_shared_directory_leaves_no_socket_directory(
 def test_a_lost_connection_is_reopened_without_power_switching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, THIS.format(directory=tmp_path), monkeypatch)
+    program(tmp_path, THIS.format(directory=quote(str(tmp_path))), monkeypatch)
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     launcher = made(tmp_path, "n1")
     losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
