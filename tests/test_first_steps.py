@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "first-steps.md"
 _BLOCK = re.compile(r"^```(.*)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 _FILE = re.compile(r"# (\w+\.\w+)\n")
 _VARIES = (
-    (r"\d+\.\d\ds", "SECONDS"),
+    (r"\d+\.\d\ds( \(\d+:\d\d:\d\d\))?", "SECONDS"),
     (r"[\d.e-]+ % packets", "SOME % packets"),
     (r"={3,}|  +", "  "),
     (r"0x[0-9a-f]+", "ADDRESS"),
