@@ -176,7 +176,7 @@ def main(texts: Sequence[str]) -> int:
             alive += bool(why)
             took_s = time.monotonic() - began
             print(f"{'SURVIVES' if why else 'fails'} {took_s:4.0f} s {step} {why}", flush=True)
-    print(f"{len(chosen) - alive} of {len(chosen)} steps are missed by their tests")
+    print(f"{len(chosen) - alive} of {len(chosen)} tests fail without their step")
     return int(bool(alive))
 
 

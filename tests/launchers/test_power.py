@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
@@ -147,3 +148,12 @@ def test_the_end_of_the_daemon_is_the_end_of_all_nodes(one_node: Rack) -> None:
         one_node.commands(one_node.nodes, ["true"])
     with pytest.raises(ClusterError, match="cannot switch nodes on: node0: the rack is down"):
         one_node.ask(PowerOn("node0"))
+
+
+def test_the_end_of_the_first_process_is_the_end_of_all_nodes(one_node: Rack) -> None:
+    losses: Losses = queue.SimpleQueue()
+    one_node.watch(lambda node, reason: losses.put((node, reason)))
+    assert one_node.daemon_pid is not None
+    [first] = processes.children(one_node.daemon_pid)
+    os.kill(first, signal.SIGKILL)
+    assert losses.get(timeout=20) == ("node0", "the rack's first process ended")
