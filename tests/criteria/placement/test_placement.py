@@ -219,6 +219,7 @@ def test_nics_by_pci_path_then_by_node(server: Machine) -> None:
         assert f"uses {words}" in finding.note
     several = nearest_nic(server, rank(2, nics=("mlx5_2", "mlx5_3")))
     assert (several.verdict, several.value) == (FAIL, 1)
+    assert nearest_nic(server, rank(2, nics=("mlx5_3", "mlx5_0"))).value == 2
     assert str(several.culprit).startswith("rank 2 on node0: mlx5_3 (mlx5_2 (PIX), mlx5_3 (PHB);")
 
 

@@ -19,6 +19,7 @@ from tests.criteria.preflight.made import (
     spec_of,
     verdicts,
     with_facts,
+    with_node,
     with_path_facts,
     with_paths,
 )
@@ -64,6 +65,30 @@ def test_a_name_of_another_node_that_resolves_to_loopback_is_wrong(spec: Spec) -
     note = " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
     assert "gpu2 resolves to 127.0.0.1, but gpu2 has 10.1.0.3" in note
     assert verdicts(names.look_ups, found, spec) == {"gpu1": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [(("127.0.0.1",), {"gpu1": "fail"}), (("127.0.0.1", "10.1.0.2"), {}), (("10.1.0.2",), {})],
+)
+def test_its_own_name_that_resolves_to_loopback_alone_is_wrong(
+    spec: Spec, found: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    survey = healthy()
+    there = (*(survey.nodes[1].machine.interfaces or ()), interface("lo", "127.0.0.1"))
+    survey = with_facts(survey, 1, interfaces=there)
+    own = _look_up(survey, 1, LookUp(1, "gpu1", found, 0.001, ""))
+    assert verdicts(names.look_ups, own, spec) == expected
+
+
+def test_names_of_nodes_on_loopback_resolve_to_loopback(spec: Spec) -> None:
+    survey = healthy(2)
+    for index in range(2):
+        survey = with_node(survey, index, address="127.0.0.1")
+        survey = with_facts(survey, index, interfaces=(interface("lo", "127.0.0.1"),))
+        look_ups = tuple(LookUp(of, f"gpu{of}", ("127.0.0.1",), 0.001, "") for of in range(2))
+        survey = with_path_facts(survey, index, look_ups=look_ups)
+    assert verdicts(names.look_ups, survey, spec) == {}
 
 
 def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Survey:
@@ -147,7 +172,23 @@ def test_the_deviating_clock_is_named_with_its_error(spec: Spec) -> None:
     [skew] = asked(names.clocks, _clock(healthy(), {3: -0.2}), spec)["gpu3"]
     assert skew.value == pytest.approx(200)
     assert "gpu3 is behind gpu" in skew.note
+    [skew] = asked(names.clocks, _clock(healthy(), {3: 0.2}), spec)["gpu3"]
+    assert "gpu3 is ahead of gpu" in skew.note
     assert "± 0.1 ms" in skew.note
+
+
+def test_clocks_are_compared_with_the_one_in_the_middle(spec: Spec) -> None:
+    survey = _clock(
+        healthy(5), {index: 0.06 * place for place, index in enumerate((3, 0, 4, 1, 2))}
+    )
+    found = {name: one.value for name, [one] in asked(names.clocks, survey, spec).items()}
+    assert found["gpu4"] == 0
+    assert [round(found[name] or 0) for name in ("gpu3", "gpu0", "gpu1", "gpu2")] == [
+        120,
+        60,
+        60,
+        120,
+    ]
 
 
 def test_a_skew_within_its_error_of_the_bound_is_inconclusive(spec: Spec) -> None:
