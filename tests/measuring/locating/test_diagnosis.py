@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, diagnose
+from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, diagnose, slowest_rail
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Reading
 from pytest_mnode.measuring.locating.wording import Names, culprits
@@ -199,6 +200,30 @@ def test_a_path_is_confirmed_once_both_its_ends_are_fast_alone_with_others(first
     assert [path.confirmed for path in diagnose(rates).paths] == [False]
     rates.add([fast[1 - first]])
     assert [path.confirmed for path in diagnose(rates).paths] == [True]
+
+
+def test_a_node_that_is_slow_both_ways_is_confirmed_in_both() -> None:
+    rates = _rates(lambda a, b, r: 48 if 2 in (a, b) else 190, times_alone=0)
+    for ways, confirmed in (([(2, 0), (2, 1)], False), ([(0, 2), (1, 2)], True)):
+        rates.add(Reading(a, b, 0, 48, True) for a, b in ways * REPEATS)
+        assert [node.confirmed for node in diagnose(rates).nodes] == [confirmed]
+
+
+def test_the_rate_of_a_path_is_that_of_its_faster_direction() -> None:
+    slow = {(1, 2): 40.0, (2, 1): 48.0}
+    [path] = diagnose(_rates(lambda a, b, r: slow.get((a, b), 190.0))).paths
+    assert (path.both_ways, path.mbits_s) == (True, 48.0)
+
+
+def test_two_groups_of_two_nodes_are_apart() -> None:
+    found = diagnose(_rates(lambda a, b, r: 48 if (a < 2) != (b < 2) else 190))
+    assert found.groups == ((0, 1), (2, 3))
+
+
+def test_the_slowest_rail_of_each_link_counts() -> None:
+    none = float("nan")
+    rates = np.array([[[none, 3.0], [5.0, none]], [[none, 2.0], [none, none]]])
+    assert slowest_rail(rates).tolist() == [[0.0, 2.0], [5.0, 0.0]]
 
 
 def test_one_fast_reading_alone_clears_a_suspect() -> None:
