@@ -213,6 +213,10 @@ def test_the_rate_of_a_path_is_that_of_its_faster_direction() -> None:
     slow = {(1, 2): 40.0, (2, 1): 48.0}
     [path] = diagnose(_rates(lambda a, b, r: slow.get((a, b), 190.0))).paths
     assert (path.both_ways, path.mbits_s) == (True, 48.0)
+    [path] = diagnose(
+        _rates(lambda a, b, r: slow.get((a, b), 190.0) if r % 2 else 190.0, rails=4)
+    ).paths
+    assert path.rails == (1, 3)
 
 
 def test_two_groups_of_two_nodes_are_apart() -> None:
