@@ -155,6 +155,8 @@ LIMITS: Mapping[str, str] = {
         "launchers/cleanup/test_client.py::test_a_daemon_that_does_not_end_is_killed",
     "launchers/cleanup/client.py _KILL_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_outlives_sigkill_is_named",
+    "launchers/cleanup/client.py _SEND_S":
+        "launchers/cleanup/test_client.py::test_a_daemon_that_reads_no_orders_is_named",
     "launchers/cleanup/client.py _SLACK_S":
         "launchers/cleanup/test_client.py::test_connections_of_a_silent_daemon_count_as_none",
     "launchers/cleanup/daemon.py _TOGETHER_S":

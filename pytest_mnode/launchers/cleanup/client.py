@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,6 +21,9 @@ from pytest_mnode.launchers.cleanup.daemon import PACKET_BYTES
 from pytest_mnode.launchers.cleanup.ssh_connections import AGAIN_AT_ONCE
 
 ENDED = "the cleanup process of the run has ended"
+_SEND_S = 10
+"""Longest wait of an order for a daemon that reads none, such as one that was stopped; in whole
+seconds."""
 _SLACK_S = 5.0
 _CLOSE_S = 12.0
 _KILL_S = 5.0
@@ -42,6 +46,9 @@ class CleanupDaemon:
         # A pipe that nobody reads could block it; an inherited stream would outlast this process.
         self._errors = os.memfd_create("mnode-cleanup")
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Not `settimeout`, which would hold for the listener's reading too.
+        limit = struct.pack("@ll", _SEND_S, 0)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         with theirs:
             python = [sys.executable, "-S", "-E", "-s", str(Path(daemon.__file__))]
             self._process = subprocess.Popen(
@@ -63,9 +70,12 @@ class CleanupDaemon:
         return None if self._process is None else self._process.pid
 
     def order(self, **order: object) -> None:
-        """Send an order; see Daemon.obey. Raises ClusterError if the daemon has ended."""
+        """Send an order; see Daemon.obey. Raises ClusterError if the daemon has ended, or hangs."""
         try:
             self._channel.send(json.dumps(order).encode())
+        except BlockingIOError:
+            why = f"has read no order for {_SEND_S} s; was it stopped?"
+            raise ClusterError(f"the cleanup process of the run (pid {self.pid}) {why}") from None
         except OSError:
             raise ClusterError(f"{ENDED}{self.last_words()}") from None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.launchers.cleanup import client
 from pytest_mnode.launchers.cleanup.client import CleanupDaemon, Connections
 
@@ -32,12 +32,22 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[CleanupDaemon]:
     """A daemon that takes no order and does not end."""
     for limit in ("_CLOSE_S", "_KILL_S", "_SLACK_S"):
         monkeypatch.setattr(client, limit, 0.2)
+    monkeypatch.setattr(client, "_SEND_S", 1)
     made = CleanupDaemon(lambda _: None)
     pid = made.start([])
     os.kill(pid, signal.SIGSTOP)
     yield made
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_daemon_that_reads_no_orders_is_named(stopped: CleanupDaemon) -> None:
+    def flood() -> None:
+        for _ in range(100):  # far more than the socket holds
+            stopped.order(remove=["x" * 10_000])
+
+    with pytest.raises(ClusterError, match=rf"\(pid {stopped.pid}\) has read no order for 1 s"):
+        flood()
 
 
 def test_a_daemon_that_does_not_end_is_killed(stopped: CleanupDaemon) -> None:
