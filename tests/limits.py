@@ -59,7 +59,8 @@ LIMITS: Mapping[str, str] = {
     "controller/exit_handlers.py LIMIT_S":
         "controller/test_conductor.py::test_ranks_whose_handlers_of_atexit_never_end_are_named",
     "controller/hub.py _SUSPICION_S":
-        "controller/test_hub.py::test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why",
+        "controller/test_hub.py::"
+        "test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why",
     "controller/launcher_calls.py BOOT_LIMIT_S":
         "controller/test_hub.py::test_a_node_whose_ranks_never_come_is_named",
     "controller/live_line.py _GUARD_END_S":
@@ -73,7 +74,8 @@ LIMITS: Mapping[str, str] = {
     "controller/rank_talk.py MOST_GRACE_S":
         "controller/test_conductor.py::test_the_grace_of_a_running_rank_is_limited",
     "controller/rank_talk.py STACKS_LIMIT_S":
-        "controller/test_conductor.py::test_a_rank_without_an_answer_is_in_the_phase_of_the_others",
+        "controller/test_conductor.py::"
+        "test_a_rank_without_an_answer_is_in_the_phase_of_the_others",
     "controller/worlds.py LAUNCH_LIMIT_S":
         "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
     "controller/worlds.py _IMPORT_LIMIT_S":
@@ -81,26 +83,34 @@ LIMITS: Mapping[str, str] = {
     "criteria/launching/direct.py _END_S":
         "criteria/launching/test_left_behind.py::test_a_login_that_ignores_its_end_is_killed",
     "criteria/launching/gathering.py _ROLL_S":
-        "criteria/launching/test_contract_program.py::test_at_the_limit_all_ranks_name_the_missing_one",
+        "criteria/launching/test_contract_program.py::"
+        "test_at_the_limit_all_ranks_name_the_missing_one",
     "criteria/launching/login.py _FOLLOW_S":
-        "criteria/launching/test_left_behind.py::test_processes_beside_a_failed_one_are_not_awaited_for_long",
+        "criteria/launching/test_left_behind.py::"
+        "test_processes_beside_a_failed_one_are_not_awaited_for_long",
     "criteria/launching/login.py _KILL_S":
-        "criteria/launching/test_left_behind.py::test_processes_beside_a_failed_one_are_not_awaited_for_long",
+        "criteria/launching/test_left_behind.py::"
+        "test_processes_beside_a_failed_one_are_not_awaited_for_long",
     "criteria/launching/sbatch.py _STEP_END_S":
         "criteria/launching/test_sbatch.py::test_a_step_that_does_not_end_is_named",
     "criteria/port_counters/watching.py LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
-    "criteria/preflight/datagrams.py _LAST_LIMIT_S": "criteria/preflight/test_node_probe.py",
-    "criteria/preflight/directories.py _SEEN_LIMIT_S": "criteria/preflight/test_node_probe.py",
+    "criteria/preflight/datagrams.py _LAST_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::"
+        "test_packets_to_a_node_that_answers_none_are_lost",
+    "criteria/preflight/directories.py _SEEN_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::test_problems_of_a_directory",
     "criteria/preflight/node_probe.py _DIRECTORY_LIMIT_S":
-        "criteria/preflight/test_node_probe.py::test_parts_of_a_node_that_never_answer_are_named",
+        "criteria/preflight/test_node_probe.py::"
+        "test_parts_of_a_node_that_never_answer_are_named",
     "criteria/preflight/node_probe.py _READ_LIMIT_S":
-        "criteria/preflight/test_node_probe.py::test_a_part_of_the_machine_that_never_answers_is_unread",
+        "criteria/preflight/test_node_probe.py::"
+        "test_a_part_of_the_machine_that_never_answers_is_unread",
     "criteria/preflight/node_probe.py _SEEN_LIMIT_S":
-        "criteria/preflight/test_node_probe.py::test_files_that_are_never_looked_up_are_not_seen",
+        "criteria/preflight/test_node_probe.py::"
+        "test_files_that_are_never_looked_up_are_not_seen",
     "criteria/preflight/node_probe.py _SELF_DESTRUCT_S":
         "criteria/preflight/test_node_probe.py::test_a_survey_without_orders_ends_itself",
-    "criteria/preflight/orders.py CONTROL_LIMIT_S": "criteria/preflight/test_survey.py",
     "criteria/preflight/survey.py END_LIMIT_S":
         "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
     "criteria/preflight/survey.py LOOK_LIMIT_S":
@@ -118,7 +128,8 @@ LIMITS: Mapping[str, str] = {
     "discover/nodes.py READ_LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[discovery]",
     "discover/nodes.py _LOOK_UP_LIMIT_S":
-        "discover/test_session.py::test_a_lookup_that_hangs_leaves_only_its_node_without_an_address",
+        "discover/test_session.py::"
+        "test_a_lookup_that_hangs_leaves_only_its_node_without_an_address",
     "faults/tools.py LIMIT_S": "test_silent_nodes.py::test_a_node_that_never_answers[fault]",
     "gang/kubernetes/engine.py _CLEANUP_LIMIT_S": "gang/test_cleanup_limit.py",
     "gang/slurm.py _CLEANUP_LIMIT_S": "gang/test_cleanup_limit.py",
@@ -127,7 +138,8 @@ LIMITS: Mapping[str, str] = {
     "jobs/job_processes.py _LIMIT_S":
         "jobs/test_job_processes.py::test_nodes_that_never_answer_are_not_awaited",
     "jobs/kubernetes/in_pod.py LINGER_S":
-        "jobs/test_silent_pods.py::test_processes_beside_an_ended_command_keep_a_pod_only_for_a_moment",
+        "jobs/test_silent_pods.py::"
+        "test_processes_beside_an_ended_command_keep_a_pod_only_for_a_moment",
     "jobs/kubernetes/job_pods.py _OVER_S":
         "jobs/test_silent_pods.py::test_a_pod_that_does_not_end_explains_no_failed_command",
     "jobs/kubernetes/job_pods.py _PRINTED_S":
@@ -170,7 +182,8 @@ LIMITS: Mapping[str, str] = {
     "launchers/cleanup/queue_cleanup.py _END_S":
         "jobs/test_slurm_programs.py::test_a_cleanup_that_does_not_end_is_killed",
     "launchers/cleanup/salloc.py ASK_END_S":
-        "launchers/slurm/test_allocation.py::test_an_allocation_that_does_not_end_is_cancelled_again",
+        "launchers/slurm/test_allocation.py::"
+        "test_an_allocation_that_does_not_end_is_cancelled_again",
     "launchers/cleanup/salloc.py SCANCEL_S":
         "launchers/slurm/test_allocation.py::test_a_scancel_that_never_ends_is_given_up",
     "launchers/cleanup/ssh_connections.py END_S":
@@ -192,9 +205,11 @@ LIMITS: Mapping[str, str] = {
     "launchers/kubernetes/launcher.py _SLACK_S":
         "launchers/kubernetes/test_silence.py::test_a_bridge_that_reports_no_pod",
     "launchers/kubernetes/pod_streams.py _AWAY_S":
-        "launchers/kubernetes/test_silence.py::test_a_server_without_a_watch_for_a_while_is_away",
+        "launchers/kubernetes/test_silence.py::"
+        "test_a_server_without_a_watch_for_a_while_is_away",
     "launchers/kubernetes/pod_streams.py _ENDED_S":
-        "launchers/kubernetes/test_silence.py::test_the_output_of_a_pod_that_runs_on_is_read_again",
+        "launchers/kubernetes/test_silence.py::"
+        "test_the_output_of_a_pod_that_runs_on_is_read_again",
     "launchers/kubernetes/pod_streams.py _END_S":
         "launchers/kubernetes/test_silence.py::test_a_watch_whose_thread_never_ends_is_closed",
     "launchers/kubernetes/relay.py OPEN_S":
@@ -221,12 +236,14 @@ LIMITS: Mapping[str, str] = {
     "launchers/remote/remote_exec.py GRACE_S":
         "launchers/remote/test_commands.py::test_the_command_ends_with_its_local_end",
     "launchers/remote/remote_proxy.py STATUS_S":
-        "launchers/remote/test_remote_proxy.py::test_an_ssh_that_outlives_its_connection_is_not_awaited",
+        "launchers/remote/test_remote_proxy.py::"
+        "test_an_ssh_that_outlives_its_connection_is_not_awaited",
     "launchers/remote/run_all.py REPORT_LIMIT_S":
         "launchers/remote/test_run_all.py::test_nodes_whose_report_never_comes_are_unusable",
     "launchers/remote/wire.py SILENCE_S": "launchers/remote/test_remote_exec.py",
     "launchers/slurm/allocation.py _CLOSE_S":
-        "launchers/slurm/test_allocation.py::test_a_daemon_that_never_releases_an_allocation_is_named",
+        "launchers/slurm/test_allocation.py::"
+        "test_a_daemon_that_never_releases_an_allocation_is_named",
     "launchers/slurm/command_lines.py QUEUE_LIMIT_S": "launchers/slurm/test_command_lines.py",
     "launchers/slurm/commands.py COMMAND_LIMIT_S":
         "launchers/slurm/test_commands.py::test_a_command_that_exceeds_its_limit",
@@ -244,7 +261,8 @@ LIMITS: Mapping[str, str] = {
     "machine/threads.py GDB_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[C stack]",
     "measuring/locating/locate.py BUDGET_S":
-        "measuring/locating/test_locate.py::test_at_its_time_limit_the_search_stops_and_accuses_no_node",
+        "measuring/locating/test_locate.py::"
+        "test_at_its_time_limit_the_search_stops_and_accuses_no_node",
     "measuring/tools/__init__.py _LOOK_UP_LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[program]",
     "measuring/tools/beside_nic.py _CONNECT_LIMIT_S":
@@ -254,17 +272,24 @@ LIMITS: Mapping[str, str] = {
     "measuring/tools/perftest.py _READ_LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[RDMA devices]",
     "measuring/tools/perftest_pairs.py _FAILED_END_S":
-        "measuring/tools/test_perftest.py::test_a_pair_that_hangs_does_not_delay_the_others",
+        "measuring/tools/test_silent_pairs.py::"
+        "test_a_server_that_never_does_is_not_waited_for[fails]",
     "measuring/tools/perftest_pairs.py _LISTEN_LIMIT_S":
-        "measuring/tools/test_perftest.py::test_a_started_server_that_refuses_connections_is_not_waited_for",
-    "measuring/tools/perftest_pairs.py _SERVER_END_S": "measuring/tools/test_perftest.py",
-    "measuring/tools/perftest_pairs.py _SERVER_LIMIT_S": "measuring/tools/test_perftest.py",
+        "measuring/tools/test_perftest.py::"
+        "test_a_started_server_that_refuses_connections_is_not_waited_for",
+    "measuring/tools/perftest_pairs.py _SERVER_END_S":
+        "measuring/tools/test_silent_pairs.py::"
+        "test_a_server_that_never_does_is_not_waited_for[never ends]",
+    "measuring/tools/perftest_pairs.py _SERVER_LIMIT_S":
+        "measuring/tools/test_silent_pairs.py::"
+        "test_a_server_that_never_does_is_not_waited_for[never listens]",
     "measuring/tools/perftest_pairs.py _SPARE_S":
         "measuring/tools/test_perftest.py::test_a_pair_that_hangs_does_not_delay_the_others",
     "processes.py KILLED_S":
         "test_processes.py::test_a_program_that_outlives_sigkill_is_not_waited_for",
     "rank/examples.py LATE_S":
-        "worlds/test_examples.py::test_an_example_is_not_shrunk_if_other_ranks_wait_in_a_collective",
+        "worlds/test_examples.py::"
+        "test_an_example_is_not_shrunk_if_other_ranks_wait_in_a_collective",
     "rank/leaks.py _SETTLE_S":
         "rank/test_leak_check.py::test_a_child_that_does_not_end_is_left_after_a_moment",
 }  # fmt: skip
@@ -378,6 +403,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     "given to a wait of worlds, jobs, commands or a store, which has a test of its own": (
         "criteria/launching/gathering.py _FOUND_S",
         "criteria/launching/meeting.py _STORE_LIMIT_S",
+        "criteria/preflight/orders.py CONTROL_LIMIT_S",
         "criteria/restart/kill_run.py START_LIMIT_S",
         "criteria/restart/kill_run.py _END_LIMIT_S",
         "criteria/restart/kill_run.py _NOTICED_S",
@@ -404,14 +430,14 @@ GIVEN: Mapping[str, str] = {
         "jobs/test_running.py::test_a_job_waits_for_a_lost_node_as_long_as_promised",
     "launchers/kubernetes/options.py KubernetesOptions.wait_s":
         "launchers/kubernetes/test_start.py::test_other_waits_end_in_time_and_name_the_option",
-    "launchers/node.py Launcher.start_limit_s":
-        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
     "launchers/node.py Launcher.silence_limit_s":
         "launchers/remote/test_commands.py::test_silence_ends_both_sides",
-    "marks.py WorldRequest.timeout_s":
-        "worlds/test_hanging.py::test_every_report_came_at_its_limit",
+    "launchers/node.py Launcher.start_limit_s":
+        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
     "marks.py WorldRequest.still_s":
         "controller/test_conductor.py::test_ranks_without_progress_are_hung_before_the_limit",
+    "marks.py WorldRequest.timeout_s":
+        "worlds/test_hanging.py::test_every_report_came_at_its_limit",
     "options.py Settings.budget_s": "controller/test_free_nodes.py",
     "options.py Settings.k8s_wait_s":
         "launchers/kubernetes/test_start.py::test_other_waits_end_in_time_and_name_the_option",
@@ -422,7 +448,8 @@ GIVEN: Mapping[str, str] = {
         "launchers/remote/test_commands.py::test_silence_ends_both_sides",
     "options.py Settings.start_limit_s":
         "launchers/remote/test_remote_proxy.py::test_a_slow_start_within_the_limit_is_awaited",
-    "options.py Settings.timeout_s": "worlds/test_hanging.py::test_every_report_came_at_its_limit",
+    "options.py Settings.timeout_s":
+        "worlds/test_hanging.py::test_every_report_came_at_its_limit",
     "protocol/agent_messages.py AgentOrder.silence_s":
         "agent/test_agent.py::test_silence_of_the_hub_ends_an_agent_on_another_machine",
     "protocol/launcher_requests.py LauncherRequest.limit_s":

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.preflight import directories, node_probe, payloads, tcp
+from pytest_mnode.criteria.preflight import datagrams, directories, node_probe, payloads, tcp
 from pytest_mnode.criteria.preflight.answers import Connection, Rail, Received, Token
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.node_probe import NodeProbe
@@ -315,3 +315,18 @@ def test_a_survey_without_orders_ends_itself() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as survey:
         survey.wait(20)
+
+
+def test_packets_to_a_node_that_answers_none_are_lost(
+    hangs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagrams, "_LAST_LIMIT_S", 0.2)
+
+    async def passed(port: int) -> tuple[list[int], bool]:
+        probe = UdpProbe("", None, b"a run 00", 0)
+        probe.listen(asyncio.get_running_loop())
+        return await PathProber(probe, ("127.0.0.1", port))._passed([100])
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        assert asyncio.run(passed(silent.getsockname()[1])) == ([], False)
