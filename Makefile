@@ -1,5 +1,6 @@
 # make certify       certify the embedded cluster: four nodes on this machine
 # make test          formatting, lint, types, unit tests, tests on the rack
+# make check         formatting, lint and types alone
 # make test-bare     those of them that mention other programs or faults, where the programs are absent
 # make test-odd      a few of them as other users and under other conditions: tests/odd.py lists them
 # make test-versions a few of them with the oldest and newest versions of Python, torch and pytest
@@ -19,6 +20,8 @@ NODES := 4
 # Tests mostly wait, for links, limits and schedulers: four files at a time, on two cores. They keep
 # the order of tests/conftest.py: files with the fewest tests take longest, and would come last.
 WORKERS := 4
+# Files of tests, in place of all of a target: make test TESTS="tests/test_table.py tests/spec"
+TESTS :=
 REPORT := mnode-report
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,23 +41,25 @@ GPU := tests/gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test test-bare test-odd test-versions test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
+.PHONY: certify test check test-bare test-odd test-versions test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
 
-test: environment
+test: check
+	$(PYTEST) $(or $(TESTS),--ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU))
+
+check: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) --ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU)
 
 # Tests that mention another program or a fault, which may need one: without the program a test is
 # skipped and says why, unless CI is true. Other tests run nothing but Python.
 PROGRAMS := mnode-fault|faults|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|ps|pgrep|tc|ip|openssl
-BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' tests | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
+BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' $(if $(TESTS),$(filter %.py,$(TESTS)) /dev/null,tests) | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
 test-bare: environment
-	env -u CI .ci/bare $(PYTEST) -rs $(BARE)
+	$(if $(BARE),env -u CI .ci/bare $(PYTEST) -rs $(BARE))
 
 # Conditions that do not meet are tried together. Tests of what meets paths, users and addresses.
 ODD := quoted,home,locale,path ordinary,long,noipv6 nouserns,background container,long busy
@@ -89,23 +94,25 @@ $(VERSIONS)/%/.ready: pyproject.toml
 # Two at a time: rates and step times are measured.
 test-red: WORKERS := 2
 test-red: environment
-	$(PYTEST) $(RED)
+	$(PYTEST) $(or $(TESTS),$(RED))
 
 engines: environment
 	$(BIN)/python -m tests.engines.kubernetes.programs
 
 # Three at a time, since each has a cluster; and a healthy rack alone, whose rates show who works beside.
 test-engines: WORKERS := 3
+test-engines: BESIDE_OTHERS = $(if $(TESTS),$(filter-out $(WHOLE),$(TESTS)),$(ENGINES) --ignore=$(WHOLE))
+test-engines: ALONE = $(if $(TESTS),$(filter $(WHOLE),$(TESTS)),$(WHOLE))
 test-engines: environment
-	$(PYTEST) $(ENGINES) --ignore=$(WHOLE)
-	$(BIN)/python -m pytest $(WHOLE)
+	$(if $(BESIDE_OTHERS),$(PYTEST) $(BESIDE_OTHERS))
+	$(if $(ALONE),$(BIN)/python -m pytest $(ALONE))
 
 machines: environment
 	$(BIN)/python -m tests.machines.image
 
 # One process: all tests share two machines, which are as busy as this one is fast.
 test-machines: environment
-	$(BIN)/python -m pytest $(MACHINES) --durations=12
+	$(BIN)/python -m pytest $(or $(TESTS),$(MACHINES)) --durations=12
 
 # One process: two nodes share the first GPU, and rates are measured.
 test-gpu: environment

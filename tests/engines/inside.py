@@ -17,7 +17,7 @@ from tests.inner import InnerRun, clean_env, junit_command, run_to_end
 
 
 class Engine(Protocol):
-    """The common interface of SlurmOnRack and the other engines."""
+    """The common interface of engines on a rack."""
 
     env: dict[str, str]
     switch: Switch | None
@@ -40,7 +40,7 @@ def run_pytest(
 ) -> InnerRun:
     """Run pytest on the login node; the test fails if it does not end in time.
 
-    before: a command that runs the rest of its line, such as salloc.
+    before: a command that runs the rest of its line in an allocation.
     """
     argv = engine.command(*before, *junit_command(directory, *args))
     return run_to_end(argv, directory, environment(engine, env), limit_s)
