@@ -66,6 +66,7 @@ from tests.criteria.preflight.made import (
     healthy,
     rdma_device,
     rdma_port,
+    silent,
     spec_of,
     with_facts,
     with_interface,
@@ -102,6 +103,10 @@ class Bad:
 
     node: int
     device: int
+
+
+class Mute(Bad):
+    """A whole node, which gave no answer."""
 
 
 Ask = Callable[[Path, Bad | None], Sequence[Measurement]]
@@ -206,7 +211,11 @@ def _preflight(
     judge: Judge, promise: str, broken: Callable[[Survey, Bad], Survey], kind: str = "roce"
 ) -> Ask:
     def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
-        survey = _survey() if bad is None else broken(_survey(), bad)
+        survey = _survey()
+        if isinstance(bad, Mute):
+            survey = with_node(silent(survey, bad.node), bad.node, payloads=None)
+        elif bad is not None:
+            survey = broken(survey, bad)
         gpus = "2, model: H100, memory: 80 GB"
         spec = _spec(directory, promise, kind, accelerators=gpus)
         return [of_node(name, one) for name in NAMES for one in judge(survey, spec, name)]
@@ -659,3 +668,13 @@ def test_one_bad_device_of_several_never_passes_and_is_named(what: str, tmp_path
         assert sure <= right, (node, device)
         assert sure or one.verdict is UNKNOWN, (node, device)
         assert any(n in words for n in right), (node, device)
+
+
+@pytest.mark.parametrize("what", IN_PREFLIGHT)
+def test_a_node_without_an_answer_is_inconclusive_and_fails_no_other(
+    what: str, tmp_path: Path
+) -> None:
+    asked = IN_PREFLIGHT[what].ask(tmp_path, Mute(2, 0))
+    assert {m.verdict for m in asked} == {Verdict.PASS, UNKNOWN}
+    unknown = [m for m in asked if m.verdict is UNKNOWN]
+    assert all("gpu2" in m.note for m in unknown)

@@ -13,10 +13,12 @@ from pytest_mnode.criteria.preflight.answers import Sample, Survey, Token, Token
 from pytest_mnode.criteria.preflight.judges import storage, system
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
+    Judge,
     asked,
     culprits,
     directory,
     healthy,
+    silent,
     spec_of,
     verdicts,
     with_facts,
@@ -54,6 +56,18 @@ def stored(tmp_path: Path) -> Spec:
 def test_healthy_storage_passes(stored: Spec) -> None:
     for question in (storage.usable, storage.shared, storage.sample):
         assert verdicts(question, _stored(), stored) == {}
+
+
+@pytest.mark.parametrize("question", [storage.usable, storage.shared, storage.sample])
+def test_a_node_without_an_answer_is_inconclusive(stored: Spec, question: Judge) -> None:
+    assert verdicts(question, silent(_stored(), 2), stored) == {"gpu2": "inconclusive"}
+
+
+def test_a_mount_that_is_the_same_on_all_nodes_needs_no_files(stored: Spec) -> None:
+    bare = _stored()
+    for index in range(4):
+        bare = _with_directory(bare, index, "datasets", samples=())
+    assert verdicts(storage.shared, bare, stored) == {}
 
 
 def test_a_path_that_cannot_be_used_fails(stored: Spec) -> None:
