@@ -230,6 +230,23 @@ def test_the_slowest_rail_of_each_link_counts() -> None:
     assert slowest_rail(rates).tolist() == [[0.0, 2.0], [5.0, 0.0]]
 
 
+def test_one_dip_is_tolerated_and_of_more_the_link_with_the_deepest_is_shown() -> None:
+    def dips(*lowest: float) -> tuple[float, float] | None:
+        rates = Rates(4, 1, BOUND)
+        for receiver, low in enumerate(lowest, 1):
+            rates.add(Reading(0, receiver, 0, rate, True) for rate in (190.0, low))
+        return rates.unsteady
+
+    assert dips(60.0) is None
+    assert dips(60.0, 114.0) is None, "a dip is below 0.6 of the best reading"
+    assert dips(60.0, 48.0, 70.0) == (48.0, 190.0)
+    many = _rates(lambda a, b, r: 190, times_alone=2)
+    many.add(Reading(0, b, 0, 50, True) for b in (1, 2))
+    assert many.unsteady is None, "2 of 26 readings"
+    many.add([Reading(0, 3, 0, 50, True)])
+    assert many.unsteady == (50.0, 190.0), "3 of 27 readings"
+
+
 def test_one_fast_reading_alone_clears_a_suspect() -> None:
     rates = _rates(lambda a, b, r: 48 if 2 in (a, b) else 190)
     rates.add([Reading(2, 0, 0, 189, True), Reading(0, 2, 0, 189, True)])
