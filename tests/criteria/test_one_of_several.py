@@ -671,7 +671,7 @@ def test_one_bad_device_of_several_never_passes_and_is_named(what: str, tmp_path
 
 
 def test_a_node_without_an_answer_is_inconclusive_and_fails_no_other(tmp_path: Path) -> None:
-    for what, row in IN_PREFLIGHT.items():
-        asked = row.ask(tmp_path, Mute(2, 0))
+    for what, one in IN_PREFLIGHT.items():
+        asked = one.ask(tmp_path, Mute(2, 0))
         assert {m.verdict for m in asked} == {Verdict.PASS, UNKNOWN}, what
         assert all("gpu2" in m.note for m in asked if m.verdict is UNKNOWN), what
