@@ -142,11 +142,19 @@ def test_two_differing_ranks_have_no_majority() -> None:
 def test_samples_that_do_not_exist() -> None:
     found = judged(readings([0, 2, -1], [1, 3, 9]), 4)
     assert found[FOREIGN].culprit == "rank 0 on node0 read -1; rank 1 on node1 read 9"
+    assert found[FOREIGN].source == "indices 0 to 3"
+
+
+def test_overlaps_of_at_least_half_the_largest_are_named() -> None:
+    first, second = [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7]
+    for third, count, named in (([4, 5, 8, 9, 10, 11], 6, 2), ([4, 8, 9, 10, 11, 12], 5, 1)):
+        found = judged(readings(first, second, third), 13)[TWICE]
+        assert (found.value, str(found.culprit).count(" both read ")) == (count, named)
 
 
 @pytest.mark.parametrize(
     ("read", "samples", "left_out"),
-    [([], 4, 0), (readings([], []), 0, 0), (readings([], [], []), 2, 2)],
+    [([], 4, 0), ([], 0, 0), (readings([], []), 0, 0), (readings([], [], []), 2, 2)],
 )
 def test_no_samples_read_does_not_pass(read: list[Reading], samples: int, left_out: int) -> None:
     for found in judged(read, samples, left_out=left_out).values():
@@ -210,6 +218,36 @@ def test_few_samples_per_rank_are_judged_together() -> None:
     assert found.value == 8
     again, _ = judge_orders("", [readings(*mixed), readings(*mixed, epoch=1)])
     assert again.value == 8
+
+
+def _shuffled(length: int, seed: int) -> list[int]:
+    order = list(range(length))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def test_repeats_are_judged_by_rank_by_epoch_or_all_together() -> None:
+    """Each of these alone is what shuffles of so few samples may give."""
+
+    def repeats(samples: int, odd: set[tuple[int, int]]) -> int | None:
+        """The number found. odd: (rank, epoch) that repeat the order of the epoch before."""
+        orders = {(r, e): _shuffled(samples, 10 * r + e) for r in range(4) for e in range(5)}
+        orders |= {(r, e): orders[r, e - 1] for r, e in sorted(odd)}
+        epochs = [readings(*(orders[r, e] for r in range(4)), epoch=e) for e in range(5)]
+        value = judge_orders("", epochs)[0].value
+        return None if value is None else int(value)
+
+    assert repeats(8, {(1, 2)}) is None
+    assert repeats(10, {(1, 2), (1, 4)}) == 2, "one rank"
+    assert repeats(8, {(0, 2), (1, 2), (2, 2)}) == 3, "one epoch"
+    assert repeats(8, {(r, r + 1) for r in range(4)}) == 4, "all together"
+
+
+@pytest.mark.parametrize(("ranks", "value"), [(2, 1), (64, None)])
+def test_the_more_ranks_the_likelier_is_an_order_by_chance(ranks: int, value: int | None) -> None:
+    """Of 13 samples, one order in 6e9 is that of the data set."""
+    shards = [list(range(13)), *(_shuffled(13, rank) for rank in range(1, ranks))]
+    assert judge_orders("", [readings(*shards)])[1].value == value
 
 
 def test_few_samples_whose_order_may_be_chance_are_inconclusive() -> None:
@@ -285,6 +323,8 @@ def test_samples_across_an_interruption() -> None:
         2,
         "sample 7 lost; sample 2 read again by rank 0 on node0",
     )
+    twice = judge_resumed("", whole, before, readings([0, 2, 4, 6], [5, 7]))
+    assert (twice.value, twice.culprit) == (2, "samples 0, 2 read again by rank 0 on node0")
     assert judge_resumed("", whole, before, []).value is None
     assert judge_resumed("", whole, before, readings([], [])).value == 4
     # Samples padded twice in the epoch may occur twice across the interruption, but no more often.
