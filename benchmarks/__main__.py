@@ -13,6 +13,7 @@ from benchmarks import (
     deaths,
     growth,
     idle,
+    kills,
     logs,
     losses,
     page,
@@ -28,6 +29,7 @@ PARTS = (
     "deaths",
     "wire",
     "idle",
+    "kills",
     "losses",
     "growth",
     "page",
@@ -39,15 +41,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--quick", action="store_true", help="few repeats: does it work at all?")
+    parser.add_argument("--count", type=int, default=500, help="kills at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time for kills")
+    parser.add_argument("--seed", type=int, default=1, help="of kills")
+    parser.add_argument("--first", type=int, default=0, help="number of the first kill")
     options = parser.parse_args()
     if unknown := sorted(set(options.parts) - set(PARTS)):
         parser.error(f"{unknown[0]}: no such part; there are {', '.join(PARTS)}")
     print(_where(), flush=True)
     for part in options.parts or PARTS:
-        print("\n" + _table(part, options.quick), flush=True)
+        print("\n" + _table(part, options), flush=True)
 
 
-def _table(part: str, quick: bool) -> str:
+def _table(part: str, options: argparse.Namespace) -> str:
+    quick = options.quick
     tables: dict[str, Callable[[], str]] = {
         "wall-clock": lambda: wall_clock.measure(repeats=1 if quick else 5),
         "trivial": lambda: trivial.measure(trivial.QUICK if quick else trivial.FULL),
@@ -58,6 +65,9 @@ def _table(part: str, quick: bool) -> str:
         "losses": lambda: losses.measure(trials=2 if quick else 20),
         "page": lambda: page.measure(repeats=1 if quick else 7),
         "logs": lambda: logs.measure(repeats=1 if quick else 3),
+        "kills": lambda: kills.measure(
+            3 if quick else options.count, options.seconds, options.seed, options.first
+        ),
         "idle": lambda: idle.measure(repeats=5 if quick else 21),
     }
     return tables[part]()

@@ -19,7 +19,7 @@ from benchmarks import guard
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "benchmarks" / "programs"
 # This project's settings and conftest.py must not affect the measurement.
-_NEUTRAL = ("-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
+NEUTRAL = ("-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
 _RECORD = ("-p", "benchmarks.programs.recorder")
 
 
@@ -123,7 +123,7 @@ def which(program: str) -> str | None:
 
 
 def _pytest(program: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", *_NEUTRAL, *options, str(PROGRAMS / program)]
+    return [sys.executable, "-m", "pytest", *NEUTRAL, *options, str(PROGRAMS / program)]
 
 
 def _torchrun(ranks: int) -> list[str]:

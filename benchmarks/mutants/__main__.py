@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--under", default="pytest_mnode", help="only modules below this path")
     parser.add_argument("--limit-s", type=float, default=900.0, help="for the tests of a mutation")
     parser.add_argument("--test-limit-s", type=float, default=120.0, help="for one test")
+    parser.add_argument("--files", type=int, help="only this many test files, the nearest")
     parser.add_argument("--record", type=Path, help="file to which each result is appended")
     parser.add_argument("--again", type=Path, help="a record: only the survivors in it")
     parser.add_argument("--list", action="store_true", help="print the mutations, run nothing")
@@ -68,7 +69,7 @@ def main() -> None:
             print(mutation.diff(sources[mutation.path]))
         return
     tried: list[Tried] = []
-    for one in _try_all(drawn, sources, options.jobs, options.limit_s, options.test_limit_s):
+    for one in _try_all(drawn, sources, options):
         tried.append(one)
         print(_line(one, len(tried), len(drawn)), flush=True)
         if not one.caught:
@@ -126,13 +127,14 @@ def _survivors(record: Path, sources: dict[str, str]) -> list[Mutation]:
 def _try_all(
     drawn: Sequence[Mutation],
     sources: dict[str, str],
-    jobs: int,
-    limit_s: float,
-    test_limit_s: float,
+    options: argparse.Namespace,
 ) -> Iterable[Tried]:
     explained = _explained()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as directory:
-        copies = [Copy(ROOT, Path(directory), number, test_limit_s) for number in range(jobs)]
+        copies = [
+            Copy(ROOT, Path(directory), number, options.test_limit_s)
+            for number in range(options.jobs)
+        ]
         idle: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for copy in copies:
             idle.put(copy)
@@ -140,13 +142,14 @@ def _try_all(
         def try_out(mutation: Mutation) -> Tried:
             copy = idle.get()
             try:
-                outcome = copy.try_out(mutation, nearest_tests(ROOT, mutation.path), limit_s)
+                tests = nearest_tests(ROOT, mutation.path)[: options.files]
+                outcome = copy.try_out(mutation, tests, options.limit_s)
             finally:
                 idle.put(copy)
             changed = mutation.changed(sources[mutation.path])
             return Tried(mutation, changed, outcome, explained.get((mutation.path, changed), ""))
 
-        with ThreadPoolExecutor(jobs) as pool:
+        with ThreadPoolExecutor(options.jobs) as pool:
             try:
                 for done in as_completed([pool.submit(try_out, mutation) for mutation in drawn]):
                     yield done.result()

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from pyroute2 import IPRoute
+
+from benchmarks.apart import loopback_up
 
 
 def pytest_configure() -> None:
-    with IPRoute() as network:
-        network.link("set", index=1, state="up")
+    loopback_up()
 
 
 @pytest.hookimpl(trylast=True)

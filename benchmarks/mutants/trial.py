@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.apart import NAMESPACES
 from benchmarks.mutants.operators import Mutation
 from pytest_mnode.launchers.rack import cgroups
 from pytest_mnode.machine.namespaces import GROUP_PREFIX
 
-_SHARED = ("unshare", "--net", "--pid", "--ipc", "--mount", "--fork", "--mount-proc")
-_NAMESPACES = (*_SHARED, "--kill-child", *(() if os.geteuid() == 0 else ("--map-root-user",)))
 _INSIDE = """
 mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 9
 mount -t tmpfs tmpfs /dev/shm || exit 9
@@ -132,7 +131,7 @@ class Copy:
         limits = ("-o", limit, "-o", "faulthandler_exit_on_timeout=true")
         inside = ("sh", "-c", _INSIDE, "sh", str(self._project), str(self._first_pid))
         program = (sys.executable, "-m", "pytest", *options, *limits, *words)
-        argv = ["setpriv", "--pdeathsig=KILL", *_NAMESPACES, *inside, *program]
+        argv = [*NAMESPACES, *inside, *program]
         try:
             code = self._start(argv).wait(max(limit_s, 0))
         except subprocess.TimeoutExpired:

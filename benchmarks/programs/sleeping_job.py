@@ -1,0 +1,5 @@
+"""A job whose ranks do nothing for a second."""
+
+import time
+
+time.sleep(1)
