@@ -238,7 +238,7 @@ def is_named(kind: str, name: str, number: signal.Signals, code: int, output: st
     if kind == "controller":
         return code == -number or (number == signal.SIGTERM and "Interrupted" in output)
     ended = output[output.find("= FAILURES") if "= FAILURES" in output else 0 :]
-    return any(word in ended for word in ((name,) if name else WORDS[kind]))
+    return any(word in ended for word in ((name,) if name else WORDS.get(kind, ("node0", "node1"))))
 
 
 def kill_once(directory: Path, seed: int, number: int, healthy_s: float) -> Row:

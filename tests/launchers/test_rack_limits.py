@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.launchers.rack import channel, rack_init, wiring
 from pytest_mnode.launchers.rack.plan import Link, Plan
@@ -30,11 +32,13 @@ LIMIT_S = 20.0
 class Mute:
     """A cleanup daemon whose rack takes requests and answers none."""
 
+    pid = os.getpid()
+
     def __init__(self, *_: Any) -> None: ...
 
     def start(self, remove: Any, pass_fds: Any) -> int:
         self.rack = socket.socket(fileno=os.dup(pass_fds[0]))
-        return 7
+        return self.pid
 
     def order(self, **_: Any) -> None: ...
 
@@ -70,6 +74,22 @@ def test_a_rack_that_never_answers() -> None:
     with pytest.raises(TimeLimitError, match=r"^rack: cannot switch nodes off: node1: no answer"):
         made.ask(PowerOff("node1"), "node1")
     made.close()
+
+
+@pytest.mark.parametrize("stopped", ["the cleanup process", "the rack's first process"])
+def test_a_process_that_is_stopped_is_named(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon starts the rack's first process, and one that is stopped starts none."""
+    with subprocess.Popen(["sh", "-c", "sleep 60; exit"]) as daemon:
+        while not (below := processes.children(daemon.pid)):
+            time.sleep(0.01)
+        os.kill(daemon.pid if "cleanup" in stopped else below[0], signal.SIGSTOP)
+        monkeypatch.setattr(Mute, "pid", daemon.pid)
+        made = channel.RackChannel(Setup(PLAN, True), (), lambda _: None)
+        with pytest.raises(TimeLimitError, match=f"from {stopped}: its process is stopped"):
+            made.await_up()
+        made.close()
+        for pid in (*below, daemon.pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_listener_that_is_busy_does_not_keep_a_rack_open() -> None:

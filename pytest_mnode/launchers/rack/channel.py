@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.launchers.cleanup.client import CleanupDaemon, packets
 from pytest_mnode.launchers.rack.protocol import (
@@ -25,6 +26,7 @@ from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 REQUEST_LIMIT_S = 25.0
 CLOSE_LIMIT_S = 5.0
+_FIRST = "the rack's first process"
 
 
 class RackChannel:
@@ -85,7 +87,7 @@ class RackChannel:
                 reply = self._replies.get(timeout=REQUEST_LIMIT_S)
             except queue.Empty:
                 raise TimeLimitError(
-                    f"{what}: no answer in {REQUEST_LIMIT_S:g} s from the rack's first process"
+                    f"{what}: no answer in {REQUEST_LIMIT_S:g} s from {self._silent()}"
                     f"{self._daemon.last_words()}"
                 ) from None
             if reply.id == request_id:
@@ -93,6 +95,14 @@ class RackChannel:
             if reply.id < 0:
                 self._replies.put(reply)  # for the next request
                 raise ClusterError(f"{what}: the rack has ended{self._daemon.last_words()}")
+
+    def _silent(self) -> str:
+        """Who does not answer: the rack's first process, or the one that starts and watches it."""
+        first = processes.children(self.daemon_pid)
+        for name, pids in ("the cleanup process", [self.daemon_pid]), (_FIRST, first):
+            if why := "".join(map(processes.why_silent, pids)):
+                return f"{name}: {why}"
+        return _FIRST
 
     def _listen(self) -> None:
         for data in packets(self._channel, PACKET_BYTES):
