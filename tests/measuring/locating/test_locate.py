@@ -401,4 +401,6 @@ def test_links_without_a_reading_never_pass(
     assert found.silent == silent
     kept = judge_slow_links(found)
     assert (kept[0].verdict, kept[0].culprit) == (Verdict.INCONCLUSIVE, silent)
+    if not found.slowest:
+        assert kept[2].verdict is Verdict.INCONCLUSIVE, "no data arrived that could be right"
     assert str(found).startswith(silent)
