@@ -21,6 +21,7 @@ from pytest_mnode.controller import certificate_plugin, live_plugin  # noqa: F40
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import parse
 from pytest_mnode.launchers.rack import Rack
+from tests import warm
 
 LIMIT_S = 600
 
@@ -151,11 +152,24 @@ def junit_command(directory: Path, *args: str) -> list[str]:
 
 
 def run_pytest(
-    directory: Path, *args: str, env: dict[str, str] | None = None, limit_s: float = LIMIT_S
+    directory: Path,
+    *args: str,
+    env: dict[str, str] | None = None,
+    limit_s: float = LIMIT_S,
+    cold: bool = False,
 ) -> InnerRun:
-    """Run pytest in `directory`; the calling test fails if it does not end in time."""
+    """Run pytest in `directory`; the calling test fails if it does not end in time.
+
+    cold: its agent is a process of its own from the start, and imports torch. Otherwise it is one
+    of tests/warm: tests of processes, or of the whole, ask for a cold one.
+    """
     env = {**clean_env(), **(env or {})}
-    return run_to_end(junit_command(directory, *args), directory, env, limit_s)
+    argv = junit_command(directory, *args)
+    if cold or not warm.possible(argv, env):
+        return run_to_end(argv, directory, env, limit_s)
+    junit = directory / "junit.xml"
+    junit.unlink(missing_ok=True)
+    return InnerRun(*warm.run(argv, directory, env, limit_s), junit)
 
 
 def run_here(pytester: pytest.Pytester, *args: str) -> InnerRun:

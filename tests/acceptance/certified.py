@@ -73,7 +73,7 @@ def certify(
     page = report / "certificate.json"
     for left in reversed(range(_RUNS)):
         page.unlink(missing_ok=True)
-        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
+        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s, cold=True)
         assert page.exists(), run.output
         text = page.read_text()
         if not left or AGAIN not in text:

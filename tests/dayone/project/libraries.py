@@ -43,18 +43,6 @@ def test_accelerate_prepares_and_gathers(process_group, world, new_model, record
     record_property("losses", [round(one, 4) for one in losses.tolist()])
 
 
-def test_fabric_makes_its_own_group(world, new_model):
-    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=world.local_size, num_nodes=2)
-    fabric.launch()
-    model, optimizer = fabric.setup(
-        model := new_model(), torch.optim.SGD(model.parameters(), lr=0.1)
-    )
-    fabric.backward(model(torch.ones(2, 8) * (1 + world.rank)).square().mean())
-    optimizer.step()
-    gathered = fabric.all_gather(model.module[0].bias.detach())
-    assert all(torch.equal(bias, gathered[0]) for bias in gathered)
-
-
 def test_progress_is_shown_by_one_rank(process_group, world, capfd):
     total = torch.zeros(1)
     for step in tqdm(range(5), disable=world.rank != 0, mininterval=0):
@@ -71,3 +59,16 @@ def test_arrays_go_to_all_ranks(dtype, process_group, world):
     dist.all_gather_object(gathered, mine)
     np.testing.assert_array_equal(np.stack(gathered)[:, 0], np.arange(world.size, dtype=dtype))
     assert {array.dtype for array in gathered} == {np.dtype(dtype)}
+
+
+# Last: ranks whose own group is left are not reused, and new ones would import all libraries again.
+def test_fabric_makes_its_own_group(world, new_model):
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=world.local_size, num_nodes=2)
+    fabric.launch()
+    model, optimizer = fabric.setup(
+        model := new_model(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    fabric.backward(model(torch.ones(2, 8) * (1 + world.rank)).square().mean())
+    optimizer.step()
+    gathered = fabric.all_gather(model.module[0].bias.detach())
+    assert all(torch.equal(bias, gathered[0]) for bias in gathered)

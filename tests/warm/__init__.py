@@ -1,0 +1,84 @@
+"""Runs pytest with an agent that need not import torch, which takes 2.3 s of CPU.
+
+A server of this process imports torch once. For each run it forks a child, which forks another: the
+first executes Python as any run does, the second waits until the run starts its agent, and becomes
+it, in the namespaces, with the environment, streams and session that it would have had. It differs
+by what /proc shows of a process as it was executed, its arguments and first environment, and by
+modules that are there already. Tests of processes and of what they inherit run without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.warm.run import DEFAULTS, same_start
+
+_ROOT = Path(__file__).parents[2]
+_STATUS = struct.Struct("i")
+_lock = threading.Lock()
+_servers: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+"""The server, once it was needed; it ends with this process."""
+
+
+def possible(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a run is one of pytest by this Python, as this process was started."""
+    return list(argv[:3]) == [sys.executable, "-m", "pytest"] and same_start(env, os.environ)
+
+
+def run(
+    argv: Sequence[str], directory: Path, env: Mapping[str, str], limit_s: float
+) -> tuple[int, str]:
+    """Exit status and output; raises TimeoutExpired after the limit, with all output until then."""
+    with _lock, tempfile.TemporaryFile() as output:
+        server = _started()
+        request = repr((list(argv), str(directory), dict(env))).encode()
+        socket.send_fds(server, [struct.pack("i", len(request))], [output.fileno()])
+        server.sendall(request)
+        (pid,) = _STATUS.unpack(_received(server))
+        server.settimeout(limit_s)
+        try:
+            (status,) = _STATUS.unpack(_received(server))
+            in_time = True
+        except TimeoutError:
+            in_time = False
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            server.settimeout(None)
+            _received(server)
+        finally:
+            server.settimeout(None)
+        output.seek(0)
+        text = output.read().decode(errors="replace").replace("\r\n", "\n")
+    if not in_time:
+        raise subprocess.TimeoutExpired(argv, limit_s, text)
+    return os.waitstatus_to_exitcode(status), text
+
+
+def _received(server: socket.socket) -> bytes:
+    data = server.recv(_STATUS.size, socket.MSG_WAITALL)
+    assert len(data) == _STATUS.size, "the server with torch has ended"
+    return data
+
+
+def _started() -> socket.socket:
+    if not _servers:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm.server"],
+                cwd=_ROOT,
+                env={**DEFAULTS, **os.environ},
+                stdin=theirs.fileno(),
+            )
+        _servers.append((ours, process))
+    return _servers[0][0]

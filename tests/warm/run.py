@@ -1,0 +1,85 @@
+"""Runs pytest as `python -m pytest` does, with an agent that waits: `run.py FD -m pytest …`.
+
+FD is a connection to a child of this process, which becomes the agent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+DEFAULTS = {
+    "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+"""What agents have unless the user says otherwise."""
+_READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "CUDA_", "COV")
+_PATH = "PYTHONPATH"
+"""Not among them, unless its directories hold one of these: an agent is sent sys.path."""
+_BEFORE = ("sitecustomize.py", "usercustomize.py", "pytest_mnode", "torch")
+AGENT = ["-m", "pytest_mnode.agent.agent"]
+
+
+def same_start(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether variables agree that Python or torch read while they start."""
+
+    def read(variables: Mapping[str, str]) -> dict[str, str]:
+        found = {**DEFAULTS, **variables}
+        if not any(map(_imported_before, found.get(_PATH, "").split(os.pathsep))):
+            found.pop(_PATH, None)
+        return {name: text for name, text in found.items() if name.startswith(_READ_AT_START)}
+
+    return read(env) == read(other)
+
+
+def _imported_before(directory: str) -> bool:
+    return any((Path(directory) / name).exists() for name in _BEFORE)
+
+
+def use(waiting: socket.socket) -> None:
+    """Have the first agent of this process be the one that waits, if it can be."""
+    popen: Any = subprocess.Popen
+    execute = popen._execute_child
+    parameters = inspect.signature(execute)
+
+    def execute_child(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = parameters.bind(self, *args, **kwargs).arguments
+        argv, env = given["args"], given["env"]
+        if (
+            waiting.fileno() < 0
+            or argv[-2:] != AGENT
+            or not (argv[0] == argv[-3] == sys.executable and len(argv) in (3, 12))
+            or not same_start(env, os.environ)
+        ):
+            execute(self, *args, **kwargs)
+            return
+        streams = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
+        request = repr((argv, str(Path.cwd()), dict(env), given["start_new_session"]))
+        with waiting:
+            pid = int(waiting.recv(20))
+            socket.send_fds(waiting, [b"a"], fds)
+            waiting.sendall(request.encode())
+            waiting.shutdown(socket.SHUT_WR)
+        self._child_created, self.pid = True, pid
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in pipes))
+
+    popen._execute_child = execute_child
+
+
+if __name__ == "__main__":
+    _, fd, _, module, *words = sys.argv
+    use(socket.socket(fileno=int(fd)))
+    os.set_inheritable(int(fd), False)
+    sys.path[0] = str(Path.cwd())
+    sys.argv[:] = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
