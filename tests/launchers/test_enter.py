@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 
@@ -117,6 +118,21 @@ def test_the_command_dies_and_is_reaped_with_the_entering_process(
     deadline = time.monotonic() + 30
     while len(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]).stdout.split()) != 2:
         assert time.monotonic() < deadline
+
+
+def test_the_command_dies_with_its_guard(rack: Rack) -> None:
+    (entering,) = rack.commands(rack.nodes[:1], ["sh", "-c", "echo up; exec sleep 60"])
+    with subprocess.Popen(entering, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        [guard] = processes.children(process.pid)
+        [command] = processes.children(guard)
+        os.kill(guard, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while not processes.has_ended(command):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert process.returncode == 128 + signal.SIGKILL
 
 
 def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) -> None:

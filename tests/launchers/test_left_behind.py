@@ -50,7 +50,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_control_groups_end_with_the_racks_processes(
     removed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = subprocess.Popen(["sleep", "300"])
+    first = subprocess.Popen(["sleep", "40"])
     monkeypatch.setattr(namespaces, "leave_host", lambda _: None)
     monkeypatch.setattr(rack_task, "_fork_first", lambda *_: first.pid)
     monkeypatch.setattr(os, "chdir", lambda _: None)
@@ -59,8 +59,10 @@ def test_control_groups_end_with_the_racks_processes(
         ours.send(pickle.dumps(Setup(Rack(1).plan, rootless=True)))
         task = RackTask(theirs.detach())
         assert task.descriptors()
+        began = time.monotonic()
         task.end()
         assert processes.has_ended(first.pid)
+        assert time.monotonic() - began < 20.0, "it was waited for, and not killed"
         assert removed == [os.getpid()]
         assert ours.recv(1) == b"", "the controller notices the end of the channel"
 

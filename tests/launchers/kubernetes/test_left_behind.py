@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 from kubernetes.config import kube_config
 
 from pytest_mnode.launchers.kubernetes import api as module
@@ -52,6 +53,21 @@ def test_no_key_stays_in_a_file(config: Path) -> None:
         assert api.tls is not None
         assert list(config.iterdir()) == []
         api.headers()
+    assert list(config.iterdir()) == []
+
+
+def test_a_renewed_key_does_not_stay_either(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that renews credentials may give a key too, which the client writes to a file."""
+    api = Api()
+
+    def renewed(_: object) -> dict[str, object]:
+        made = Path(api._files)
+        made.mkdir()
+        (made / "key").touch()
+        return {}
+
+    monkeypatch.setattr(client.Configuration, "auth_settings", renewed)
+    api.headers()
     assert list(config.iterdir()) == []
 
 
