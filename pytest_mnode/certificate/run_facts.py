@@ -41,7 +41,8 @@ def _in_utc(moment: datetime) -> datetime:
 UtcTime = Annotated[
     AwareDatetime,
     AfterValidator(_in_utc),
-    PlainSerializer(datetime.isoformat, return_type=str),
+    # Not datetime.isoformat itself: pydantic before 2.9 asks for its signature, which it lacks.
+    PlainSerializer(lambda time: time.isoformat(), return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """A time in UTC, whatever zone it is given in; in JSON such as "2026-11-21T02:06:00+00:00"."""
