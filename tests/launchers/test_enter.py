@@ -111,8 +111,10 @@ def test_the_command_dies_and_is_reaped_with_the_entering_process(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
+        began = time.monotonic()
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         assert process.stdout.read() == ""  # the sleeper held the other end
+        assert time.monotonic() - began < 40, "the sleeper slept to its end"
     # A zombie would keep the node from ending.
     script = "import os; print(*(name for name in os.listdir('/proc') if name.isdigit()))"
     deadline = time.monotonic() + 30

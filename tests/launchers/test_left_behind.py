@@ -25,7 +25,9 @@ from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack, cgroups
 from pytest_mnode.launchers.rack import launcher as rack_launcher
+from pytest_mnode.launchers.rack.node_init import READY
 from pytest_mnode.launchers.rack.protocol import Setup
+from pytest_mnode.launchers.rack.rack_init import Booting, RackInit
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.remote.shared_dir import SharedDir
 from pytest_mnode.launchers.slurm import Slurm
@@ -90,6 +92,24 @@ def test_a_rack_that_cannot_be_entered_is_closed(
     with pytest.raises(ClusterError, match="ended right after its start"):
         Rack(1).start()
     assert (Channel.closed, removed) == (1, [77])
+
+
+def test_a_node_whose_links_cannot_be_made_is_ended() -> None:
+    def refused(*_: object) -> None:
+        raise OSError("no links")
+
+    unplugged: list[int] = []
+    init = RackInit.__new__(RackInit)
+    init._plan = Rack(1).plan
+    init._switch = SimpleNamespace(plug_in=refused, unplug=unplugged.append)  # type: ignore[assignment]
+    first = subprocess.Popen(["sleep", "40"])
+    reads, writes = os.pipe()
+    os.write(writes, f"{READY}\n".encode())
+    with pytest.raises(OSError, match="no links"):
+        init._finish([Booting(0, first.pid, reads)])
+    assert first.wait(20.0) == -signal.SIGKILL
+    assert unplugged == [0]
+    os.close(writes)
 
 
 # Directories.
