@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import reached
+from tests.inner import need_program
 from tests.reached import STAGES, WHOLE, Plan, Uses, is_test, plan, read
 
 GONE_PAGE, GONE_LOG = "docs/gone.md", "fixtures/logs/gone-2.30.log"
@@ -26,6 +27,7 @@ CLEANUP = {
 @pytest.fixture(scope="module")
 def graph() -> Iterator[Uses]:
     """Of the tree as it is, with two files of data that are not there any more."""
+    need_program("git", "git")
     spec = importlib.util.find_spec("pytest_mnode")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -185,6 +187,7 @@ def _commit(directory: Path, name: str) -> str:
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one commit, and nothing known to have passed."""
+    need_program("git", "git")
     directory = tmp_path / "clone"
     directory.mkdir()
     _git(directory, "init", "--quiet")
