@@ -83,8 +83,7 @@ LIMITS: Mapping[str, str] = {
     "criteria/launching/direct.py _END_S":
         "criteria/launching/test_left_behind.py::test_a_login_that_ignores_its_end_is_killed",
     "criteria/launching/gathering.py _ROLL_S":
-        "criteria/launching/test_contract_program.py::"
-        "test_at_the_limit_all_ranks_name_the_missing_one",
+        "criteria/launching/test_meeting.py::test_every_rank_names_the_absent_one",
     "criteria/launching/login.py _FOLLOW_S":
         "criteria/launching/test_left_behind.py::"
         "test_processes_beside_a_failed_one_are_not_awaited_for_long",
@@ -152,7 +151,7 @@ LIMITS: Mapping[str, str] = {
     "jobs/kubernetes/pod_start.py _ORDERED_S":
         "jobs/test_silent_pods.py::test_a_pod_that_takes_no_order",
     "jobs/running.py _FOLLOW_S":
-        "jobs/test_running.py::test_a_job_waits_for_a_lost_node_as_long_as_promised",
+        "jobs/test_running.py::test_local_commands_of_a_job_end_without_their_nodes",
     "jobs/slurm/files.py NFS_DELAY_S":
         "jobs/test_submitted.py::test_a_status_file_that_never_arrives",
     "jobs/slurm/on_node.py _ASK_S":

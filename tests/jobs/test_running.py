@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -174,6 +175,22 @@ def test_a_job_waits_for_a_lost_node_as_long_as_promised(tmp_path: Path) -> None
         assert time.monotonic() - lost_at > 0.7
         assert (job.events[-1].what, job.requeue) == ("gave up", 0)
         assert job.events[-1].detail == "n1 not back within 0.7 s"
+
+
+def test_local_commands_of_a_job_end_without_their_nodes(tmp_path: Path) -> None:
+    """The processes on a lost node run on, out of reach."""
+    launcher = TwoNodes(tmp_path)
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    asked = Job([str(script), str(tmp_path)], env={"PYTHONPATH": str(QUICK)})
+    job = RunningJob.start(Nodes(launcher, ("n0", "n1")), asked)
+    commands = list(job._torchruns.values())
+    launcher.lost = ("n0", "n1")
+    began = time.monotonic()
+    job.close()
+    (tmp_path / "done").touch()
+    assert time.monotonic() - began < 20.0
+    assert [command.wait(0) for command in commands] == [-signal.SIGKILL] * 2
 
 
 @pytest.fixture(scope="module")
