@@ -231,7 +231,8 @@ LIMITS: Mapping[str, str] = {
         "launchers/test_rack_limits.py::test_a_node_whose_processes_outlive_sigkill",
     "launchers/rack/wiring.py FORWARDING_LIMIT_S":
         "launchers/test_rack_limits.py::test_a_switch_that_never_forwards",
-    "launchers/remote/remote_exec.py DRAIN_S": "launchers/remote/test_remote_exec.py",
+    "launchers/remote/remote_exec.py DRAIN_S":
+        "launchers/remote/test_commands.py::test_background_processes_end_with_the_command",
     "launchers/remote/remote_exec.py GRACE_S":
         "launchers/remote/test_commands.py::test_the_command_ends_with_its_local_end",
     "launchers/remote/remote_proxy.py STATUS_S":
@@ -239,11 +240,14 @@ LIMITS: Mapping[str, str] = {
         "test_an_ssh_that_outlives_its_connection_is_not_awaited",
     "launchers/remote/run_all.py REPORT_LIMIT_S":
         "launchers/remote/test_run_all.py::test_nodes_whose_report_never_comes_are_unusable",
-    "launchers/remote/wire.py SILENCE_S": "launchers/remote/test_remote_exec.py",
+    "launchers/remote/wire.py SILENCE_S":
+        "launchers/remote/test_remote_exec.py::"
+        "test_time_in_which_one_end_was_stopped_is_no_silence_of_the_other",
     "launchers/slurm/allocation.py _CLOSE_S":
         "launchers/slurm/test_allocation.py::"
         "test_a_daemon_that_never_releases_an_allocation_is_named",
-    "launchers/slurm/command_lines.py QUEUE_LIMIT_S": "launchers/slurm/test_command_lines.py",
+    "launchers/slurm/command_lines.py QUEUE_LIMIT_S":
+        "launchers/slurm/test_command_lines.py::test_limit_for_a_pending_request",
     "launchers/slurm/commands.py COMMAND_LIMIT_S":
         "launchers/slurm/test_commands.py::test_a_command_that_exceeds_its_limit",
     "launchers/ssh.py _CONNECT_LIMIT_S":
@@ -590,10 +594,13 @@ def depends(limit: str, tree: Path) -> str:
         return "FAILS ANYWAY"
     took_s = time.monotonic() - began
     dotted = "pytest_mnode." + module.removesuffix(".py").replace("/", ".")
+    attribute = f"{dotted.rpartition('.')[2]}.{name}"
     changed = {}
     for path in (tree / "pytest_mnode").rglob("*.py"):
         text = path.read_text()
-        if path == tree / "pytest_mnode" / module or (name in text and dotted in text):
+        if path == tree / "pytest_mnode" / module or (
+            name in text and (dotted in text or attribute in text)
+        ):
             changed[path] = text
             path.write_text(lengthened(text, name))
     try:
