@@ -60,6 +60,7 @@ from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 from tests.criteria.preflight.made import (
+    H100,
     RAILS,
     Judge,
     cut,
@@ -83,18 +84,6 @@ NICS = ("mlx5_0", "mlx5_1")
 GPUS = ("0000:1b:00.0", "0000:9b:00.0")
 NIC_ADDRESSES = ("0000:1c:00.0", "0000:9c:00.0")
 PORT = rdma_port("RoCE", ("IB/RoCE v1", "RoCE v2"))
-GPU = Accelerator(
-    index=0,
-    name="H100",
-    memory_bytes=80 * 10**9,
-    ecc_enabled=True,
-    ecc_uncorrected=0,
-    persistence=True,
-    throttled=(),
-    mig_enabled=False,
-    remapped_rows_failed=False,
-    remapped_rows_pending=False,
-)
 
 
 @dataclass(frozen=True)
@@ -175,7 +164,7 @@ def _survey() -> Survey:
             interfaces=there,
             rdma=rdma_devices,
             verbs=tuple(VerbsDevice(f"uverbs{n}", name) for n, name in enumerate(NICS)),
-            accelerators=tuple(replace(GPU, index=n, pci_address=a) for n, a in enumerate(GPUS)),
+            accelerators=tuple(replace(H100, index=n, pci_address=a) for n, a in enumerate(GPUS)),
             pci=PciTree(functions=functions),
             numa=Numa(nodes=tuple(NumaNode(number=n, cpus=frozenset({n})) for n in (0, 1))),
             cpus=Cpus(online=frozenset({0, 1})),

@@ -51,6 +51,12 @@ HELPERS = (
         assert Slurm().job(job.number).restarts == job.requeue
         return {(node, pid) for node in job.nodes for pid in job.pids(node)}
 
+    def plain(nodes, *command):
+        page = {"name": "a", "nodes": nodes, "accelerators_per_node": 0, "style": "plain"}
+        return LaunchJob.model_validate(page | {"command": command}).placed(nodes, 0)
+
+    CONTRACT = ("python", f"{JOBS}/contract.py", "--meet=none")
+
     def queued():
         return [j for j in Slurm().jobs() if j.name.startswith("mnode-") and not j.over]
 """
@@ -137,11 +143,7 @@ TESTS = (
     def test_a_site_that_hands_on_everything_is_found_out(cluster, monkeypatch):
         monkeypatch.setenv("SBATCH_EXPORT", "ALL")  # it wins over the script's own option
         monkeypatch.setenv("SBATCH_JOB_NAME", "other")
-        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
-        command = ["python", f"{JOBS}/contract.py", "--meet=none"]
-        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
-        path = path_of(cluster)
-        started = start(path, wanted, ["node0"], "leaky", 60)
+        started = start(path_of(cluster), plain(1, *CONTRACT), ["node0"], "leaky", 60)
         found = leaked(started.expected, started.outcome.reports)
         assert found and "MNODE_CANARY" in found[0], started.text()
 
@@ -152,9 +154,7 @@ TESTS = (
         assert queued() == []
 
     def test_at_its_limit_a_script_is_out_of_the_queue(cluster):
-        page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}
-        wanted = LaunchJob.model_validate(
-            page | {"command": ["sh", "-c", "setsid sleep 3141 & sleep 3141"]}).placed(2, 0)
+        wanted = plain(2, "sh", "-c", "setsid sleep 3141 & sleep 3141")
         submission = path_of(cluster).submit(wanted, cluster.nodes[:2])
         outcome = submission.wait(3)
         assert outcome.codes == {"node0": None, "node1": None}
@@ -212,17 +212,12 @@ STEPS = (
     def test_variables_that_reach_a_step_are_found_out(cluster, monkeypatch):
         given = sbatch_path.LOGIN
         monkeypatch.setattr(sbatch_path, "LOGIN", [*given, "MNODE_CANARY"])
-        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
-        command = ["python", f"{JOBS}/contract.py", "--meet=none"]
-        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
-        started = start(path_of(cluster), wanted, ["node1"], "leaky", 60)
+        started = start(path_of(cluster), plain(1, *CONTRACT), ["node1"], "leaky", 60)
         found = leaked(started.expected, started.outcome.reports)
         assert found and "MNODE_CANARY" in found[0], started.text()
 
     def test_at_its_limit_a_step_has_ended(cluster):
-        page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}
-        wanted = LaunchJob.model_validate(
-            page | {"command": ["sh", "-c", "sleep 3143 & sleep 3143"]}).placed(2, 0)
+        wanted = plain(2, "sh", "-c", "sleep 3143 & sleep 3143")
         submission = path_of(cluster).submit(wanted, cluster.nodes[:2])
         outcome = submission.wait(3)
         assert outcome.codes == {"node0": None, "node1": None}

@@ -114,6 +114,15 @@ def test_without_a_sampler_ranks_are_compared_with_the_expected_samples() -> Non
     )
 
 
+def test_ranks_that_read_what_is_not_their_own_are_named() -> None:
+    read = [replace(r, sampler=SamplerFacts()) for r in readings([0, 1], [1, 2], [2, 0])]
+    _, twice, *_ = judge_shards("", read, 3, expected=[[0], [1, 2]])
+    assert str(twice.culprit).startswith(
+        "rank 0 on node0 read 1 that are not its own, sample 1; "
+        "rank 2 on node2 read 2 that are not its own, samples 2, 0; "
+    )
+
+
 def test_a_rank_that_reads_twice_and_one_that_reads_less() -> None:
     found = judged(readings([0, 2, 0], [1, 3], [4, 5, 6]), 7)
     assert found[TWICE].culprit == (
@@ -126,6 +135,7 @@ def test_shards_that_cannot_be_equal_differ_by_one() -> None:
     assert all(one.passed for one in judged(readings([0, 3], [1, 4], [2]), 5).values())
     assert judged(readings([0, 3, 4], [1], [2]), 5)[UNEVEN].value == 1
     assert judged(readings([0, 3], [1, 4], [2]), 5, padding=1)[UNEVEN].value == 1
+    assert judged(readings([0, 3], [1, 4], [2]), 5, left_out=1)[UNEVEN].value == 1
     assert judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN].value == 2
 
 

@@ -23,6 +23,7 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
 from pytest_mnode.machine.software import Software
 from pytest_mnode.measurement import Measurement, Verdict
@@ -123,6 +124,18 @@ def devices_of(*ports: Port) -> tuple[RdmaDevice, ...]:
     return tuple(rdma_device(*(p for p in ports if p.device == name)) for name in names)
 
 
+H100 = Accelerator(
+    index=0,
+    name="H100",
+    memory_bytes=80 * 10**9,
+    ecc_enabled=True,
+    ecc_uncorrected=0,
+    persistence=True,
+    throttled=(),
+    mig_enabled=False,
+    remapped_rows_failed=False,
+    remapped_rows_pending=False,
+)
 SOFTWARE = Software(
     python="CPython 3.11.7",
     kernel="6.1.0",
