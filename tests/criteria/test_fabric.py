@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_mnode.criteria.fabric import curves, judge_busbw
@@ -102,6 +104,16 @@ def test_unmeasured_sizes_are_inconclusive_on_the_plateau(
     [measurement] = recorded(found).values()
     assert (measurement.value, measurement.verdict) == (None, verdict)
     assert measurement.note == "needs 32 GiB on every rank"
+
+
+def test_bytes_off_an_rdma_fabric_are_shown_and_not_judged() -> None:
+    """Not every RDMA port counts bytes."""
+    fabric = SPEC.fabric.model_copy(update={"kind": "roce"})
+    sent = SentByNode("node0", {"fab0": 2, "mgmt0": 98}, 90)
+    rdma = replace(_busbw(sent), spec=SPEC.model_copy(update={"fabric": fabric}))
+    past = judge_busbw(rdma)[-1]
+    assert past.value == pytest.approx(98.0)
+    assert past.verdict is None
 
 
 def _busbw(*traffic: SentByNode) -> Busbw:
