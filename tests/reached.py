@@ -79,6 +79,7 @@ ROOMS = {
     "pytest_mnode/launchers/ssh.py": "ssh|hostfile",
 }
 _TOPS = ("pytest_mnode", "tests", "acceptance", "benchmarks")
+_FOLDERS = (*_TOPS, "docs", "fixtures", ".ci")
 _PROGRAM = re.compile(r"[\"'](pytest_mnode(?:\.\w+)+)")
 _DOTTED = re.compile(rf"\b(?:{'|'.join(_TOPS)})(?:\.\w+)+")
 _FROM = re.compile(r"\bfrom\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)")
@@ -167,7 +168,13 @@ def git(*argv: str) -> str:
 
 
 def tracked() -> frozenset[str]:
-    listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    """Files of the repository; without git those of its folders."""
+    try:
+        listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        tops = [top for top in ROOT.iterdir() if top.is_file() or top.name in _FOLDERS]
+        below = [file for top in tops for file in (top, *top.rglob("*"))]
+        listed = [str(file.relative_to(ROOT)) for file in below if "__pycache__" not in file.parts]
     return frozenset(file for file in listed if file and (ROOT / file).is_file())
 
 
@@ -447,7 +454,10 @@ def plan_here() -> Plan:
     commit, reason = last_passed()
     if reason:
         return everything(reason)
-    changed = changed_since(commit)
+    try:
+        changed = changed_since(commit)
+    except subprocess.CalledProcessError as error:
+        return everything(f"{error}: {error.stderr}")
     data = {file for file in changed if not file.endswith(".py")}
     return plan(changed, uses(tracked() | data))
 

@@ -27,7 +27,6 @@ CLEANUP = {
 @pytest.fixture(scope="module")
 def graph() -> Iterator[Uses]:
     """Of the tree as it is, with two files of data that are not there any more."""
-    need_program("git", "git")
     spec = importlib.util.find_spec("pytest_mnode")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -267,6 +266,15 @@ def test_every_kind_of_change_counts(clone: Path) -> None:
     (clone / "not yet tracked").touch()
     expected = {"edited", "removed", "moved", "elsewhere", "a name with blanks"}
     assert reached.changed_since(passed) == expected | {"new", "later", "not yet tracked"}
+
+
+def test_without_git_the_graph_has_the_same_files(
+    graph: Uses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kinds = (".py", ".yaml")
+    found = {file for file in reached.tracked() if file.endswith(kinds)}
+    assert found == {file for file in graph.files if file.endswith(kinds)}
 
 
 def test_names_of_tests_are_told_from_helpers() -> None:
