@@ -96,6 +96,27 @@ def test_collect_only_starts_nothing(pytester: pytest.Pytester) -> None:
     assert not any("launcher" in line for line in result.outlines)
 
 
+def test_the_innermost_mark_with_nodes_makes_the_variants(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+        pytestmark = pytest.mark.mnode(nodes=[1, 2])
+        @pytest.mark.mnode(timeout=9)
+        def test_outer(world): pass
+        @pytest.mark.mnode(nodes=[2])
+        def test_inner(world): pass
+        @pytest.mark.mnode(nodes=2)
+        def test_one(world): pass
+    """)
+    result = pytester.runpytest("--collect-only", "--mnode-nodes=2", "-q")
+    collected = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert collected == [
+        "test_outer[nodes1]",
+        "test_outer[nodes2]",
+        "test_inner[nodes2]",
+        "test_one",
+    ]
+
+
 def test_without_the_plugin_its_fixtures_are_unknown(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(world): pass")
     result = pytester.runpytest_subprocess("-p", "no:mnode")

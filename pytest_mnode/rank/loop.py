@@ -10,7 +10,7 @@ import runpy
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
     process: Any = multiprocessing.process.current_process()
     process._config["tempdir"] = order.run_dir
     if launch.backend == "nccl":
-        _have_nccl_log(rank.files.nccl)
+        have_nccl_log(os.environ, rank.files.nccl)
     # The file stays open for the life of the process, because faulthandler writes to it.
     faulthandler.register(STACK_SIGNAL, rank.files.stacks.open("a"), all_threads=True, chain=False)
     _note_faults(rank)
@@ -78,11 +78,11 @@ def follow(rank: Rank, session: RankSession) -> None:
     serve(rank, session)
 
 
-def _have_nccl_log(path: Path) -> None:
+def have_nccl_log(environ: MutableMapping[str, str], path: Path) -> None:
     """Make NCCL log its devices and transports once it is used; the user's settings stay."""
-    os.environ.setdefault("NCCL_DEBUG", "INFO")
-    os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV,GRAPH")
-    os.environ.setdefault("NCCL_DEBUG_FILE", str(path))
+    environ.setdefault("NCCL_DEBUG", "INFO")
+    environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV,GRAPH")
+    environ.setdefault("NCCL_DEBUG_FILE", str(path))
 
 
 def serve(rank: Rank, session: RankSession) -> None:
