@@ -59,6 +59,8 @@ _STOPPED_S = 3.0
 _TEST_LIMIT_S = 60.0
 _SLACK_S = 180.0
 _GONE_S = 60.0
+_LATEST = 0.85
+"""Share of an unharmed run after which a kind of process may not come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ def kill_once(directory: Path, seed: int, number: int, healthy_s: float) -> Row:
     kind, sent = chance.choice(ALL_KINDS), chance.choice(SIGNALS)
     run = Run(directory / f"killed{number}")
     mounted = mounts()
-    victim = strike(run, kind, chance.uniform(0, healthy_s), chance)
+    victim = strike(run, kind, chance.uniform(0, _LATEST * healthy_s), chance)
     after_s = run.seconds()
     name = name_of(kind, victim, run) if victim else ""
     if victim:

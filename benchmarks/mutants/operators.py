@@ -95,7 +95,8 @@ class _Finder(ast.NodeVisitor):
         self.found.append(Mutation(self._path, operator, old.lineno, start, end, text))
 
     def _limits(self, name: str, value: ast.expr | None) -> None:
-        if value is not None and _LIMIT.search(name) and _is_number(value):
+        is_limit = value is not None and _LIMIT.search(name) and _is_number(value)
+        if value is not None and is_limit and ast.literal_eval(value) != 0:
             self._put("limit", value, f"({ast.unparse(value)} * 1000)")
 
     def _condition(self, test: ast.expr) -> None:
@@ -135,7 +136,7 @@ class _Finder(ast.NodeVisitor):
             self._limits(arg.arg, default)
             if isinstance(default, ast.Constant) and isinstance(default.value, bool):
                 self._put("default", default, str(not default.value))
-            elif default is not None and _is_number(default):
+            elif default is not None and _is_number(default) and arg.arg != "seed":
                 self._put("default", default, f"({ast.unparse(default)} + 1)")
         returns_none = node.returns is not None and ast.unparse(node.returns) == "None"
         body = node.body[1:] if ast.get_docstring(node) else node.body

@@ -77,6 +77,8 @@ def test_words_annotations_and_invariants_stay() -> None:
         print(a + b)
         class C(Protocol):
             x: int = 1 + 1
+        WAIT_S = 0.0
+        def g(seed=0): return None
         class D:
             def __repr__(self) -> str:
                 return a + b
