@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-from pytest_mnode.protocol.channel import Keys, Line, Switchboard, new_keys
+from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, new_keys
+
+LONG_S = 20.0
 
 
 class Bomb:
@@ -110,3 +114,24 @@ def test_keys_are_new_in_each_run(keys: tuple[bytes, Keys]) -> None:
     secret, other = new_keys()
     assert secret != keys[0]
     assert other.client_secret != keys[1].client_secret
+
+
+def test_a_message_to_a_line_of_this_process_ends_its_wait() -> None:
+    line = LocalLine(lambda _, __: None)
+    began = time.monotonic()
+    later = threading.Timer(0.1, line.put, [pickle.dumps("late")])
+    later.start()
+    assert line.receive(LONG_S) == "late"
+    line.put(pickle.dumps("at once"))
+    assert line.receive(LONG_S) == "at once"
+    assert time.monotonic() - began < LONG_S / 2
+    later.join()
+    line.close()
+
+
+def test_a_line_of_this_process_waits_no_longer_than_it_may() -> None:
+    line = LocalLine(lambda _, __: None)
+    began = time.monotonic()
+    assert line.receive(0.1) is None
+    assert 0.1 <= time.monotonic() - began < LONG_S / 2
+    line.close()

@@ -129,3 +129,30 @@ def test_a_child_that_does_not_end_is_left_after_a_moment(monkeypatch: pytest.Mo
     with subprocess.Popen(["sleep", "60"]) as child:
         assert leaks.leaked_since(before, None, ()).children == {child.pid}
         child.kill()
+
+
+def _of_module(name: str) -> type[threading.Thread]:
+    return type("Thread", (threading.Thread,), {"__module__": name})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "counts"),
+    [
+        (threading.Thread, "mine", True),
+        (threading.Thread, "tqdm_monitor", False),
+        (threading.Thread, "asyncio_3", False),
+        (_of_module("loky.process_executor"), "mine", False),
+        (_of_module("lokymotive"), "mine", True),
+    ],
+)
+def test_threads_that_libraries_keep_are_no_leaks(
+    kind: type[threading.Thread], name: str, counts: bool
+) -> None:
+    before, ends = leaks.resources(None).threads, threading.Event()
+    thread = kind(target=ends.wait, name=name)
+    thread.start()
+    try:
+        assert (thread.ident in leaks.resources(None).threads - before) == counts
+    finally:
+        ends.set()
+        thread.join()
