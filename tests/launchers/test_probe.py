@@ -83,15 +83,22 @@ def test_probing_does_not_change_this_process(mode: str) -> None:
     assert [link.readlink() for link in links] == before
 
 
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo no such thing >&2; exit 1", "no such thing"),
+        ("kill -KILL $$", "cleanup process killed by SIGKILL"),
+    ],
+)
 def test_a_failed_start_reports_the_last_output(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, why: str
 ) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no such thing >&2\nexit 1\n")
+    python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     rack = Rack(1)
-    with pytest.raises(ClusterError, match="rack: start: the rack has ended: no such thing"):
+    with pytest.raises(ClusterError, match=f"rack: start: the rack has ended: {why}$"):
         rack.start()
     with pytest.raises(ClusterError, match="node0 is unavailable: the rack is closed"):
         rack.commands(rack.nodes, ["true"])

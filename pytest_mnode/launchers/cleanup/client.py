@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -27,6 +28,8 @@ seconds."""
 _SLACK_S = 5.0
 _CLOSE_S = 12.0
 _KILL_S = 5.0
+_ENDS_S = 0.5
+"""Time from the end of its channel, or of what it started, to its own."""
 
 
 class CleanupDaemon:
@@ -80,9 +83,14 @@ class CleanupDaemon:
             raise ClusterError(f"{ENDED}{self.last_words()}") from None
 
     def last_words(self) -> str:
-        """The last line of its errors, after a colon; "" if there is none."""
+        """The last line of its errors, or the signal that ended it, after a colon; else ""."""
         text = os.pread(self._errors, 1 << 16, 0).decode(errors="replace").strip()
-        return f": {text.splitlines()[-1]}" if text else ""
+        if text:
+            return f": {text.splitlines()[-1]}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._process is not None and (code := self._process.wait(_ENDS_S)) < 0:
+                return f": cleanup process killed by {signal.Signals(-code).name}"
+        return ""
 
     def close(self, remove: Sequence[str] = ()) -> None:
         """End all tasks and remove these directories, but not those given to `start`."""

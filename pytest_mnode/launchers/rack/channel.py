@@ -96,6 +96,10 @@ class RackChannel:
                 self._replies.put(reply)  # for the next request
                 raise ClusterError(f"{what}: the rack has ended{self._daemon.last_words()}")
 
+    def last_words(self) -> str:
+        """See CleanupDaemon."""
+        return self._daemon.last_words()
+
     def _silent(self) -> str:
         """Who does not answer: the rack's first process, or the one that starts and watches it."""
         first = processes.children(self.daemon_pid)

@@ -258,6 +258,7 @@ class Rack(Launcher):
 
     def _on_event(self, event: Booted | Lost | None) -> None:
         lost: list[tuple[int, str]] = []
+        why = self._channel.last_words() if event is None and self._channel is not None else ""
         with self._lock:
             if isinstance(event, Booted):
                 self._slots[event.node] = NodeSlot(event.pid)
@@ -265,7 +266,7 @@ class Rack(Launcher):
                 lost = [(event.node, event.reason)]
             else:
                 running = [i for i, slot in enumerate(self._slots) if slot.pid is not None]
-                lost = [(index, "the rack's first process ended") for index in running]
+                lost = [(index, f"the rack's first process ended{why}") for index in running]
             for index, reason in lost:
                 self._slots[index] = NodeSlot(None, reason)
         for index, reason in lost:
