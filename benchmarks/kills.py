@@ -238,11 +238,10 @@ def name_of(kind: str, process: psutil.Process, run: Run) -> str:
 
 def is_named(kind: str, name: str, number: signal.Signals, code: int, output: str) -> bool:
     if kind == "controller":
-        return code == -number or (
-            number == signal.SIGTERM and "KeyboardInterrupt: SIGTERM" in output
-        )
+        return code == -number or f"KeyboardInterrupt: {number.name}" in output
     ended = output[output.find("= FAILURES") if "= FAILURES" in output else 0 :]
-    return any(word in ended for word in ((name,) if name else WORDS.get(kind, ("node0", "node1"))))
+    words = (name,) if name else WORDS.get(kind, ("node0", "node1"))
+    return any(word in ended for word in words)
 
 
 def kill_once(directory: Path, seed: int, number: int, healthy_s: float) -> Row:
