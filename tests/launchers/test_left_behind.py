@@ -140,7 +140,10 @@ def test_a_directory_that_a_node_does_not_see_is_removed(tmp_path: Path) -> None
 # ssh.
 
 
-def test_the_connection_to_a_node_ends_with_its_power(tmp_path: Path) -> None:
+def test_the_connection_to_a_node_ends_with_its_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MNODE_SSH_COMMAND", "true")
     section = Power.model_validate({"switch_off": "true {node}", "switch_on": "true {node}"})
     spec = load_spec(default_spec_path()).model_copy(update={"power": section})
     launcher = Ssh(parse_hosts("n1", "hosts"), spec, RemoteOptions(str(tmp_path), tmp_path))

@@ -134,7 +134,8 @@ def test_connections_end_with_the_run(held: Connections, way: Way, tmp_path: Pat
 def test_connections_end_with_the_daemon(held: Connections, way: Way, tmp_path: Path) -> None:
     assert held.connect({"n1": way("n1", noted(tmp_path / "pids"))}, 10) == {}
     master = int((tmp_path / "pids").read_text().split()[0])
-    [daemon] = [p for p in psutil.Process().children() if p.name() == "mnode-cleanup"]
+    parents = psutil.Process(master).parents()
+    [daemon] = [parent for parent in parents if parent.name() == "mnode-cleanup"]
     daemon.kill()
     await_end(master)
 
