@@ -21,6 +21,7 @@ from pytest_mnode.logs import kernel_log
 from pytest_mnode.machine import model, threads
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measuring.tools import beside_nic
+from tests.programs import write_program
 
 SOON_S = 20.0
 """Far less than the program takes."""
@@ -93,8 +94,7 @@ def test_a_program_that_never_answers(
 ) -> None:
     module, limit, program, call, outcome = CASES[what]
     path = tmp_path / program
-    path.write_text("#!/bin/sh\nexec sleep 60\n")
-    path.chmod(0o755)
+    write_program(path, "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
         monkeypatch.setenv(name, "7")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
+from tests.programs import write_program
 
 pytest.importorskip("xdist")
 
@@ -174,8 +175,7 @@ def test_unavailable_nodes_at_the_start_of_workers_are_one_line(tmp_path: Path) 
     (tmp_path / "spec.yaml").write_text(page)
     (tmp_path / "bin").mkdir()
     for name in ("srun", "salloc", "sbatch", "scontrol", "scancel", "squeue", "sinfo"):
-        (tmp_path / "bin" / name).write_text("#!/bin/sh\necho no controller here >&2\nexit 1\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        write_program(tmp_path / "bin" / name, "#!/bin/sh\necho no controller here >&2\nexit 1\n")
     write_files(tmp_path, test_it="def test_it(world): pass")
     run = run_pytest(
         tmp_path,
@@ -191,8 +191,7 @@ def test_workers_on_other_machines_have_no_nodes(tmp_path: Path) -> None:
     """A fake ssh that stays on this machine."""
     ssh = tmp_path / "bin/ssh"
     ssh.parent.mkdir()
-    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
-    ssh.chmod(0o755)
+    write_program(ssh, '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     write_files(tmp_path, test_it="def test_it(world): pass")
     run = run_pytest(
         tmp_path,

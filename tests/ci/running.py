@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import write_program
+
 ROOT = Path(__file__).parents[2]
 READY = ROOT / "fixtures/ci"
 
@@ -72,5 +74,4 @@ def run(
 
 
 def program(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o755)
+    write_program(path, f"#!/bin/bash\n{body}\n")

@@ -17,6 +17,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
 from tests.inner import need_program
+from tests.programs import write_program
 
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
 UNCHANGED = (
@@ -183,8 +184,7 @@ def test_an_ssh_keygen_without_signatures_is_not_reported_as_a_change(
     assert main(["sign", str(report.parent), f"--key={keys / 'ours'}"]) == 0
     old = tmp_path / "old"
     old.mkdir()
-    (old / "ssh-keygen").write_text("#!/bin/sh\necho 'unknown option -- Y' >&2\nexit 1\n")
-    (old / "ssh-keygen").chmod(0o755)
+    write_program(old / "ssh-keygen", "#!/bin/sh\necho 'unknown option -- Y' >&2\nexit 1\n")
     monkeypatch.setenv("PATH", f"{old}:/usr/bin:/bin")
     code, [line] = verify(report, keys / "ours.pub", capsys)
     assert code == 2

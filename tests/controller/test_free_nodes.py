@@ -23,6 +23,7 @@ from tests.certificate.conftest import FACTS, RIGHT
 from tests.certificate.test_coverage import rates
 from tests.gang.kubernetes.test_nodes import GPU, node, pod
 from tests.inner import run_pytest, write_files
+from tests.programs import write_program
 
 ALL = 1000
 SCONTROL = """#!/bin/sh
@@ -45,8 +46,7 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs |= {"scontrol": SCONTROL, "sinfo": "#!/bin/sh\necho 'gpu*'; echo all\n"}
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+        write_program(tmp_path / "bin" / name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 

@@ -12,6 +12,7 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.slurm import SlurmEngine
+from tests.programs import write_program
 
 NODES = (
     ("n0", "State=IDLE CPUTot=8 RealMemory=2000 Gres=gpu:a100:4(S:0-1),nic:1 ActiveFeatures=a100 "
@@ -48,8 +49,7 @@ echo 17
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake commands, first in PATH."""
     for name, text in FAKES.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("MNODE_RECORD", str(tmp_path / "record"))
     (tmp_path / "record.jobs").write_text("")

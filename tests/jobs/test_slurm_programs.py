@@ -20,6 +20,7 @@ from pytest_mnode.launchers.cleanup import queue_cleanup
 from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, SlurmCleanup, clean_up
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 from tests.inner import OWN_ADDRESSES
+from tests.programs import write_program
 
 # Like squeue: it shows jobs of hidden partitions only with --all, and applies the user's filter
 # variables.
@@ -47,8 +48,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def program(directory: Path, name: str, text: str) -> None:
-    (directory / name).write_text(text)
-    (directory / name).chmod(0o755)
+    write_program(directory / name, text)
 
 
 def cancelled(programs: Path) -> int:

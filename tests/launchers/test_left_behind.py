@@ -37,6 +37,7 @@ from pytest_mnode.machine import namespaces
 from pytest_mnode.protocol.launcher_requests import PowerOff
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Power
+from tests.programs import write_program
 
 # Racks.
 
@@ -163,8 +164,7 @@ def test_jobs_are_cancelled_by_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "scancel"
-    program.write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/asked"\n')
-    program.chmod(0o755)
+    write_program(program, f'#!/bin/sh\necho "$*" >>"{tmp_path}/asked"\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     Slurm().cancel()
     Slurm().cancel(7, 8)

@@ -16,6 +16,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack, mounts, probe
 from pytest_mnode.machine import namespaces
+from tests.programs import write_program
 
 
 def deny(number: int, step: str) -> OSError:
@@ -94,8 +95,7 @@ def test_a_failed_start_reports_the_last_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, why: str
 ) -> None:
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
+    write_program(python, f"#!/bin/sh\n{script}\n")
     monkeypatch.setattr(sys, "executable", str(python))
     rack = Rack(1)
     with pytest.raises(ClusterError, match=f"rack: start: the rack has ended: {why}$"):

@@ -28,6 +28,7 @@ from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.inner import need_program
 from tests.launchers.remote.test_node_report import WELL
+from tests.programs import write_program
 
 SPEC = load_spec(default_spec_path())
 # In place of ssh: a master creates its socket file and stays until an order ends it.
@@ -72,8 +73,7 @@ def _ssh() -> None:
 
 def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = directory / "ssh with blank"
-    path.write_text(text)
-    path.chmod(0o755)
+    write_program(path, text)
     monkeypatch.setenv(SSH_COMMAND, f"{quote(str(path))} -F none")
 
 

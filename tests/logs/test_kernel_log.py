@@ -11,6 +11,7 @@ import pytest
 
 from pytest_mnode.logs import kernel_log
 from pytest_mnode.logs.kernel_log import Log, Severity, parse, since
+from tests.programs import write_program
 
 FORMS = {
     "kmsg": "3,1290,5123456,-;{}",
@@ -350,8 +351,7 @@ def _printing(
     """Make these programs there print this text, and end with this status."""
     for name in names:
         program = directory / name
-        program.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\nexit {status}\n")
-        program.chmod(0o755)
+        write_program(program, f"#!/bin/sh\nprintf '%s' '{text}'\nexit {status}\n")
 
 
 WHOLE = "[    0.000000] Linux version 6.8.0\n[    5.1] x: y"

@@ -15,6 +15,7 @@ import pytest
 
 from pytest_mnode.machine.threads import backtrace, native_frames, syscall_text, threads_text
 from tests.inner import need_gdb
+from tests.programs import write_program
 
 known_machine = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64"), reason="its system calls are not in the table"
@@ -55,8 +56,7 @@ def test_a_debugger_that_cannot_be_run_is_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gdb = tmp_path / "gdb"
-    gdb.write_text("no program of any processor")
-    gdb.chmod(0o755)
+    write_program(gdb, "no program of any processor")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert native_frames(7) == f"C stack: unknown; {gdb} cannot be run: Exec format error"
 

@@ -24,6 +24,7 @@ from pytest_mnode.criteria.launching.sbatch import SbatchSubmission, StepSubmiss
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.processes import end_programs
+from tests.programs import write_program
 
 JOB = LaunchJob.model_validate(
     {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain", "command": ["x"]}
@@ -192,8 +193,7 @@ def step(
 
     def started(srun: str) -> StepSubmission:
         for name, text in (("srun", srun), ("scontrol", "echo n0")):
-            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-            (programs / name).chmod(0o755)
+            write_program(programs / name, f"#!/bin/sh\n{text}\n")
         given: list[Any] = [nodes, JOB, SimpleNamespace(slurm={"n0": "n0"}), 0, "full"]
         made = StepSubmission(*given)
         assert made._program is not None

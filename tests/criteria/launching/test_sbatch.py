@@ -19,6 +19,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.launchers.slurm import JobState, nodes_from_text
+from tests.programs import write_program
 
 RUNS = JobState(7, "x", "RUNNING")
 
@@ -99,8 +100,7 @@ def a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str) -> Sbatch
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("srun", srun), ("scontrol", "echo n1")):
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
+        write_program(programs / name, f"#!/bin/sh\n{text}\n")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setattr(module, "_login", lambda _: {"PATH": os.environ["PATH"]})
     monkeypatch.setenv("SLURM_NNODES", "9")

@@ -26,6 +26,7 @@ from pytest_mnode.criteria.launching.styles import (
 from pytest_mnode.criteria.launching.variables import wrong_variables
 from pytest_mnode.jobs.slurm.sbatch import Request, script
 from tests.criteria.launching import made
+from tests.programs import write_program
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"
 SAME = {"n0": {"GLOO_SOCKET_IFNAME": "lo"}, "n1": {"GLOO_SOCKET_IFNAME": "lo"}}
@@ -67,8 +68,7 @@ def site(tmp_path: Path) -> Path:
     programs = tmp_path / "pro grams"
     programs.mkdir()
     for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\necho n1\n"}.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+        write_program(programs / name, text)
     (programs / "python").symlink_to(sys.executable)
     for name in ("sh", "head", "dirname"):
         (programs / name).symlink_to(str(shutil.which(name)))

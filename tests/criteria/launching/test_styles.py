@@ -13,6 +13,7 @@ import pytest
 
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.styles import Placement, Process, processes
+from tests.programs import write_program
 
 PLACE = Placement(("n3", "n2"), "10.0.0.4", 29512)
 SCRIPT = Path(__file__).parents[3] / "fixtures" / "jobs" / "megatron.sh"
@@ -130,8 +131,7 @@ def test_the_users_script_derives_torch_variables(
     for tool in ("sh", "env", "head"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     if scontrol:
-        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{scontrol}\n")
-        (tmp_path / "scontrol").chmod(0o755)
+        write_program(tmp_path / "scontrol", f"#!/bin/sh\n{scontrol}\n")
     env = {**env, "SLURM_JOB_NODELIST": nodes}
     done = subprocess.run(
         [str(SCRIPT), "env"],

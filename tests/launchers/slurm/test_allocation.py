@@ -24,6 +24,7 @@ from pytest_mnode.launchers.slurm.allocation import (
     OwnAllocation,
     on_first,
 )
+from tests.programs import write_program
 
 # Grants at once, or after its "--begin" of a million years; records how it ended.
 SALLOC = f"""#!{sys.executable}
@@ -66,8 +67,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     scancel = '#!/bin/sh\necho "cancelled $*$SCANCEL_STATE" >>"$NOTES"\n'
     for name, text in (("salloc", SALLOC), ("scontrol", SCONTROL), ("scancel", scancel)):
-        (directory / name).write_text(text)
-        (directory / name).chmod(0o755)
+        write_program(directory / name, text)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     return tmp_path / "notes"
@@ -302,8 +302,7 @@ def test_an_allocation_that_does_not_end_is_cancelled_again(
 ) -> None:
     """salloc ignores SIGTERM and holds it, and Slurm does not take the first scancel."""
     for name, text in (("salloc", DEAF), ("scancel", scancel), ("squeue", SQUEUE)):
-        (notes.parent / "bin" / name).write_text(text)
-        (notes.parent / "bin" / name).chmod(0o755)
+        write_program(notes.parent / "bin" / name, text)
     held = make()
     held.get(2)
     assert held.daemon.pid is not None

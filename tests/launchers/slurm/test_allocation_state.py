@@ -16,6 +16,7 @@ from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 from pytest_mnode.launchers.slurm import allocation_state as module
 from pytest_mnode.launchers.slurm.allocation import CurrentAllocation, Granted
 from pytest_mnode.launchers.slurm.allocation_state import Watch, lost, present, too_few_gpus
+from tests.programs import write_program
 
 IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
 STATES = {"n0": IDLE, "n1": DOWN, "n2": NodeState("n2", "ALLOCATED")}
@@ -37,15 +38,15 @@ def test_a_watch_of_hidden_nodes_looks_at_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "scontrol"
-    program.write_text(
+    write_program(
+        program,
         """#!/bin/sh
 case "$*" in
 *node*) echo 'slurm_load_node error: Access/permission denied' >&2; exit 1;;
 *) echo JobId=7 JobName=x JobState=RUNNING 'NodeList=n[0-1]';;
 esac
-"""
+""",
     )
-    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     watch = Watch(Slurm(), CurrentAllocation(), 7, Watchers("x"))
     watch._names = NAMES

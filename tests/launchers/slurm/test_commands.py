@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 from pytest_mnode.launchers.slurm.commands import NodesHidden, error_line
+from tests.programs import write_program
 
 
 @pytest.fixture
@@ -23,8 +23,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(directory: Path, name: str, script: str) -> None:
     path = directory / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    write_program(path, f"#!/bin/sh\n{script}\n")
 
 
 def test_a_failure_is_one_line_with_the_first_error(fake: Path) -> None:

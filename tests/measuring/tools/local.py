@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Fabric
 from tests.lone_nodes import LoneNodes
+from tests.programs import write_program
 
 BESIDE_NIC = "pytest_mnode.measuring.tools.beside_nic"
 _WITH_ROOT = (
@@ -76,8 +76,7 @@ class Local(LoneNodes):
 def program(directory: Path, name: str, text: str) -> None:
     """A shell script on the PATH of these nodes."""
     path = directory / name
-    path.write_text(textwrap.dedent(text))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    write_program(path, textwrap.dedent(text))
 
 
 def fabric_of() -> Fabric:
