@@ -39,12 +39,17 @@ EXCEPTIONS = {
     ("jobs/node_processes.py:send_signal", "kill"): "signals of the user's test",
     ("jobs/slurm/submitted.py:SubmittedJob.preempt", "self._queued.slurm.run"): "a preemption",
     ("launchers/cleanup/daemon.py:main", "ctypes.CDLL(None).prctl"): "its name",
+    ("launchers/remote/remote_exec.py:RemoteExec.reap", "kill"): "sooner than `main` does it",
     ("launchers/remote/remote_exec.py:main", "ctypes.CDLL(None).prctl#2"): "its name",
     (
         "launchers/rack/probe.py:_try_inside",
         "namespaces.die_with_parent",
     ): "its parent waits for it",
     ("machine/namespaces.py:set_process_name", "_libc.prctl"): "its name",
+    (
+        "measuring/tools/beside_nic.py:_watched",
+        "end_programs",
+    ): "its process ends next, and with it the program: die_with_parent",
     ("processes.py:set_name", "_libc.prctl"): "its name",
     (
         "rank/suites.py:Suites._have_child.run",
@@ -105,7 +110,7 @@ def calls(path: Path) -> Iterator[Call]:
     def below(node: ast.AST, names: tuple[str, ...], context: bool) -> Iterator[Call]:
         if isinstance(node, ast.Call):
             where = f"{path.relative_to(PACKAGE)}:{'.'.join(names)}"
-            name = ast.unparse(node.func)
+            name = _named(node.func)
             counted[where, name] = counted.get((where, name), 0) + 1
             yield Call(where, name, counted[where, name], node, context)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -114,6 +119,13 @@ def calls(path: Path) -> Iterator[Call]:
             yield from below(child, names, isinstance(node, ast.withitem))
 
     yield from below(tree, (), False)
+
+
+def _named(what: ast.expr) -> str:
+    """Its text; ast.unparse alone would take seconds for all calls of the package."""
+    if isinstance(what, ast.Attribute):
+        return f"{_named(what.value)}.{what.attr}"
+    return what.id if isinstance(what, ast.Name) else ast.unparse(what)
 
 
 def without(step: Step) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError, NodeLostError, SpecError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.local import Local
@@ -66,8 +68,10 @@ def test_a_command_that_exceeds_its_limit_is_ended_with_its_children(tmp_path: P
     section = section_of(
         "true {node}", f"sh -c 'sleep 60 & echo $! > {note}; wait' {{node}}", "1 s"
     )
+    before = processes.children(os.getpid())
     with pytest.raises(ClusterError, match="had not ended after 1 s"):
         power.switch(section, "on", NODE)
+    assert processes.children(os.getpid()) == before, "a zombie is left"
     end = time.monotonic() + 10
     while psutil.pid_exists(int(note.read_text())):
         assert time.monotonic() < end

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack, mounts, probe
@@ -181,3 +182,57 @@ def test_an_ordinary_user_gets_a_rack() -> None:
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["None", "node0", "0", "node1", "0", "up"]
+
+
+UNMOUNT = """
+import os
+from pathlib import Path
+from pytest_mnode.machine import namespaces
+namespaces.leave_host(os.geteuid() != 0)
+def mounted(): return " - tmpfs mnode-x " in Path("/proc/self/mountinfo").read_text()
+namespaces.mount("mnode-x", "/mnt", "tmpfs", 0, "size=4k")
+before = mounted()
+namespaces.unmount("/mnt")
+print(before, mounted())
+"""
+
+
+def test_a_mount_can_be_undone() -> None:
+    """Without that there is no rack, and tests of racks would be skipped."""
+    allowed = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--ipc", "--pid", "true"]
+    if subprocess.run(allowed, check=False, capture_output=True).returncode:
+        pytest.skip("namespaces are not allowed here")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{UNMOUNT}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "True False\n", done.stderr
+
+
+TIED = """
+import os, time
+from pytest_mnode.machine import namespaces
+if os.fork() == 0:
+    namespaces.die_with_parent()
+    print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_can_be_tied_to_its_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{TIED}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    deadline = time.monotonic() + 30
+    while not processes.has_ended(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    parent.communicate()

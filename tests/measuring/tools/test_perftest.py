@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -524,3 +526,11 @@ def test_without_cuda_or_a_gpu_gpu_memory_is_refused(tmp_path: Path, recorded: R
     root = recorded("numa1-veth-rxe")
     with pytest.raises(ValueError, match="this node shows no NVIDIA GPU"):
         cuda_arguments(Machine.read(root), "rxe0", OLD_HELP, root)
+
+
+def test_a_side_that_still_runs_is_ended() -> None:
+    side = perftest_pairs._Side.__new__(perftest_pairs._Side)
+    side._process = subprocess.Popen(["sleep", "40"], text=True)
+    side._printed = open(os.devnull)  # noqa: PTH123, SIM115  closed by the side
+    side.close()
+    assert side._process.returncode == -signal.SIGKILL
