@@ -232,7 +232,8 @@ LIMITS: Mapping[str, str] = {
     "launchers/rack/wiring.py FORWARDING_LIMIT_S":
         "launchers/test_rack_limits.py::test_a_switch_that_never_forwards",
     "launchers/remote/remote_exec.py DRAIN_S":
-        "launchers/remote/test_commands.py::test_background_processes_end_with_the_command",
+        "launchers/remote/test_remote_exec.py::"
+        "test_output_that_is_held_by_a_process_elsewhere_is_not_awaited",
     "launchers/remote/remote_exec.py GRACE_S":
         "launchers/remote/test_commands.py::test_the_command_ends_with_its_local_end",
     "launchers/remote/remote_proxy.py STATUS_S":
@@ -287,7 +288,8 @@ LIMITS: Mapping[str, str] = {
         "measuring/tools/test_silent_pairs.py::"
         "test_a_server_that_never_does_is_not_waited_for[never listens]",
     "measuring/tools/perftest_pairs.py _SPARE_S":
-        "measuring/tools/test_perftest.py::test_a_pair_that_hangs_does_not_delay_the_others",
+        "measuring/tools/test_silent_pairs.py::"
+        "test_a_server_that_never_does_is_not_waited_for[has a client that never ends]",
     "processes.py KILLED_S":
         "test_processes.py::test_a_program_that_outlives_sigkill_is_not_waited_for",
     "rank/examples.py LATE_S":

@@ -133,6 +133,26 @@ def a_far_end() -> Any:
     return made
 
 
+def test_output_that_is_held_by_a_process_elsewhere_is_not_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command has ended, and the process that has its output is no descendant."""
+
+    def no_child(*_: int) -> None:
+        raise ChildProcessError
+
+    monkeypatch.setattr(remote_exec, "DRAIN_S", 0.1)
+    monkeypatch.setattr(remote_exec, "descendants", lambda _: [])
+    monkeypatch.setattr(os, "waitpid", no_child)
+    end = a_far_end()
+    end.status, end.reported, end.outputs = 0, False, {7: wire.OUT}
+    end.close_output = end.outputs.pop
+    end.ended_at = began = time.monotonic()
+    while not end.reported:
+        assert time.monotonic() - began < 10.0
+        end.reap()
+
+
 ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], bool]]] = {
     "near": (a_near_end, lambda end: end.beat(False), lambda end: bool(end.lost)),
     "far": (a_far_end, lambda end: end.beat(), lambda end: end.gone_since is not None),

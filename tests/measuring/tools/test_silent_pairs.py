@@ -15,12 +15,14 @@ SOON_S = 10.0
 
 
 class Side:
-    """A client that is over at once, or a server that never is."""
+    """A client that is over at once, if `client_ends`; a server that never is."""
 
-    started = False
+    started, client_ends = False, True
 
     def __init__(self, *given: Any) -> None:
-        self.ended = len(given) == 5  # a client is given the address of its server
+        self.ended = (
+            self.client_ends and len(given) == 5
+        )  # a client is given the address of its server
 
     def read(self) -> tuple[Any, None]:
         return SimpleNamespace(faults=("Couldn't connect",)), None
@@ -34,16 +36,18 @@ class Side:
         ("_SERVER_LIMIT_S", (None, "Couldn't connect")),
         ("_SERVER_END_S", (387.42, "")),
         ("_FAILED_END_S", (None, "Couldn't connect")),
+        ("_SPARE_S", (None, "ib_write_bw to n1 port 1 did not end within its time")),
     ],
-    ids=["never listens", "never ends", "fails"],
+    ids=["never listens", "never ends", "fails", "has a client that never ends"],
 )
 def test_a_server_that_never_does_is_not_waited_for(
     limit: str, outcome: tuple[float | None, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_SERVER_LIMIT_S", "_SERVER_END_S", "_FAILED_END_S"):
+    for name in ("_SERVER_LIMIT_S", "_SERVER_END_S", "_FAILED_END_S", "_SPARE_S"):
         monkeypatch.setattr(perftest_pairs, name, 0.2 if name == limit else 0.0)
     monkeypatch.setattr(perftest_pairs, "_RETRY_S", 0.01)
     monkeypatch.setattr(perftest_pairs, "_Side", Side)
+    monkeypatch.setattr(Side, "client_ends", limit != "_SPARE_S")
     monkeypatch.setattr(perftest_pairs, "_judged", lambda *_: outcome)
     cluster: Any = SimpleNamespace(address=lambda node: node)
     ends: Any = (SimpleNamespace(node=n, device="mlx5_0", rail=0) for n in ("n0", "n1"))
