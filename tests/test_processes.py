@@ -47,6 +47,27 @@ def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
             one.communicate()
 
 
+def test_every_child_that_has_ended_is_reaped_with_its_status() -> None:
+    """In a process of its own, which has no other children."""
+    program = """
+import os, signal, sys
+from pytest_mnode import processes
+third = os.fork() or os._exit(3)
+stays = os.fork() or signal.pause()
+killed = os.fork() or signal.pause()
+os.kill(killed, signal.SIGKILL)
+found = []
+while len(found) < 2:
+    found += processes.reap()
+assert dict(found) == {third: 3 << 8, killed: signal.SIGKILL}, found
+assert processes.reap() == []
+os.kill(stays, signal.SIGKILL)
+os.waitpid(stays, 0)
+assert processes.reap() == []
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
+
+
 class _Stuck:
     """A program in state D: SIGKILL takes effect when the kernel lets it go, perhaps never."""
 
