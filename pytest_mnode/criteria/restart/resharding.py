@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.restart import run_files, warm_runs
 from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
-from pytest_mnode.criteria.restart.judging import judge_resume
+from pytest_mnode.criteria.restart.history import History
+from pytest_mnode.criteria.restart.judging import Terms, judge_resume
 from pytest_mnode.criteria.restart.plan import (
     config_for,
     resharded_tolerance,
@@ -77,8 +78,7 @@ def judge_other_sizes(
     batch = 2 * max(size.ranks for size in (saved_on, *resumed_on))
     config = config_for(promise, batch, device_for(spec.accelerators.per_node))
     config = replace(config, steps=promise.steps, dropout=0.0, reshard=True, pause_s=0.0)
-    tolerance = resharded_tolerance(promise)
-    terms = terms_of(config, tolerance)
+    terms = terms_of(config, resharded_tolerance(promise))
     node, at = cluster.nodes[0], (saved_on.nodes, saved_on.per_node)
     found: list[Measurement] = []
     with (
@@ -96,23 +96,35 @@ def judge_other_sizes(
                 final = warm_runs.finished(cluster, moved, size.nodes, size.per_node)
                 into = base / f"resharded-{size.ranks}"
                 cut = run_files.read_history(cluster, node, resumed_at, into)
-            of_size = [_continued(final, expected)]
-            if not isinstance(final, RankError) and not isinstance(expected, RankError):
-                saved = max(completed(cut.incarnations[0]), default=0)
-                loaded = cut.incarnations[-1].loaded
-                culprit = f"the resume: it continued from step {loaded}, and step {saved} was saved"
-                lost = Measurement.none_allowed(
-                    "steps lost",
-                    [Culprit(culprit)],
-                    tolerance.source,
-                    count=abs(saved - loaded),
-                    note=f"from {saved}",
-                )
-                of_size += [lost, *judge_resume(whole, cut, terms)]
-                of_size.append(compared_parameters(expected, final, tolerance))
             label = f"{saved_on.ranks} to {size.ranks} ranks"
+            of_size = judge_size(expected, whole, final, cut, terms)
             found += [replace(one, name=f"{label}: {one.name}") for one in of_size]
     return found
+
+
+def judge_size(
+    expected: Parameters | RankError,
+    whole: History,
+    final: Parameters | RankError,
+    cut: History,
+    terms: Terms,
+) -> list[Measurement]:
+    """Judge a run that continued on another number of ranks, by one that was not interrupted."""
+    continued = _continued(final, expected)
+    if isinstance(final, RankError) or isinstance(expected, RankError):
+        return [continued]
+    saved = max(completed(cut.incarnations[0]), default=0)
+    loaded = cut.incarnations[-1].loaded
+    culprit = f"the resume: it continued from step {loaded}, and step {saved} was saved"
+    lost = Measurement.none_allowed(
+        "steps lost",
+        [Culprit(culprit)],
+        terms.tolerance.source,
+        count=abs(saved - loaded),
+        note=f"from {saved}",
+    )
+    parameters = compared_parameters(expected, final, terms.tolerance)
+    return [continued, lost, *judge_resume(whole, cut, terms), parameters]
 
 
 def _continued(final: Parameters | RankError, expected: Parameters | RankError) -> Measurement:
