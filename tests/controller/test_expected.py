@@ -88,7 +88,7 @@ def ran(tmp_path: pytest.TempPathFactory, text: str, *args: str, ini: str = "") 
     directory = tmp_path.mktemp("expected")
     write_files(directory, conftest=NOTES, test_it=text)
     (directory / "pytest.ini").write_text(textwrap.dedent(f"[pytest]\n{ini}"))
-    return run_pytest(directory, "-s", "-rs", "--mnode-launcher=local", *args)
+    return run_pytest(directory, "-s", "-rs", "--mnode-launcher=local", *args, cold=True)
 
 
 @pytest.mark.parametrize(
