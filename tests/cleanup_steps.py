@@ -51,12 +51,13 @@ EXCEPTIONS = {
         "end_programs",
     ): "its process ends next, and with it the program: die_with_parent",
     ("processes.py:set_name", "_libc.prctl"): "its name",
+    ("rank/coverage_plugin.py:RankCoverage.take", "path.unlink"): "its files go with the run",
     (
         "rank/suites.py:Suites._have_child.run",
         "processes.die_with_parent",
     ): "the elastic launcher adopts and ends it; only the kill of both at once would show it",
 }
-"""Calls that look like steps of clean-up and are not, with the reason."""
+"""Calls that look like steps of clean-up and are not, or that another step makes good; and why."""
 _COPIED = ("pytest_mnode", "tests", "acceptance", "fixtures", "conftest.py", "pyproject.toml")
 _LIMIT_S = 240.0
 _MARK = "CLEANUP_STEP"
