@@ -22,10 +22,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pytest_mnode import processes
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pytest_mnode"
 LONGER_S = 1000
 PATIENCE_S = 300.0
+_TREE = "MNODE_TREE_OF_LIMITS"
 
 LIMITS: Mapping[str, str] = {
     "agent/agent.py _STATUS_S":
@@ -616,7 +619,7 @@ def depends(limit: str, tree: Path) -> str:
 def run(limit: str, tree: Path, patience_s: float) -> int | None:
     """Exit status of pytest for the test of a limit; None if it still runs at the end."""
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", _TREE: str(tree)}
     test = subprocess.Popen(
         [*argv, f"tests/{LIMITS[limit]}"],
         cwd=tree,
@@ -631,6 +634,8 @@ def run(limit: str, tree: Path, patience_s: float) -> int | None:
         os.killpg(test.pid, signal.SIGKILL)
         test.wait(patience_s)
         return None
+    finally:  # of a test that was killed, anything may be left
+        processes.end_started_with(_TREE, str(tree))
 
 
 def main(words: list[str]) -> int:
