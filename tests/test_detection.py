@@ -203,3 +203,12 @@ def test_zero_values_cause_no_division_by_zero() -> None:
     assert smallest_excess([1.0, 2.0], 0.0) is None
     with pytest.raises(ValueError, match="cannot be used"):
         Detection("wrong", 0.0, 0)
+
+
+def test_only_the_best_of_three_rounds_is_quieter() -> None:
+    values = [90.0, 110.0, 100.0, 100.0, 101.0]
+    once, of_three = noise_share(values), noise_share(values, rounds_of_three=True)
+    assert once == pytest.approx(0.0987, abs=0.0001)
+    assert of_three is not None
+    assert of_three != once
+    assert noise_share(values, rounds_of_three=False) == once

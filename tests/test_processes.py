@@ -50,11 +50,11 @@ def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
 def test_every_child_that_has_ended_is_reaped_with_its_status() -> None:
     """In a process of its own, which has no other children."""
     program = """
-import os, signal, sys
+import os, signal, sys, time
 from pytest_mnode import processes
 third = os.fork() or os._exit(3)
-stays = os.fork() or signal.pause()
-killed = os.fork() or signal.pause()
+stays = os.fork() or sys.exit(time.sleep(30))
+killed = os.fork() or sys.exit(time.sleep(30))
 os.kill(killed, signal.SIGKILL)
 found = []
 while len(found) < 2:
