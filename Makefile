@@ -78,8 +78,8 @@ PYTHON_newest := python3.13
 OLDEST = $(PYTHON) -c 'import tomllib; print(*(d.replace(">=", "==") for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))'
 PINS_oldest = $$($(OLDEST))
 PINS_newest =
-VERSIONS_TESTS := $(addprefix tests/,test_first_steps.py outcome/test_calls.py rank/test_process_group.py \
-  worlds/test_worlds.py)
+VERSIONS_TESTS := $(addprefix tests/,outcome/test_calls.py rank/test_process_group.py \
+  worlds/test_hanging.py worlds/test_worlds.py)
 test-versions: versions-oldest versions-newest
 versions-%: $(VERSIONS)/%/.ready
 	env -u CI $(<D)/bin/python -m pytest -rs $(VERSIONS_TESTS)
