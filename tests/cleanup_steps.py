@@ -45,6 +45,7 @@ EXCEPTIONS = {
         "launchers/rack/probe.py:_try_inside",
         "namespaces.die_with_parent",
     ): "its parent waits for it",
+    ("launchers/remote/remote_proxy.py:main", "proxy.ssh.kill"): "the kernel does it: child.start",
     ("machine/namespaces.py:set_process_name", "_libc.prctl"): "its name",
     (
         "measuring/tools/beside_nic.py:_watched",

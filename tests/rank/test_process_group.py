@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+from pytest_mnode.rank.process_group import GroupKeeper
 from tests.inner import run_pytest, write_files
 
 
@@ -34,3 +36,13 @@ def test_a_later_default_group_can_be_split(tmp_path: Path) -> None:
     )
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     assert run.outcomes() == {"test_first": "passed", "test_later": "passed"}, run.output
+
+
+def test_the_port_of_a_store_that_all_opened_is_forgotten() -> None:
+    from torch._C._distributed_c10d import HashStore
+
+    keeper = GroupKeeper.__new__(GroupKeeper)
+    keeper.world, keeper._store = SimpleNamespace(rank=0), HashStore()  # type: ignore[assignment]
+    keeper._store.set("mnode/store/a", "7")
+    keeper.forget_store("a")
+    assert keeper._store.num_keys() == 0
