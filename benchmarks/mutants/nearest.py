@@ -35,8 +35,8 @@ def nearest_tests(root: Path, path: str) -> list[str]:
         in_room = (top if not top.endswith(".py") else ".") in rooms
         if distance <= 1 or named or in_room:
             beside = PurePath(file).is_relative_to(mirrored)
-            near = distance - 2 * named - beside
-            found.append((near + 2 * _runs_programs(root, file), near, file))
+            near = distance - beside + 2 * _runs_programs(root, file)
+            found.append((not named, near, file))
     return [file for *_, file in sorted(found)]
 
 
