@@ -57,6 +57,16 @@ def test_nodes_connected_by_paths_that_bypass_the_fabric(way: str, why: str) -> 
     assert proof.culprit.startswith(text)
 
 
+def test_a_path_that_bypasses_the_fabric_is_found_after_others_that_do_not() -> None:
+    def last(_: int, text: str) -> str:
+        *_, end = re.finditer(r" \[(?:send|receive)\] via \S+", text)
+        return f"{text[: end.start()]} via P2P/MNNVL{text[end.end() :]}"
+
+    proof = judged("infiniband", rewritten("infiniband", healthy("infiniband"), last))
+    assert Case.NOT_ON_FABRIC in proof.cases
+    assert "over P2P/MNNVL (NVLink between nodes)" in proof.culprit
+
+
 def test_paths_within_a_node_are_accepted() -> None:
     def beside(rank: int, text: str) -> str:
         who = text.splitlines()[-1].partition("NCCL INFO")[0]
