@@ -136,13 +136,18 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
     assert rack.commands([rack.nodes[0]], ["true"])
 
 
-def test_the_end_of_the_daemon_is_the_end_of_all_nodes(one_node: Rack) -> None:
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "ended by SIGTERM")]
+)
+def test_the_end_of_the_daemon_is_the_end_of_all_nodes(
+    one_node: Rack, number: signal.Signals, why: str
+) -> None:
     losses: Losses = queue.SimpleQueue()
     one_node.watch(lambda node, reason: losses.put((node, reason)))
     sleeper = subprocess.Popen(one_node.agent_command(["sleep", "300"]))
     assert one_node.daemon_pid is not None
-    os.kill(one_node.daemon_pid, signal.SIGKILL)
-    how = "the rack's first process ended: cleanup process killed by SIGKILL"
+    os.kill(one_node.daemon_pid, number)
+    how = f"the rack's first process ended: cleanup process {why}"
     assert losses.get(timeout=HANGS_S) == ("node0", how)
     assert sleeper.wait(HANGS_S) in (125, 137)
     with pytest.raises(ClusterError, match=f"node0 is unavailable: {how}"):

@@ -76,6 +76,7 @@ class Daemon:
 
     def _terminate(self, *_: object) -> None:
         self.terminated = True
+        os.write(2, b"cleanup process ended by SIGTERM\n")  # for whoever misses it
 
     def serve(self, controller: int | None) -> None:
         """Serve until SIGTERM, or until the controller ends or hangs up. controller: its pidfd."""
