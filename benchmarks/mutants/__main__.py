@@ -6,6 +6,7 @@ import argparse
 import json
 import queue
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from benchmarks import table
 from benchmarks.mutants.nearest import nearest_tests, room_of
 from benchmarks.mutants.operators import Mutation, mutations
 from benchmarks.mutants.trial import Copy, Outcome
+from tests.limits import LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXPLAINED = Path(__file__).with_name("explained.yaml")
@@ -129,7 +131,7 @@ def _try_all(
     sources: dict[str, str],
     options: argparse.Namespace,
 ) -> Iterable[Tried]:
-    explained = _explained()
+    explained = explained_survivors()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as directory:
         copies = [
             Copy(ROOT, Path(directory), number, options.test_limit_s)
@@ -147,7 +149,8 @@ def _try_all(
             finally:
                 idle.put(copy)
             changed = mutation.changed(sources[mutation.path])
-            return Tried(mutation, changed, outcome, explained.get((mutation.path, changed), ""))
+            why = explained.get((mutation.path, changed), "") or _expires(mutation, changed)
+            return Tried(mutation, changed, outcome, why)
 
         with ThreadPoolExecutor(options.jobs) as pool:
             try:
@@ -159,9 +162,16 @@ def _try_all(
                 pool.shutdown(cancel_futures=True)
 
 
-def _explained() -> dict[tuple[str, str], str]:
+def explained_survivors() -> dict[tuple[str, str], str]:
     listed = yaml.safe_load(_EXPLAINED.read_text()) or []
     return {(one["module"], one["changed"].strip()): one["why"] for one in listed}
+
+
+def _expires(mutation: Mutation, changed: str) -> str:
+    """The test that lets a limit expire, with a shorter value than the one that is mutated."""
+    name = f"{mutation.path.removeprefix('pytest_mnode/')} {re.split('[: =-]', changed[1:])[0]}"
+    test = LIMITS.get(name) if mutation.operator == "limit" else None
+    return f"{test} lets it expire with a shorter value" if test else ""
 
 
 def _record(one: Tried) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.mutants.__main__ import explained_survivors
 from benchmarks.mutants.nearest import nearest_tests
 from benchmarks.mutants.operators import Mutation, mutations
 from benchmarks.mutants.trial import BrokenCopyError, Copy
@@ -84,6 +85,16 @@ def test_words_annotations_and_invariants_stay() -> None:
                 return a + b
     '''
     assert changes(source) == set()
+
+
+def test_each_explained_survivor_is_still_a_mutation() -> None:
+    """A line that has changed leaves its explanation behind."""
+    stale = []
+    for path, changed in explained_survivors():
+        source = (ROOT / path).read_text()
+        if changed not in {found.changed(source) for found in mutations(path, source)}:
+            stale.append((path, changed))
+    assert stale == []
 
 
 def test_a_function_without_a_value_returns_early() -> None:

@@ -59,7 +59,7 @@ def test_nodes_connected_by_paths_that_bypass_the_fabric(way: str, why: str) -> 
 
 def test_a_path_that_bypasses_the_fabric_is_found_after_others_that_do_not() -> None:
     def last(_: int, text: str) -> str:
-        *_, end = re.finditer(r" \[(?:send|receive)\] via \S+", text)
+        end = list(re.finditer(r" \[(?:send|receive)\] via \S+", text))[-1]
         return f"{text[: end.start()]} via P2P/MNNVL{text[end.end() :]}"
 
     proof = judged("infiniband", rewritten("infiniband", healthy("infiniband"), last))
