@@ -324,3 +324,26 @@ def test_a_handle_that_nobody_waits_for_is_no_hang() -> None:
     found = difference({0: waits, 1: []}, {1}, still=True)
     assert found is not None
     assert "rank 0 waits in, message 1 of rank 0 to rank 1" in found.line
+
+
+def test_the_call_that_a_rank_left_is_named_after_earlier_ones() -> None:
+    calls = [made("barrier", all_reduce()), made("barrier")]
+    found = difference(dict(enumerate(calls)), [1], still=True)
+    assert found is not None
+    assert "all_reduce" in found.line
+    assert "barrier" not in found.line
+
+
+def test_the_last_calls_are_shown_with_the_one_that_differs() -> None:
+    same = ["barrier"] * 30
+    calls = [made(*same, all_reduce()), made(*same, "broadcast")]
+    found = difference(dict(enumerate(calls)), [], still=True)
+    assert found is not None
+    numbers = [int(text.split(".")[0]) for text in found.text.splitlines() if ". rank" in text]
+    assert numbers[-1] == 31
+    assert numbers[0] > 20
+    assert sorted(set(numbers)) == list(range(numbers[0], 32))
+    first = difference({0: made(all_reduce()), 1: made("broadcast")}, [], still=True)
+    assert first is not None
+    assert "\n  1. rank" in first.text
+    assert "\n  0. " not in first.text
