@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--again", type=Path, help="a record: only the survivors in it")
     parser.add_argument("--list", action="store_true", help="print the mutations, run nothing")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    signal.signal(signal.SIGTERM, _terminate)
 
     sources = _sources(options.under)
     drawn = _survivors(options.again, sources) if options.again else _drawn(options, sources)
@@ -81,6 +81,11 @@ def main() -> None:
                 file.write(json.dumps(_record(one)) + "\n")
     print("\n" + _table(tried))
     sys.exit(0 if _share(tried) >= _CAUGHT else 1)
+
+
+def _terminate(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+    sys.exit("terminated")
 
 
 def _sources(under: str) -> dict[str, str]:
