@@ -167,6 +167,8 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_slurm_programs.py::test_a_job_that_stays_in_the_queue_is_not_awaited",
     "launchers/cleanup/client.py _CLOSE_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_does_not_end_is_killed",
+    "launchers/cleanup/client.py _ENDS_S":
+        "launchers/cleanup/test_client.py::test_a_daemon_that_is_stopped_has_no_last_words",
     "launchers/cleanup/client.py _KILL_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_outlives_sigkill_is_named",
     "launchers/cleanup/client.py _SEND_S":

@@ -58,6 +58,10 @@ def test_a_daemon_that_does_not_end_is_killed(stopped: CleanupDaemon) -> None:
         os.kill(pid, 0)
 
 
+def test_a_daemon_that_is_stopped_has_no_last_words(stopped: CleanupDaemon) -> None:
+    assert stopped.last_words() == ""
+
+
 class Stuck:
     """A process in state D: SIGKILL takes effect when the kernel lets it go, perhaps never."""
 
