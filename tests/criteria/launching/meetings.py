@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +115,9 @@ def store_process() -> tuple[int, int]:
     os._exit(0)
 
 
-Results = dict[str, list[tuple[str, float]]]
-
-
-def killed(pid: int, port: int) -> Results:
+def restarted() -> dict[str, list[tuple[str, float]]]:
     """Ranks killed while they wait, and later starts of ranks that use the same store."""
+    pid, port = store_process()
     envs = [rank_env(rank, 4, port, True) for rank in (1, 2, 3)]
     first = [fork(env, lambda: joined(60)) for env in envs]
     time.sleep(0.7)
@@ -134,42 +131,22 @@ def killed(pid: int, port: int) -> Results:
         os.kill(child, signal.SIGKILL)
     collected(half)
     done["after a meeting that never ended"] = run([3, 2, 1, 0], LONG_S, port)
-    return done
-
-
-def failed(pid: int, port: int) -> Results:
-    return {
-        "rank 0 absent, store kept": run([1, 2, 3], LIMIT_S, port),
-        "after a meeting that failed": run([1, 2, 3, 0], LONG_S, port),
-    }
-
-
-def rank_0_late(pid: int, port: int) -> Results:
-    return {
-        "rank 0 late, others before": run([1, 2, 3], LIMIT_S, port),
-        "rank 0 late": run([0], LIMIT_S, port),
-        "in time again": run([1, 2, 3, 0], LONG_S, port),
-    }
-
-
-def rank_3_late(pid: int, port: int) -> Results:
-    return {
-        "rank 3 late, others before": run([0, 1, 2], LIMIT_S, port),
-        "rank 3 late": run([3], LIMIT_S, port),
-        "after one that was late": run([1, 2, 3, 0], LONG_S, port),
-    }
-
-
-def rank_0_twice(pid: int, port: int) -> Results:
-    return {"rank 0 twice, store kept": run([1, 2, 0, 0], LIMIT_S, port)}
-
-
-def store_lost(pid: int, port: int) -> Results:
+    done["rank 0 absent, store kept"] = run([1, 2, 3], LIMIT_S, port)
+    done["after a meeting that failed"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 0 late, others before"] = run([1, 2, 3], LIMIT_S, port)
+    done["rank 0 late"] = run([0], LIMIT_S, port)
+    done["in time again"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 3 late, others before"] = run([0, 1, 2], LIMIT_S, port)
+    done["rank 3 late"] = run([3], LIMIT_S, port)
+    done["after one that was late"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 0 twice, store kept"] = run([1, 2, 0, 0], LIMIT_S, port)
     envs = [rank_env(rank, 4, port, True) for rank in (1, 2)]
     waiting = [fork(env, lambda: joined(LONG_S)) for env in envs]
     time.sleep(0.7)
     os.kill(pid, signal.SIGKILL)
-    return {"store lost": collected(waiting)}
+    os.waitpid(pid, 0)
+    done["store lost"] = collected(waiting)
+    return done
 
 
 def open_now() -> int:
@@ -200,27 +177,21 @@ def left_by_clients() -> str:
     return f"{found.clients} clients, errors {found.errors}, {left} left"
 
 
-def clients_of_a_store(pid: int, port: int) -> Results:
-    child = fork(rank_env(0, 1, port, True), left_by_clients)
-    return {"clients of a store": collected([child])}
-
-
-def in_a_store(meetings: Callable[[int, int], Results]) -> str:
-    """Results, as JSON, of meetings one after another that share a store of their own."""
+def clients_of_a_store() -> list[tuple[str, float]]:
     pid, port = store_process()
-    try:
-        return json.dumps(meetings(pid, port))
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    env = rank_env(0, 1, port, True)
+    done = collected([fork(env, left_by_clients)])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return done
 
 
 def main() -> None:
-    # Meetings mostly wait: those that share no store run at the same time.
-    series = [killed, failed, rank_0_late, rank_3_late, rank_0_twice, store_lost]
-    running = [fork({}, partial(in_a_store, one)) for one in (*series, clients_of_a_store)]
+    done = restarted()
+    done["clients of a store"] = clients_of_a_store()
+    done["all"] = run([0, 1, 2, 3], LONG_S, times=2)
+    # The meetings are independent and mostly wait, so they run at the same time.
     begun = {
-        "all": begin([0, 1, 2, 3], LONG_S, times=2),
         "one absent": begin([0, 1, 3]),
         "store absent": begin([1, 2]),
         "rank 1 twice": begin([0, 1, 1, 3]),
@@ -231,11 +202,7 @@ def main() -> None:
         "too low a port": begin([1], MASTER_PORT="-1"),
         "outside": begin([4]),
     }
-    done = {name: collected(children) for name, children in begun.items()}
-    for text, _ in collected(running):
-        assert text.startswith("{"), text
-        done |= json.loads(text)
-    print(json.dumps(done))
+    print(json.dumps(done | {name: collected(children) for name, children in begun.items()}))
 
 
 if __name__ == "__main__":
