@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pytest_mnode.spec.quantity import size_bytes
 from tests.engines.inside import run_pytest
 from tests.machines.accepting import STALLING
 from tests.machines.bed import FABRIC, Machines
@@ -56,8 +57,8 @@ def test_the_first_spec_matches_the_hardware_of_guests(machines: Machines, tmp_p
     assert preflight["interfaces"] == {}
     assert preflight["pcie"] == "full"
     assert preflight["limits"]["memlock"] == "unlimited"
-    memory_mib = sum(node.memory_mib for node in TWO_SIDES.numa)
-    shm_mib = int(preflight["limits"]["shm"].removesuffix(" MiB"))
-    assert 0.4 * memory_mib < shm_mib <= 0.5 * memory_mib  # a tmpfs takes half of it
+    memory_bytes = sum(node.memory_mib for node in TWO_SIDES.numa) << 20
+    # A tmpfs takes half of it, which is written in whole GiB.
+    assert 0.3 < size_bytes(preflight["limits"]["shm"]) / memory_bytes <= 0.5
     assert "rdma" not in preflight
     assert "numa" not in criteria
