@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from pytest_mnode.protocol.agent_messages import AgentOrder
 from pytest_mnode.protocol.channel import new_keys
 from pytest_mnode.protocol.world import RUN
 from tests.inner import clean_env
+from tests.waiting import until
 
 LIMIT_S = 30.0
 AGENT = """
@@ -30,13 +30,6 @@ agent.main()
 """
 """A process of the agent itself, as a fork server that was killed leaves one."""
 ORPHANED = "(trap '' TERM; setsid sh -c 'echo $$ >orphan; exec sleep 300') & read _ </dev/null"
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:

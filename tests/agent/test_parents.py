@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from pytest_mnode import processes
+from tests.waiting import until
 
 STAYS = """
 import os, socket, sys, time
@@ -44,13 +43,6 @@ agent.send(StartForkServer())
 agent.send(Collect((), frozenset({"test_a.py"}), {}, None, "/", "/", (), "/tmp"))
 fork_server.main(AgentOrder(0, "", {}, "", ""), ours)
 """
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pytest_mnode.controller import agents
 from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.protocol.channel import Keys
+from tests.waiting import until
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
 WELL = ["cat"]
@@ -176,13 +177,6 @@ DEAF = ["sleep", "300"]
 """Does not end with its input, like the program of a connection that hangs."""
 
 
-def await_end(pid: int) -> None:
-    end = time.monotonic() + 10.0
-    while not processes.has_ended(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def children() -> set[int]:
     return set(processes.children(os.getpid()))
 
@@ -217,4 +211,4 @@ def test_what_a_killed_agent_leaves_on_this_machine_is_killed(opened: Agents) ->
     left = int(opened.last_words(1))
     assert not processes.has_ended(left)
     opened.close()
-    await_end(left)
+    until(lambda: processes.has_ended(left), limit_s=10.0)

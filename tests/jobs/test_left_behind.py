@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.nodes import Nodes, RunDescription
 from pytest_mnode.launchers.slurm import JobState
 from pytest_mnode.protocol.launcher_requests import DescribeRun, NodeCommands
+from tests.waiting import until
 
 NAMES = ("n0", "n1")
 RANK = """
@@ -44,13 +44,6 @@ name = f"{os.environ['RANK']}.{os.environ['MNODE_REQUEUE']}"
 time.sleep(300)
 """
 """It ignores SIGTERM, and has a child in a session of its own."""
-
-
-def until(condition: Callable[[], object], what: str = "") -> None:
-    end = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 class Here:

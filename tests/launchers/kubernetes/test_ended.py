@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,17 +31,11 @@ from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote.bridged import Bridged
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.spec import default_spec_path, load_spec
+from tests.waiting import until
 
 LIMIT_S = 30.0
 POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
 MANIFEST = {"kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}}
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class Server(ThreadingHTTPServer):
