@@ -31,6 +31,8 @@ READY := $(VENV)/.ready
 BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A few tests that failed beside others run again alone, and are listed.
+AGAIN = || $(BIN)/python -m tests.again $$?
 ENGINES := tests/engines
 RED := tests/acceptance
 WHOLE := tests/engines/test_rack_whole.py
@@ -47,7 +49,7 @@ certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
 
 test: check
-	$(PYTEST) $(or $(TESTS),--ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU))
+	$(PYTEST) $(or $(TESTS),--ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU)) $(AGAIN)
 
 check: environment
 	$(BIN)/ruff format --check .
@@ -59,7 +61,7 @@ check: environment
 PROGRAMS := mnode-fault|faults|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|ps|pgrep|tc|ip|openssl
 BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' $(if $(TESTS),$(filter %.py,$(TESTS)) /dev/null,tests) | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
 test-bare: environment
-	$(if $(BARE),env -u CI .ci/bare $(PYTEST) -rs $(BARE))
+	$(if $(BARE),env -u CI .ci/bare $(PYTEST) -rs $(BARE) $(AGAIN:||=|| env -u CI .ci/bare))
 
 # Conditions that do not meet are tried together. Tests of what meets paths, users and addresses.
 ODD := quoted,home,locale,path ordinary,long,noipv6 nouserns,background container,long busy
@@ -94,7 +96,7 @@ $(VERSIONS)/%/.ready: pyproject.toml
 # Two at a time: rates and step times are measured.
 test-red: WORKERS := 2
 test-red: environment
-	$(PYTEST) $(or $(TESTS),$(RED))
+	$(PYTEST) $(or $(TESTS),$(RED)) $(AGAIN)
 
 engines: environment
 	$(BIN)/python -m tests.engines.kubernetes.programs
@@ -104,15 +106,15 @@ test-engines: WORKERS := 3
 test-engines: BESIDE_OTHERS = $(if $(TESTS),$(filter-out $(WHOLE),$(TESTS)),$(ENGINES) --ignore=$(WHOLE))
 test-engines: ALONE = $(if $(TESTS),$(filter $(WHOLE),$(TESTS)),$(WHOLE))
 test-engines: environment
-	$(if $(BESIDE_OTHERS),$(PYTEST) $(BESIDE_OTHERS))
-	$(if $(ALONE),$(BIN)/python -m pytest $(ALONE))
+	$(if $(BESIDE_OTHERS),$(PYTEST) $(BESIDE_OTHERS) $(AGAIN))
+	$(if $(ALONE),$(BIN)/python -m pytest $(ALONE) $(AGAIN))
 
 machines: environment
 	$(BIN)/python -m tests.machines.image
 
 # One process: all tests share two machines, which are as busy as this one is fast.
 test-machines: environment
-	$(BIN)/python -m pytest $(or $(TESTS),$(MACHINES)) --durations=12
+	$(BIN)/python -m pytest $(or $(TESTS),$(MACHINES)) --durations=12 $(AGAIN)
 
 # One process: two nodes share the first GPU, and rates are measured.
 test-gpu: environment

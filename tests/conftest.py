@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from pytest_mnode.processes import made_to_stay
+from tests.again import Failed
 from tests.red import RedRuns
 
 _STARTERS = {"tests.inner", "tests.scenario", "tests.measuring.tools.local", "subprocess"}
@@ -23,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Hypothesis examples have no deadline, because busy machines are slow.
     """
     config.pluginmanager.register(RedRuns())
+    config.pluginmanager.register(Failed())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("untimed", settings(), deadline=None)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.inner import run_pytest, write_files
-from tests.red import case_name, claimed, turns_red
+from tests.red import MORE_REPEATS, case_name, claimed, turns_red
 
 ROOT = Path(__file__).parents[1]
 EXCEPTIONS: dict[str, str] = {}
@@ -105,7 +105,7 @@ def test_a_claim_is_proven_by_runs_of_the_test_and_its_fixtures(tmp_path: Path) 
     assert "these cases did not fail: data::test_own" in done.output
 
 
-@pytest.mark.parametrize(("repeats", "workers", "status"), [(2, 0, 0), (3, 2, 1)])
+@pytest.mark.parametrize(("repeats", "workers", "status"), [(2, 0, 0), (3, 2, MORE_REPEATS)])
 def test_more_than_two_repeats_fail_a_stage(
     tmp_path: Path, repeats: int, workers: int, status: int
 ) -> None:

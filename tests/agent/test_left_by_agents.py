@@ -29,7 +29,11 @@ subprocess.Popen(["sh", "-c", sys.argv[1]], stdin=subprocess.DEVNULL)
 agent.main()
 """
 """A process of the agent itself, as a fork server that was killed leaves one."""
-ORPHANED = "(trap '' TERM; setsid sh -c 'echo $$ >orphan; exec sleep 300') & read _ </dev/null"
+ORPHANED = (
+    "(trap '' TERM; setsid sh -c 'echo $$ >orphan; exec sleep 300') & "
+    "until [ -e leave ]; do sleep 0.1; done"
+)
+"""A process that ignores SIGTERM, whose parent leaves it once there is a file `leave`."""
 
 
 def gone(pid: int) -> bool:
@@ -90,6 +94,7 @@ def test_processes_below_an_agent_end_with_it(tmp_path: Path) -> None:
     agent = RunningAgent(tmp_path, below=ORPHANED)
     until(lambda: (tmp_path / "orphan").exists() and (tmp_path / "orphan").read_text(), "orphan")
     orphan = int((tmp_path / "orphan").read_text())
+    (tmp_path / "leave").touch()
     until(lambda: psutil.Process(orphan).ppid() == agent.program.pid, "the agent adopts it")
     agent.end()
     assert gone(orphan)

@@ -206,8 +206,9 @@ def test_a_stopped_clean_up_of_a_job_that_has_ended_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queue_cleanup, "_END_S", 0.3)
+    before = processes.children(os.getpid())
     cleanup = SlurmCleanup("mnode-1")
-    pid = max(processes.children(os.getpid()))
+    [pid] = set(processes.children(os.getpid())) - set(before)
     os.kill(pid, signal.SIGSTOP)
     cleanup.close(done=True)
     assert processes.has_ended(pid)

@@ -101,26 +101,26 @@ def test_a_healthy_rack_has_no_culprit(reports: Reports) -> None:
     [
         (
             "node",
-            r"node2 fab0 \(RATE, alone with node[013]( or node[013]){1,2}; other nodes [12]\d\d\)",
+            r"node2 fab0 \(RATE, alone with node[013]( or node[013]){1,2}; other nodes \d\d\d\)",
         ),
         (
             "tx",
-            r"node1 fab0 tx \(RATE, alone with (node0 or )?node2 or node3; other nodes [12]\d\d\)",
+            r"node1 fab0 tx \(RATE, alone with (node0 or )?node2 or node3; other nodes \d\d\d\)",
         ),
         (
             "rx",
-            r"node3 fab0 rx \(RATE, alone with node0 or node1( or node2)?; other nodes [12]\d\d\)",
+            r"node3 fab0 rx \(RATE, alone with node0 or node1( or node2)?; other nodes \d\d\d\)",
         ),
         ("path", r"the path node1→node3 \(RATE\): both nodes are fast with others"),
         ("pair", r"the path node1↔node3 \(RATE\): both nodes are fast with others"),
         (
             "two nodes",
-            r"node0 fab0 \(RATE, alone with .*?; other nodes [12]\d\d\); "
-            r"node3 fab0 tx \(RATE, alone with .*?; other nodes [12]\d\d\)",
+            r"node0 fab0 \(RATE, alone with .*?; other nodes \d\d\d\); "
+            r"node3 fab0 tx \(RATE, alone with .*?; other nodes \d\d\d\)",
         ),
         (
             "node and path",
-            r"node0 fab0 \(RATE, alone with .*?; other nodes [12]\d\d\); "
+            r"node0 fab0 \(RATE, alone with .*?; other nodes \d\d\d\); "
             r"the paths? (.*, )?node2→node1 \(RATE\).*: (both|their) nodes are fast with others",
         ),
         ("fabric", r"the fabric as a whole: every pair is slow, e\.g\. RATE"),

@@ -1,0 +1,50 @@
+"""Tests that failed beside others run once more, alone.
+
+Of some thousand tests on two cores one misses a limit now and then, by what runs beside it. After
+a pytest run with exit status STATUS, `python -m tests.again STATUS` runs what failed once more, one
+test after another, and lists it: a test that passes only then is to be mended. More than a few are
+no accident, and are not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+MOST = 4
+_KEY = "mnode/failed"
+
+
+class Failed:
+    """pytest plugin that keeps which tests of a session, of all workers, have failed."""
+
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput") and (cache := session.config.cache):
+            cache.set(_KEY, sorted(self._failed))
+
+
+def main(status: str) -> int:
+    """Exit status of the tests that failed, or that of their session if it failed otherwise."""
+    if int(status) != pytest.ExitCode.TESTS_FAILED:
+        return int(status)
+    failed = json.loads(Path(".pytest_cache/v", _KEY).read_text(encoding="utf-8"))
+    if not 0 < len(failed) <= MOST:
+        print(f"{len(failed)} tests failed, and at most {MOST} are run again alone", flush=True)
+        return int(status)
+    print("failed beside others, and run again alone:", *failed, sep="\n  ", flush=True)
+    return os.execv(sys.executable, [sys.executable, "-m", "pytest", "-rs", *failed])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
