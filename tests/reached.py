@@ -62,7 +62,7 @@ ALWAYS = re.compile(
 UNUSED = frozenset({"CHANGELOG.md"})
 """Files that no test depends on."""
 COMMON = re.compile(
-    r"(\.ci/|Makefile|pyproject\.toml|\.git\w+|(tests/)?conftest\.py|tests/(__init__|reached|red)\.py"
+    r"(\.ci/|Makefile|pyproject\.toml|\.git\w+|(tests/)?conftest\.py|tests/(__init__|again|reached|red)\.py"
     r"|tests/(libraries|plugins)\.txt)"
 )
 """Files that all tests depend on, or that choose them."""
