@@ -1,10 +1,11 @@
-"""Runs pytest with an agent that need not import torch, which takes 2.3 s of CPU.
+"""Runs pytest in processes that need not import it, nor torch, which takes 3 s of CPU.
 
-A server of this process imports torch once. For each run it forks a child, which forks another: the
-first executes Python as any run does, the second waits until the run starts its agent, and becomes
-it, in the namespaces, with the environment, streams and session that it would have had. It differs
-by what /proc shows of a process as it was executed, its arguments and first environment, and by
-modules that are there already. Tests of processes and of what they inherit run without.
+A server of this process imports both once. For each run it forks a child, which becomes the run
+and forks another: that one waits until the run starts its agent, and becomes it, in the namespaces,
+with the environment, streams and session that it would have had. They differ from processes that
+were executed by what /proc shows of these, their arguments and first environment, and by modules
+that are there already; those of torch are hidden from the run until it imports them. Tests of
+processes and of what they inherit run without.
 """
 
 from __future__ import annotations

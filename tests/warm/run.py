@@ -1,7 +1,4 @@
-"""Runs pytest as `python -m pytest` does, with an agent that waits: `run.py FD -m pytest …`.
-
-FD is a connection to a child of this process, which becomes the agent.
-"""
+"""Runs pytest as `python -m pytest` does, with an agent that waits."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,18 @@ DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
 }
 """What agents have unless the user says otherwise."""
-_READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "CUDA_", "COV")
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "OMP_",
+    "MKL_",
+    "TORCH",
+    "PYTORCH_",
+    "CUDA_",
+    "COV",
+)
 _PATH = "PYTHONPATH"
 """Not among them, unless its directories hold one of these: an agent is sent sys.path."""
 _BEFORE = ("sitecustomize.py", "usercustomize.py", "pytest_mnode", "torch")
@@ -76,10 +84,9 @@ def use(waiting: socket.socket) -> None:
     popen._execute_child = execute_child
 
 
-if __name__ == "__main__":
-    _, fd, _, module, *words = sys.argv
-    use(socket.socket(fileno=int(fd)))
-    os.set_inheritable(int(fd), False)
+def run_module(waiting: socket.socket, module: str, words: Sequence[str]) -> None:
+    """Run a module in this process. waiting: a connection to its child that becomes the agent."""
+    use(waiting)
     sys.path[0] = str(Path.cwd())
     sys.argv[:] = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,10 +1,12 @@
-"""Imports torch once, then starts a run and its agent for each request at standard input."""
+"""Imports once, then starts a run and its agent for each request at standard input."""
 
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import gc
+import importlib
 import importlib.util
 import io
 import os
@@ -12,39 +14,85 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
 
 from pytest_mnode.agent import agent
+from tests.warm.run import run_module
 
-_RUN = str(Path(__file__).with_name("run.py"))
+_OF_RUNS = ("controller.pool", "controller.import_again", "controller.live_plugin", "certificate")
+"""Modules of pytest_mnode with which most of a run's others come."""
 _LEFT = struct.Struct("i")
-_RESET = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Ignored by Python, which an executed program would inherit."""
 
 
-def import_torch() -> None:
-    """Import what a fork server does, and nothing else."""
+class Hidden(MetaPathFinder, Loader):
+    """Modules that are there already, and are as if not, until they are imported."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._modules = {name: sys.modules.pop(name) for name in names}
+        self._specs = {name: module.__spec__ for name, module in self._modules.items()}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in self._modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._specs[module.__name__]
+        for name, other in self._modules.items():
+            if _package(name) == _package(module.__name__):
+                sys.modules.setdefault(name, other)
+
+
+class Modules(NamedTuple):
+    """Names of modules: of torch and the packages it imports, and of those that only runs have."""
+
+    with_torch: set[str]
+    of_runs: set[str]
+
+
+def import_all() -> Modules:
     gc.disable()
+    start = set(sys.modules)
+    import torch.distributed.elastic.multiprocessing  # noqa: F401
+
+    with_torch = {_package(name) for name in set(sys.modules) - start} - sys.stdlib_module_names
+    # What a fork server imports beside it, and nothing else.
     import encodings.idna  # noqa: F401
     import multiprocessing.popen_fork
     import multiprocessing.queues  # noqa: F401
 
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
-
     from pytest_mnode.agent import elastic  # noqa: F401
     from pytest_mnode.rank import binding, entry  # noqa: F401
 
+    of_agents = set(sys.modules)
+    for name in _OF_RUNS:
+        importlib.import_module(f"pytest_mnode.{name}")
     gc.freeze()
     gc.enable()
+    of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
+    return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def main() -> None:
     client = socket.socket(fileno=os.dup(0))
-    import_torch()
+    modules = import_all()
     while True:
         head, fds, _, _ = socket.recv_fds(client, _LEFT.size, 1)
         if not head:
@@ -54,14 +102,20 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             client.close()
-            _exit_after(partial(execute, argv, directory, env, fds[0]))
+            _exit_after(partial(execute, argv, directory, env, fds[0], modules))
         os.close(fds[0])
         client.sendall(_LEFT.pack(pid))
         _, status = os.waitpid(pid, 0)
         client.sendall(_LEFT.pack(status))
 
 
-def execute(argv: list[str], directory: str, env: dict[str, str], output: int) -> NoReturn:
+def execute(
+    argv: list[str],
+    directory: str,
+    env: dict[str, str],
+    output: int,
+    modules: Modules,
+) -> None:
     """Become the run, whose agent waits in a child."""
     null = os.open(os.devnull, os.O_RDWR)
     _streams(null, output, output)
@@ -71,15 +125,38 @@ def execute(argv: list[str], directory: str, env: dict[str, str], output: int) -
         os.close(output)
         _streams(null, null, null)
         os.close(null)
+        for name in modules.of_runs:
+            del sys.modules[name]
         _exit_after(lambda: wait(theirs))
     theirs.close()
+    os.close(output)
+    os.close(null)
     os.chdir(directory)
-    os.set_inheritable(ours.fileno(), True)
-    os.closerange(3, ours.fileno())
-    os.closerange(ours.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-    for number in _RESET:
-        signal.signal(number, signal.SIG_DFL)
-    os.execve(argv[0], [argv[0], _RUN, str(ours.fileno()), *argv[1:]], env)
+    _set_environment(env)
+    sys.meta_path.insert(0, Hidden(modules.with_torch))
+    _forget_tests()
+    try:
+        run_module(ours, argv[2], argv[3:])
+    finally:
+        # As at the end of Python, and before what is printed last.
+        getattr(threading, "_shutdown")()  # noqa: B009
+        atexit._run_exitfuncs()
+
+
+def _set_environment(env: dict[str, str]) -> None:
+    """The environment of a program that is executed, and what Python reads of it at its start."""
+    paths = [variables.get("PYTHONPATH", "").split(os.pathsep) for variables in (os.environ, env)]
+    before, now = ([str(Path(path).absolute()) for path in some if path] for some in paths)
+    sys.path[1:] = [*now, *(path for path in sys.path[1:] if path not in before)]
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+    tempfile.tempdir = None
+
+
+def _forget_tests() -> None:
+    for name in [name for name in sys.modules if _package(name) == "tests"]:
+        del sys.modules[name]
 
 
 def wait(run: socket.socket) -> None:
@@ -127,8 +204,7 @@ def become_agent() -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv[:] = [agent.__file__]
-    for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
-        del sys.modules[name]
+    _forget_tests()
     sys.modules["__main__"] = sys.modules.pop(agent.__name__)
     agent.main()
 
