@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,20 +121,27 @@ def test_a_job_that_ends_before_its_kill(job: Any, more: str) -> None:
     assert report.missed == f"there was no kill: no rank 1 is running on node0, node1{more}"
 
 
-def test_a_job_that_reaches_no_step_is_waited_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each kill would wait as long as the first, and the run takes over ten minutes."""
-    refused = "[E101 00:01:01.1 socket.cpp:1019] [c10d] The client socket has timed out after "
-    refused += "60000ms while trying to connect to (trainer-0, 23456).\n"
+def test_a_lost_node_is_switched_off() -> None:
+    off: list[str] = []
+    cluster = SimpleNamespace(power_off=off.append)
+    made: Any = SimpleNamespace(plan=SimpleNamespace(victim="node1"), cluster=cluster)
+    job: Any = Job()
+    report = KillRun._kill(made, job, "node")
+    assert (off, report.what, report.missed) == (["node1"], "power-off of node1", "")
+
+
+REFUSED = (
+    "[E101 00:01:01.1 socket.cpp:1019] [c10d] The client socket has timed out after "
+    "60000ms while trying to connect to (trainer-0, 23456).\n"
+)
+
+
+def _run(into: Path, monkeypatch: pytest.MonkeyPatch, await_steps: Callable[..., None]) -> KillRun:
+    """A run of three kills that has ended; its job never wrote a record."""
     job = SimpleNamespace(
-        nodes=("node0",), events=(), poll=lambda: None, output=lambda _: refused, close=lambda: None
+        nodes=("node0",), events=(), poll=lambda: None, output=lambda _: REFUSED, close=lambda: None
     )
-    waits: list[str] = []
-
-    def await_steps(*_: object, **__: object) -> None:
-        waits.append("a wait")
-
+    job.wait = Job().wait
     monkeypatch.setattr(run_files, "await_steps", await_steps)
     monkeypatch.setattr(run_files, "write_config", lambda *_: "config.json")
     monkeypatch.setattr(run_files, "read_history", lambda *_: History(()))
@@ -143,10 +150,30 @@ def test_a_job_that_reaches_no_step_is_waited_for_once(
     )
     cluster: Any = SimpleNamespace(launch=lambda _: job)
     promise: Any = None
-    run = KillRun(["rank", "checkpoint", "node"], promise, plan, cluster, "", tmp_path)
+    run = KillRun(["rank", "checkpoint", "node"], promise, plan, cluster, "", into)
     run.run()
+    return run
+
+
+def test_a_job_that_reaches_no_step_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kill would wait as long as the first, and the run takes over ten minutes."""
+    waits: list[str] = []
+    run = _run(tmp_path, monkeypatch, lambda *_, **__: waits.append("a wait"))
     assert waits == ["a wait"]
     assert list(run.reports) == ["rank", "checkpoint", "node"]
     for report in run.reports.values():
         assert "step 6 was not reached in start 1 of the run; waited 180 s; " in report.missed
         assert "trainer-0" in report.missed
+
+
+def test_a_run_that_cannot_be_watched_is_not_taken_for_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def await_steps(*_: object, **__: object) -> None:
+        raise ClusterError("node1: no answer")
+
+    reports = _run(tmp_path, monkeypatch, await_steps).reports
+    assert [one.stalled for one in reports.values()] == [False] * 3
+    assert reports["rank"].missed.endswith("in start 1 of the run; node1: no answer")

@@ -236,6 +236,29 @@ def judged(kind: str, facts: Evidence, **spec: Any) -> Judged:
     return judged_by(facts, spec_of(kind, **spec), PROMISE)
 
 
+def judged_as(kind: str, facts: Evidence, answers: str, cases: set[Case], *words: str) -> Judged:
+    """The judged evidence, if its verdicts, its cases and the words of its culprit are these.
+
+    answers: of each fact in turn: + it passes, - it fails, ? it is inconclusive.
+    """
+    proof = judged(kind, facts)
+    signs = {"pass": "+", "fail": "-", "inconclusive": "?"}
+    order = [Verdict.FAIL] * ("-" in answers) + [Verdict.INCONCLUSIVE] * ("?" in answers)
+    assert proof.verdict is [*order, Verdict.PASS][0], proof.remarks
+    assert "".join(signs[proof.answers[fact]] for fact in ProofFact) == answers, proof.culprit
+    assert proof.cases == cases, proof.culprit
+    for some in words:
+        assert some in proof.culprit
+    return proof
+
+
+def on_rank(facts: Evidence, number: int, **changes: Any) -> Evidence:
+    """The evidence with one rank changed."""
+    ranks = list(facts.ranks)
+    ranks[number] = replace(ranks[number], **changes)
+    return replace(facts, ranks=tuple(ranks))
+
+
 def on_node(
     facts: Evidence, name: str | None, change: Callable[[NodeTraffic], NodeTraffic]
 ) -> Evidence:

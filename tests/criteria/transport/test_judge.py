@@ -22,9 +22,11 @@ from tests.criteria.transport.compose import (
     healthy,
     interface,
     judged,
+    judged_as,
     log_text,
     moved,
     on_node,
+    on_rank,
     on_ranks,
     ports_of,
     rdma,
@@ -34,104 +36,96 @@ from tests.criteria.transport.compose import (
     with_nics,
 )
 
-NODES = ("birch0", "birch1", "birch2")
-RAIL_NAMES = [device("infiniband", rail) for rail in range(RAILS)]
+KINDS = ("infiniband", "roce", "efa", "ethernet")
+IB_RAILS = [device("infiniband", rail) for rail in range(RAILS)]
+PINNED = ProofFact.PINNED
 
 
 def no_devices(node: NodeTraffic) -> NodeTraffic:
     return replace(node, machine=replace(node.machine, rdma=()))
 
 
-@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
-@pytest.mark.parametrize("nodes", [2, 3, 4])
+def seventh_down(port: Port) -> Port:
+    return replace(port, state="DOWN") if port.device == "mlx5_7" else port
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("infiniband", 2), ("roce", 3), ("efa", 4), ("ethernet", 3)]
+)
 def test_four_facts_that_agree_pass(kind: str, nodes: int) -> None:
-    proof = judged(kind, healthy(kind, nodes))
-    assert proof.verdict is Verdict.PASS, proof.remarks
-    assert proof.culprit == ""
-    assert proof.answers == dict.fromkeys(ProofFact, "pass")
-    assert proof.remarks == []
+    assert judged_as(kind, healthy(kind, nodes), "++++", set()).remarks == []
 
 
-@pytest.mark.parametrize("kind", ["infiniband", "roce"])
-def test_no_device(kind: str) -> None:
-    facts = fallen_back(kind, healthy(kind), "birch1", "mgmt0", before="NET/IB : No device found.")
-    facts = on_node(facts, "birch1", no_devices)
-    proof = judged(kind, facts)
-    assert proof.verdict is Verdict.FAIL
-    assert Case.NO_DEVICE in proof.cases
-    assert not proof.cases & {Case.IB_DISABLED, Case.IPOIB, Case.NET_CHOSEN, Case.WRONG_INTERFACE}
-    logged = proof.text(Verdict.FAIL, ProofFact.LOGGED)
-    assert logged.startswith(
-        f"ranks 8-15 on birch1: alone, channels run over NET/Socket (mgmt0) instead of {kind}: "
-        "the node has no RDMA device (no fallback on birch0, birch2)"
+def test_no_device() -> None:
+    facts = fallen_back("roce", healthy("roce"), "birch1", "mgmt0", before="NET/IB : No device.")
+    judged_as(
+        "roce",
+        on_node(facts, "birch1", no_devices),
+        "+---",
+        {Case.NO_DEVICE, Case.NOT_QUIET},
+        "ranks 8-15 on birch1: alone, channels run over NET/Socket (mgmt0) instead of roce: "
+        "the node has no RDMA device (no fallback on birch0, birch2)",
+        "birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ",
     )
-    counted = proof.text(Verdict.FAIL, ProofFact.COUNTED)
-    assert counted.startswith("birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ")
 
 
 def test_a_cluster_without_rdma_devices_fails_at_any_bandwidth() -> None:
     facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0")
     facts = on_node(facts, None, no_devices)
-    proof = judged("infiniband", facts)
-    assert proof.verdict is Verdict.FAIL
-    for name in NODES:
-        cases = [r.case for r in proof.remarks if r.node == name and r.fact is ProofFact.COUNTED]
-        assert cases == [Case.NO_DEVICE]
+    proof = judged_as("infiniband", facts, "+---", {Case.NO_DEVICE, Case.NOT_QUIET})
+    counted = [(r.node, r.case) for r in proof.remarks if r.fact is ProofFact.COUNTED]
+    assert counted == [(f"birch{node}", Case.NO_DEVICE) for node in range(3)]
     assert proof.culprit.startswith("all nodes: channels run over NET/Socket")
 
 
-@pytest.mark.parametrize("kind", ["infiniband", "roce"])
-def test_switched_off_by_a_variable(kind: str) -> None:
-    facts = with_env(fallen_back(kind, healthy(kind), None, "mgmt0"), NCCL_IB_DISABLE="1")
-    proof = judged(kind, facts)
-    assert proof.answers == dict.fromkeys(proof.answers, "fail")
-    assert Case.IB_DISABLED in proof.cases
-    assert Case.NO_DEVICE not in proof.cases
-    assert proof.culprit.startswith("all nodes: NCCL_IB_DISABLE=1 disables RDMA; ")
-    assert f"instead of {kind}: NCCL_IB_DISABLE=1" in proof.culprit
+@pytest.mark.parametrize(
+    ("setting", "case", "words"),
+    [
+        ("NCCL_IB_DISABLE=1", Case.IB_DISABLED, "NCCL_IB_DISABLE=1 disables RDMA; "),
+        ("NCCL_NET=Socket", Case.NET_CHOSEN, "NCCL_NET=Socket chooses sockets where roce is "),
+    ],
+)
+def test_switched_off_by_a_variable(setting: str, case: Case, words: str) -> None:
+    name, value = setting.split("=")
+    facts = with_env(fallen_back("roce", healthy("roce"), None, "mgmt0"), **{name: value})
+    cases = {case, Case.NOT_ON_FABRIC, Case.NOT_QUIET}
+    proof = judged_as("roce", facts, "----", cases, f"instead of roce: {setting}")
+    assert proof.culprit.startswith(f"all nodes: {words}")
 
 
 def test_switched_off_by_a_file_is_named_with_the_file() -> None:
     facts = with_env(healthy("infiniband"), "birch2", NCCL_IB_DISABLE="0x1")
     files = {"NCCL_IB_DISABLE": "/etc/nccl.conf"}
     facts = on_ranks(facts, None, lambda r: replace(r, settings_of_files=files))
-    words = judged("infiniband", facts).culprit
-    assert words.startswith(
-        "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) disables RDMA; "
+    judged_as(
+        "infiniband",
+        facts,
+        "-+++",
+        {Case.DIFFERS, Case.IB_DISABLED},
+        "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) disables RDMA; ",
+        "NCCL_IB_DISABLE is '0x1', on other ranks not set",
     )
-    assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in words
 
 
 def test_if_no_value_is_that_of_most_ranks_nobody_is_to_blame_for_sure() -> None:
     facts = with_env(healthy("infiniband", 2), "birch1", NCCL_ALGO="Ring")
-    [pinned, *_] = judged("infiniband", facts).measurements
-    assert pinned.culprit is not None
-    assert "birch1: NCCL_ALGO is 'Ring', on other ranks not set" in pinned.culprit
-    assert "birch0: NCCL_ALGO is not set, on other ranks 'Ring'" in pinned.culprit
-    assert pinned.culprit.nodes == set()
-    assert pinned.culprit.either == {frozenset(["birch0"]), frozenset(["birch1"])}
-    [pinned, *_] = judged(
-        "infiniband", with_env(healthy("infiniband", 3), "birch1", NCCL_ALGO="Ring")
-    ).measurements
-    assert pinned.culprit is not None
-    assert pinned.culprit.nodes == {"birch1"}
+    culprit = judged("infiniband", facts).measurements[0].culprit
+    assert culprit is not None
+    assert "birch1: NCCL_ALGO is 'Ring', on other ranks not set" in culprit
+    assert "birch0: NCCL_ALGO is not set, on other ranks 'Ring'" in culprit
+    assert culprit.nodes == set()
+    assert culprit.either == {frozenset(["birch0"]), frozenset(["birch1"])}
+    facts = with_env(healthy("infiniband", 3), "birch1", NCCL_ALGO="Ring")
+    culprit = judged("infiniband", facts).measurements[0].culprit
+    assert culprit is not None
+    assert culprit.nodes == {"birch1"}
 
 
 def test_a_setting_known_from_the_log_alone_counts() -> None:
-    facts = with_logs(
-        healthy("infiniband"), "infiniband", before="NCCL_IB_DISABLE set by environment to 1."
-    )
-    proof = judged("infiniband", facts)
-    assert proof.answers["pinned"] == "fail"
-    assert "NCCL_IB_DISABLE=1 (in its log)" in proof.culprit
-
-
-def test_sockets_chosen() -> None:
-    facts = with_env(fallen_back("roce", healthy("roce"), None, "mgmt0"), NCCL_NET="Socket")
-    proof = judged("roce", facts)
-    assert Case.NET_CHOSEN in proof.cases
-    assert not proof.cases & {Case.SOCKETS, Case.NO_DEVICE, Case.IB_DISABLED}
-    assert "NCCL_NET=Socket chooses sockets where roce is promised" in proof.culprit
+    before = "NCCL_IB_DISABLE set by environment to 1."
+    facts = with_logs(healthy("infiniband"), "infiniband", before=before)
+    words = "NCCL_IB_DISABLE=1 (in its log)"
+    judged_as("infiniband", facts, "-+++", {Case.IB_DISABLED}, words)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +150,23 @@ def test_sockets_chosen() -> None:
 def test_devices_chosen_by_a_variable(written: str, case: Case | None, words: str) -> None:
     facts = with_env(healthy("infiniband"), NCCL_IB_HCA=written)
     proof = judged("infiniband", with_nics(facts, None, rdma("mlx5_10", "infiniband")))
-    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is ProofFact.PINNED]
+    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is PINNED]
     assert {remark.case for remark in against} == ({case} if case else set())
-    assert words in proof.text(Verdict.FAIL, ProofFact.PINNED)
+    assert words in proof.text(Verdict.FAIL, PINNED)
 
 
 def test_wrong_interface() -> None:
     facts = fallen_back("ethernet", healthy("ethernet"), "birch2", "mgmt0")
     facts = with_env(facts, "birch2", NCCL_SOCKET_IFNAME="mgmt")
-    proof = judged("ethernet", facts)
-    assert proof.answers == dict.fromkeys(proof.answers, "fail")
-    assert Case.WRONG_INTERFACE in proof.cases
-    assert proof.culprit.startswith(
+    judged_as(
+        "ethernet",
+        facts,
+        "----",
+        {Case.WRONG_INTERFACE, Case.NOT_ON_FABRIC, Case.NOT_QUIET},
         "ranks 16-23 on birch2: NCCL_SOCKET_IFNAME=mgmt takes mgmt0, not the fabric (eth[1-8]); "
-        "ranks 16-23 on birch2: sockets run over mgmt0, not over the fabric (eth[1-8])"
+        "ranks 16-23 on birch2: sockets run over mgmt0, not over the fabric (eth[1-8])",
+        "mgmt0 (management) sent ",
     )
-    assert "mgmt0 (management) sent " in proof.culprit
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,7 @@ def test_a_list_that_excludes_names_takes_lo(written: str, words: str) -> None:
 
     facts = on_node(healthy("ethernet"), None, with_addresses)
     proof = judged("ethernet", with_env(facts, NCCL_SOCKET_IFNAME=written))
-    assert proof.text(Verdict.FAIL, ProofFact.PINNED).removeprefix("all nodes: ") == words
+    assert proof.text(Verdict.FAIL, PINNED).removeprefix("all nodes: ") == words
 
 
 @pytest.mark.parametrize(
@@ -200,6 +195,7 @@ def test_a_list_that_excludes_names_takes_lo(written: str, words: str) -> None:
         ({"NCCL_IB_TC": "106"}, {"NCCL_IB_TC": "0x6a"}),
         ({"NCCL_NET_GDR_LEVEL": "SYS"}, {"NCCL_NET_GDR_LEVEL": "4"}),
         ({}, {"NCCL_IB_DISABLE": "", "NCCL_IB_TC": "0", "NCCL_NET_GDR_LEVEL": "loc"}),
+        ({}, {"NCCL_IB_DISABLE": "0"}),
     ],
 )
 def test_values_that_act_alike_do_not_differ(usual: dict[str, str], other: dict[str, str]) -> None:
@@ -211,16 +207,14 @@ def test_sockets_over_ip_over_infiniband() -> None:
     """The port counts the bytes as if they were RDMA: only the log and the interface differ."""
     facts = with_logs(healthy("infiniband"), "infiniband", net="Socket", devices=["ib0"])
     facts = carried(facts, None, {"ib0": moved("infiniband", facts)})
-    proof = judged("infiniband", facts)
-    assert proof.answers == {
-        "pinned": "pass",
-        "logged": "fail",
-        "counted": "pass",
-        "quiet": "fail",
-    }
-    assert Case.IPOIB in proof.cases
-    assert "sockets run over ib0, which is IP over InfiniBand, not RDMA" in proof.culprit
-    assert "ib0 (IP over InfiniBand) sent " in proof.culprit
+    judged_as(
+        "infiniband",
+        facts,
+        "+-+-",
+        {Case.IPOIB, Case.SOCKETS},
+        "sockets run over ib0, which is IP over InfiniBand, not RDMA",
+        "ib0 (IP over InfiniBand) sent ",
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,28 +240,10 @@ def test_the_gids_of_a_port_that_is_down_are_not_the_settings_fault() -> None:
     assert judged("roce", facts).answers["pinned"] == "pass"
 
 
-def test_gid_by_the_log() -> None:
-    """Counters agree and the log says RDMA: only the kind of address is wrong."""
-    line = "NET/IB: IbDev 0 Port 1 qpn 211 mtu 5 query_ece={supported=0} GID 0 (0/1)"
-    facts = with_logs(healthy("roce"), "roce", version="2.18.3", after=line)
-    proof = judged("roce", facts)
-    assert proof.cases == {Case.GID_TYPE}
-    words = "all nodes: connections use GID 0, which is RoCE v1 on mlx5_0:1, promised v2"
-    assert proof.culprit == words
-    newer = judged("roce", with_logs(healthy("roce"), "roce", version="2.21.5"))
-    assert newer.verdict is Verdict.PASS
-    old_roce = judged("roce", with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"))
-    assert old_roce.cases == {Case.GID_TYPE}
-
-
 def test_a_list_that_takes_only_a_port_that_is_down() -> None:
     facts = fallen_back("roce", healthy("roce"), "birch1", "mgmt0")
-    facts = ports_of(
-        with_env(facts, "birch1", NCCL_IB_HCA="=mlx5_7"),
-        "birch1",
-        lambda port: replace(port, state="DOWN") if port.device == "mlx5_7" else port,
-    )
-    text = judged("roce", facts).culprit
+    facts = with_env(facts, "birch1", NCCL_IB_HCA="=mlx5_7")
+    text = judged("roce", ports_of(facts, "birch1", seventh_down)).culprit
     assert "NCCL_IB_HCA==mlx5_7 takes only mlx5_7:1 (DOWN); ranks" in text
     assert "instead of roce: NCCL_IB_HCA==mlx5_7 takes only mlx5_7:1 (DOWN) (no" in text
 
@@ -276,9 +252,9 @@ def test_a_port_without_a_gid_of_the_type_promised() -> None:
     def v1_only(port: Port) -> Port:
         return replace(port, gids=(port.gids or ())[:1])
 
-    proof = judged("roce", ports_of(healthy("roce"), "birch1", v1_only))
-    assert proof.cases == {Case.GID_TYPE}
-    assert proof.culprit.startswith("birch1: mlx5_0:1 has no GID of RoCE v2; ")
+    facts = ports_of(healthy("roce"), "birch1", v1_only)
+    words = "birch1: mlx5_0:1 has no GID of RoCE v2; "
+    judged_as("roce", facts, "-+++", {Case.GID_TYPE}, words)
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce"])
@@ -288,18 +264,18 @@ def test_one_rail_down(kind: str) -> None:
     left = [device(kind, rail) for rail in range(RAILS - 1)]
     facts = with_logs(facts, kind, "birch2", devices=left)
     facts = carried(facts, "birch2", {**dict.fromkeys(left, share), device(kind, 7): 0})
-    facts = ports_of(
-        facts, "birch2", lambda p: replace(p, state="DOWN") if p.device == "mlx5_7" else p
+    judged_as(
+        kind,
+        ports_of(facts, "birch2", seventh_down),
+        "+--+",
+        {Case.RAIL_DOWN},
+        "birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1",
+        "none over mlx5_7:1 (DOWN)",
+        "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share",
     )
-    proof = judged(kind, facts)
-    assert proof.cases == {Case.RAIL_DOWN}
-    assert proof.answers["quiet"] == "pass"
-    assert proof.culprit.startswith("birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1")
-    assert "none over mlx5_7:1 (DOWN)" in proof.culprit
-    assert "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share" in proof.culprit
 
 
-@pytest.mark.parametrize("used", range(1, RAILS + 1))
+@pytest.mark.parametrize("used", [1, 3, RAILS - 1, RAILS])
 def test_one_rank_of_a_node_may_use_many_rails(used: int) -> None:
     facts = healthy("infiniband")
     facts = replace(facts, ranks=facts.ranks[::RAILS])
@@ -309,35 +285,33 @@ def test_one_rank_of_a_node_may_use_many_rails(used: int) -> None:
     assert proof.answers["counted"] == "pass", proof.culprit
 
 
-@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_rail(kind: str) -> None:
     facts = healthy(kind)
-    name = device(kind, 3)
     share = moved(kind, facts) // (RAILS - 1)
     facts = carried(facts, "birch0", dict.fromkeys((device(kind, r) for r in range(RAILS)), share))
-    facts = with_nics(facts, "birch0", without=name)
-    proof = judged(kind, facts)
-    assert proof.verdict is Verdict.FAIL
-    assert "birch0: 7 of 8 NICs of the fabric are present" in proof.culprit
+    facts = with_nics(facts, "birch0", without=device(kind, 3))
+    words = "birch0: 7 of 8 NICs of the fabric are present"
+    judged_as(kind, facts, "++-+", {Case.RAIL_DOWN}, words)
 
 
 def test_a_rail_on_the_wrong_nic() -> None:
     """A NIC of the storage network carries the traffic of one rail."""
     facts = healthy("infiniband")
     share = moved("infiniband", facts) // RAILS
-    names = [device("infiniband", rail) for rail in range(RAILS - 1)] + ["mlx5_8"]
-    facts = with_logs(facts, "infiniband", "birch1", devices=names)
+    facts = with_logs(facts, "infiniband", "birch1", devices=[*IB_RAILS[:-1], "mlx5_8"])
     facts = with_nics(facts, "birch1", rdma("mlx5_8", "infiniband"))
     facts = carried(facts, "birch1", {"mlx5_7": 0, "mlx5_8": share})
-    proof = judged("infiniband", facts)
-    assert Case.STRAY_RAIL in proof.cases
-    assert proof.answers["pinned"] == "pass"
-    logged = proof.text(Verdict.FAIL, ProofFact.LOGGED)
-    assert "birch1: channels run over mlx5_8, not of the fabric (mlx5_[0-7])" in logged
-    assert "birch1: mlx5_8 sent" in proof.text(Verdict.FAIL, ProofFact.QUIET)
+    judged_as(
+        "infiniband",
+        facts,
+        "+---",
+        {Case.RAIL_DOWN, Case.STRAY_RAIL},
+        "birch1: channels run over mlx5_8, not of the fabric (mlx5_[0-7]); birch1: mlx5_8 sent",
+    )
 
 
-@pytest.mark.parametrize("setting", [{}, {"NCCL_IB_HCA": "=" + ",".join(RAIL_NAMES)}])
+@pytest.mark.parametrize("setting", [{}, {"NCCL_IB_HCA": "=" + ",".join(IB_RAILS)}])
 def test_ethernet_ports_that_a_pattern_also_names_are_not_of_an_infiniband_fabric(
     setting: dict[str, str],
 ) -> None:
@@ -375,34 +349,27 @@ def test_a_spec_may_name_the_interfaces_of_rdma_devices(kind: str, names: str) -
 def test_gpudirect_off(kind: str) -> None:
     why = "GPU Direct RDMA Disabled for GPU 3 / HCA 3 (distance 7 > 5)"
     facts = with_logs(healthy(kind), kind, "birch1", gdr="", before=why)
-    proof = judged(kind, facts)
-    assert proof.cases == {Case.GPUDIRECT_OFF}
-    assert proof.culprit.startswith("ranks 8-15 on birch1: channels that receive and send run")
-    assert "without GDRDMA, staged through the host although GPUDirect is promised" in proof.culprit
+    words = "ranks 8-15 on birch1: channels that receive and send run"
+    judged_as(kind, facts, "+-++", {Case.GPUDIRECT_OFF}, words, "without GDRDMA, staged through")
     assert judged(kind, facts, gpudirect=False).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_READ": "0"}, {"NCCL_NET_GDR_LEVEL": "0"}],
-)
+@pytest.mark.parametrize("setting", [{"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_READ": "0"}])
 def test_gpudirect_switched_off(setting: dict[str, str]) -> None:
     facts = with_env(healthy("infiniband"), **setting)
-    proof = judged("infiniband", facts)
-    assert proof.answers["pinned"] == "fail"
-    assert proof.cases == {Case.GPUDIRECT_OFF}
+    judged_as("infiniband", facts, "-+++", {Case.GPUDIRECT_OFF})
     assert judged("infiniband", facts, gpudirect=False).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
-def test_one_node_alone_on_tcp(nodes: int) -> None:
-    facts = fallen_back("roce", healthy("roce", nodes), "birch1", "mgmt0")
-    proof = judged("roce", facts)
-    assert proof.verdict is Verdict.FAIL
-    others = ", ".join(f"birch{n}" for n in range(nodes) if n != 1)
-    assert (
+@pytest.mark.parametrize(("nodes", "others"), [(2, "birch0"), (4, "birch0, birch2, birch3")])
+def test_one_node_alone_on_tcp(nodes: int, others: str) -> None:
+    proof = judged_as(
+        "roce",
+        fallen_back("roce", healthy("roce", nodes), "birch1", "mgmt0"),
+        "+---",
+        {Case.SOCKETS, Case.NOT_ON_FABRIC, Case.NOT_QUIET},
         "alone, channels run over NET/Socket (mgmt0) instead of roce: the log does not show why "
-        f"(no fallback on {others})" in proof.culprit
+        f"(no fallback on {others})",
     )
     failed = [one.culprit for one in proof.measurements if one.verdict is Verdict.FAIL]
     assert all(one and one.nodes == {"birch1"} for one in failed)
@@ -412,41 +379,21 @@ def test_one_node_alone_on_tcp(nodes: int) -> None:
 def test_a_warning_that_recovered_passes_and_is_noted() -> None:
     warn = "birch0:5000:5177 [0] misc/socket.cc:52 NCCL WARN socketStartConnect: Connect failed"
     facts = with_logs(healthy("infiniband"), "infiniband", "birch0", before=warn)
-    proof = judged("infiniband", facts)
-    assert proof.verdict is Verdict.PASS
+    proof = judged_as("infiniband", facts, "++++", set())
     assert "NCCL warned" in proof.text(Verdict.PASS, ProofFact.LOGGED)
 
 
 def test_unknown_plugin_is_inconclusive() -> None:
     facts = with_logs(healthy("infiniband"), "infiniband", net="Zephyr")
-    proof = judged("infiniband", facts)
-    assert proof.verdict is Verdict.INCONCLUSIVE
-    assert proof.cases == {Case.UNKNOWN_NETWORK}
-    assert (
-        "channels run over Zephyr: it is not known which network carries their bytes"
-        in proof.culprit
-    )
+    words = "channels run over Zephyr: it is not known"
+    judged_as("infiniband", facts, "+?++", {Case.UNKNOWN_NETWORK}, words)
 
 
-def test_a_missing_log_names_its_rank() -> None:
-    facts = healthy("infiniband")
-    ranks = list(facts.ranks)
-    ranks[11] = replace(ranks[11], log=None, no_log="NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO")
-    proof = judged("infiniband", replace(facts, ranks=tuple(ranks)))
-    assert proof.verdict is Verdict.INCONCLUSIVE
-    assert proof.answers["logged"] == "inconclusive"
-    assert proof.culprit == "rank 11 on birch1: no log: NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO"
-
-
-@pytest.mark.parametrize("cut", [0, 30, 400])
-def test_a_log_with_too_little_detail_is_inconclusive(cut: int) -> None:
-    facts = healthy("infiniband")
-    ranks = list(facts.ranks)
-    text = log_text(5, len(facts.nodes), "infiniband")[:cut]
-    ranks[5] = replace(ranks[5], log=read_nccl_log(text))
-    proof = judged("infiniband", replace(facts, ranks=tuple(ranks)))
-    assert proof.verdict is Verdict.INCONCLUSIVE
-    assert "rank 5 on birch0: " in proof.culprit
+@pytest.mark.parametrize(("cut", "case"), [(0, Case.NO_LOG), (400, Case.UNREADABLE)])
+def test_a_log_with_too_little_detail_is_inconclusive(cut: int, case: Case) -> None:
+    log = read_nccl_log(log_text(5, 3, "infiniband")[:cut])
+    facts = on_rank(healthy("infiniband"), 5, log=log)
+    judged_as("infiniband", facts, "+?++", {case}, "rank 5 on birch0: ")
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "efa", "ethernet"])
@@ -464,46 +411,27 @@ def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
 )
 def test_a_port_that_counts_only_packets(packets: int, verdict: Verdict) -> None:
     """Like soft-RoCE: too few packets for the bytes are a proof, enough packets are none."""
+    counts = {f"{device('roce', rail)}:1": packets for rail in range(RAILS)}
     facts = on_node(
-        healthy("roce"),
-        "birch2",
-        lambda n: replace(
-            n, sent_bytes={}, sent_packets={f"{device('roce', i)}:1": packets for i in range(RAILS)}
-        ),
+        healthy("roce"), "birch2", lambda n: replace(n, sent_bytes={}, sent_packets=counts)
     )
     proof = judged("roce", facts)
     assert proof.verdict is verdict
-    if verdict is Verdict.FAIL:
-        assert proof.culprit.startswith(
-            "birch2: the fabric (mlx5_[0-7]) sent 96 packets, 0.393 MB at most, expected at least"
-        )
+    few = "birch2: the fabric (mlx5_[0-7]) sent 96 packets, 0.393 MB at most, expected at least"
+    assert proof.culprit.startswith(few) is (verdict is Verdict.FAIL)
 
 
 def test_nodes_without_a_list_of_devices_are_inconclusive() -> None:
     facts = on_node(healthy("roce"), "birch0", lambda n: replace(n, machine=Machine()))
-    proof = judged("roce", facts)
-    assert proof.verdict is Verdict.INCONCLUSIVE
-    assert proof.answers == {
-        "pinned": "pass",
-        "logged": "pass",
-        "counted": "inconclusive",
-        "quiet": "inconclusive",
-    }
+    judged_as("roce", facts, "++??", {Case.NO_COUNTER}, "birch0: no RDMA devices could be listed")
 
 
 def test_bytes_on_the_wrong_nic_although_the_log_is_correct() -> None:
     facts = healthy("infiniband")
-    names = {device("infiniband", rail): 1000 for rail in range(RAILS)}
-    facts = carried(facts, "birch1", {**names, "mgmt0": moved("infiniband", facts)})
-    proof = judged("infiniband", facts)
-    assert proof.answers == {
-        "pinned": "pass",
-        "logged": "pass",
-        "counted": "fail",
-        "quiet": "fail",
-    }
-    assert proof.cases == {Case.NOT_ON_FABRIC, Case.NOT_QUIET}
-    assert "; mgmt0 sent " in proof.culprit
+    idle = dict.fromkeys(IB_RAILS, 1000)
+    facts = carried(facts, "birch1", {**idle, "mgmt0": moved("infiniband", facts)})
+    cases = {Case.NOT_ON_FABRIC, Case.NOT_QUIET}
+    proof = judged_as("infiniband", facts, "++--", cases, "; mgmt0 sent ")
     by_node = {m.name: m.note for m in proof.measurements if "on other networks" in m.name}
     [note] = [note for name, note in by_node.items() if name.endswith("birch1")]
     assert note.startswith("mgmt0, ")
@@ -511,14 +439,12 @@ def test_bytes_on_the_wrong_nic_although_the_log_is_correct() -> None:
 
 def test_more_bytes_than_the_algorithm_moves() -> None:
     facts = healthy("ethernet")
-    counts = dict.fromkeys((device("ethernet", r) for r in range(RAILS)), moved("ethernet", facts))
-    proof = judged("ethernet", carried(facts, "birch1", counts))
-    assert proof.cases == {Case.TOO_MANY_BYTES}
-    assert "other traffic used it" in proof.culprit
     most = expected_bytes(facts, spec_of("ethernet").fabric, PROMISE).most_bytes
-    for each, case in ((int(most / RAILS), set()), (int(1.01 * most / RAILS), proof.cases)):
-        counts = dict.fromkeys(counts, each)
-        assert judged("ethernet", carried(facts, "birch1", counts)).cases == case
+    for each, more in ((int(most / RAILS), False), (int(1.01 * most / RAILS), True)):
+        counts = dict.fromkeys((device("ethernet", r) for r in range(RAILS)), each)
+        proof = judged("ethernet", carried(facts, "birch1", counts))
+        assert proof.cases == ({Case.TOO_MANY_BYTES} if more else set())
+        assert ("other traffic used it" in proof.culprit) is more
 
 
 def test_a_nic_more_than_promised_that_sends_as_the_others() -> None:
@@ -535,24 +461,19 @@ def test_a_nic_more_than_promised_that_sends_as_the_others() -> None:
 def test_a_nic_beside_the_fabric_of_which_one_direction_is_unknown(way: str) -> None:
     def without(node: NodeTraffic) -> NodeTraffic:
         known = {nic: count for nic, count in getattr(node, way).items() if nic != "mgmt0"}
-        if way == "sent_bytes":
-            return replace(node, sent_bytes=known)
-        return replace(node, received_bytes=known)
+        return replace(node, **{way: known})  # type: ignore[arg-type]
 
     proof = judged("infiniband", on_node(healthy("infiniband"), "birch1", without))
     assert proof.answers["quiet"] == "inconclusive"
     assert proof.culprit == "birch1: counters of mgmt0 could not be read"
 
 
-@pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])
-def test_a_variable_that_a_version_does_not_read_changes_nothing(
-    version: str, judged_it: bool
-) -> None:
-    facts = with_logs(
-        with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"), "roce", version=version
-    )
-    words = judged("roce", facts).text(Verdict.FAIL, ProofFact.PINNED)
-    assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in words) is judged_it
+@pytest.mark.parametrize(("version", "answer"), [("2.20.5", "pass"), ("2.21.5", "fail")])
+def test_a_variable_that_a_version_does_not_read_changes_nothing(version: str, answer: str) -> None:
+    facts = with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1")
+    proof = judged("roce", with_logs(facts, "roce", version=version))
+    words = proof.text(Verdict.FAIL, PINNED)
+    assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in words) is (answer == "fail")
 
 
 PROTOCOLS: dict[str | None, tuple[str, str]] = {
@@ -565,11 +486,16 @@ PROTOCOLS: dict[str | None, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "protocol", "wanted"),
+    [
+        *(("infiniband", protocol, "InfiniBand") for protocol in PROTOCOLS),
+        *(("roce", protocol, "RoCE") for protocol in ("InfiniBand", "RoCE", "iWARP", None)),
+        *(("efa", protocol, "EFA") for protocol in ("RoCE", "EFA", None)),
+    ],
+)
+def test_ports_of_another_protocol(kind: str, protocol: str | None, wanted: str) -> None:
     """Even if log and counters agree, as for iWARP, whose log says RoCE."""
-
     layer, node_type = PROTOCOLS[protocol]
     name = f"{device(kind, 0)}:1"
 
@@ -578,7 +504,6 @@ def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
         return replace(port, link_layer=layer, node_type=node_type) if first else port
 
     proof = judged(kind, ports_of(healthy(kind), "birch1", other))
-    wanted = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}[kind]
     if protocol == wanted:
         assert proof.verdict is Verdict.PASS
     elif protocol is None:
@@ -592,54 +517,40 @@ def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
 
 def test_traffic_within_a_node_sent_over_the_nic() -> None:
     facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
-    assert judged("infiniband", facts).cases == {Case.NOT_ON_FABRIC}
+    words = "sends over the NIC what should stay inside the node"
+    judged_as("infiniband", facts, "-+++", {Case.NOT_ON_FABRIC}, words)
+    first_ranks = replace(facts, ranks=facts.ranks[::RAILS])  # none shares its node
+    assert words not in str(judged("infiniband", first_ranks).remarks)
     tied = judged("infiniband", with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1"))
     assert tied.verdict is Verdict.PASS
     assert "NCCL_P2P_DISABLE=1: no direct copies between accelerators" in tied.text(Verdict.PASS)
 
 
-def test_one_rank_per_node_has_no_traffic_within_its_node() -> None:
-    facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
-    first_ranks = replace(facts, ranks=facts.ranks[::RAILS])
-    words = "sends over the NIC what should stay inside the node"
-    assert any(words in str(one) for one in judged("infiniband", facts).remarks)
-    assert not any(words in str(one) for one in judged("infiniband", first_ranks).remarks)
-
-
 def test_efa() -> None:
-    facts = with_env(healthy("efa"), FI_PROVIDER="tcp")
-    assert judged("efa", facts).cases == {Case.NET_CHOSEN}
+    judged_as("efa", with_env(healthy("efa"), FI_PROVIDER="tcp"), "-+++", {Case.NET_CHOSEN})
     fine = with_env(healthy("efa"), FI_PROVIDER="efa", NCCL_NET="AWS Libfabric")
-    assert judged("efa", fine).verdict is Verdict.PASS
-    over_tcp = with_logs(
-        healthy("efa"),
-        "efa",
-        before="NET/OFI Selected provider is tcp (found 1 nics)",
-        net="Socket",
-    )
-    assert judged("efa", over_tcp).verdict is Verdict.FAIL
+    judged_as("efa", fine, "++++", set())
+    before = "NET/OFI Selected provider is tcp (found 1 nics)"
+    over_tcp = with_logs(healthy("efa"), "efa", before=before, net="Socket")
+    judged_as("efa", over_tcp, "+-++", {Case.SOCKETS}, "libfabric chose the provider tcp")
 
 
 def test_infiniband_where_roce_is_promised() -> None:
-    proof = judged("roce", with_logs(healthy("roce"), "infiniband"))
-    assert Case.OTHER_NETWORK in proof.cases
-    assert "channels run over NET/IB (infiniband), promised is roce" in proof.culprit
+    facts = with_logs(healthy("roce"), "infiniband")
+    words = "channels run over NET/IB (infiniband), promised is roce"
+    judged_as("roce", facts, "+-++", {Case.OTHER_NETWORK}, words)
 
 
-def test_a_bond_and_its_links_are_one_network() -> None:
-    facts = with_nics(healthy("ethernet"), None, interface("ens9", master="eth1"))
-    assert judged("ethernet", carried(facts, None, {"ens9": 10**10})).verdict is Verdict.PASS
-
-
-def test_interfaces_of_roce_may_count_rdma_too() -> None:
+def test_bytes_of_links_and_of_interfaces_over_the_fabric_are_not_counted_twice() -> None:
+    bonded = with_nics(healthy("ethernet"), None, interface("ens9", master="eth1"))
+    judged_as("ethernet", carried(bonded, None, {"ens9": 10**10}), "++++", set())
     facts = healthy("roce")
-    facts = carried(facts, None, {"ens0": moved("roce", facts)})
-    assert judged("roce", facts).verdict is Verdict.PASS
+    judged_as("roce", carried(facts, None, {"ens0": moved("roce", facts)}), "++++", set())
 
 
 def test_another_backend_is_inconclusive() -> None:
     facts = replace(healthy("infiniband"), backend="ucc")
-    assert judged("infiniband", facts).verdict is Verdict.INCONCLUSIVE
+    judged_as("infiniband", facts, "+?++", {Case.UNKNOWN_NETWORK})
 
 
 def test_one_node_is_refused() -> None:

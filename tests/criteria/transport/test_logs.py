@@ -22,23 +22,11 @@ LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
 
 
 def _spec(kind: str, nics: int) -> Spec:
-    return Spec.model_validate(
-        {
-            "name": "two rails",
-            "nodes": 4,
-            "accelerators": {"per_node": 2},
-            "fabric": {
-                "kind": kind,
-                "interfaces": ["mlx5_*", "rdmap*"],
-                "line_rate": "400 Gbit/s",
-                "nics_per_node": nics,
-                "mtu": 4096,
-                "gpudirect": True,
-            },
-            "criteria": {"fabric": {"transport": {}}},
-            "certificate": {"valid_for": "1 days"},
-        }
-    )
+    spec = spec_of(kind)
+    changes = {"interfaces": ("mlx5_*", "rdmap*"), "nics_per_node": nics}
+    fabric = spec.fabric.model_copy(update=changes)
+    two = spec.accelerators.model_copy(update={"per_node": 2})
+    return spec.model_copy(update={"fabric": fabric, "accelerators": two})
 
 
 def _remarks(
@@ -84,12 +72,7 @@ def _against(remarks: list[Remark]) -> str:
         ("socket-no-device-2.27", "infiniband", Verdict.FAIL, {Case.NO_DEVICE}),
         ("socket-ib-disabled-2.20", "infiniband", Verdict.FAIL, {Case.IB_DISABLED}),
         ("socket-ipoib-2.19", "infiniband", Verdict.FAIL, {Case.IB_DISABLED, Case.IPOIB}),
-        (
-            "roce-wrong-gid-2.19",
-            "roce",
-            Verdict.FAIL,
-            {Case.GID_TYPE, Case.UNREADABLE},
-        ),
+        ("roce-wrong-gid-2.19", "roce", Verdict.FAIL, {Case.GID_TYPE, Case.UNREADABLE}),
         ("ib-gdr-2.21", "roce", Verdict.FAIL, {Case.OTHER_NETWORK}),
         ("ib-gdr-2.21", "efa", Verdict.FAIL, {Case.OTHER_NETWORK}),
         ("unknown-plugin-2.30", "infiniband", Verdict.INCONCLUSIVE, {Case.UNKNOWN_NETWORK}),

@@ -15,18 +15,11 @@ from pytest_mnode.logs.nccl_files import log_of_process, settings_in
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.rank.world import World
-from tests.criteria.transport.compose import (
-    RAILS,
-    Judged,
-    device,
-    healthy,
-    judged,
-    log_text,
-    moved,
-)
+from tests.criteria.transport.compose import RAILS, Judged, device, healthy, judged, log_text, moved
 from tests.trees import Tree
 
 NODES = ("birch0", "birch1")
+ALONE = World(0, 1, 0, 1, "birch0", ("birch0",))
 
 
 def _write(root: Path, **files: str) -> None:
@@ -102,11 +95,10 @@ def test_a_rank_with_logging_turned_off_is_named_with_the_remedy(tmp_path: Path)
 def test_settings_of_files_count_unless_the_environment_sets_them(tmp_path: Path) -> None:
     _write(tmp_path, **{"etc/nccl.conf": "# ours\nNCCL_IB_DISABLE=1\nNCCL_SOCKET_IFNAME==mgmt0"})
     _write(tmp_path, **{"home/me/.nccl.conf": "NCCL_IB_DISABLE=0\nNCCL_NET = Socket\nnonsense"})
-    world = World(0, 1, 0, 1, "birch0", ("birch0",))
-    alone = rank_now(world, "nccl", {"NCCL_ALGO": "RING"}, tmp_path)
+    alone = rank_now(ALONE, "nccl", {"NCCL_ALGO": "RING"}, tmp_path)
     assert alone.environment["NCCL_IB_DISABLE"] == "1"
     assert alone.settings_of_files["NCCL_SOCKET_IFNAME"] == "/etc/nccl.conf"
-    mine = rank_now(world, "nccl", {"HOME": "/home/me", "NCCL_SOCKET_IFNAME": "ib"}, tmp_path)
+    mine = rank_now(ALONE, "nccl", {"HOME": "/home/me", "NCCL_SOCKET_IFNAME": "ib"}, tmp_path)
     assert mine.environment["NCCL_IB_DISABLE"] == "0"
     assert mine.environment["NCCL_SOCKET_IFNAME"] == "ib"
     assert "NCCL_NET" not in mine.environment  # NCCL skips a name before a blank
@@ -117,8 +109,7 @@ def test_a_separate_ucx_log_file_is_read(tmp_path: Path, backend: str) -> None:
     _write(tmp_path, ucx="[1.2] [birch0:7:0] a.c:9 UCX  INFO  x inter-node cfg#1 tag(tcp/mgmt0)\n")
     _write(tmp_path, nccl=log_text(0, 2, "roce"))
     environment = {"UCX_LOG_FILE": f"{tmp_path}/ucx", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl"}
-    world = World(0, 1, 0, 1, "birch0", ("birch0",))
-    log = rank_now(world, backend, environment, Path("/")).log
+    log = rank_now(ALONE, backend, environment, Path("/")).log
     assert log is not None
     assert [config.tcp for config in log.ucx] == [("mgmt0",)]
     assert bool(log.channels) is (backend == "nccl")

@@ -13,7 +13,7 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.fabric import TransportPromise
-from tests.criteria.transport.compose import Judged, interface, judged_by
+from tests.criteria.transport.compose import Judged, interface, judged_by, on_rank, on_ranks
 
 SPEC = load_spec(default_spec_path())
 PROMISE = TransportPromise.model_validate({"size": "4 MiB", "calls": 4})
@@ -69,10 +69,8 @@ def _judged(facts: Evidence) -> Judged:
     return judged_by(facts, SPEC, PROMISE)
 
 
-def _rank(facts: Evidence, number: int, **changes: object) -> Evidence:
-    ranks = list(facts.ranks)
-    ranks[number] = replace(ranks[number], **changes)  # type: ignore[arg-type]
-    return replace(facts, ranks=tuple(ranks))
+def _with_environment(facts: Evidence, environment: dict[str, str]) -> Evidence:
+    return on_ranks(facts, None, lambda rank: replace(rank, environment=environment))
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])
@@ -109,31 +107,25 @@ def test_the_management_network() -> None:
 
 
 def test_a_correct_variable_with_wrong_connections_fails() -> None:
-    facts = _facts("mgmt0")
-    for number in range(len(facts.ranks)):
-        facts = _rank(facts, number, environment={"GLOO_SOCKET_IFNAME": "fab0"})
-    proof = _judged(facts)
+    proof = _judged(_with_environment(_facts("mgmt0"), {"GLOO_SOCKET_IFNAME": "fab0"}))
     assert proof.answers["pinned"] == "pass"
     assert proof.answers["logged"] == "fail"
 
 
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": ""}])
 def test_a_missing_variable_is_noted_and_other_facts_decide(environment: dict[str, str]) -> None:
-    facts = _facts()
-    for number in range(len(facts.ranks)):
-        facts = _rank(facts, number, environment=environment)
-    proof = _judged(facts)
+    proof = _judged(_with_environment(_facts(), environment))
     assert proof.verdict is Verdict.PASS
     assert "GLOO_SOCKET_IFNAME is not set" in proof.text(Verdict.PASS)
 
 
 def test_variables_that_gloo_does_not_read_may_differ() -> None:
     environment = {"GLOO_SOCKET_IFNAME": "fab0", "NCCL_ALGO": "RING"}
-    assert _judged(_rank(_facts(), 3, environment=environment)).verdict is Verdict.PASS
+    assert _judged(on_rank(_facts(), 3, environment=environment)).verdict is Verdict.PASS
 
 
 def test_unreadable_connections_are_missing() -> None:
-    proof = _judged(_rank(_facts(), 3, connections=None))
+    proof = _judged(on_rank(_facts(), 3, connections=None))
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.culprit == "rank 3 on node1: no connections are known"
 
@@ -142,7 +134,7 @@ def test_a_neighbour_without_a_connection_is_missing() -> None:
     facts = _facts()
     store_only = facts.ranks[2].connections
     assert store_only is not None
-    proof = _judged(_rank(facts, 2, connections=store_only[:1]))
+    proof = _judged(on_rank(facts, 2, connections=store_only[:1]))
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert (
         "rank 2 on node1: no connection to its neighbour, rank 1 on node0, was found"

@@ -19,6 +19,7 @@ from tests.criteria.transport.compose import (
     fallen_back,
     healthy,
     judged,
+    judged_as,
     log_text,
     on_ranks,
     ports_of,
@@ -38,6 +39,17 @@ def rewritten(kind: str, facts: Evidence, change: Callable[[int, str], str]) -> 
     )
 
 
+def info(text: str) -> str:
+    """The beginning of a message of this log's process."""
+    return text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+
+
+def in_one_log(facts: Evidence, text: Callable[[int], str], end: str = "") -> Evidence:
+    """The evidence with the texts of all ranks in one log that all of them share."""
+    log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks) + end)
+    return on_ranks(facts, None, lambda rank: replace(rank, log=log))
+
+
 def _by(way: str) -> Callable[[int, str], str]:
     channel = re.compile(r" \[(?:send|receive)\] via \S+")
     return lambda _, text: channel.sub(f" via {way}", text)
@@ -49,12 +61,9 @@ def _by(way: str) -> Callable[[int, str], str]:
 def test_nodes_connected_by_paths_that_bypass_the_fabric(way: str, why: str) -> None:
     healthy_ = healthy("infiniband")
     idle = carried(healthy_, None, {device("infiniband", rail): 0 for rail in range(RAILS)})
-    proof = judged("infiniband", rewritten("infiniband", idle, _by(way)))
-    assert proof.verdict is Verdict.FAIL
-    assert proof.answers["logged"] == "fail"
-    assert proof.cases == {Case.NOT_ON_FABRIC}
-    text = f"all nodes: channels to other nodes bypass the fabric: they run over {way}{why}"
-    assert proof.culprit.startswith(text)
+    facts = rewritten("infiniband", idle, _by(way))
+    words = f"all nodes: channels to other nodes bypass the fabric: they run over {way}{why}"
+    judged_as("infiniband", facts, "+--+", {Case.NOT_ON_FABRIC}, words)
 
 
 def test_a_path_that_bypasses_the_fabric_is_found_after_others_that_do_not() -> None:
@@ -69,10 +78,9 @@ def test_a_path_that_bypasses_the_fabric_is_found_after_others_that_do_not() -> 
 
 def test_paths_within_a_node_are_accepted() -> None:
     def beside(rank: int, text: str) -> str:
-        who = text.splitlines()[-1].partition("NCCL INFO")[0]
         local, first = rank % RAILS, rank // RAILS * RAILS
         peer = first + (local + 1) % RAILS
-        path = f"{who}NCCL INFO Channel 00/0 : {rank}[{local}] -> {peer}[{peer % RAILS}]"
+        path = f"{info(text)}Channel 00/0 : {rank}[{local}] -> {peer}[{peer % RAILS}]"
         return f"{text}{path} via P2P/CUMEM/read\n"
 
     facts = healthy("infiniband")
@@ -81,13 +89,14 @@ def test_paths_within_a_node_are_accepted() -> None:
 
 def test_ranks_of_a_smaller_communicator_are_not_world_ranks() -> None:
     def beside(rank: int, text: str) -> str:
-        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
-        comm = f"ncclCommSplit comm 0x9a0{rank:03x} rank {rank // RAILS} nranks 3 cudaDev "
-        comm += f"{rank % RAILS} commId 0x77"
+        node, local = divmod(rank, RAILS)
+        comm = (
+            f"ncclCommSplit comm 0x9a0{rank:03x} rank {node} nranks 3 cudaDev {local} commId 0x77"
+        )
         # Ranks of one local rank, numbered by node: their path cannot be NVLink.
-        lines = ["Init START", f"Channel 00/0 : {rank // RAILS}[0] -> 0[0] via P2P/IPC"]
-        words = [f"{who}{comm} - {lines[0]}", f"{who}{lines[1]}", f"{who}{comm} - Init COMPLETE"]
-        return text + "\n".join(words) + "\n"
+        path = f"Channel 00/0 : {node}[0] -> 0[0] via P2P/IPC"
+        lines = [f"{comm} - Init START", path, f"{comm} - Init COMPLETE"]
+        return text + "".join(f"{info(text)}{line}\n" for line in lines)
 
     facts = rewritten("infiniband", healthy("infiniband"), beside)
     assert judged("infiniband", facts).verdict is Verdict.PASS
@@ -115,10 +124,13 @@ def test_a_node_without_rank_logs_does_not_pass() -> None:
         judged("infiniband", replace(facts, ranks=()))
 
 
-def test_the_version_printed_by_one_rank_counts_for_all() -> None:
-    proof = judged("roce", with_logs(healthy("roce"), "roce", version="2.18.3"))
-    assert proof.cases == {Case.GID_TYPE}
-    assert proof.culprit.startswith("all nodes: NCCL 2.18.3+cuda12.9 takes GID 0")
+@pytest.mark.parametrize(("version", "answers"), [("2.18.3", "+-++"), ("2.21.5", "++++")])
+def test_the_version_printed_by_one_rank_counts_for_all(version: str, answers: str) -> None:
+    """Older versions take GID 0, whatever its type."""
+    facts = with_logs(healthy("roce"), "roce", version=version)
+    old = "-" in answers
+    words = [f"all nodes: NCCL {version}+cuda12.9 takes GID 0"] * old
+    judged_as("roce", facts, answers, {Case.GID_TYPE} if old else set(), *words)
 
 
 def test_libfabric_over_another_fabric() -> None:
@@ -139,13 +151,13 @@ def test_a_link_layer_known_only_from_the_kernel() -> None:
     assert judged("infiniband", facts).verdict is Verdict.PASS
 
     on_ethernet = ports_of(facts, "birch1", lambda port: replace(port, link_layer="Ethernet"))
-    proof = judged("infiniband", on_ethernet)
-    assert proof.cases == {Case.OTHER_NETWORK}
-    culprit = proof.culprit
-    assert culprit.startswith("birch1: protocol of mlx5_0:1, mlx5_1:1, ")
-    assert (
-        "is RoCE, promised is InfiniBand; ranks 8-15 on birch1: channels run over NET/IB (roce)"
-        in culprit
+    judged_as(
+        "infiniband",
+        on_ethernet,
+        "--++",
+        {Case.OTHER_NETWORK},
+        "birch1: protocol of mlx5_0:1, mlx5_1:1, ",
+        "promised is InfiniBand; ranks 8-15 on birch1: channels run over NET/IB (roce)",
     )
 
 
@@ -154,6 +166,11 @@ def test_a_link_layer_known_only_from_the_kernel() -> None:
     [
         ("NET/Plugin: Could not find: libnccl-net.so.", {}, "its log shows no libfabric plugin"),
         ("", {"NCCL_NET_PLUGIN": "none"}, "NCCL_NET_PLUGIN=none"),
+        (
+            "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so.",
+            {},
+            "its network plugin aws-ofi could not be initialised",
+        ),
     ],
 )
 def test_why_efa_fell_back(before: str, setting: dict[str, str], why: str) -> None:
@@ -171,17 +188,10 @@ def test_libfabric_over_tcp_is_reported() -> None:
     assert "libfabric chose the provider tcp;ofi_rxm" in proof.culprit
 
 
-def test_a_setting_equal_to_the_default_is_no_difference() -> None:
-    facts = healthy("infiniband")
-    assert judged("infiniband", with_env(facts, "birch1", NCCL_IB_DISABLE="0")).culprit == ""
-    other = judged("infiniband", with_env(facts, "birch1", NCCL_P2P_DISABLE="1"))
-    assert other.cases == {Case.DIFFERS}
-
-
 @pytest.mark.parametrize(("index", "version"), [(0, "2.27.5"), (3, "2.18.3")])
 def test_the_logged_gid_is_judged_by_its_type(index: int, version: str) -> None:
     def shown(rank: int, text: str) -> str:
-        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        who = info(text)
         text = text.replace("2.27.5", version)
         return f"{text}{who}NET/IB: IbDev {rank % RAILS} Port 1 qpn 90 mtu 5 GID {index} (0/1)\n"
 
@@ -195,7 +205,7 @@ def test_gids_of_merged_devices_are_judged(index: int) -> None:
     """Lines on connections number the adapters, not the merged devices."""
 
     def merged(rank: int, text: str) -> str:
-        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        who = info(text)
         each = [f"[{n}] mlx5_{n}:1/RoCE" for n in range(RAILS)]
         pairs = [f"[{n}]={{{each[2 * n]}, {each[2 * n + 1]}}}" for n in range(RAILS // 2)]
         text = re.sub(r"Using \[0\].* \[RO\]", f"Using {' '.join(pairs)} [RO]", text)
@@ -215,12 +225,11 @@ def test_containers_with_the_same_name_are_distinguished() -> None:
         words = log_text(rank, 3, "infiniband", **over)  # type: ignore[arg-type]
         return re.sub(r"(?m)^birch\d:", "main:", words)
 
-    facts = healthy("infiniband")
-    log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks))
+    facts = in_one_log(healthy("infiniband"), text)
+    log = facts.ranks[0].log
+    assert log is not None
     assert sorted(one.rank for one in log.ranks if one.rank is not None) == [*range(3 * RAILS)]
-    proof = judged(
-        "infiniband", replace(facts, ranks=tuple(replace(r, log=log) for r in facts.ranks))
-    )
+    proof = judged("infiniband", facts)
     assert proof.culprit.startswith("ranks 8-15 on birch1: alone, channels run over NET/Socket")
 
 
@@ -245,27 +254,15 @@ def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> No
 )
 def test_warnings_at_the_end_of_the_log(text: str, verdict: Verdict) -> None:
     warned = f"birch1:5000:5100 [0] transport/net_ib.cc:1 NCCL WARN {text}\n"
-    facts = rewritten(
-        "infiniband",
-        healthy("infiniband"),
-        lambda rank, log: log + (warned if rank == RAILS else ""),
-    )
-    assert judged("infiniband", facts).verdict is verdict
-
-
-def test_a_logged_setting_followed_by_a_full_stop() -> None:
-    before = "NCCL_NET set by environment to Socket."
-    facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0", before=before)
-    proof = judged("infiniband", facts)
-    assert "NCCL_NET=Socket (in its log) chooses sockets" in proof.culprit
+    facts = rewritten("roce", healthy("roce"), lambda r, log: log + (warned if r == RAILS else ""))
+    assert judged("roce", facts).verdict is verdict
 
 
 def test_the_adapter_for_which_gpudirect_is_disabled() -> None:
     before = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
     facts = with_logs(healthy("infiniband"), "infiniband", gdr="", before=before)
-    proof = judged("infiniband", facts)
-    assert proof.cases == {Case.GPUDIRECT_OFF}
-    assert "NCCL says that it is disabled for mlx5_0" in proof.culprit
+    words = "NCCL says that it is disabled for mlx5_0"
+    judged_as("infiniband", facts, "+-++", {Case.GPUDIRECT_OFF}, words)
 
 
 USING = [
@@ -299,7 +296,7 @@ def test_the_network_in_use_is_judged_without_channel_lines(
     kind: str, network: str, verdict: Verdict, words: str, with_comm: bool
 ) -> None:
     def cut(rank: int, text: str) -> str:
-        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        who = info(text)
         begun = f"{who}comm 0x1 rank {rank} nranks {3 * RAILS} cudaDev 0 - Init START\n"
         return f"{who}Using network {network}\n{begun if with_comm else ''}"
 
@@ -357,19 +354,9 @@ def test_a_warning_of_one_gpu_is_not_given_to_other_ranks_of_the_process() -> No
     warned = (
         "birch1:77:1 [2] net_ib.cc:1 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error\n"
     )
-    facts = healthy("infiniband")
-    log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks) + warned)
-    proof = judged(
-        "infiniband", replace(facts, ranks=tuple(replace(r, log=log) for r in facts.ranks))
-    )
+    proof = judged("infiniband", in_one_log(healthy("infiniband"), text, warned))
     assert proof.culprit.startswith("rank 10 on birch1: port went down (mlx5_2:1, port error)")
     assert "ranks" not in proof.culprit
-
-
-def test_efa_without_the_requested_plugin() -> None:
-    before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
-    facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
-    assert "its network plugin aws-ofi could not be initialised" in judged("efa", facts).culprit
 
 
 @pytest.mark.parametrize(
@@ -392,15 +379,12 @@ def test_why_the_network_of_nccl_itself_failed(before: str, why: str) -> None:
 def _ucx(rank: int, *configs: str, old: bool = False) -> str:
     """Lines of UCX_LOG_LEVEL=info of the process of `log_text`."""
     where = "ep_cfg[{}]: " if old else "ucp_context_0 inter-node cfg#{} "
-    return "".join(
-        f"[1750940428.18] [birch{rank // RAILS}:{5000 + rank % RAILS}:0]  ucp_worker.c:19 UCX  INFO"
-        f"    {where.format(i)}{config}\n"
-        for i, config in enumerate(configs)
-    ) + (
-        f"[1750940428.18] [birch{rank // RAILS}:{5000 + rank % RAILS}:0]  ucp_worker.c:19 UCX  INFO"
-        f"    {'ep_cfg[9]: ' if old else 'ucp_context_0 self cfg#9 '}"
-        "tag(self/memory cma/memory tcp/lo)\n"
-    )
+    lines = [f"{where.format(i)}{config}" for i, config in enumerate(configs)]
+    own = "ep_cfg[9]: " if old else "ucp_context_0 self cfg#9 "
+    lines.append(f"{own}tag(self/memory cma/memory tcp/lo)")
+    process = f"birch{rank // RAILS}:{5000 + rank % RAILS}:0"
+    head = f"[1750940428.18] [{process}]  ucp_worker.c:19 UCX  INFO    "
+    return "".join(f"{head}{line}\n" for line in lines)
 
 
 _OVER_UCX = [
