@@ -39,32 +39,23 @@ LIMIT = "QOSMaxJobsPerUserLimit"
 
 
 @pytest.mark.parametrize(
-    ("reason", "blocked"),
+    ("blocked", "reasons"),
     [
-        (LIMIT, True),
-        ("AssocGrpNodeLimit", True),
-        ("AssociationJobLimit", True),
-        ("PartitionTimeLimit", True),
-        ("Licenses", True),
-        ("JobHeldUser", True),
-        ("JobHeldAdmin", True),
-        ("Dependency", True),
-        ("DependencyNeverSatisfied", True),
-        ("BeginTime", True),
-        ("PartitionDown", True),
-        ("MaxNodePerAccount", True),
-        ("MaxGRESPerAccount", True),
-        ("MaxCpuRunMinsPerUser", True),
-        ("MaxPoweredUpNodes", False),
-        ("Resources", False),
-        ("Priority", False),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", False),
-        ("NodeDown", False),
-        (None, False),
+        (True, [LIMIT, "AssocGrpNodeLimit", "AssociationJobLimit", "PartitionTimeLimit"]),
+        (
+            True,
+            ["Licenses", "Dependency", "DependencyNeverSatisfied", "BeginTime", "PartitionDown"],
+        ),
+        (True, ["MaxNodePerAccount", "MaxGRESPerAccount", "MaxCpuRunMinsPerUser", "Reservation"]),
+        (True, ["JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held"]),
+        (True, ["job_requeued_in_held_state", "user_env_retrieval_failed_requeued_held"]),
+        (False, ["ReqNodeNotAvail, UnavailableNodes:n1", "NodeDown", "MaxPoweredUpNodes"]),
+        (False, ["Resources", "Priority", None]),
     ],
 )
-def test_reasons_that_are_not_nodes(reason: str | None, blocked: bool) -> None:
-    assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked is blocked
+def test_reasons_that_are_not_nodes(blocked: bool, reasons: list[str | None]) -> None:
+    for reason in reasons:
+        assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked is blocked, reason
 
 
 def test_only_a_pending_job_is_blocked() -> None:

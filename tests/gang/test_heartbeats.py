@@ -30,6 +30,7 @@ from tests.gang.windows import (
     small_at,
     watched,
 )
+from tests.waiting import until
 
 PLACE = {"JOB": "12", "LIFE": "1", "RANK": "3", "NODE": "node3"}
 
@@ -80,16 +81,10 @@ def test_ranks_that_ran_together() -> None:
 
 
 def start(directory: Path, seconds: float) -> subprocess.Popen[bytes]:
-    argv = [
-        sys.executable,
-        "-I",
-        "-S",
-        heartbeat_rank.__file__,
-        str(directory),
-        str(seconds),
-        *PLACE,
-    ]
-    return subprocess.Popen(argv, env={**os.environ, **PLACE})
+    program = [sys.executable, "-I", "-S", heartbeat_rank.__file__]
+    return subprocess.Popen(
+        [*program, str(directory), str(seconds), *PLACE], env={**os.environ, **PLACE}
+    )
 
 
 def test_a_rank_beats_and_ends_by_itself(tmp_path: Path) -> None:
@@ -104,9 +99,7 @@ def test_a_rank_beats_and_ends_by_itself(tmp_path: Path) -> None:
 
 def test_a_rank_reports_sigterm(tmp_path: Path) -> None:
     process, file = start(tmp_path, 60), tmp_path / "12.1.3.beats"
-    until = time.monotonic() + 20
-    while not (file.exists() and file.read_text()) and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: file.exists() and file.read_text(), "it beats")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 1
     assert file.read_text().splitlines()[-1].startswith("sigterm 12 1 3 node3 ")
@@ -115,9 +108,7 @@ def test_a_rank_reports_sigterm(tmp_path: Path) -> None:
 def test_a_rank_without_its_directory_ends_at_once(tmp_path: Path) -> None:
     assert start(tmp_path / "gone", 60).wait(20) != 0
     process, file = start(tmp_path, 60), tmp_path / "12.1.3.beats"
-    until = time.monotonic() + 20
-    while not file.exists() and time.monotonic() < until:
-        time.sleep(0.02)
+    until(file.exists, "it beats")
     file.unlink()
     assert process.wait(20) == 0
 

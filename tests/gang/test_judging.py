@@ -173,6 +173,15 @@ def test_the_longest_partial_states_are_blamed_first_and_short_ones_never() -> N
     assert every.endswith("and 3 more")
 
 
+def test_of_several_jobs_that_were_never_seen_whole_the_gang_that_waited_is_named() -> None:
+    def unseen(job: str) -> Shown:
+        return lambda t: {job: waits(job) if t < 136 else over(job)}
+
+    beats = [Heartbeat(job, 0, 0, "n0", 135.2) for job in ("2", "3")]
+    found = filled(unseen("2"), unseen("3"), beats, 145.0)
+    assert found[NEVER] == (UNKNOWN, " | filled 1: B was never seen whole, but its ranks ran")
+
+
 def fails_unseen(job: str) -> Shown:
     failed = over(job, "FAILED (NonZeroExitCode)")
     return lambda t: {job: waits(job, "Priority") if t < 101 else failed}

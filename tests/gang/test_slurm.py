@@ -103,16 +103,3 @@ def test_other_users_of_the_nodes() -> None:
 def test_a_node_that_another_jobs_topology_blocks_is_not_free() -> None:
     assert is_free(NodeState("n0", "IDLE", cpus_allocated=0))
     assert not is_free(NodeState("n0", "IDLE", frozenset({"BLOCKED"}), cpus_allocated=0))
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "launch_failed_requeued_held",
-        "job_requeued_in_held_state",
-        "user_env_retrieval_failed_requeued_held",
-        "Reservation",
-    ],
-)
-def test_a_job_that_slurm_holds_is_blocked(reason: str) -> None:
-    assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.gang import slurm
 from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.slurm import SlurmEngine
 from tests.programs import write_program
@@ -47,7 +49,9 @@ echo 17
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake commands, first in PATH."""
+    """Fake commands, first in PATH, and no process that ends jobs."""
+    cleanup = SimpleNamespace(finish=lambda _: None, wait=lambda _: 0)
+    monkeypatch.setattr(slurm, "SlurmCleanup", lambda *_: cleanup)
     for name, text in FAKES.items():
         write_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -67,13 +71,10 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nodes_that_jobs_may_get(
     tmp_path: Path, names: Mapping[str, str], nodes: tuple[str, ...], free: tuple[str, ...]
 ) -> None:
-    engine = SlurmEngine(tmp_path, names=names)
-    try:
+    with engine_of(tmp_path, **names) as engine:
         found = engine.capacity()
         assert (found.nodes, found.free) == (nodes, free)
         assert ("n4" in engine.others(["n0", "n4"])) is ("reservation" not in names)
-    finally:
-        engine.close()
 
 
 def test_a_constraint_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
@@ -88,16 +89,12 @@ def test_jobs_are_submitted_to_the_counted_nodes(
     monkeypatch.setenv("SBATCH_PARTITION", "all")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    engine = SlurmEngine(tmp_path)
-    try:
+    with engine_of(tmp_path) as engine:
         assert engine.submit(GangRequest("A", nodes=1, runs_s=1.0, limit_s=60.0)) == ("17",)
-    finally:
-        engine.close()
-    given = dict(
-        line.partition("=")[::2] for line in (tmp_path / "record").read_text().splitlines()
-    )
-    assert given["SLURM_CONF"] == "/etc/slurm.conf"
-    assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(given)
+    given = (tmp_path / "record").read_text()
+    assert "SLURM_CONF=/etc/slurm.conf\n" in given
+    assert "SBATCH_PARTITION=" not in given
+    assert "SLURM_JOB_ID=" not in given
 
 
 @contextmanager

@@ -1,4 +1,19 @@
-"""The rank of a job in tests: it needs no torch, and follows the files in its directory."""
+"""Jobs of tests: their ranks, which need no torch, and two nodes that are this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytest_mnode.errors import NodeLostError
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.nodes import RunDescription
+from pytest_mnode.protocol.launcher_requests import DescribeRun
+
+NAMES = ("n0", "n1")
+QUICK = {"PYTHONPATH": str(Path(__file__).with_name("quick"))}
+"""Environment of jobs with a stand-in for torchrun, which starts in a moment."""
 
 # A rank that prints its number and waits for SIGTERM; if one dies the others end as well, like
 # ranks in torch's collectives: all of them watch one file.
@@ -21,3 +36,23 @@ while time.monotonic() < end:
         sys.exit(0)
     time.sleep(0.05)
 """
+
+
+class Here:
+    """Answers for a launcher of two nodes that are this machine. gone: nodes without commands."""
+
+    gone: tuple[str, ...] = ()
+
+    def __init__(self, scratch: Path) -> None:
+        nodes = tuple(Node(name, i, "127.0.0.1") for i, name in enumerate(NAMES))
+        self.scratch = scratch
+        self.facts = RunDescription(
+            nodes, True, True, str(scratch), str(scratch), sys.executable, None
+        )
+
+    def __call__(self, request: Any) -> Any:
+        if isinstance(request, DescribeRun):
+            return self.facts
+        for name in set(request.nodes) & set(self.gone):
+            raise NodeLostError(name, f"{name} is gone")
+        return [list(request.argv) for _ in request.nodes]

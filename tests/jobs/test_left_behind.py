@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +25,11 @@ from pytest_mnode.jobs.slurm.queued import Queued
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.jobs.slurm.submitted import SubmittedJob
 from pytest_mnode.launchers.kubernetes.api import ApiError
-from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.nodes import Nodes, RunDescription
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.launchers.slurm import JobState
-from pytest_mnode.protocol.launcher_requests import DescribeRun, NodeCommands
+from tests.jobs.ranks import NAMES, QUICK, Here
 from tests.waiting import until
 
-NAMES = ("n0", "n1")
 RANK = """
 import os, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -44,26 +41,6 @@ name = f"{os.environ['RANK']}.{os.environ['MNODE_REQUEUE']}"
 time.sleep(300)
 """
 """It ignores SIGTERM, and has a child in a session of its own."""
-
-
-class Here:
-    """Answers for a launcher of two nodes that are this machine. gone: a node without commands."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
-        self.gone = ""
-
-    def __call__(self, request: Any) -> Any:
-        match request:
-            case NodeCommands(names, argv):
-                if self.gone in names:
-                    raise NodeLostError(self.gone, f"{self.gone} is gone")
-                return [list(argv) for _ in names]
-            case DescribeRun():
-                nodes = tuple(Node(name, i, "127.0.0.1") for i, name in enumerate(NAMES))
-                return RunDescription(
-                    nodes, True, True, str(self.scratch), str(self.scratch), sys.executable, None
-                )
 
 
 @pytest.fixture
@@ -78,9 +55,8 @@ class Ranks:
     def __init__(self, here: Here, directory: Path, nodes: int = 2) -> None:
         self.directory, self.here = directory, here
         (directory / "rank.py").write_text(RANK)
-        quick = str(Path(__file__).with_name("quick"))
         argv = [str(directory / "rank.py"), str(directory)]
-        self.job = Job(argv, nodes=nodes, requeues=1, env={"PYTHONPATH": quick}, back_within_s=0.0)
+        self.job = Job(argv, nodes=nodes, requeues=1, env=QUICK, back_within_s=0.0)
 
     def start(self) -> RunningJob:
         made = RunningJob.start(Nodes(self.here, NAMES), self.job)
@@ -111,7 +87,7 @@ def test_a_job_ends_with_its_test(ranks: Ranks, here: Here) -> None:
 
 
 def test_a_job_that_starts_on_some_nodes_only_is_ended(ranks: Ranks, here: Here) -> None:
-    here.gone = "n1"
+    here.gone = ("n1",)
     before = processes.children(os.getpid())
     with pytest.raises(NodeLostError, match="n1 is gone"):
         RunningJob.start(Nodes(here, NAMES), ranks.job)
@@ -306,6 +282,11 @@ class Api:
             raise ApiError(403, "no")
 
 
+TEMPLATE: dict[str, object] = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "spec": {"template": {"spec": {"containers": [{"name": "main"}]}}},
+}
 ASKED: list[str] = []
 REFUSES: list[bool] = []
 
@@ -335,19 +316,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     ASKED.clear()
     REFUSES.clear()
     monkeypatch.setattr(JobPods, "closed", [], raising=False)
-    for name, value in {
-        "Api": Api,
-        "JobPods": JobPods,
-        "check_logs": lambda _: None,
-        "of_engine": lambda *_: {},
-        "job_manifest": lambda *_: ({"kind": "Job", "apiVersion": "batch/v1"}, "main"),
-    }.items():
-        monkeypatch.setattr(pod_start, name, value)
+    monkeypatch.setattr(pod_start, "Api", Api)
+    monkeypatch.setattr(pod_start, "JobPods", JobPods)
+    monkeypatch.setattr(pod_start, "check_logs", lambda _: None)
 
 
 def pods(here: Here) -> PodStart:
     run: Any = SimpleNamespace(
-        context="", namespace="", manifest={}, engine="", queue="", owner={}, packages={}
+        context="", namespace="", manifest=TEMPLATE, engine=None, queue=None, owner={}, packages={}
     )
     return PodStart(Nodes(here, NAMES), run, "x", NAMES, 1.0)
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
-import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_mnode.errors import NodeLostError
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.running import RunningJob
-from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.nodes import Nodes, RunDescription
-from pytest_mnode.protocol.launcher_requests import DescribeRun
+from pytest_mnode.launchers.nodes import Nodes
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
-from tests.jobs.ranks import RANK
+from tests.jobs.ranks import NAMES, QUICK, RANK, Here
+from tests.waiting import until
 
-QUICK = Path(__file__).with_name("quick")
 TESTS = """
     import signal, time
     import pytest
@@ -32,11 +30,6 @@ TESTS = """
         script = tmp_path / "rank.py"
         script.write_text(RANK)
         return [str(script), str(tmp_path)]
-
-    @pytest.fixture
-    def quick():
-        # A stand-in for torchrun that starts in a moment; it does no restarts.
-        return {"PYTHONPATH": QUICK}
 
     def until(job, text, nodes=None, limit=40):
         end = time.monotonic() + limit
@@ -61,7 +54,7 @@ TESTS = """
         assert (sent.detail, len(sent.pids)) == ("SIGKILL", 1)
         assert abs(sent.time_s - time.time()) < 300
 
-    def test_a_lost_node_is_replaced(cluster, argv, quick, tmp_path):
+    def test_a_lost_node_is_replaced(cluster, argv, tmp_path):
         job = cluster.launch(Job(argv, nodes=2, env=quick, requeues=1, spares=["node3"]))
         until(job, " 0 0 2 fab0 =fab0 node")
         before = {n: job.pids(n) for n in job.nodes}
@@ -79,7 +72,7 @@ TESTS = """
         killed = next(e for e in job.events if e.what == "killed")
         assert killed.node == "node0" and set(before["node0"]) == set(killed.pids)
 
-    def test_fewer_nodes_then_none_left(cluster, argv, quick, tmp_path):
+    def test_fewer_nodes_then_none_left(cluster, argv, tmp_path):
         job = cluster.launch(Job(argv, nodes=2, env=quick, requeues=1, fewest_nodes=1))
         until(job, " 0 0 2 fab0")
         cluster.power_off("node0")
@@ -90,7 +83,7 @@ TESTS = """
         assert not result.ok and job.events[-1].what == "gave up", job.events
         assert job.events[-1].detail == "node1 is gone, after 1 requeues"
 
-    def test_preempted_and_started_again_when_the_node_is_back(cluster, argv, quick, tmp_path):
+    def test_preempted_and_started_again_when_the_node_is_back(cluster, argv, tmp_path):
         job = cluster.launch(Job(argv, nodes=2, env=quick, requeues=2))
         until(job, " 0 0 2 fab0")
         job.preempt(10)
@@ -99,8 +92,8 @@ TESTS = """
         details = [e.detail for e in job.events if e.what in ("preempted", "requeued")]
         assert details == ["", "preempted"]
         cluster.power_off("node1")
-        with pytest.raises(TimeLimitError, match="waits for node1 to come back after 2 s"):
-            job.wait(2)
+        with pytest.raises(TimeLimitError, match="waits for node1 to come back after 0.5 s"):
+            job.wait(0.5)
         assert job.pids("node0") == []
         cluster.power_on("node1")
         until(job, " 2 0 2 fab0")
@@ -108,7 +101,7 @@ TESTS = """
         assert job.wait(40).ok
 
     def test_stubborn_ranks_are_killed_and_a_failure_is_not_requeued(
-        cluster, argv, quick, tmp_path
+        cluster, argv, tmp_path
     ):
         job = cluster.launch(Job([*argv, "stubborn"], nodes=1, env=quick, requeues=1))
         until(job, " 0 0 1 fab0")
@@ -119,7 +112,7 @@ TESTS = """
         (tmp_path / "broken.1.0").touch()
         assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
 
-    def test_a_rank_with_exit_status_75_was_preempted(cluster, argv, quick, tmp_path):
+    def test_a_rank_with_exit_status_75_was_preempted(cluster, argv, tmp_path):
         env = {**quick, "GLOO_SOCKET_IFNAME": "mgmt0"}
         job = cluster.launch(Job(argv, nodes=["node2"], requeues=1, env=env))
         until(job, " 0 0 1 mgmt0 =fab0 node2")
@@ -139,36 +132,26 @@ TESTS = """
 """
 
 
-class TwoNodes:
-    """Two nodes of this machine, in place of a launcher; those of `lost` run nothing."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.lost: tuple[str, ...] = ()
-        nodes = tuple(Node(name, index, "127.0.0.1") for index, name in enumerate(("n0", "n1")))
-        self.facts = RunDescription(nodes, True, True, str(scratch), "", sys.executable, None)
-
-    def __call__(self, request: Any) -> Any:
-        if isinstance(request, DescribeRun):
-            return self.facts
-        for name in request.nodes:
-            if name in self.lost:
-                raise NodeLostError(name, f"{name} is lost")
-        return [list(request.argv) for _ in request.nodes]
-
-
-def test_a_job_waits_for_a_lost_node_as_long_as_promised(tmp_path: Path) -> None:
-    launcher = TwoNodes(tmp_path)
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[tuple[Here, Callable[..., RunningJob]]]:
+    """Two nodes, and what starts a job on them."""
+    here = Here(tmp_path)
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    nodes = Nodes(launcher, ("n0", "n1"))
-    asked = Job(
-        [str(script), str(tmp_path)], env={"PYTHONPATH": str(QUICK)}, requeues=1, back_within_s=0.7
-    )
-    with contextlib.closing(RunningJob.start(nodes, asked)) as job:
-        while not all("up" in job.output(name) for name in job.nodes):
-            assert job.poll() is None
-            time.sleep(0.02)
-        launcher.lost = ("n1",)
+
+    def launch(**given: Any) -> RunningJob:
+        job = Job([str(script), str(tmp_path)], env=QUICK, **given)
+        return RunningJob.start(Nodes(here, NAMES), job)
+
+    yield here, launch
+    (tmp_path / "done").touch()
+
+
+def test_a_job_waits_for_a_lost_node_as_long_as_promised(launched: Any, tmp_path: Path) -> None:
+    here, launch = launched
+    with contextlib.closing(launch(requeues=1, back_within_s=0.7)) as job:
+        until(lambda: all("up" in job.output(name) for name in NAMES), "both ranks are up")
+        here.gone = ("n1",)
         (tmp_path / "broken.0.0").touch()
         lost_at = time.monotonic()
         job.wait(30)
@@ -177,18 +160,14 @@ def test_a_job_waits_for_a_lost_node_as_long_as_promised(tmp_path: Path) -> None
         assert job.events[-1].detail == "n1 not back within 0.7 s"
 
 
-def test_local_commands_of_a_job_end_without_their_nodes(tmp_path: Path) -> None:
+def test_local_commands_of_a_job_end_without_their_nodes(launched: Any) -> None:
     """The processes on a lost node run on, out of reach."""
-    launcher = TwoNodes(tmp_path)
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    asked = Job([str(script), str(tmp_path)], env={"PYTHONPATH": str(QUICK)})
-    job = RunningJob.start(Nodes(launcher, ("n0", "n1")), asked)
+    here, launch = launched
+    job = launch()
     commands = list(job._torchruns.values())
-    launcher.lost = ("n0", "n1")
+    here.gone = NAMES
     began = time.monotonic()
     job.close()
-    (tmp_path / "done").touch()
     assert time.monotonic() - began < 20.0
     assert [command.wait(0) for command in commands] == [-signal.SIGKILL] * 2
 
@@ -199,25 +178,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("job")
     write_files(directory, test_it=TESTS)
     path = directory / "test_it.py"
-    path.write_text(f"RANK, QUICK = {RANK!r}, {str(QUICK)!r}\n{path.read_text()}")
+    path.write_text(f"RANK, quick = {RANK!r}, {QUICK!r}\n{path.read_text()}")
     return run_pytest(directory, "--mnode-nodes=4", "--mnode-launcher=rack", "--durations=8")
 
 
-NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", re.findall(r"def (test_\w+)", TESTS))
 def test_inner(run: InnerRun, name: str) -> None:
     assert run.outcomes().get(name) == "passed", run.output
 
 
 def test_nothing_is_left(run: InnerRun) -> None:
-    left = []
+    where = run.junit.parent.as_posix().encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
+        with contextlib.suppress(OSError):
             environ = path.read_bytes()
-        except OSError:
-            continue
-        if b"MNODE_JOB_NODE=" in environ and run.junit.parent.as_posix().encode() in environ:
-            left.append(path.parent.name)
-    assert not left
+            assert not (b"MNODE_JOB_NODE=" in environ and where in environ), path

@@ -21,6 +21,7 @@ from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, SlurmCleanup,
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 from tests.inner import OWN_ADDRESSES
 from tests.programs import write_program
+from tests.waiting import until
 
 # Like squeue: it shows jobs of hidden partitions only with --all, and applies the user's filter
 # variables.
@@ -73,10 +74,7 @@ END = "scancel --full --name=mnode-1"
 def test_jobs_are_cancelled_when_their_owner_has_ended(programs: Path) -> None:
     cleanup = SlurmCleanup("mnode-1")
     process = cleanup._process
-    end = time.monotonic() + 30
-    while signal.SIGTERM not in _ignored(process.pid):
-        assert process.poll() is None
-        assert time.monotonic() < end
+    until(lambda: signal.SIGTERM in _ignored(process.pid), "it ignores signals")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         process.send_signal(number)
     cleanup.close(done=False)
@@ -134,13 +132,13 @@ def test_an_unreachable_scheduler_is_tried_again(
     programs: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Until the limit; the directory is removed in any case."""
-    for name, limit_s in (("SOON_S", 2.0), ("LIMIT_S", 2.0), ("COMMAND_S", 0.2)):
+    for name, limit_s in (("SOON_S", 1.0), ("LIMIT_S", 1.0), ("COMMAND_S", 0.2)):
         monkeypatch.setattr(queue_cleanup, name, limit_s)
     program(programs, "squeue", f"#!/bin/sh\n{text}\n")
     directory = programs / "beats"
     directory.mkdir()
     assert not clean_up(ANSWERED, SHOW, END, str(directory))
-    assert cancelled(programs) > 2
+    assert cancelled(programs) > 1
     assert not directory.exists()
 
 
@@ -236,13 +234,8 @@ def batch(programs: Path, address: str, nodes: str) -> subprocess.CompletedProce
     program(programs, "scontrol", f"#!/bin/sh\n{nodes}\n")
     program(programs, "srun", "#!/bin/sh\nexit 0\n")
     plan = files.Plan("abc", Job(["t.py"]), {"n0": files.JobNode("node0", address, None)})
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest_mnode.jobs.slurm.on_node",
-        "batch",
-        str(plan.write(programs)),
-    ]
+    module = "pytest_mnode.jobs.slurm.on_node"
+    argv = [sys.executable, "-m", module, "batch", str(plan.write(programs))]
     env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n0"}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
@@ -265,56 +258,54 @@ def test_a_job_without_a_node_list(programs: Path) -> None:
     ]
 
 
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Queued:
+    """Job 12, without a process that ends it."""
+    monkeypatch.setattr(queued, "SlurmCleanup", lambda _: None)
+    monkeypatch.setattr(queued, "LOOK_S", 0.01)
+    made = Queued(Slurm(), Names({"host0": "n0"}), "mnode-1")
+    made.number = 12
+    return made
+
+
 SILENT = "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
 RESTARTED = SILENT.replace("; exit 1", """; mv "$(dirname "$0")/next" "$0"; exit 1""")
 OVER = "#!/bin/sh\necho JobId=12 JobName=x JobState=COMPLETED NodeList=n0\n"
 
 
 def test_a_slurm_that_is_restarted_is_asked_again(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Path, monkeypatch: pytest.MonkeyPatch, job: Queued
 ) -> None:
-    monkeypatch.setattr(queued, "LOOK_S", 0.01)
-    job = Queued(Slurm(), Names({"host0": "n0"}), "mnode-1")
-    job.number = 12
-    try:
-        program(programs, "scontrol", SILENT)
-        assert not job.answers()
-        assert job.state is None
-        program(programs, "scontrol", "#!/bin/sh\nexit 0\n")
-        assert not job.answers()
-        program(programs, "scontrol", OVER)
-        assert job.answers()
-        assert job.state is not None
-        assert job.state.nodes == ("host0",)
-        program(programs, "scontrol", RESTARTED)
-        program(programs, "next", OVER)
-        job.await_end()  # no answer once, then ended
-        program(programs, "scontrol", SILENT)
-        assert not job.answers()
-        monkeypatch.setattr(queued, "SILENCE_S", 0.0)
-        with pytest.raises(SlurmError, match="Unable to contact"):
-            job.answers()
-    finally:
-        job.close(True)
+    program(programs, "scontrol", SILENT)
+    assert not job.answers()
+    assert job.state is None
+    program(programs, "scontrol", "#!/bin/sh\nexit 0\n")
+    assert not job.answers()
+    program(programs, "scontrol", OVER)
+    assert job.answers()
+    assert job.state is not None
+    assert job.state.nodes == ("host0",)
+    program(programs, "scontrol", RESTARTED)
+    program(programs, "next", OVER)
+    job.await_end()  # no answer once, then ended
+    program(programs, "scontrol", SILENT)
+    assert not job.answers()
+    monkeypatch.setattr(queued, "SILENCE_S", 0.0)
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        job.answers()
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_job_that_stays_in_the_queue_is_not_awaited(
-    programs: Path, monkeypatch: pytest.MonkeyPatch, state: str
+    programs: Path, monkeypatch: pytest.MonkeyPatch, job: Queued, state: str
 ) -> None:
     """One that is completing may wait for a node that was lost; nothing is left of it then."""
-    monkeypatch.setattr(queued, "LOOK_S", 0.01)
     monkeypatch.setattr(queued, "_END_S", 0.2)
     program(programs, "scontrol", f"#!/bin/sh\necho JobId=12 JobName=x JobState={state}\n")
-    job = Queued(Slurm(), Names({}), "mnode-1")
-    job.number = 12
-    try:
-        with pytest.raises(ClusterError, match=f"job 12 is still {state} after scancel"):
-            job.await_end()
-        if state == "COMPLETING":
-            job.await_end(lost=True)
-    finally:
-        job.close(True)
+    with pytest.raises(ClusterError, match=f"job 12 is still {state} after scancel"):
+        job.await_end()
+    if state == "COMPLETING":
+        job.await_end(lost=True)
 
 
 def test_a_cleanup_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,3 +99,27 @@ def test_a_thread_that_never_waits_is_in_no_library(
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "syscall").write_text("running\n")
     assert own_threads._library(7, []) == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "code", "call"),
+    [
+        ("x86_64", "e8 11 22 33 44", True),
+        ("x86_64", "ff d0", True),
+        ("x86_64", "ff 50 10", True),
+        ("x86_64", "ff 54 24 08", True),
+        ("x86_64", "ff 15 11 22 33 44", True),
+        ("x86_64", "ff 94 24 11 22 33 44", True),
+        ("x86_64", "ff e0", False),  # jmp
+        ("x86_64", "e9 11 22 33 44", False),
+        ("aarch64", "01 00 00 94", True),
+        ("aarch64", "20 00 3f d6", True),
+        ("aarch64", "01 00 00 14", False),  # b
+        ("riscv64", "e8 11 22 33 44", False),
+    ],
+)
+def test_before_a_return_address_there_is_a_call(
+    monkeypatch: pytest.MonkeyPatch, machine: str, code: str, call: bool
+) -> None:
+    monkeypatch.setattr(own_threads, "_MACHINE", machine)
+    assert own_threads._ends_in_call(bytes.fromhex(code).rjust(8, b"\0")) is call

@@ -61,28 +61,18 @@ def test_near_is_the_accelerators_node_and_far_the_most_distant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "why"),
+    ("memory", "accelerator", "why"),
     [
-        (
-            copy_nodes(machine(GIB, GIB), None, None),
-            "the NUMA node of this rank's accelerator is unknown",
-        ),
-        (
-            copy_nodes(machine(GIB, 0), None, 0),
-            "the distance of memory from NUMA node 0 is unknown",
-        ),
-        (
-            copy_nodes(machine(GIB, GIB), None, 7),
-            "the distance of memory from NUMA node 7 is unknown",
-        ),
-        (
-            copy_nodes(machine(GIB, 0, GIB), None, 1),
-            "all memory is equally far from NUMA node 1",
-        ),
+        ((GIB, GIB), None, "the NUMA node of this rank's accelerator is unknown"),
+        ((GIB, 0), 0, "the distance of memory from NUMA node 0 is unknown"),
+        ((GIB, GIB), 7, "the distance of memory from NUMA node 7 is unknown"),
+        ((GIB, 0, GIB), 1, "all memory is equally far from NUMA node 1"),
     ],
 )
-def test_unknown_facts_are_named(found: CopyNodes | str, why: str) -> None:
-    assert found == why
+def test_unknown_facts_are_named(
+    memory: tuple[int, ...], accelerator: int | None, why: str
+) -> None:
+    assert copy_nodes(machine(*memory), None, accelerator) == why
 
 
 def test_one_memory_node_has_no_far_memory() -> None:
@@ -133,20 +123,22 @@ def test_the_rank_with_the_least_effect_is_judged() -> None:
     assert "rank 2 on b the NUMA node" in copies_table((good, lost))
 
 
-def test_buffers_are_on_the_requested_node_or_refused() -> None:
+@pytest.fixture
+def memory_node() -> int:
     numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
     if not numbers:
         pytest.skip("a kernel without NUMA")
-    with _pair(numbers[0], 1 << 16) as (source, target):
+    return numbers[0]
+
+
+def test_buffers_are_on_the_requested_node_or_refused(memory_node: int) -> None:
+    with _pair(memory_node, 1 << 16) as (source, target):
         assert int(source.sum()) == int(target.sum()) == 1 << 16
     with pytest.raises(OSError, match="set_mempolicy"), _pair(1023, 1 << 16):
         pass
 
 
-def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
-    if not numbers:
-        pytest.skip("a kernel without NUMA")
+def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch, memory_node: int) -> None:
     calls: list[tuple[str, int]] = []
 
     def note(what: str, address: int) -> int:
@@ -162,7 +154,7 @@ def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy_s(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
         raise RuntimeError("the device is lost")
 
-    here, cpu = CopyNodes(numbers[0], numbers[0], frozenset()), torch.device("cpu")
+    here, cpu = CopyNodes(memory_node, memory_node, frozenset()), torch.device("cpu")
     with pytest.raises(RuntimeError, match="the device is lost"):
         medians_s(here, 1, lambda n: _pinned(n, 1 << 16, cpu), copy_s)
     assert [what for what, _ in calls] == ["register", "register", "unregister", "unregister"]
@@ -171,17 +163,14 @@ def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_measured_copies_restore_the_binding() -> None:
-    numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
-    if not numbers:
-        pytest.skip("a kernel without NUMA")
+def test_measured_copies_restore_the_binding(memory_node: int) -> None:
     before = os.sched_getaffinity(0)
-    here = CopyNodes(numbers[0], numbers[0], frozenset(sorted(before)[:1]))
+    here = CopyNodes(memory_node, memory_node, frozenset(sorted(before)[:1]))
     row = _measured("rank 0", here, 1 << 20, 3, torch.device("cpu"))
     assert row.ratio is not None
     assert row.near_to_device_gbytes_s is None
     assert os.sched_getaffinity(0) == before
-    lost = CopyNodes(numbers[0], 1023, here.cpus)
+    lost = CopyNodes(memory_node, 1023, here.cpus)
     assert (
         "could not be measured: " in _measured("rank 0", lost, 1 << 20, 3, torch.device("cpu")).why
     )

@@ -10,6 +10,7 @@ import torch
 
 from pytest_mnode.criteria.devices import judge_products
 from pytest_mnode.machine.nvml import Load, LoadSampler
+from pytest_mnode.machine.waiting import Spent
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring import devices, results_of_ranks
 from pytest_mnode.rank.world import World
@@ -113,6 +114,37 @@ def test_a_rank_works_alone_only_in_its_turn(monkeypatch: pytest.MonkeyPatch) ->
     promise = CopyPromise.model_validate({"at_least_fraction": 0.8, "repeats": 2})
     assert devices._alone(work, promise, world, CPU) > 0
     assert log == ["all", "all", "work", "work", "all"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "other_fails", "why"),
+    [
+        (False, False, ""),
+        (True, False, "out of memory"),
+        (False, True, "not measured, because another rank could not be measured"),
+        (True, True, "out of memory"),
+    ],
+)
+def test_no_rank_is_measured_unless_all_can_be(
+    monkeypatch: pytest.MonkeyPatch, fails: bool, other_fails: bool, why: str
+) -> None:
+    def call() -> None:
+        if fails:
+            raise RuntimeError("out of memory")
+
+    def by_rank(values: list[float], _: object) -> list[list[float]]:
+        return [values, [0.0 if other_fails else 1.0]]
+
+    monkeypatch.setattr(devices, "by_rank", by_rank)
+    monkeypatch.setattr(devices, "gathered", lambda row: (row,))
+    monkeypatch.setattr(devices, "share_a_machine", lambda _: False)
+    spent = Spent(wall_s=1.0, cpu_s=1.0, delayed_s=0.0, throttled_s=0.0, others_s=0.0)
+    monkeypatch.setattr(devices, "_rounds", lambda *_, **__: ([7.0], spent))
+    promise = CopyPromise.model_validate({"at_least_fraction": 0.8})
+    task = devices.Task("copy", "GB/s", promise, None, lambda: devices.Work(1.0, call, CPU))
+    world = World(0, 2, 0, 1, "n0", ("n0", "n1"))
+    [row] = devices._compare(task, world, CPU).rows
+    assert (row.rate, row.why) == (None if why else 7.0, why)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ TESTS = """
     from pytest_mnode.controller.session import run_of
 
     FAULTS = {  # name: (node or two, way or nothing, Mbit/s), undone by the line rate
-        "node": [("node2", "both", 70)],
-        "tx": [("node1", "tx", 70)],
         "rx": [("node3", "rx", 70)],
         "path": [(("node1", "node3"), 60)],
         "pair": [(("node1", "node3"), 60), (("node3", "node1"), 60)],
@@ -54,7 +52,7 @@ TESTS = """
         ask = run_of(request.config).client.ask_launcher
         reports = {}
         with cluster.world() as world:
-            reports["healthy"] = [searched(world) for _ in range(5)]
+            reports["healthy"] = [searched(world) for _ in range(2)]
             for name, faults in FAULTS.items():
                 for fault in faults:
                     put(ask, fault, fault[-1])
@@ -89,7 +87,7 @@ def test_all_ranks_find_the_same(reports: Reports) -> None:
 
 def test_a_healthy_rack_has_no_culprit(reports: Reports) -> None:
     searches = [ranks[0] for ranks in [*reports["healthy"], *reports["healed"]]]
-    assert [found["culprit"] for found in searches] == [None] * 6
+    assert [found["culprit"] for found in searches] == [None] * 3
     assert all(
         found["report"].startswith("no culprit: every measured pair keeps the rate")
         for found in searches
@@ -99,14 +97,6 @@ def test_a_healthy_rack_has_no_culprit(reports: Reports) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (
-            "node",
-            r"node2 fab0 \(RATE, alone with node[013]( or node[013]){1,2}; other nodes \d\d\d\)",
-        ),
-        (
-            "tx",
-            r"node1 fab0 tx \(RATE, alone with (node0 or )?node2 or node3; other nodes \d\d\d\)",
-        ),
         (
             "rx",
             r"node3 fab0 rx \(RATE, alone with node0 or node1( or node2)?; other nodes \d\d\d\)",

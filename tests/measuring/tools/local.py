@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import Port, RdmaDevice
+from pytest_mnode.measuring.tools import beside_nic
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Fabric
 from tests.lone_nodes import LoneNodes
 from tests.programs import write_program
 
 BESIDE_NIC = "pytest_mnode.measuring.tools.beside_nic"
-_WITH_ROOT = (
-    f"import sys; from pathlib import Path; from {BESIDE_NIC} import main; "
-    "main(sys.argv[2:], Path(sys.argv[1]))"
-)
+
+
+class BesideNic(subprocess.Popen[str]):
+    """`python -m BESIDE_NIC` with its root and arguments, by a fork: it needs no imports."""
+
+    def _execute_child(self, *args: Any, **kwargs: Any) -> None:
+        popen: Any = subprocess.Popen
+        given = inspect.signature(popen._execute_child).bind(self, *args, **kwargs).arguments
+        with warnings.catch_warnings():  # other threads of pytest hold no lock that it needs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid:
+            self._child_created = True
+            pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            popen._close_pipe_fds(self, *(given[name] for name in pipes))
+            return
+        try:
+            for fd, own in enumerate((given["p2cread"], given["c2pwrite"], given["c2pwrite"])):
+                os.dup2(own, fd)
+            os.environ.update(given["env"])
+            sys.stdout = os.fdopen(1, "w", closefd=False)
+            root, *words = given["args"]
+            beside_nic.main(words, Path(root))
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+        finally:
+            os._exit(1)
 
 
 def device(name: str, link_layer: str = "Ethernet", netdev: str = "") -> RdmaDevice:
@@ -46,16 +74,34 @@ class Local(LoneNodes):
     ) -> list[list[str]]:
         if list(argv[3:]) == ["pytest_mnode.machine", "rdma"]:
             argv = ["echo", f"a greeting\n{encode(Machine(rdma=self.devices))}"]
-        path = f"PATH={self.directory}:{os.environ['PATH']}"
         return [
-            ["env", path, f"DIR={self.directory}", f"NODE={name}", *self._on(name, argv)]
+            ["env", *(f"{key}={text}" for key, text in self._own_env(name).items()), *argv]
             for name in self._names(nodes)
         ]
 
-    def _on(self, name: str, argv: Sequence[str]) -> list[str]:
-        if list(argv[1:4]) == ["-P", "-m", BESIDE_NIC]:
-            return [argv[0], "-P", "-c", _WITH_ROOT, str(self.root(name)), *argv[4:]]
-        return list(argv)
+    def _own_env(self, node: str) -> dict[str, str]:
+        path = f"{self.directory}:{os.environ['PATH']}"
+        return {"PATH": path, "DIR": str(self.directory), "NODE": node}
+
+    def start(
+        self,
+        argv: Sequence[str],
+        node: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        defaults: Mapping[str, str] | None = None,
+        text: str = "",
+        output: int | Any = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        assert list(argv[1:4]) == ["-P", "-m", BESIDE_NIC]
+        return BesideNic(
+            [str(self.root(node)), *argv[4:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**self.env(env, defaults), **self._own_env(node)},
+        )
 
     def address(self, node: str) -> str:
         return "127.0.0.1"

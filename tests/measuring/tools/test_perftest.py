@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.logs.perftest import Perftest
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement, Verdict
@@ -53,7 +54,7 @@ WRITE_BW = """\
     fi
     rate=$(cat "$DIR/rate-$node-$device" 2>/dev/null || echo 387.42)
     if [ "$rate" = hangs ]; then exec sleep 60; fi
-    sleep ${TAKES_S:-0.3}
+    sleep ${TAKES_S:-0}
     touch "$DIR/done-$port"
     if [ "$rate" = down ]; then echo " Port number 1 state is Down"; exit 1; fi
     if [ "$rate" = gone ]; then echo "ethernet_read_data: Couldn't read reports"; exit 1; fi
@@ -61,7 +62,7 @@ WRITE_BW = """\
       echo " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]"
       echo " 2       5000          3.06           41.35        $LATENCY    	     3.40"
     else
-      echo "                    ${TITLE-RDMA_Write $WAYS BW Test}"
+      echo "                    RDMA_Write BW Test"
       echo " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
       echo " 1048576    92000            0.00               $rate             0.046"
     fi
@@ -236,47 +237,45 @@ def test_a_started_server_that_refuses_connections_is_not_waited_for(
     assert {pair.why for pair in pairs} == {"Couldn't connect to 127.0.0.1"}
 
 
-def test_a_rate_of_both_directions_is_halved(
+TABLE = Perftest(bidirectional=False, rates_gbits_s=((1 << 20, 387.42),), closed=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "why"),
+    [
+        (TABLE, 387.42, ""),
+        (replace(TABLE, bidirectional=True), 193.71, ""),  # the sum of both directions
+        (replace(TABLE, bidirectional=None), None, "no title above its table"),
+        (replace(TABLE, rates_gbits_s=((1 << 20, None),)), None, "no average in its table"),
+        (replace(TABLE, rates_gbits_s=((2, 1.0), (4, 2.0))), None, "no average in its table"),
+        (replace(TABLE, closed=False), None, "cut off"),
+    ],
+)
+def test_the_rate_in_a_table_is_of_one_direction(
+    table: Perftest, value: float | None, why: str
+) -> None:
+    found, reason = perftest_pairs._judged(table, None, write_bandwidth(), "n0")
+    assert (found, reason.startswith(why)) == (value, True), reason
+    assert bool(reason) is bool(why)
+
+
+def test_the_typical_latency_is_judged(
     nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """387 Gbit/s in both directions together are half of a port's rate each."""
-    monkeypatch.setenv("WAYS", "Bidirectional")
-    promise = write_bandwidth(arguments=["-b"])
-    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
-    found = bandwidths(perftest.judge(pairs, fabric, promise))
-    assert set(found.values()) == {(193.71, Verdict.FAIL)}
-
-
-def test_a_rate_of_unknown_direction_is_not_judged(
-    nodes: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TITLE", "")
-    (pair, *_) = run_pairs(nodes, on_every(nodes, "mlx5_9"), write_bandwidth())
-    assert pair.value is None
-    assert pair.why.startswith("no title above its table")
-
-
-@pytest.mark.parametrize(("latency", "verdict"), [("3.21", Verdict.PASS), ("9.75", Verdict.FAIL)])
-def test_the_typical_latency_is_judged(
-    nodes: Local,
-    fabric: Fabric,
-    monkeypatch: pytest.MonkeyPatch,
-    latency: str,
-    verdict: Verdict,
-) -> None:
-    monkeypatch.setenv("LATENCY", latency)
+    monkeypatch.setenv("LATENCY", "3.21")
     page = {"at_most": "5 us", "program": "ib_write_bw", "repeats": 1}
     promise = WriteLatencyPromise.model_validate(page)
     pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
-    found = [m for m in perftest.judge(pairs, fabric, promise) if m.unit == "µs"]
-    assert [(m.value, m.verdict) for m in found] == [(float(latency), verdict)] * 3
-    assert found[0].source == "fabric.write_latency.at_most 5 µs"
+    for at_most_s, verdict in ((5e-6, Verdict.PASS), (3e-6, Verdict.FAIL)):
+        promised = promise.model_copy(update={"at_most_s": at_most_s})
+        found = [m for m in perftest.judge(pairs, fabric, promised) if m.unit == "µs"]
+        assert [(m.value, m.verdict) for m in found] == [(3.21, verdict)] * 3
+        assert found[0].source == f"fabric.write_latency.at_most {at_most_s * 1e6:g} µs"
 
 
 def test_each_rail_is_measured_repeatedly_and_noisy_ones_more_often(
     nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TAKES_S", "0")
     (nodes.directory / "rate-n2-mlx5_9").write_text("down")
     noisy = """
         for last; do :; done
@@ -380,19 +379,15 @@ def test_the_placement_of_client_and_server_is_judged(
     pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
     healthy = pairs[2]
     assert healthy.client is not None
-    assert healthy.client.cpus == frozenset(os.sched_getaffinity(0))
+    assert healthy.client.cpus == os.sched_getaffinity(0)
     assert set(healthy.client.memory_bytes or {}) == {0}
     assert healthy.client.place == "mlx5_9 on NUMA node 0"
     binding = perftest.judge(pairs, fabric, promise)[-1]
     assert (binding.value, binding.verdict) == (2, Verdict.FAIL)
-    far = (
-        f"CPUs {here}, memory on NUMA node 0,"
-        " none of the CPUs beside mlx5_9 on NUMA node 1 may be used here;"
-        " expected beside mlx5_9 on NUMA node 1"
-    )
-    assert binding.culprit == "; ".join(
-        f"ib_write_bw {side} on n1: {far}" for side in ("server", "client")
-    )
+    culprits = str(binding.culprit).split("; ib_write_bw ")
+    for side, found in zip(("server", "client"), culprits, strict=True):
+        assert f"{side} on n1: CPUs {here}, memory on NUMA node 0" in found
+        assert "none of the CPUs beside mlx5_9 on NUMA node 1 may be used here" in found
     nobody = write_bandwidth(binding="none")
     judged = perftest.judge(pairs, fabric, nobody)
     assert {m.unit for m in judged} == {"Gbit/s"}
@@ -439,33 +434,17 @@ def test_a_far_binding_is_named(
 @pytest.mark.parametrize(
     ("machine", "device", "near", "words"),
     [
-        (
-            "numa2-virtio-aligned-rxe-up",
-            "rxe0",
-            (frozenset({0, 1}), frozenset({0})),
-            "rxe0 on NUMA node 0",
-        ),
-        (
-            "numa2-virtio-aligned-rxe-up",
-            "rxe1",
-            (frozenset({2, 3}), frozenset({1})),
-            "rxe1 on NUMA node 1",
-        ),
-        ("numa2-e1000e-siw", "siw1", (frozenset({2, 3}), frozenset({1})), "siw1 on NUMA node 1"),
+        ("numa2-virtio-aligned-rxe-up", "rxe0", ({0, 1}, {0}), "rxe0 on NUMA node 0"),
+        ("numa2-virtio-aligned-rxe-up", "rxe1", ({2, 3}, {1}), "rxe1 on NUMA node 1"),
         ("numa2-both-nics-on-node1", "rxe0", (None, None), "shows no RDMA device rxe0"),
-        (
-            "numa1-veth-rxe",
-            "rxe0",
-            (frozenset({0, 1, 2, 3}), frozenset({0})),
-            "rxe0 on NUMA node 0",
-        ),
+        ("numa1-veth-rxe", "rxe0", ({0, 1, 2, 3}, {0}), "rxe0 on NUMA node 0"),
     ],
 )
 def test_numa_nodes_near_the_recorded_devices(
     recorded: Recorded,
     machine: str,
     device: str,
-    near: tuple[frozenset[int] | None, frozenset[int] | None],
+    near: tuple[set[int] | None, set[int] | None],
     words: str,
 ) -> None:
     placed, _ = locate(Machine.read(recorded(machine)), device)
