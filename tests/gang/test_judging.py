@@ -9,7 +9,8 @@ import pytest
 
 from pytest_mnode.gang.engine import Heartbeat, JobRecord
 from pytest_mnode.gang.judge_holding import parts_held
-from pytest_mnode.gang.judging import judged_size
+from pytest_mnode.gang.judge_turns import Round, filled_turn
+from pytest_mnode.gang.judging import judged_rounds, judged_size
 from pytest_mnode.gang.timeline import Gang
 from pytest_mnode.gang.window import CLEARED, Window
 from tests.gang.simulated import Scheduler
@@ -173,13 +174,20 @@ def test_the_longest_partial_states_are_blamed_first_and_short_ones_never() -> N
     assert every.endswith("and 3 more")
 
 
-def test_of_several_jobs_that_were_never_seen_whole_the_gang_that_waited_is_named() -> None:
-    def unseen(job: str) -> Shown:
-        return lambda t: {job: waits(job) if t < 136 else over(job)}
+def test_the_first_of_several_gangs_that_were_never_seen_whole_is_named() -> None:
+    def unseen(job: str, ended: float) -> Shown:
+        return lambda t: {job: waits(job) if t < ended else over(job)}
 
-    beats = [Heartbeat(job, 0, 0, "n0", 135.2) for job in ("2", "3")]
-    found = filled(unseen("2"), unseen("3"), beats, 145.0)
-    assert found[NEVER] == (UNKNOWN, " | filled 1: B was never seen whole, but its ranks ran")
+    gangs = Gang("filler 1", 3, ("1",), 500.0, 100.0), Gang("B", 3, ("2",), 5.0, 100.2)
+    beats = [Heartbeat("1", 0, 0, "n0", 103.9), Heartbeat("2", 0, 0, "n0", 135.9)]
+    observations = watched(both(unseen("1", 104), unseen("2", 136)), beats, 150)
+    window = Window("filled 1", gangs, observations, notes=((148.0, CLEARED),))
+    turn = filled_turn(window, "B", ["filler 1"], ["filler 1"])
+    found = faults(judged_rounds([Round(window, turn)], PROMISE))
+    assert found[NEVER] == (
+        UNKNOWN,
+        " | filled 1: filler 1 was never seen whole, but its ranks ran",
+    )
 
 
 def fails_unseen(job: str) -> Shown:
