@@ -379,7 +379,7 @@ def test_the_placement_of_client_and_server_is_judged(
     pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
     healthy = pairs[2]
     assert healthy.client is not None
-    assert healthy.client.cpus == os.sched_getaffinity(0)
+    assert healthy.client.cpus == frozenset(os.sched_getaffinity(0))
     assert set(healthy.client.memory_bytes or {}) == {0}
     assert healthy.client.place == "mlx5_9 on NUMA node 0"
     binding = perftest.judge(pairs, fabric, promise)[-1]
