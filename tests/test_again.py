@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.again import MOST
+from tests.again import _KEY, MOST, main
 from tests.inner import clean_env, run_pytest, write_files
 
 PLUGIN = """
@@ -40,37 +41,37 @@ TESTS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "broken", "workers", "again", "status"),
-    [(1, 0, 0, True, 0), (MOST, 0, 2, True, 0), (MOST + 1, 0, 2, False, 1), (0, 1, 2, True, 1)],
-)
-def test_a_few_failures_run_again_alone(  # noqa: PLR0917  parameters
-    tmp_path: Path, number: int, broken: int, workers: int, again: bool, status: int
+@pytest.mark.parametrize(("number", "broken", "workers"), [(MOST, 0, 2), (0, 1, 0)])
+def test_a_few_failures_run_again_alone(
+    tmp_path: Path, number: int, broken: int, workers: int
 ) -> None:
     text = TESTS.replace("NUMBER", str(number)).replace("BROKEN", str(broken))
     write_files(tmp_path, conftest=PLUGIN, test_it=text)
     first = run_pytest(tmp_path, "-p", "no:mnode", "-n", str(workers))
     assert first.returncode == 1, first.output
-    done = _again(tmp_path, 1)
-    assert done.returncode == status, done.stdout
-    for busy in range(number):
-        assert (f"  test_it.py::test_busy[{busy}]\n" in done.stdout) is again
-    runs = (tmp_path / "runs").read_text()
-    assert len(runs) == 1 + broken, "what passed is not run again"
-
-
-@pytest.mark.parametrize("status", [0, 2, 10])
-def test_a_session_that_ended_otherwise_is_not_repeated(tmp_path: Path, status: int) -> None:
-    assert _again(tmp_path, status).returncode == status
-
-
-def _again(directory: Path, status: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.again", str(status)],
-        cwd=directory,
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.again", "1"],
+        cwd=tmp_path,
         env={**clean_env(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    assert done.returncode == broken, done.stdout
+    for busy in range(number):
+        assert f"  test_it.py::test_busy[{busy}]\n" in done.stdout
+    runs = (tmp_path / "runs").read_text()
+    assert len(runs) == 1 + broken, "what passed is not run again"
+
+
+@pytest.mark.parametrize(("status", "failed"), [(0, 1), (2, 1), (10, 1), (1, MOST + 1), (1, 0)])
+def test_other_sessions_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, failed: int
+) -> None:
+    kept = tmp_path / ".pytest_cache/v" / _KEY
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps([f"test_it.py::test_{number}" for number in range(failed)]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail(f"runs {words}"))
+    assert main(str(status)) == status

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tests.inner import released_plugins, run_pytest, write_files
 
-LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
 NOTED = """
     import os, time
     from pathlib import Path
@@ -44,31 +43,6 @@ TESTS = {
     def test_plain(rank): pass
     """,
 }
-COUNT = """
-    calls = 0
-
-    def body():
-        global calls
-        calls += 1
-
-    def test_calls(rank, benchmark):
-        benchmark(body)
-        assert calls == 1
-"""
-
-
-def run(directory: Path, *args: str) -> tuple[dict[str, str], str]:
-    """Outcomes and output of a run with the plugin."""
-    ran = run_pytest(
-        directory,
-        *LOCAL,
-        *("-p", "no:randomly", *args),
-        env={"PYTHONPATH": str(released_plugins()), "COLUMNS": "200"},
-        limit_s=100,
-    )
-    return ran.outcomes(), ran.output
-
-
 ORDER = (
     *("alone", "plain", "alone", "grouped", "alone", "examples"),
     *("pedantic", "grouped", "examples", "alone"),
@@ -79,17 +53,15 @@ def test_ranks_are_kept_across_benchmarks(tmp_path: Path) -> None:
     """For any order of tests that vote, tests in a group, and tests in none."""
     tests = {f"test_{number}_{name}": NOTED + TESTS[name] for number, name in enumerate(ORDER)}
     write_files(tmp_path, **tests)
-    outcomes, output = run(tmp_path)
-    assert set(outcomes.values()) == {"passed"}, output
+    run = run_pytest(
+        tmp_path,
+        *("--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly"),
+        env={"PYTHONPATH": str(released_plugins())},
+        limit_s=100,
+    )
+    assert set(run.outcomes().values()) == {"passed"}, run.output
     for rank in range(2):
         pids = (tmp_path / f"rank{rank}").read_text().split()
         assert len(pids) == len(ORDER)
         renewed = [after for after, (a, b) in enumerate(pairwise(pids)) if a != b]
         assert not renewed, f"new ranks after {[ORDER[number] for number in renewed]}"
-
-
-def test_workers_of_xdist_have_it_disabled_in_ranks_too(tmp_path: Path) -> None:
-    write_files(tmp_path, test_it=COUNT)
-    outcomes, output = run(tmp_path, "-n1", "--benchmark-enable")
-    assert outcomes == {"test_calls": "passed"}, output
-    assert "Benchmarks are automatically disabled because xdist plugin is active" in output

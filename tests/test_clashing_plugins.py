@@ -100,28 +100,25 @@ def test_a_test_that_is_run_again_in_a_wrapper(tmp_path: Path) -> None:
     assert run.output.count("[rank 1 of 2 on local1]") == 1, run.output
     assert "def test_fails(world): assert world.rank == 0" in run.output
     assert "pytest_mnode/controller" not in run.output, "the frames of this package"
-
-
-def test_a_fixture_that_is_asked_for_late(tmp_path: Path) -> None:
-    run = run_with(tmp_path, "pytest_retry", "", "-k", "late")
     assert "world lives in ranks, and this test runs in the controller" in run.output
     assert "add @pytest.mark.mnode" in run.output
 
 
-def test_lines_of_tests_in_ranks_are_not_kept(tmp_path: Path) -> None:
-    run = run_with(tmp_path, "testmon", TESTMON, "--testmon", "-s", "-k", "next or here")
+def test_lines_and_snapshots_of_the_controller_are_kept_alone(tmp_path: Path) -> None:
+    write_files(tmp_path, syrupy=SYRUPY)
+    args = ("--testmon", "-s", "-p", "syrupy", "--snapshot-update")
+    tests = """
+        def test_next(world): pass
+        def test_here(snapshot): pass
+    """
+    run = run_with(tmp_path, "testmon", TESTMON, *args, tests=tests)
     assert run.outcomes() == {"test_next": "passed", "test_here": "passed"}, run.output
     assert "lines []" in run.output
     assert "lines [{'test_it.py': {3, 4}}]" in run.output
 
 
-@pytest.mark.parametrize("where", ["world, ", ""])
-def test_snapshots_of_ranks_are_not_updated(tmp_path: Path, where: str) -> None:
-    tests = f"""
-        def test_snap({where}snapshot): pass
-        def test_other(world): pass
-    """
+def test_snapshots_of_ranks_are_not_updated(tmp_path: Path) -> None:
+    tests = "def test_snap(world, snapshot): pass"
     run = run_with(tmp_path, "syrupy", SYRUPY, "--snapshot-update", tests=tests)
-    refused = "--snapshot-update: test_it.py::test_snap runs in ranks, where syrupy writes no"
-    assert (refused in run.output) is bool(where), run.output
-    assert run.returncode == (pytest.ExitCode.USAGE_ERROR if where else 0)
+    assert "--snapshot-update: test_it.py::test_snap runs in ranks, where" in run.output
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR

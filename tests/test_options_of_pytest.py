@@ -10,6 +10,7 @@ import pytest
 from tests.inner import InnerRun, clean_env, command, run_here, run_pytest, run_to_end, write_files
 
 TESTS = """
+    import logging, warnings
     import pytest
 
     pytestmark = pytest.mark.criterion
@@ -20,16 +21,24 @@ TESTS = """
     @pytest.fixture(scope="module")
     def wide(world): yield world.rank
 
-    def test_here(plain): assert plain
+    def test_here(plain):
+        logging.getLogger().info("first line")
 
-    def test_in_ranks(wide, plain, process_group):
+    def test_in_ranks(wide, plain, process_group, pytestconfig):
         open("ran", "w").close()
+        logging.getLogger().info("of a rank")
+        if "error" in (pytestconfig.getoption("pythonwarnings") or ()):
+            with pytest.raises(UserWarning):
+                warnings.warn("of a test")
 
-    def test_with_nodes(cluster, plain): assert len(cluster.nodes) == 2
+    def test_with_nodes(cluster, plain):
+        assert len(cluster.nodes) == 2
+        logging.getLogger().info("last line")
 """
 NODES = ("--mnode-nodes=2", "--mnode-launcher=local")
 RUNS = "3 passed"
 IN_RANKS = "test_it.py::test_in_ranks (fixtures used: plain, process_group"
+STRICT = "-W error --import-mode=importlib --log-file=run.log --log-file-level=INFO"
 WITHOUT = "-p no:cacheprovider -p no:faulthandler -p no:capture -p no:tmpdir"
 PLAN = "SETUP    M wide (fixtures used: world)"
 
@@ -38,7 +47,7 @@ PLAN = "SETUP    M wide (fixtures used: world)"
     ("options", "words"),
     [
         (f"--setup-show {WITHOUT} --import-mode=append", IN_RANKS),
-        ("--stepwise --lf --ff --durations=3 -x --maxfail=2 --import-mode=importlib", RUNS),
+        (f"--stepwise --lf --ff --durations=3 -x --maxfail=2 {STRICT}", RUNS),
         ("-p no:terminal -p no:setuponly -p no:setupplan -p no:debugging", ""),
     ],
 )
@@ -47,6 +56,11 @@ def test_tests_are_run(tmp_path: Path, options: str, words: str) -> None:
     _ended_well(run)
     assert words in run.output
     assert (tmp_path / "ran").exists(), run.output
+    if STRICT in options:
+        text = (tmp_path / "run.log").read_text()
+        assert "\0" not in text
+        assert "first line" in text
+        assert "last line" in text
 
 
 @pytest.mark.parametrize(
@@ -80,9 +94,8 @@ def test_no_test_is_run(pytester: pytest.Pytester, options: str, words: str) -> 
 
 
 def _run_apart(directory: Path, options: str) -> InnerRun:
-    (directory / "pytest.ini").touch()
     write_files(directory, test_it=TESTS)
-    return run_to_end(command(*_args(options)), directory, clean_env(), 60)
+    return run_pytest(directory, *_args(options), limit_s=60)
 
 
 def _run_here(pytester: pytest.Pytester, options: str) -> InnerRun:
@@ -97,23 +110,6 @@ def _args(options: str) -> tuple[str, ...]:
 def _ended_well(run: InnerRun) -> None:
     assert run.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), run.output
     assert not re.search(r"Traceback \(|INTERNALERROR|AssertionError", run.output), run.output
-
-
-def test_the_log_file_has_every_line_of_the_controller(tmp_path: Path) -> None:
-    module = """
-        import logging
-
-        def test_first(): logging.getLogger().info("first line")
-        def test_in_ranks(world): logging.getLogger().info("of a rank")
-        def test_last(cluster): logging.getLogger().info("last line")
-    """
-    write_files(tmp_path, test_it=module)
-    run = run_pytest(tmp_path, *NODES, "--log-file=run.log", "--log-file-level=INFO")
-    assert "3 passed" in run.output
-    text = (tmp_path / "run.log").read_text()
-    assert "\0" not in text
-    assert "first line" in text
-    assert "last line" in text
 
 
 def test_the_class_of_an_option_may_be_of_a_conftest(tmp_path: Path) -> None:

@@ -220,12 +220,7 @@ def test_every_report_of_a_plugin_counts(ran: InnerRun) -> None:
     assert "a plugin reported the outcome 'rerun' of call" in ran.output
 
 
-@pytest.mark.parametrize(
-    ("ini", "args"), [("filterwarnings = error", ()), ("", ("-W", "error"))], ids=["ini", "option"]
-)
-def test_warnings_as_errors_apply_to_tests_only(
-    tmp_path: Path, ini: str, args: tuple[str, ...]
-) -> None:
+def test_warnings_as_errors_apply_to_tests_only(tmp_path: Path) -> None:
     write_files(
         tmp_path,
         test_it="""
@@ -245,8 +240,8 @@ def test_warnings_as_errors_apply_to_tests_only(
                     warnings.warn("from a test")
         """,
     )
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
-    run = run_pytest(tmp_path, *LOCAL, *args, env=WIDE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    run = run_pytest(tmp_path, *LOCAL, env=WIDE)
     assert run.outcomes() == {
         "test_uses_a_group": "passed",
         "test_commands": "passed",

@@ -118,6 +118,17 @@ RELEASED = """
         dist.all_gather_object(seen, random.random())
         assert len(set(seen)) == 1
 """
+COUNT = """
+    calls = 0
+
+    def body():
+        global calls
+        calls += 1
+
+    def test_count(rank, benchmark):
+        benchmark(body)
+        assert calls == 1
+"""
 PASS = {
     *("test_second_time", "test_benchmark", "test_reports", "test_repeat[1-2]"),
     *("test_repeat[2-2]", "test_ordered_a", "test_ordered_b", "test_one_seed"),
@@ -231,19 +242,17 @@ def test_allure_has_one_result_with_a_step_per_rank(run: InnerRun) -> None:
     assert result["start"] <= result["steps"][0]["start"] <= result["stop"]
 
 
-def test_results_are_those_without_plugins(tmp_path: Path) -> None:
-    write_files(tmp_path, test_plain=PLAIN)
-    run = run_pytest(tmp_path, *LOCAL, env=ENV)
-    assert run.outcomes() == PLAIN_OUTCOMES, run.output
-
-
 def test_workers_of_xdist_rerun_and_sugar_shows_it(tmp_path: Path) -> None:
+    """Benchmarks are disabled in them, and in their ranks too."""
+    env = project(tmp_path)
+    write_files(tmp_path, test_count=COUNT)
     run = run_pytest(
         tmp_path,
         *LOCAL,
         *("-n1", "--force-sugar", "--timeout-method=thread", "--json-report"),
-        *("-k", "second_time or too_long or benchmark or plain or repeat"),
-        env=project(tmp_path),
+        *("-k", "second_time or too_long or benchmark or plain or repeat or count"),
+        *("--benchmark-enable",),
+        env=env,
         limit_s=150,
     )
     expected = {
@@ -251,7 +260,8 @@ def test_workers_of_xdist_rerun_and_sugar_shows_it(tmp_path: Path) -> None:
         for name in PASS | FAIL
         if any(word in name for word in ("second_time", "too_long", "benchmark", "repeat"))
     }
-    assert run.outcomes() == expected | PLAIN_OUTCOMES, run.output
+    assert run.outcomes() == expected | PLAIN_OUTCOMES | {"test_count": "passed"}, run.output
+    assert "Benchmarks are automatically disabled because xdist plugin is active" in run.output
     assert "1 rerun" in run.output
     assert "✓" in run.output
     tests = json.loads((tmp_path / ".report.json").read_text())["tests"]

@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_mnode import options
-from tests.inner import InnerRun, clean_env, run_pytest, write_files
+from pytest_mnode.controller.session import Run
+from pytest_mnode.marks import WorldRequest
+from tests.inner import InnerRun, clean_env, run_here, run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
 BREAKS = """
@@ -67,6 +71,23 @@ def test_controller_tests_and_rank_tests_run_in_any_order(mixed: InnerRun) -> No
 
 def test_a_failed_teardown_after_rank_tests_is_an_error(mixed: InnerRun) -> None:
     assert "ERROR test_4.py::test_in_ranks - OSError: could not be ended" in mixed.output
+    assert "pytest_runtest_teardown" not in mixed.output, "the plugin's hook wrappers"
+
+
+def test_hook_wrappers_are_hidden_in_the_controller(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.fixture
+        def torn():
+            yield
+            raise OSError("no such share")
+
+        def test_it(torn): pass
+    """)
+    output = pytester.runpytest().stdout.str()
+    assert "OSError: no such share" in output
+    assert "pytest_mnode" not in output
 
 
 def test_a_module_that_only_breaks_where_ranks_collect(mixed: InnerRun) -> None:
@@ -175,72 +196,60 @@ def test_every_option_is_documented(pytestconfig: pytest.Config) -> None:
     assert valued == ini_keys
 
 
-@pytest.mark.parametrize(
-    ("args", "usual", "least"), [((), 1, 2), (("--mnode-procs-per-node=3",), 3, 3)]
-)
-def test_requested_nodes_and_a_minimum_of_ranks_per_node_on_cpus(
-    tmp_path: Path, args: tuple[str, ...], usual: int, least: int
-) -> None:
-    write_files(
-        tmp_path,
-        test_it=f"""
-            import pytest
+def test_requested_nodes_and_a_minimum_of_ranks_per_node_on_cpus(tmp_path: Path) -> None:
+    module = """
+        import pytest
 
-            @pytest.mark.mnode(nodes=1)
-            def test_usual(world): assert world.size == {usual}
+        @pytest.mark.mnode(nodes=1)
+        def test_usual(world): assert world.size == 1
 
-            @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
-            def test_least(world): assert world.size == {least}
+        @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
+        def test_least(world): assert world.size == 2
 
-            @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
-            def test_least_of_the_cluster(cluster): assert cluster.world().size == {least}
+        @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
+        def test_least_of_the_cluster(cluster): assert cluster.world().size == 2
 
-            @pytest.mark.mnode(nodes=3)
-            def test_three(world): assert world.size == {3 * usual}
+        @pytest.mark.mnode(nodes=3)
+        def test_three(world): assert world.size == 3
 
-            def test_all(world): assert world.size == {3 * usual}
-        """,
-    )
-    run = run_pytest(tmp_path, "--mnode-launcher=local", *args)
+        def test_all(world): assert world.size == 3
+    """
+    write_files(tmp_path, test_it=module)
+    run = run_pytest(tmp_path, "--mnode-launcher=local")
     names = ("usual", "least", "least_of_the_cluster", "three", "all")
     assert run.outcomes() == {f"test_{name}": "passed" for name in names}, run.output
-    assert f"launcher local (requested), 3 nodes × {usual} = {3 * usual} ranks" in run.output
+    assert "launcher local (requested), 3 nodes × 1 = 3 ranks" in run.output
 
 
-def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    from pytest_mnode.controller.session import Run
-    from pytest_mnode.marks import WorldRequest
-
+def test_accelerators_are_not_shared_to_have_more_ranks() -> None:
     need = WorldRequest(None, None, "warm", 60.0, False, min_procs_per_node=2)
     spec = SimpleNamespace(accelerators=SimpleNamespace(per_node=1))
-    one = SimpleNamespace(backend="nccl", spec=spec, procs_per_node=1)
-    assert Run.procs_of(one, need) == 1  # type: ignore[arg-type]
+    one: Any = SimpleNamespace(backend="nccl", spec=spec, procs_per_node=1)
+    assert Run.procs_of(one, need) == 1
     one.spec.accelerators.per_node, one.backend = 0, "gloo"
-    assert Run.procs_of(one, need) == 2  # type: ignore[arg-type]
+    assert Run.procs_of(one, need) == 2
+    one.procs_per_node = 3
+    assert Run.procs_of(one, need) == 3
 
 
-def test_a_test_per_node_runs_on_all_nodes_beside_smaller_tests(tmp_path: Path) -> None:
-    module = """
+def test_a_test_per_node_runs_on_all_nodes_beside_smaller_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
         import pytest
         pytestmark = pytest.mark.mnode(nodes=2)
         def test_cables(node): pass
-    """
-    write_files(tmp_path, test_it=module)
-    run = run_pytest(tmp_path, "--collect-only", "-q", "--mnode-nodes=4")
-    assert "test_cables[node3]" in run.output
+    """)
+    result = pytester.runpytest("--collect-only", "-q", "--mnode-nodes=4")
+    assert "test_cables[node3]" in str(result.stdout)
 
 
-def test_a_method_of_unittest_has_no_variants(tmp_path: Path) -> None:
-    module = """
+def test_a_method_of_unittest_has_no_variants(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
         import unittest
         import pytest
         class TestIt(unittest.TestCase):
             @pytest.mark.mnode(nodes=[1, 2])
             def test_a(self): pass
-    """
-    write_files(tmp_path, test_it=module)
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    """)
+    run = run_here(pytester, *LOCAL)
     assert "nodes=[1, 2]): a method of unittest" in run.output
     assert "INTERNALERROR" not in run.output

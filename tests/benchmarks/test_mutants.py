@@ -109,11 +109,12 @@ def test_the_nearest_tests_come_first() -> None:
     assert not any(name.startswith(("tests/engines", "tests/spec")) for name in tests)
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Copy:
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A copy of a project with one module and three tests, of which the first fails anyway."""
     need_rack()
-    project = tmp_path / "project"
+    directory = tmp_path_factory.mktemp("copy")
+    project = directory / "project"
     write = f"pathlib.Path({str(project)!r}, 'new').touch()"
     tests = """
         import m, pathlib
@@ -128,7 +129,7 @@ def copy(tmp_path: Path) -> Copy:
     write_files(project, m=MODULE, test_m=tests.replace("WRITE", write))
     for words in ("init", "--quiet"), ("add", "."):
         subprocess.run(["git", *words], cwd=project, check=True)
-    return Copy(project, tmp_path, 0, 60.0)
+    return Copy(project, directory, 0, 60.0)
 
 
 def mutation(operator: str) -> Mutation:
@@ -146,8 +147,8 @@ def test_a_mutation_that_no_test_sees_survives(copy: Copy) -> None:
     assert (outcome.by, outcome.finished) == ("", True)
 
 
-def test_a_mutation_that_never_ends_is_caught(copy: Copy) -> None:
-    copy.test_limit_s = 2.0
+def test_a_mutation_that_never_ends_is_caught(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy, "test_limit_s", 2.0)
     assert copy.try_out(mutation("loop"), ["test_m.py"], 60).by == "test_m.py::test_larger"
 
 

@@ -116,7 +116,7 @@ def test_the_check_finds_programs_although_slurmd_sets_no_path(place: Path) -> N
     assert "\nPYTHONDONTWRITEBYTECODE=1\n" in environment
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 5, 124])
+@pytest.mark.parametrize("code", [2, 5])
 def test_a_check_that_could_not_run_drains_nothing(place: Path, code: int) -> None:
     ran = run(place, "healthcheck.sh", f"echo ERROR: no such spec; exit {code}", MNODE_SPEC="s")
     assert ran.status == 0
@@ -180,9 +180,18 @@ def test_a_drain_without_scontrol_or_with_a_hung_one_is_reported(place: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
-@pytest.mark.parametrize("of", ["acceptance/test_preflight.py", "spec.yaml", "python", ""])
-@pytest.mark.parametrize("how", ["others", "owner"])
-@pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
+@pytest.mark.parametrize(
+    ("script", "of", "how"),
+    [
+        ("healthcheck.sh", "acceptance/test_preflight.py", "others"),
+        ("healthcheck.sh", "spec.yaml", "owner"),
+        ("healthcheck.sh", "python", "others"),
+        ("healthcheck.sh", "python", "owner"),
+        ("healthcheck.sh", "", "others"),
+        ("healthcheck.sh", "", "owner"),
+        ("prolog.sh", "acceptance/test_preflight.py", "owner"),  # which runs healthcheck.sh
+    ],
+)
 def test_root_runs_nothing_that_others_can_write(
     place: Path, script: str, of: str, how: str
 ) -> None:
