@@ -7,35 +7,20 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cpus
-from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.near import beside_nic
-from pytest_mnode.criteria.placement.rank_placement import RankPlacement
-from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.rank.binding import shares
-from tests.criteria.placement.made import read, thread
+from tests.criteria.placement.made import GIB, MEMORY, placed, read
 from tests.recorded import Recorded
 from tests.trees import MELLANOX, NIC, Tree
 
-GIB = 1 << 30
 
-
-def judged(
-    machine: Machine, nics: str, cpus: str, memory: int = 0, local: tuple[int, int] = (0, 1)
-) -> tuple[Measurement, Measurement]:
+def judged(machine: Machine, nics: str, cpus: str, memory: int) -> tuple[Measurement, Measurement]:
     """CPU and memory verdicts of a rank that may run on `cpus`, with all its memory on one node."""
-    allowed = parse_cpulist(cpus)
-    rank = RankPlacement(
-        rank=0,
-        node="n0",
-        cpus=allowed,
-        threads=(thread("python", allowed),),
-        memory_bytes={memory: GIB},
-    )
-    rank = beside_nic(machine, rank, [nics], *local)
-    return judge_cpus(machine, rank), judge_memory(machine, rank, 0.9)
+    rank = beside_nic(machine, placed(cpus, None, memory_bytes={memory: GIB}), [nics], 0, 1)
+    return judge_cpus(machine, rank), MEMORY(machine, rank)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +50,7 @@ def test_recorded_machines(  # noqa: PLR0917  one table
     found = judged(read(recorded(name)), nic, cpus, memory)
     assert " ".join(str(m.verdict) for m in found) == verdicts
     assert words in "; ".join(m.note for m in found)
-    assert all((m.culprit or "rank 0 on n0").startswith("rank 0 on n0") for m in found)
+    assert all((m.culprit or "rank 0 on node0").startswith("rank 0 on node0") for m in found)
 
 
 @pytest.fixture

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
-from pytest_mnode.criteria.placement.rank_placement import RankPlacement
 from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.copies import copy_nodes, nothing_far
-from tests.criteria.placement.made import nearest_nic, read, thread
+from tests.criteria.placement.made import (
+    FAIL,
+    GIB,
+    INCONCLUSIVE,
+    MEMORY,
+    PASS,
+    nearest_nic,
+    placed,
+    read,
+    thread,
+    verdicts,
+)
 from tests.criteria.preflight.made import spec_of
 from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
-
-PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
-GIB = 1 << 30
-MEMORY = partial(judge_memory, least_fraction=0.9)
 
 
 def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory_kb: int) -> None:
@@ -36,18 +40,6 @@ def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory
         kilobytes = memory_kb.get(f"node{number}", 1 << 20)
         tree.write(f"{folder}/meminfo", f"Node {number} MemTotal:  {kilobytes} kB")
     tree.write("sys/devices/system/node/online", ",".join(map(str, cpus)))
-
-
-def rank(machine: str, cpus: str, accelerator: str, **more: object) -> RankPlacement:
-    allowed = parse_cpulist(cpus)
-    facts = RankPlacement(
-        rank=0,
-        node=machine,
-        accelerator=accelerator,
-        cpus=allowed,
-        threads=(thread("python", allowed),),
-    )
-    return replace(facts, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -73,7 +65,7 @@ def nps4(tmp_path: Path) -> Machine:
 def test_several_numa_nodes_per_socket(nps4: Machine) -> None:
     """A NIC on another NUMA node of the GPU's socket is nearest; one on the other socket is not."""
     gpu = "0000:c1:00.0"
-    near, far = (rank("a", "12-15", gpu, nics=(nic,)) for nic in ("mlx5_1", "mlx5_5"))
+    near, far = (placed("12-15", gpu, nics=(nic,)) for nic in ("mlx5_1", "mlx5_5"))
     assert nearest_nic(nps4, near).verdict is PASS
     wrong = nearest_nic(nps4, far)
     assert wrong.verdict is FAIL
@@ -81,7 +73,7 @@ def test_several_numa_nodes_per_socket(nps4: Machine) -> None:
         wrong.note
     )
     assert judge_cpus(nps4, near).verdict is PASS
-    other = judge_cpus(nps4, rank("a", "4-7", gpu))
+    other = judge_cpus(nps4, placed("4-7", gpu))
     assert (other.verdict, other.value) == (FAIL, 4)
 
 
@@ -89,7 +81,7 @@ def test_a_nic_on_another_node_of_the_socket_is_near(nps4: Machine) -> None:
     gpu = "0000:c1:00.0"
 
     def alone(nic: str, machine: Machine = nps4) -> Verdict:
-        facts = rank("a", "12-15", gpu, nics=(f"{nic}:1",))
+        facts = placed("12-15", gpu, nics=(f"{nic}:1",))
         assert judge_nics(machine, facts, (f"{nic}:1",)).verdict is PASS
         found = judge_nics(machine, facts, (f"{nic}:1",), [gpu]).verdict
         assert found is not None
@@ -135,17 +127,15 @@ def superchip(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
 def test_device_memory_that_is_a_numa_node(
     superchip: Machine, memory: Mapping[int, int] | None, verdict: Verdict
 ) -> None:
-    facts = rank("a", "0-7", "0009:01:00.0", memory_bytes=memory)
+    facts = placed("0-7", "0009:01:00.0", memory_bytes=memory)
     assert MEMORY(superchip, facts).verdict is verdict
 
 
 def test_cpus_and_nics_beside_a_device_with_its_own_numa_node(superchip: Machine) -> None:
-    facts = rank("a", "0-7", "0009:01:00.0", nics=("mlx5_0",))
-    assert judge_cpus(superchip, facts).verdict is PASS
-    assert nearest_nic(superchip, facts).verdict is PASS
-    wrong = rank("a", "8-15", "0009:01:00.0", nics=("mlx5_1",))
-    assert judge_cpus(superchip, wrong).verdict is FAIL
-    assert nearest_nic(superchip, wrong).verdict is FAIL
+    facts = placed("0-7", "0009:01:00.0", nics=("mlx5_0",), memory_bytes={0: GIB})
+    assert verdicts(superchip, facts) == (PASS, PASS, PASS)
+    wrong = placed("8-15", "0009:01:00.0", nics=("mlx5_1",), memory_bytes={1: GIB})
+    assert verdicts(superchip, wrong) == (FAIL, FAIL, FAIL)
     found = copy_nodes(superchip.numa, None, 0)
     assert not isinstance(found, str)
     assert (found.near, found.far) == (0, 1)  # not the GPU's memory
@@ -166,28 +156,41 @@ def test_a_guest_with_one_numa_node_and_devices_without_one(tmp_path: Path) -> N
     tree.pci("pci0000:00/0000:00:06.0", NIC, "0x1af4", -1, "0-7")
     tree.interface("eth0", "pci0000:00/0000:00:06.0")
     machine = read(tree.root)
-    facts = rank("a", "0-7", "0000:00:05.0", nics=("eth0",), memory_bytes={0: GIB})
-    for promise in (judge_cpus, MEMORY):
-        assert promise(machine, facts).verdict is INCONCLUSIVE
+    facts = placed("0-7", "0000:00:05.0", nics=("eth0",), memory_bytes={0: GIB})
     # On one host bridge no NIC is nearer.
-    assert nearest_nic(machine, facts).verdict is PASS
+    assert verdicts(machine, facts) == (INCONCLUSIVE, INCONCLUSIVE, PASS)
 
 
 def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
-    first = rank("a", "0-3", "0000:c1:00.0")
+    first = placed("0-3", "0000:c1:00.0")
 
-    def verdicts(threads: tuple[Thread, ...] | None) -> list[Verdict | None]:
+    def verdicts_of(threads: tuple[Thread, ...] | None) -> list[Verdict | None]:
         second = replace(first, rank=1, cpus=parse_cpulist("4-7"), threads=threads)
         return [judge_cores(nps4, one, (first, second)).verdict for one in (first, second)]
 
     known = thread("python", parse_cpulist("4-7"))
-    assert verdicts((known,)) == [PASS, PASS]
-    assert verdicts(None) == [INCONCLUSIVE] * 2
-    assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has at least one thread"
+    assert verdicts_of((known,)) == [PASS, PASS]
+    assert verdicts_of(None) == [INCONCLUSIVE] * 2
+    assert verdicts_of(()) == [INCONCLUSIVE] * 2, "a process has at least one thread"
     unread = replace(first, cpus=parse_cpulist("12-15"), threads=())
     assert judge_cpus(nps4, unread).verdict is INCONCLUSIVE
-    assert verdicts((known, replace(known, cpus_allowed=None))) == [INCONCLUSIVE] * 2
-    assert verdicts((known, replace(known, cpus_allowed=parse_cpulist("0")))) == [FAIL] * 2
+    assert verdicts_of((known, replace(known, cpus_allowed=None))) == [INCONCLUSIVE] * 2
+    assert verdicts_of((known, replace(known, cpus_allowed=parse_cpulist("0")))) == [FAIL] * 2
+
+
+def two_sockets(root: Path, *nics: tuple[str, int]) -> Tree:
+    """Two CPUs a socket, a GPU on the first, NICs on the NUMA node of each, and a bond of two."""
+    tree = Tree(root)
+    tree.cpus([[(0,), (1,)], [(2,), (3,)]])
+    tree.numa({0: "0-1", 1: "2-3"})
+    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", GPU, NVIDIA, 0, "0-1")
+    for i, (name, node) in enumerate(nics, 2):
+        path = f"pci0000:{i}0/0000:{i}0:01.0/0000:{i}1:00.0"
+        tree.pci(path, NIC, MELLANOX, node, "")
+        tree.interface(name, path)
+    tree.interface("bond0")
+    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
+    return tree
 
 
 @pytest.mark.parametrize(
@@ -207,22 +210,13 @@ def test_a_bond_over_two_sockets_is_one_nic(
     tmp_path: Path, named: str, used: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     """The bond's links count its bytes too; one link is nearer or farther than the bond."""
-    tree = Tree(tmp_path)
-    tree.cpus([[(0,), (1,)], [(2,), (3,)]])
-    tree.numa({0: "0-1", 1: "2-3"})
-    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", GPU, NVIDIA, 0, "0-1")
-    for i, name in enumerate(("ens0", "ens1", "eno1")):
-        path = f"pci0000:{16 * i + 32:02x}/0000:{16 * i + 32:02x}:01.0/0000:{16 * i + 33:02x}:00.0"
-        tree.pci(path, NIC, MELLANOX, min(i, 1), "")
-        tree.interface(name, path)
-    tree.interface("bond0")
+    tree = two_sockets(tmp_path, ("ens0", 0), ("ens1", 1), ("eno1", 1))
     tree.interface("bond0.100")
-    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
     machine = read(tree.root)
     spec = spec_of(tmp_path, "{interfaces: {}}", "ethernet", named)
     found = sending_nics(machine, used, spec)
     assert found == expected
-    facts = rank("a", "0-1", "0000:11:00.0", nics=found)
+    facts = placed("0-1", "0000:11:00.0", nics=found)
     if found in (("bond0",), ("bond0.100",)) and named != '"*"':
         assert judge_nics(machine, facts, fabric_nics(machine, found, spec)).verdict is PASS
 
@@ -233,17 +227,8 @@ def test_a_bond_over_two_sockets_is_one_nic(
 def test_the_only_nic_is_a_bond_on_the_socket_without_accelerators(
     tmp_path: Path, nodes: tuple[int, int], verdict: Verdict
 ) -> None:
-    tree = Tree(tmp_path)
-    tree.cpus([[(0,), (1,)], [(2,), (3,)]])
-    tree.numa({0: "0-1", 1: "2-3"})
-    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", GPU, NVIDIA, 0, "0-1")
-    for i, node in enumerate(nodes):
-        path = f"pci0000:{i + 2}0/0000:{i + 2}0:01.0/0000:{i + 2}1:00.0"
-        tree.pci(path, NIC, MELLANOX, node, "")
-        tree.interface(f"ens{i}", path)
-    tree.interface("bond0")
-    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
-    facts = rank("a", "0-1", "0000:11:00.0", nics=("bond0",))
+    tree = two_sockets(tmp_path, ("ens0", nodes[0]), ("ens1", nodes[1]))
+    facts = placed("0-1", "0000:11:00.0", nics=("bond0",))
     found = judge_nics(read(tree.root), facts, ("bond0",), ["0000:11:00.0"])
     assert found.verdict is verdict
 
@@ -265,5 +250,5 @@ def test_local_cpus_that_contradict_the_numa_node(
     tree.cpus([[(c,) for c in range(4)], [(c,) for c in range(4, 8)]])
     tree.numa({0: "0-3", 1: "4-7"})
     tree.pci("pci0000:10/0000:10:01.0", GPU, NVIDIA, 0, listed)
-    facts = rank("a", cpus, "0000:10:01.0")
+    facts = placed(cpus, "0000:10:01.0")
     assert judge_cpus(read(tree.root), facts).verdict is verdict

@@ -46,28 +46,16 @@ def incarnation(
             **{"rank": rank, "world_size": ranks, "node": f"node{rank}"},
             **{"pid": 100 * (number + 1) + rank, "incarnation": f"{number}.0"},
         }
-        start = StartRecord(
-            **place,
-            time=began,
-            loaded=loaded,
-            loaded_from=ranks if loaded else None,
-            saved_at=None if loaded is None else 1000.0 + loaded,
-        )
-        found.append(change(start))
+        saved: dict[str, Any] = {"loaded": loaded, "loaded_from": ranks if loaded else None}
+        saved["saved_at"] = None if loaded is None else 1000.0 + loaded
+        found.append(change(StartRecord(**place, time=began, **saved)))
         for step in range(first, last + 1):
             found.append(change(_step(step, rank, ranks, place, began + step - first)))
             if step % EVERY == 0:
                 ended = began + step - first + 1.1
-                saved = CheckpointRecord(
-                    **place,
-                    step=step,
-                    seconds=0.1,
-                    write_s=0.05,
-                    bytes=10,
-                    begun=ended - 0.1,
-                    ended=ended,
-                )
-                found.append(change(saved))
+                cost: dict[str, Any] = {"seconds": 0.1, "write_s": 0.05, "bytes": 10}
+                cost |= {"begun": ended - 0.1, "ended": ended}
+                found.append(change(CheckpointRecord(**place, step=step, **cost)))
         if ends:
             end = EndRecord(
                 **place, steps=last, parameters="p", optimiser="o", lr=0.1, time=began + 100

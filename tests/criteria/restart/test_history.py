@@ -22,14 +22,9 @@ def test_a_slow_clock_does_not_change_the_order_of_starts() -> None:
         origin = {"rank": rank, "world_size": ranks, "node": f"node{rank}", "pid": 1}
         place: dict[str, Any] = {**origin, "incarnation": "0.0"}
         records.append(StartRecord(**place, time=at, loaded=loaded))
-        saved: dict[str, Any] = {
-            "seconds": 0.1,
-            "write_s": 0.1,
-            "bytes": 1,
-            "begun": at + 5,
-            "ended": at + 5,
-        }
-        records.append(CheckpointRecord(**place, step=step, **saved))
+        saved: dict[str, Any] = {"seconds": 0.1, "write_s": 0.1, "bytes": 1}
+        saved |= {"step": step, "begun": at + 5, "ended": at + 5}
+        records.append(CheckpointRecord(**place, **saved))
 
     for rank in range(2):
         start(rank, 2, 1000, None, 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,10 +37,15 @@ LOST = "steps lost beyond the newest complete checkpoint"
 ONCE = "steps missing or done twice"
 SAMPLES = "samples not seen exactly once"
 AGAIN = "steps done again with another result"
+LOSSES = "losses that differ"
+BACK = "kills that the job did not come back from"
+TIME = "time from the kill to the first new step"
+GOOD = KILLED + resumed()
+LEFT = {"came_back": False, "ended_how": "torchrun ended with 1 on node0"}
 
 
 def test_a_correct_resume_passes() -> None:
-    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), KILL, TERMS)
+    found = judge(history_of(WHOLE), history_of(GOOD), KILL, TERMS)
     assert [f.name for f in found if not is_right(f)] == []
     names = [f.name for f in found]
     assert len(names) == len(set(names)) == 18
@@ -73,36 +77,18 @@ def test_clocks_that_differ_between_nodes_cause_no_failure(seconds: float) -> No
 
 
 def test_a_first_step_before_the_kill_gives_no_recovery_time() -> None:
-    [found] = verdicts([*KILLED, *resumed()], at=1310.0).values()
+    [found] = verdicts(GOOD, at=1310.0).values()
     assert found.value is None
     assert "284 s before the kill: these clocks differ" in found.note
-
-
-TIME = "time from the kill to the first new step"
 
 
 @pytest.mark.parametrize(
     ("moved", "began", "seen", "note"),
     [
-        (
-            (-40, -40),
-            1100.0,
-            (89.0, 91.0),
-            "these clocks give 50.5 s, the controller's 89.0 to 91.0 s",
-        ),
-        (
-            (0, 3600),
-            1025.0,
-            (14.0, 16.0),
-            "these clocks give 3.62e+03 s, the controller's 14.0 to 16.0 s",
-        ),
+        ((-40, -40), 1100.0, (89.0, 91.0), "give 50.5 s, the controller's 89.0 to 91.0 s"),
+        ((0, 3600), 1025.0, (14.0, 16.0), "give 3.62e+03 s, the controller's 14.0 to 16.0 s"),
         ((3600, 3600), 1025.0, (14.0, 16.0), "node0's clock, or that of the controller, is wrong"),
-        (
-            (-300, -300),
-            1025.0,
-            (14.0, 16.0),
-            "these clocks give -284 s, the controller's 14.0 to 16.0 s",
-        ),
+        ((-300, -300), 1025.0, (14.0, 16.0), "give -284 s, the controller's 14.0 to 16.0 s"),
     ],
 )
 def test_a_wrong_clock_is_inconclusive(
@@ -122,7 +108,7 @@ def test_a_wrong_clock_is_inconclusive(
 
 @pytest.mark.parametrize("seen", [None, (14.0, 16.0), (0.0, 16.0), (17.0, 18.0), (8.0, 12.0)])
 def test_small_clock_errors_are_accepted(seen: tuple[float, float] | None) -> None:
-    assert verdicts(KILLED + resumed(), between_s=seen) == {}
+    assert verdicts(GOOD, between_s=seen) == {}
 
 
 @pytest.mark.parametrize(("seen", "value"), [((10.0, 12.0), 12.0), ((13.0, 16.0), 15.5)])
@@ -131,23 +117,15 @@ def test_a_time_is_no_longer_than_the_controller_saw(
 ) -> None:
     """A node's clock that is 3 s ahead makes no return late."""
     terms, kill = replace(TERMS, within_s=15.0), replace(KILL, between_s=seen)
-    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), kill, terms)
+    found = judge(history_of(WHOLE), history_of(GOOD), kill, terms)
     [time] = [one for one in found if one.name == TIME]
     assert (time.value, time.passed) == (value, value <= 15)
 
 
 def test_a_resume_that_could_not_be_observed_is_not_judged() -> None:
     found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
-    back = found["kills that the job did not come back from"]
+    back = found[BACK]
     assert (back.value, back.note) == (None, "node0: the run could not be watched")
-
-
-def test_a_job_that_resumes_on_some_ranks_only_has_not_resumed() -> None:
-    half = resumed(ends=False)[:1]  # rank 0 started again
-    found = verdicts([*KILLED, *half], came_back=False, ended_how="rank 1 never started")
-    back = found["kills that the job did not come back from"]
-    assert (back.value, back.verdict) == (1, "fail")
-    assert (back.culprit or "").endswith("and did not continue: rank 1 never started")
 
 
 def test_a_job_preempted_in_its_last_step_had_ended() -> None:
@@ -162,7 +140,7 @@ def test_a_reference_run_that_lacks_a_ranks_steps_is_not_compared() -> None:
         return isinstance(record, StepRecord) and record.rank == 1 and record.step > 2
 
     whole = [record for record in WHOLE if not lacks(record)]
-    [found] = verdicts([*KILLED, *resumed()], whole=whole).values()
+    [found] = verdicts(GOOD, whole=whole).values()
     assert found.value is None
     assert "did 2 of 12 steps in 1 starts, ranks [1] do not" in found.note
 
@@ -175,224 +153,203 @@ def test_steps_after_the_last_one_are_found() -> None:
     assert "rank 0 on node0 ended with 15 of 12 steps" in (found.culprit or "")
 
 
-def wrong(
-    cut: list[Record], name: str | None, count: int, culprit: str | None, **kill: Any
-) -> tuple[object, ...]:
-    """What was resumed, the measurement that is wrong (None: none), and changes of the kill."""
-    return cut, kill, name, count, culprit
-
-
 @pytest.mark.parametrize(
     ("cut", "kill", "name", "count", "culprit"),
     [
-        # A resume that loses steps.
-        wrong(
-            resumed(7),
-            ONCE,
-            2,
-            "step 5: not done, though step 4 was loaded; step 6: not done, though step 4 was",
-        ),
-        # It resumes at a wrong step.
-        wrong(resumed(3), ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
-        # It starts from scratch, although there was a checkpoint.
-        wrong(
-            resumed(1, loaded=None),
-            LOST,
-            4,
-            "the resume: it continued from no checkpoint, and step 4 was saved",
-        ),
+        # A resume that loses steps, that begins at a wrong step, and from scratch.
+        (resumed(7), {}, ONCE, 2, "step 5: not done, though step 4 was loaded; step 6: not done"),
+        (resumed(3), {}, ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
+        (resumed(1, loaded=None), {}, LOST, 4, "the resume: it continued from no checkpoint"),
         # It loads an older checkpoint.
-        wrong(
+        (
             resumed(5),
+            {"listing": StoreListing((8, 4))},
             LOST,
             4,
             "the resume: it continued from the checkpoint of step 4, and step 8 was saved",
-            listing=StoreListing((8, 4)),
         ),
-        # It loads an incomplete checkpoint.
-        wrong(resumed(5), None, 0, None, listing=StoreListing((), ((4, "cut short"),))),
-        # One rank loads another checkpoint.
-        wrong(
+        (
             resumed(change=only(StartRecord, rank=1, loaded=8)),
+            {},
             "ranks that loaded another checkpoint than rank 0",
             1,
             "rank 1 on node1 loaded the checkpoint of step 8, rank 0 the checkpoint of step 4",
         ),
         # Samples of the epoch are repeated.
-        wrong(
+        (
             resumed(change=only(StepRecord, 5, samples=lambda r: (r.step - 5, 30 - r.rank))),
+            {},
             SAMPLES,
             27,
             "sample 0 of epoch 0: 3 times, step 1 on rank 0, step 5 on rank 0, step 5 on rank 1",
         ),
-        # The random states are not restored.
-        wrong(
+        (
             resumed(change=only(StepRecord, 5, 1, rng="new")),
+            {},
             "random states that differ",
             8,
             "rank 1 on node1 from step 5 on",
         ),
         # The learning rate schedule is not restored.
-        wrong(
+        (
             resumed(change=only(StepRecord, lr=lambda r: 0.1 * (r.step - 4))),
+            {},
             "learning rates that differ",
             16,
             "rank 0 on node0 from step 5 on",
         ),
-        wrong(
+        (
             resumed(change=only(StepRecord, 9, loss=1.0)),
-            "losses that differ",
+            {},
+            LOSSES,
             8,
-            "rank 0 on node0 from step 9 on",
+            "rank 0 on node0 from step 9",
         ),
         # A difference in the last bit, which the text must show.
-        wrong(
+        (
             resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52))),
-            "losses that differ",
+            {},
+            LOSSES,
             16,
             "rank 0 on node0 from step 5 on",
         ),
-        wrong(
+        (
             resumed(change=only(StepRecord, 6, 1, loss=1.0)),
+            {},
             AGAIN,
             1,
             "step 6: rank 1 on node1: another loss",
         ),
-        wrong(
+        (
             resumed(change=only(EndRecord, rank=1, parameters="q")),
+            {},
             "final parameters that differ",
             1,
             "rank 1 on node1",
         ),
-        wrong(
+        (
             resumed(change=only(EndRecord, optimiser="q")),
+            {},
             "final optimiser states that differ",
             2,
             "rank 0 on node0; rank 1 on node1",
         ),
-        wrong(
+        (
             resumed(change=only(EndRecord, lr=1.0)),
+            {},
             "final learning rates that differ",
             2,
             "rank 0 on node0",
         ),
-        wrong(resumed(ends=False), "ranks that did not finish", 2, "rank 0; rank 1"),
-        wrong(
+        (resumed(ends=False), {}, "ranks that did not finish", 2, "rank 0; rank 1"),
+        (
             resumed(),
+            {"alive": ["pid 101 on node1"]},
             "processes that outlived the kill",
             1,
             "pid 101 on node1",
-            alive=["pid 101 on node1"],
         ),
-        wrong(
+        (
             resumed(),
+            {"preempted": True},
             "steps lost although the job was asked to end",
             2,
             "the resume: it continued from the checkpoint of step 4, and step 6 was finished",
-            preempted=True,
         ),
-        wrong(
+        (
             resumed(),
+            {"preempted": True, "late": ["node1"]},
             "nodes where the job was killed after the grace time",
             1,
             "node1",
-            preempted=True,
-            late=["node1"],
         ),
-        wrong(
-            [],
-            "kills that the job did not come back from",
-            1,
-            "no rank trained again after SIGKILL of rank 1 on node1; torchrun ended with 1 on",
-            came_back=False,
-            ended_how="torchrun ended with 1 on node0",
-        ),
-        wrong(
+        ([], LEFT, BACK, 1, f"no rank trained again after {KILL.what}; torchrun ended with 1"),
+        (
             resumed(),
-            "kills that the job did not come back from",
+            LEFT,
+            BACK,
             1,
-            "started again after SIGKILL of rank 1 on node1, and did not continue: torchrun ended",
-            came_back=False,
-            ended_how="torchrun ended with 1 on node0",
+            f"started again after {KILL.what}, and did not continue: torchrun ended",
         ),
+        # Rank 0 alone started again.
+        (resumed(ends=False)[:1], LEFT, BACK, 1, f"started again after {KILL.what}, and did not"),
     ],
 )
 def test_each_fault_is_counted_and_named(
-    cut: list[Record], kill: dict[str, Any], name: str | None, count: int, culprit: str | None
+    cut: list[Record], kill: dict[str, Any], name: str, count: int, culprit: str
 ) -> None:
     found = verdicts(KILLED + cut, **kill)
-    if name is None:
-        assert not found
-        return
     assert name in found, found
-    finding = found[name]
-    assert finding.value == count, str(finding)
-    assert culprit is not None
-    assert (finding.culprit or "").startswith(culprit), str(finding)
+    assert found[name].value == count, str(found[name])
+    assert (found[name].culprit or "").startswith(culprit), str(found[name])
+
+
+def test_an_incomplete_checkpoint_is_not_lost() -> None:
+    listing = StoreListing((), ((4, "cut short"),))
+    assert verdicts(KILLED + resumed(5), listing=listing) == {}
 
 
 def test_time_from_the_kill_to_the_first_new_step_has_a_bound() -> None:
-    late = verdicts(KILLED + resumed(began=1100.0))
-    assert list(late) == ["time from the kill to the first new step"]
-    [figure] = late.values()
-    assert figure.value == 90.5
+    [(name, figure)] = verdicts(KILLED + resumed(began=1100.0)).items()
+    assert (name, figure.value) == (TIME, 90.5)
     assert figure.culprit == "the recovery from SIGKILL of rank 1 on node1"
 
 
 def test_a_checkpoint_older_than_the_run_does_not_belong_to_it() -> None:
     left_over = resumed(change=only(StartRecord, saved_at=900.0))
-    [figure] = verdicts(KILLED + left_over).values()
-    assert (figure.name, figure.value) == (
-        "loaded checkpoint saved after the start",
-        -100.0,
-    )
+    [(name, figure)] = verdicts(KILLED + left_over).items()
+    assert (name, figure.value) == ("loaded checkpoint saved after the start", -100.0)
 
 
-def unknown(
-    note: str,
-    cut: Sequence[Record] = (*KILLED, *resumed()),
-    whole: Sequence[Record] = WHOLE,
-    name: str = "kills that the job did not come back from",
-    **kill: Any,
-) -> tuple[object, ...]:
-    """Why the only measurement is inconclusive, and its name."""
-    return cut, whole, kill, name, note
+HALF = incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else None)
 
 
 @pytest.mark.parametrize(
-    ("cut", "whole", "kill", "name", "note"),
+    ("note", "cut", "whole", "kill", "name"),
     [
-        unknown("the checkpoints were not listed between", name=LOST, listing=None),
-        unknown(
-            "the processes could not be listed", name="processes that outlived the kill", alive=None
+        ("the checkpoints were not listed between", GOOD, WHOLE, {"listing": None}, LOST),
+        (
+            "the processes could not be listed",
+            GOOD,
+            WHOLE,
+            {"alive": None},
+            "processes that outlived the kill",
         ),
-        unknown(
+        (
             "checkpoint of step 8: no unfinished checkpoint was found",
-            name="kills that missed the writing of a checkpoint",
-            in_writing=8,
+            GOOD,
+            WHOLE,
+            {"in_writing": 8},
+            "kills that missed the writing of a checkpoint",
         ),
-        unknown("the uninterrupted run wrote no records", cut=KILLED, whole=[]),
-        unknown(
+        ("the uninterrupted run wrote no records", KILLED, [], {}, BACK),
+        (
             "the uninterrupted run did 11 of 12 steps in 1 starts, ranks [0, 1] did",
-            cut=KILLED,
-            whole=incarnation(1, 11),
+            KILLED,
+            incarnation(1, 11),
+            {},
+            BACK,
         ),
-        unknown("the run that was killed wrote no records", cut=[]),
-        unknown(
+        (
             "the run that was killed wrote no records; rank0.jsonl:1: torn",
-            cut=[UnreadableRecord("rank0.jsonl", 1, "torn")],
+            [UnreadableRecord("rank0.jsonl", 1, "torn")],
+            WHOLE,
+            {},
+            BACK,
         ),
-        unknown("the run ended before the kill", cut=incarnation(1, 12) + resumed(), at=1012.0),
-        unknown(
-            "nothing written by ranks [1]",
-            cut=incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else None)
-            + resumed(),
+        (
+            "the run ended before the kill",
+            incarnation(1, 12) + resumed(),
+            WHOLE,
+            {"at": 1012.0},
+            BACK,
         ),
-        unknown("there was no kill", missed="there was no kill: why"),
+        ("nothing written by ranks [1]", HALF + resumed(), WHOLE, {}, BACK),
+        ("there was no kill", GOOD, WHOLE, {"missed": "there was no kill: why"}, BACK),
     ],
 )
 def test_missing_evidence_is_inconclusive(
-    cut: Sequence[Record], whole: Sequence[Record], kill: dict[str, Any], name: str, note: str
+    note: str, cut: list[Record], whole: list[Record], kill: dict[str, Any], name: str
 ) -> None:
     found = verdicts(cut, whole=whole, **kill)
     [finding] = found.values()
@@ -414,10 +371,10 @@ def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> 
     cut = [replace(r, parameters="q") if isinstance(r, EndRecord) else r for r in cut]
     near, far = Tolerance(0.01, "relative"), Tolerance(0.0001, "relative")
     assert verdicts(cut, terms=replace(TERMS, tolerance=near)) == {}
-    assert list(verdicts(cut, terms=replace(TERMS, tolerance=far))) == ["losses that differ", AGAIN]
-    assert "losses that differ" in verdicts(cut)
+    assert list(verdicts(cut, terms=replace(TERMS, tolerance=far))) == [LOSSES, AGAIN]
+    assert LOSSES in verdicts(cut)
     nothing = resumed(change=only(StepRecord, 9, loss=float("nan")))
-    assert "losses that differ" in verdicts(KILLED + nothing, terms=replace(TERMS, tolerance=near))
+    assert LOSSES in verdicts(KILLED + nothing, terms=replace(TERMS, tolerance=near))
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6, 0.01])
@@ -429,8 +386,8 @@ def test_an_infinite_loss_differs_from_any_other(tolerance: float) -> None:
     assert like.accepts(infinite, infinite)
     endless = KILLED + resumed(change=only(StepRecord, 9, loss=infinite))
     found = verdicts(endless, terms=replace(TERMS, tolerance=like))
-    assert "losses that differ" in found
-    assert (found["losses that differ"].culprit or "").startswith("rank 0 on node0 from step 9 on")
+    assert LOSSES in found
+    assert (found[LOSSES].culprit or "").startswith("rank 0 on node0 from step 9 on")
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -19,6 +19,20 @@ from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job import device
 from pytest_mnode.reference_job.config import JobConfig
 
+
+class Trained:
+    """A trainer that trains nothing."""
+
+    finished_steps = 9
+    model: Any = torch.nn.Linear(1, 1)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def resume(self) -> None: ...
+
+    end = close = resume
+
+
 NAME = "CUBLAS_WORKSPACE_CONFIG"
 ALONE = World(rank=0, size=1, local_rank=0, local_size=1, node="node0", nodes=("node0",))
 
@@ -35,20 +49,14 @@ def test_a_deterministic_run_is_so_on_accelerators(
     def note(when: str) -> None:
         seen.append((when, os.environ.get(NAME), torch.are_deterministic_algorithms_enabled()))
 
-    class Trained:
-        finished_steps = 9
-        model: Any = torch.nn.Linear(1, 1)
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            note("made")
-
+    class Noting(Trained):
         def resume(self) -> None:
             note("resumed")
 
         end = close = resume
 
     monkeypatch.setattr(device, "device_of", lambda *_: note("device"))
-    monkeypatch.setattr(trainer, "Trainer", Trained)
+    monkeypatch.setattr(trainer, "Trainer", Noting)
     monkeypatch.delenv(NAME, raising=False)
     if set_before:
         monkeypatch.setenv(NAME, set_before)
@@ -83,23 +91,16 @@ def test_a_deterministic_run_on_nccl_sums_in_rings(  # noqa: PLR0917
 
     used: list[Any] = []
 
-    class Trained:
-        finished_steps = 9
-        model: Any = torch.nn.Linear(1, 1)
-
+    class Grouped(Trained):
         def __init__(self, *_: Any, group: Any) -> None:
             used.append(group)
-
-        def resume(self) -> None: ...
-
-        end = close = resume
 
     @contextlib.contextmanager
     def group_for(algorithm: algorithms.Algorithm, _: Any) -> Iterator[Any]:
         yield "ring" if algorithm.pinned else None
 
     monkeypatch.setattr(device, "device_of", lambda *_: None)
-    monkeypatch.setattr(trainer, "Trainer", Trained)
+    monkeypatch.setattr(trainer, "Trainer", Grouped)
     monkeypatch.setattr(algorithms, "group_for", group_for)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
