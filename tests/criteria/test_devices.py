@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-import torch
 
 from pytest_mnode.criteria.devices import judge_products, judge_rates
 from pytest_mnode.culprit import Culprit
@@ -12,20 +13,28 @@ from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.rank_rates import Comparison, RankRate
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 
-CPU = torch.device("cpu")
+SLOWEST = "matmul, slowest rank"
+FLOOR = "matmul, slowest rank against its floor"
+
+
+def judged(
+    *rows: RankRate, fraction: float = 0.8, floor: float | None = None, **more: Any
+) -> dict[str, Measurement]:
+    """Measurements of a matrix product on these ranks, by name."""
+    promise = MatmulPromise(at_least_fraction=fraction, dtypes=("float32",), **more)
+    found = judge_rates(Comparison("matmul", "GFLOP/s", promise, floor, rows, "median of 3"))
+    return {m.name: m for m in found}
 
 
 def recorded(*rates: float | None, floor: float | None = None) -> dict[str, Measurement]:
-    rows = [
-        RankRate(f"rank {i} on node{i}", r, "cold" if i == 1 else "") for i, r in enumerate(rates)
-    ]
-    promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",))
-    found = Comparison("matmul float32", "GFLOP/s", promise, floor, tuple(rows), "median of 3")
-    return {m.name: m for m in judge_rates(found)}
+    """The same of ranks with these rates, of which rank 1 is cold."""
+    cold = ["cold" if i == 1 else "" for i in range(len(rates))]
+    rows = [RankRate(f"rank {i} on node{i}", rate, cold[i]) for i, rate in enumerate(rates)]
+    return judged(*rows, floor=floor)
 
 
 def test_the_slow_rank_is_named_with_its_value_the_median_and_the_cause() -> None:
-    found = recorded(100, 40, 98, 101)["matmul float32, slowest rank"]
+    found = recorded(100, 40, 98, 101)[SLOWEST]
     assert found.verdict is Verdict.FAIL
     assert found.value == 40
     assert found.culprit == "rank 1 on node1 (40 GFLOP/s, median 100): cold"
@@ -34,9 +43,8 @@ def test_the_slow_rank_is_named_with_its_value_the_median_and_the_cause() -> Non
 
 def test_healthy_ranks_pass_without_a_culprit() -> None:
     found = recorded(100, 97, 98, 101)
-    assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
-    assert found["matmul float32, slowest rank"].culprit is None
-    assert found["matmul float32, median of ranks"].value == 100
+    assert (found[SLOWEST].verdict, found[SLOWEST].culprit) == (Verdict.PASS, None)
+    assert found["matmul, median of ranks"].value == 100
 
 
 def noisy(*repeats: tuple[float, ...], shared: bool = False) -> Measurement:
@@ -67,7 +75,7 @@ def test_noise_larger_than_the_margin_is_inconclusive() -> None:
 
 
 def test_if_most_ranks_are_slow_they_are_compared_with_the_fastest() -> None:
-    found = recorded(30, 31, 100)["matmul float32, slowest rank"]
+    found = recorded(30, 31, 100)[SLOWEST]
     assert found.verdict is Verdict.FAIL
     assert found.culprit == (
         "rank 0 on node0 (30 GFLOP/s, fastest 100); rank 1 on node1 (31 GFLOP/s, fastest 100): cold"
@@ -75,27 +83,23 @@ def test_if_most_ranks_are_slow_they_are_compared_with_the_fastest() -> None:
 
 
 def compared(*rates: float, fraction: float = 0.95, floor: float | None = None) -> Measurement:
-    rows = tuple(RankRate(f"rank {i}", rate, "") for i, rate in enumerate(rates))
-    promise = MatmulPromise(at_least_fraction=fraction, dtypes=("float32",))
-    return judge_rates(Comparison("matmul", "GFLOP/s", promise, floor, rows, "how"))[0]
+    rows = [RankRate(f"rank {i}", rate, "") for i, rate in enumerate(rates)]
+    return judged(*rows, fraction=fraction, floor=floor)[SLOWEST]
 
 
 def test_few_ranks_that_differ_little_are_inconclusive() -> None:
     found = compared(100, 94)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.note == (
-        "2 ranks cannot tell a slow rank from the spread of healthy ones; compare more ranks, or "
-        "promise less and an absolute floor: rank 1 (94 GFLOP/s, median 100)"
-    )
+    assert found.note.startswith("2 ranks cannot tell a slow rank from the spread of healthy ones")
+    assert found.note.endswith(": rank 1 (94 GFLOP/s, median 100)")
     assert compared(100, 94, fraction=0.9).verdict is Verdict.PASS
     assert compared(100, 80).verdict is Verdict.FAIL
 
 
 def test_beside_a_slow_rank_one_that_may_be_slow_is_a_suspect() -> None:
     names = [Culprit(f"rank {i} on node{i}", f"node{i}") for i in range(4)]
-    rows = tuple(RankRate(n, r, "") for n, r in zip(names, (100, 92, 40, 100), strict=True))
-    promise = MatmulPromise(at_least_fraction=0.95, dtypes=("float32",))
-    culprit = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, rows, "how"))[0].culprit
+    rows = [RankRate(n, r, "") for n, r in zip(names, (100, 92, 40, 100), strict=True)]
+    culprit = judged(*rows, fraction=0.95)[SLOWEST].culprit
     assert culprit is not None
     assert culprit == "rank 2 on node2 (40 GFLOP/s, median 100)"
     assert culprit.nodes == {"node2"}
@@ -106,10 +110,8 @@ def test_few_fast_ranks_are_judged_by_the_floor_alone() -> None:
     rates = [100.0] * 30 + [150.0, 151.0]
     found = compared(*rates)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.note == (
-        "most ranks are slow, or these are of another kind; an absolute floor decides: "
-        "rank 31 (151 GFLOP/s, median 100); rank 30 (150 GFLOP/s, median 100)"
-    )
+    assert found.note.startswith("most ranks are slow, or these are of another kind; ")
+    assert "rank 31 (151 GFLOP/s, median 100); rank 30 (150 GFLOP/s, median 100)" in found.note
     assert compared(*rates, floor=95).verdict is Verdict.PASS
     assert compared(*rates, floor=110).verdict is Verdict.INCONCLUSIVE
 
@@ -128,7 +130,7 @@ def test_one_fast_gpu_of_many_turns_no_other_red() -> None:
 def test_ranks_that_cannot_be_compared_are_inconclusive(
     rates: tuple[float | None, ...], note: str
 ) -> None:
-    found = recorded(*rates)["matmul float32, slowest rank"]
+    found = recorded(*rates)[SLOWEST]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert note in found.note
 
@@ -140,13 +142,10 @@ def test_wrong_rows_of_all_ranks_add_up() -> None:
 
 def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
     found = recorded(50, 51, 49, floor=60)
-    assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
-    floor = found["matmul float32, slowest rank against its floor"]
-    assert floor.verdict is Verdict.FAIL
-    assert floor.culprit is not None
-    assert floor.culprit.count("rank") == 3
-    unknown = recorded(70, None, floor=60)["matmul float32, slowest rank against its floor"]
-    assert unknown.verdict is Verdict.INCONCLUSIVE
+    assert found[SLOWEST].verdict is Verdict.PASS
+    assert found[FLOOR].verdict is Verdict.FAIL
+    assert str(found[FLOOR].culprit).count("rank") == 3
+    assert recorded(70, None, floor=60)[FLOOR].verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -168,8 +167,7 @@ def test_a_gpu_throttled_under_load_is_named(
     fine = Load(50, (("HwThermalSlowdown", 2),), 1400, 0.05)  # at both bounds
     rows = [RankRate(f"rank {i} on node{i}", 100, "", load=fine) for i in range(3)]
     rows[1] = RankRate("rank 1 on node1", 100, "", load=load)
-    promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
-    *_, slowed, clock = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, tuple(rows), ""))
+    *_, slowed, clock = judged(*rows, at_least_sm_clock_mhz=1400).values()
     assert (str(slowed.verdict), str(clock.verdict)) == verdicts
     assert slowed.culprit == culprit
     assert slowed.name == "matmul, samples under load with a throttled clock"

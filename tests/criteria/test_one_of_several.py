@@ -76,9 +76,11 @@ from tests.criteria.preflight.made import (
     with_paths,
 )
 from tests.criteria.transport import compose
+from tests.criteria.transport.compose import carried, on_rank, with_nics
 from tests.measuring.sweeps import MIB, judged, row
 
 COUNT = 4
+IB = "infiniband"
 NAMES = tuple(f"gpu{index}" for index in range(COUNT))
 NICS = ("mlx5_0", "mlx5_1")
 GPUS = ("0000:1b:00.0", "0000:9b:00.0")
@@ -134,6 +136,8 @@ def _survey() -> Survey:
     )
     kinds = [(a, "0302", "10de", s) for s, a in enumerate(GPUS)]
     kinds += [(a, "0200", "15b3", s) for s, a in enumerate(NIC_ADDRESSES)]
+    link: dict[str, Any] = {"link_width": 16, "max_link_width": 16}
+    link |= {"link_gtransfers_s": 32.0, "max_link_gtransfers_s": 32.0}
     functions = tuple(
         PciFunction(
             address=address,
@@ -142,10 +146,7 @@ def _survey() -> Survey:
             host=f"pci{socket}",
             numa_node=socket,
             local_cpus=frozenset({socket}),
-            link_width=16,
-            max_link_width=16,
-            link_gtransfers_s=32.0,
-            max_link_gtransfers_s=32.0,
+            **link,
         )
         for address, kind, vendor, socket in kinds
     )
@@ -172,18 +173,9 @@ def _survey() -> Survey:
             kernel_log=Log(()),
             settings={f"net.ipv4.conf.{rail}.rp_filter": "2" for rail in RAILS},
         )
-        sent = tuple(
-            Sent(to, "fabric", f"{rail} {node.index}", "")
-            for rail in RAILS
-            for to in range(COUNT)
-            if to != node.index
-        )
-        received = tuple(
-            Received(f"{rail} {other}", 4 * MIB, 0)
-            for rail in RAILS
-            for other in range(COUNT)
-            if other != node.index
-        )
+        pairs = [(rail, n) for rail in RAILS for n in range(COUNT) if n != node.index]
+        sent = tuple(Sent(to, "fabric", f"{rail} {node.index}", "") for rail, to in pairs)
+        received = tuple(Received(f"{rail} {other}", 4 * MIB, 0) for rail, other in pairs)
         last = LastFacts(node.last.heard, rdma_devices, received)
         survey = with_node(survey, node.index, payloads=PayloadFacts(sent), last=last)
     return survey
@@ -335,86 +327,63 @@ STATES = (
     "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
     "mig: 'off', remapped_rows: none}}"
 )
+INTERFACES, RDMA, SAME = "{interfaces: {}}", "{rdma: {}}", "{same: [firmware, sysctl]}"
+KERNEL_LOG = "{kernel_log: {link_downs_at_most: 1}}"
+ANY = ("", "")
+FAIL = Verdict.FAIL
 IN_PREFLIGHT: dict[str, Row] = {
-    "interface down": Row(
-        _preflight(links.interfaces, "{interfaces: {}}", _link(admin_up=False)), RAILS
-    ),
-    "interface without a carrier": Row(
-        _preflight(links.interfaces, "{interfaces: {}}", _link(carrier=False)), RAILS
-    ),
-    "interface of unknown state": Row(
-        _preflight(links.interfaces, "{interfaces: {}}", _link(carrier=None)), RAILS, UNKNOWN
-    ),
-    "speed of an interface": Row(
-        _preflight(links.speed, "{speed: {}}", _link(speed_mbits_s=100_000), "ethernet"), RAILS
-    ),
-    "unknown speed": Row(
-        _preflight(links.speed, "{speed: {}}", _link(speed_mbits_s=None), "ethernet"),
-        RAILS,
-        UNKNOWN,
-    ),
-    "speed of a port": Row(_preflight(links.speed, "{speed: {}}", _port(rate_gbits_s=100.0)), NICS),
-    "smaller MTU": Row(_preflight(links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=1500)), RAILS),
-    "larger MTU": Row(_preflight(links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=9216)), RAILS),
-    "unknown MTU": Row(
-        _preflight(links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=None)), RAILS, UNKNOWN
-    ),
-    "packets": Row(_preflight(packets.path_mtu, "{mtu: {}}", _packets), RAILS),
-    "segments": Row(_preflight(packets.path_mtu, "{mtu: {}}", _segments), ("", "")),
-    "payload": Row(_preflight(payload, "{payload: {}}", _payloads(4 * MIB, 1)), ("fab0+fab1",) * 2),
-    "lost payload": Row(_preflight(payload, "{payload: {}}", _payloads(MIB, 0)), ("", ""), UNKNOWN),
-    "connections": Row(_preflight(reach.peers, "{reachable: {}}", _lost), RAILS),
-    "state of a port": Row(_preflight(rdma.rdma_ports, "{rdma: {}}", _port(state="INIT")), NICS),
-    "unknown state of a port": Row(
-        _preflight(rdma.rdma_ports, "{rdma: {}}", _port(state=None)), NICS, UNKNOWN
-    ),
-    "GID of a port": Row(
-        _preflight(rdma.rdma_ports, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1)), NICS
-    ),
-    "port that cannot be opened": Row(_preflight(rdma.rdma_opened, "{rdma: {}}", _verbs), NICS),
-    "errors of a port": Row(
-        _preflight(rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(1)), NICS
-    ),
-    "unknown errors of a port": Row(
-        _preflight(rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(-1)), NICS, UNKNOWN
-    ),
-    "firmware": Row(
-        _preflight(partial(system.same, part="firmware"), "{same: [firmware]}", _firmware), NICS
-    ),
-    "setting of an interface": Row(
-        _preflight(partial(system.same, part="sysctl"), "{same: [sysctl]}", _sysctl), RAILS
-    ),
-    "PCIe of a NIC": Row(_preflight(devices.pcie, "{pcie: full}", _pcie(NIC_ADDRESSES, 8)), NICS),
-    "PCIe of a GPU": Row(_preflight(devices.pcie, "{pcie: full}", _pcie(GPUS, 8)), GPUS),
-    "unknown PCIe of a GPU": Row(
-        _preflight(devices.pcie, "{pcie: full}", _pcie(GPUS, None)), GPUS, UNKNOWN
-    ),
-    "CPUs": Row(_preflight(cpus.cpus_near, "{cpus: near}", _cpuset), INDICES),
-    "kernel log": Row(
-        _preflight(devices.kernel_log, "{kernel_log: {link_downs_at_most: 1}}", _flapped), RAILS
-    ),
-    "GPU that does not answer": Row(_preflight(devices.accelerators, STATES, _gpu_lost), INDICES),
+    what: Row(_preflight(judge, promise, broken), names, verdict)
+    for what, judge, promise, broken, names, verdict in (
+        ("interface down", links.interfaces, INTERFACES, _link(admin_up=False), RAILS, FAIL),
+        ("no carrier", links.interfaces, INTERFACES, _link(carrier=False), RAILS, FAIL),
+        ("unknown carrier", links.interfaces, INTERFACES, _link(carrier=None), RAILS, UNKNOWN),
+        ("speed of a port", links.speed, "{speed: {}}", _port(rate_gbits_s=100.0), NICS, FAIL),
+        ("smaller MTU", links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=1500), RAILS, FAIL),
+        ("larger MTU", links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=9216), RAILS, FAIL),
+        ("unknown MTU", links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=None), RAILS, UNKNOWN),
+        ("packets", packets.path_mtu, "{mtu: {}}", _packets, RAILS, FAIL),
+        ("segments", packets.path_mtu, "{mtu: {}}", _segments, ANY, FAIL),
+        ("payload", payload, "{payload: {}}", _payloads(4 * MIB, 1), ("fab0+fab1",) * 2, FAIL),
+        ("lost payload", payload, "{payload: {}}", _payloads(MIB, 0), ANY, UNKNOWN),
+        ("connections", reach.peers, "{reachable: {}}", _lost, RAILS, FAIL),
+        ("state of a port", rdma.rdma_ports, RDMA, _port(state="INIT"), NICS, FAIL),
+        ("unknown state of a port", rdma.rdma_ports, RDMA, _port(state=None), NICS, UNKNOWN),
+        ("GID", rdma.rdma_ports, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1), NICS, FAIL),
+        ("port that cannot be opened", rdma.rdma_opened, RDMA, _verbs, NICS, FAIL),
+        ("errors", rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(1), NICS, FAIL),
+        ("reset", rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(-1), NICS, UNKNOWN),
+        ("firmware", partial(system.same, part="firmware"), SAME, _firmware, NICS, FAIL),
+        ("sysctl", partial(system.same, part="sysctl"), SAME, _sysctl, RAILS, FAIL),
+        ("PCIe of a NIC", devices.pcie, "{pcie: full}", _pcie(NIC_ADDRESSES, 8), NICS, FAIL),
+        ("PCIe of a GPU", devices.pcie, "{pcie: full}", _pcie(GPUS, 8), GPUS, FAIL),
+        ("unknown PCIe", devices.pcie, "{pcie: full}", _pcie(GPUS, None), GPUS, UNKNOWN),
+        ("CPUs", cpus.cpus_near, "{cpus: near}", _cpuset, INDICES, FAIL),
+        ("kernel log", devices.kernel_log, KERNEL_LOG, _flapped, RAILS, FAIL),
+        ("GPU that does not answer", devices.accelerators, STATES, _gpu_lost, INDICES, FAIL),
+    )
 }
-STATES_OF_GPUS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({"name": "A100"}, {"name": None}),
-    ({"memory_bytes": 40 * 10**9}, {"memory_bytes": None}),
-    ({"ecc_enabled": False}, {"ecc_enabled": None}),
-    ({"ecc_uncorrected": 3}, {"ecc_uncorrected": None}),
-    ({"persistence": False}, {"persistence": None}),
-    ({"throttled": ("HwThermalSlowdown",)}, {"throttled": None}),
-    ({"mig_enabled": True}, {"mig_enabled": None}),
-    ({"remapped_rows_failed": True}, {"remapped_rows_failed": None}),
-    ({"remapped_rows_pending": True}, {"remapped_rows_pending": None}),
-)
+for what, verdict, mbits_s in (("speed", FAIL, 100_000), ("unknown speed", UNKNOWN, None)):
+    slower = _preflight(links.speed, "{speed: {}}", _link(speed_mbits_s=mbits_s), "ethernet")
+    IN_PREFLIGHT[what] = Row(slower, RAILS, verdict)
+BAD_STATES: dict[str, Any] = {
+    "name": "A100",
+    "memory_bytes": 40 * 10**9,
+    "ecc_enabled": False,
+    "ecc_uncorrected": 3,
+    "persistence": False,
+    "throttled": ("HwThermalSlowdown",),
+    "mig_enabled": True,
+    "remapped_rows_failed": True,
+    "remapped_rows_pending": True,
+}
 OF_GPUS = {
     f"GPU: {key}, {verdict}": Row(
-        _preflight(devices.accelerators, STATES, _gpu(**change)),
-        INDICES if verdict is Verdict.FAIL or "memory" not in key else ("", ""),
+        _preflight(devices.accelerators, STATES, _gpu(**{key: state})),
+        ANY if state is None and key == "memory_bytes" else INDICES,
         verdict,
     )
-    for changes in STATES_OF_GPUS
-    for verdict, change in zip((Verdict.FAIL, UNKNOWN), changes, strict=True)
-    for key in change
+    for key, bad in BAD_STATES.items()
+    for verdict, state in ((FAIL, bad), (UNKNOWN, None))
 }
 
 
@@ -434,42 +403,38 @@ def _of_ports(counters: Counters, later: Counters, **of_node: Any) -> Ask:
 
 
 def _transport(
-    kind: str, broken: Callable[[Evidence, str, str, int], Evidence], also: Sequence[str] = ()
+    broken: Callable[[Evidence, str, str, int], Evidence], also: Sequence[str] = ()
 ) -> Ask:
     """broken: gets the evidence, the name of a node, of a NIC there, and the number of a rank."""
 
     def ask(_: Path, bad: Bad | None) -> list[Measurement]:
-        facts = compose.healthy(kind, COUNT)
-        facts = compose.with_nics(facts, None, *map(compose.interface, also))
-        facts = compose.carried(facts, None, dict.fromkeys(also, 20_000))
+        facts = compose.healthy(IB, COUNT)
+        facts = with_nics(facts, None, *map(compose.interface, also))
+        facts = carried(facts, None, dict.fromkeys(also, 20_000))
         if bad is not None:
             rail = bad.device * (compose.RAILS - 1)
-            name = also[bad.device] if also else compose.device(kind, rail)
+            name = also[bad.device] if also else compose.device(IB, rail)
             rank = bad.node * compose.RAILS + rail
             facts = broken(facts, f"birch{bad.node}", name, rank)
-        return list(compose.judged(kind, facts).measurements)
+        return list(compose.judged(IB, facts).measurements)
 
     return ask
 
 
-def _on_rank(facts: Evidence, rank: int, **changes: Any) -> Evidence:
-    return replace(facts, ranks=_changed(facts.ranks, rank, **changes))
-
-
 def _log_of(facts: Evidence, node: str, nic: str, rank: int) -> Evidence:
-    text = compose.log_text(rank, COUNT, "infiniband", via="NET/Socket/0")
-    return _on_rank(facts, rank, log=compose.read_log(text))
+    text = compose.log_text(rank, COUNT, IB, via="NET/Socket/0")
+    return on_rank(facts, rank, log=compose.read_log(text))
 
 
 def _no_log(facts: Evidence, node: str, nic: str, rank: int) -> Evidence:
-    return _on_rank(facts, rank, log=None, no_log="not written")
+    return on_rank(facts, rank, log=None, no_log="not written")
 
 
 def _environment(facts: Evidence, node: str, nic: str, rank: int) -> Evidence:
-    return _on_rank(facts, rank, environment={"NCCL_IB_DISABLE": "1"})
+    return on_rank(facts, rank, environment={"NCCL_IB_DISABLE": "1"})
 
 
-FIRST_AND_LAST = tuple(compose.device("infiniband", rail) for rail in (0, compose.RAILS - 1))
+IB_NICS = tuple(compose.device(IB, rail) for rail in (0, compose.RAILS - 1))
 OTHERS = ("eno0", "eno1")
 QUIET: Counters = {"carrier_changes": 2, "rx_errors": 1, "rx_dropped": 3, "rx_packets": 10**6}
 SENT = 2 * compose.PROMISE.size_bytes
@@ -484,28 +449,17 @@ OF_TRAFFIC: dict[str, Row] = {
         )
         for key in ("carrier_changes", "rx_errors", "rx_dropped")
     },
-    "idle rail": Row(
-        _transport("infiniband", lambda f, node, nic, _: compose.carried(f, node, {nic: 0})),
-        FIRST_AND_LAST,
-    ),
-    "missing rail": Row(
-        _transport("infiniband", lambda f, node, nic, _: compose.with_nics(f, node, without=nic)),
-        ("", ""),
-    ),
+    "idle rail": Row(_transport(lambda f, node, nic, _: carried(f, node, {nic: 0})), IB_NICS),
+    "missing rail": Row(_transport(lambda f, node, nic, _: with_nics(f, node, without=nic)), ANY),
     "rail without counters": Row(
-        _transport("infiniband", lambda f, node, nic, _: compose.carried(f, node, {nic: None})),
-        FIRST_AND_LAST,
-        UNKNOWN,
+        _transport(lambda f, node, nic, _: carried(f, node, {nic: None})), IB_NICS, UNKNOWN
     ),
     "traffic off the fabric": Row(
-        _transport(
-            "infiniband", lambda f, node, nic, _: compose.carried(f, node, {nic: SENT}), OTHERS
-        ),
-        OTHERS,
+        _transport(lambda f, node, nic, _: carried(f, node, {nic: SENT}), OTHERS), OTHERS
     ),
-    "log of a rank": Row(_transport("infiniband", _log_of), RANKS_OF_8),
-    "missing log of a rank": Row(_transport("infiniband", _no_log), RANKS_OF_8, UNKNOWN),
-    "setting of a rank": Row(_transport("infiniband", _environment), RANKS_OF_8),
+    "log of a rank": Row(_transport(_log_of), RANKS_OF_8),
+    "missing log of a rank": Row(_transport(_no_log), RANKS_OF_8, UNKNOWN),
+    "setting of a rank": Row(_transport(_environment), RANKS_OF_8),
 }
 
 
@@ -616,7 +570,7 @@ OF_RANKS: dict[str, Row] = {
     "rate of a rank": Row(_rates(rate=40.0), RANKS_OF_2),
     "missing rate of a rank": Row(_rates(rate=None, why="lost"), RANKS_OF_2, UNKNOWN),
     "rate of a rank alone": Row(_rates(alone=40.0), RANKS_OF_2),
-    "missing rate of a rank alone": Row(_rates(alone=None), ("", ""), UNKNOWN),
+    "missing rate of a rank alone": Row(_rates(alone=None), ANY, UNKNOWN),
     "throttled GPU of a rank": Row(
         _rates(load=Load(50, (("HwThermalSlowdown", 20),), 1300, 0.4, 5, 5)), RANKS_OF_2
     ),
@@ -624,8 +578,8 @@ OF_RANKS: dict[str, Row] = {
         _rates(load=Load(0, (), None, None, None, None)), RANKS_OF_2, UNKNOWN
     ),
     "PCIe of a rank": Row(_rates(load=Load(50, (), 1700, 0.0, 4, 5)), RANKS_OF_2),
-    "bytes off the fabric": Row(_off_fabric, ("", "")),
-    "latency": Row(_latency, ("", "")),
+    "bytes off the fabric": Row(_off_fabric, ANY),
+    "latency": Row(_latency, ANY),
     "slow rail": Row(_located(lambda bad, a, b: bad.node in (a, b)), ("fab0", "fab3")),
     "slow rail, sending": Row(_located(lambda bad, a, b: bad.node == a), ("fab0", "fab3")),
     "slow rail, receiving": Row(_located(lambda bad, a, b: bad.node == b), ("fab0", "fab3")),

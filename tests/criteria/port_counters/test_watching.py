@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,7 @@ BETWEEN = "before this criterion"
 class Run:
     """A run of two nodes whose link counters the test sets."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: Sequence[str]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
         self.switched_off: set[str] = set()
         clocks = SimpleNamespace(clocks=SimpleNamespace(skew_s=0.05))
         criteria = SimpleNamespace(preflight=clocks)
@@ -47,12 +48,12 @@ class Run:
             node: PortReading(
                 "a",
                 {
-                    "eth1": {"carrier_changes": c["carrier_changes"]},
-                    "rxe0:1": {"req_cqe_error": c["req_cqe_error"]},
+                    "eth1": {"carrier_changes": counters["carrier_changes"]},
+                    "rxe0:1": {"req_cqe_error": counters["req_cqe_error"]},
                 },
                 self.clock_s,
             )
-            for node, c in ((node, dict(counters)) for node, counters in self.counters.items())
+            for node, counters in self.counters.items()
         }
 
     def during(self, file: str, **rises: int) -> None:
@@ -68,10 +69,17 @@ class Run:
         return [(m.name.endswith(BETWEEN), m.culprit) for m in found if str(m.verdict) == "fail"]
 
 
-def test_consecutive_criteria_share_a_reading_but_not_an_increase(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a run of tests of these files."""
+    return partial(Run, monkeypatch)
+
+
+def test_consecutive_criteria_share_a_reading_but_not_an_increase(start: Start) -> None:
+    run = start("a-watched.py", "b-watched.py")
     run.during("a-watched.py", carrier_changes=2)
     flapped = "n1 eth1 carrier_changes +2"
     [(between, culprit)] = run.failed(run.watch.measurements())
@@ -84,11 +92,9 @@ def test_consecutive_criteria_share_a_reading_but_not_an_increase(
 
 
 @pytest.mark.parametrize("other", ["b-other.py", "b-watched.py"])
-def test_a_flap_during_an_unjudged_file_fails_the_next_criterion(
-    monkeypatch: pytest.MonkeyPatch, other: str
-) -> None:
+def test_a_flap_during_an_unjudged_file_fails_the_next_criterion(start: Start, other: str) -> None:
     """The file has no test of ports, or the test is skipped because it is not promised."""
-    run = Run(monkeypatch, ["a-watched.py", other, "c-watched.py", "d-watched.py"])
+    run = start("a-watched.py", other, "c-watched.py", "d-watched.py")
     run.during("a-watched.py")
     assert run.failed(run.watch.measurements()) == []
     run.during(other, carrier_changes=4, req_cqe_error=9)  # it may have killed its own processes
@@ -98,19 +104,15 @@ def test_a_flap_during_an_unjudged_file_fails_the_next_criterion(
     assert run.failed(run.watch.measurements()) == []
 
 
-def test_the_first_reading_precedes_the_first_criterion_even_if_not_promised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
+def test_the_first_reading_precedes_the_first_criterion_even_if_not_promised(start: Start) -> None:
+    run = start("a-watched.py", "b-watched.py")
     run.during("a-watched.py", carrier_changes=2)
     run.during("b-watched.py")
     assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +2")]
 
 
-def test_a_node_that_was_switched_off_is_not_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, ["a-watched.py", "b-watched.py", "c-watched.py"])
+def test_a_node_that_was_switched_off_is_not_compared(start: Start) -> None:
+    run = start("a-watched.py", "b-watched.py", "c-watched.py")
     run.during("a-watched.py")
     run.watch.measurements()
     run.during("b-watched.py", carrier_changes=2)
@@ -119,10 +121,8 @@ def test_a_node_that_was_switched_off_is_not_compared(
     assert run.failed(run.watch.measurements()) == []
 
 
-def test_a_clock_that_is_stepped_during_a_criterion_fails_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
+def test_a_clock_that_is_stepped_during_a_criterion_fails_it(start: Start) -> None:
+    run = start("a-watched.py", "b-watched.py")
     run.during("a-watched.py")
     run.clock_s -= 3
     assert run.failed(run.watch.measurements()) == [(False, "n0 clock; n1 clock")]

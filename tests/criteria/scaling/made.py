@@ -63,49 +63,20 @@ def timings(
     transfer. line: share of the line rate that all-reduces reach. nic: the NIC that carries them.
     jitter: seconds added to each step, by round and step. missed_s: seconds per step in no part.
     """
-    trained = []
-    for round_ in range(made.promise.rounds):
-        for turn in made.turns(round_):
-            for group in turn.groups:
-                names = tuple(made.nodes[node] for node in group)
-                trained.append(_trained(made, round_, group, names, own, needed_s(turn.count)))
-                last = trained[-1]
-                steps = tuple(
-                    tuple(
-                        _changed(step, jitter(round_, i), missed_s, hidden, turn.count)
-                        for i, step in enumerate(of_rank)
-                    )
-                    for of_rank in last.steps
-                )
-                sent = GRADIENTS * 2 * made.promise.steps if turn.count > 1 else 500
-                trained[-1] = GroupSteps(
-                    last.round,
-                    last.nodes,
-                    last.ranks,
-                    steps,
-                    last.samples,
-                    last.tokens,
-                    tuple({"lo": 0, "mgmt0": 900, "fab0": 900, nic: sent} for _ in names),
-                    tuple(0.0 for _ in last.ranks),
-                )
-    all_reduces = []
-    for count in made.counts[1:]:
-        ranks = count * made.ranks_per_node
-        factor = 2 * (ranks - 1) / ranks
-        for size in (40_000, GRADIENTS):
-            all_reduces.append(
-                AllReduceTime(made.nodes[:count], size, factor * size / (line * LINE_BYTES_S))
-            )
-    return JobTimings(
-        made.ranks_per_node,
-        "gloo",
-        "cpu",
-        GRADIENTS // 4,
-        GRADIENTS,
-        (40_000,),
-        tuple(trained),
-        tuple(all_reduces),
-    )
+    trained = [
+        _trained(made, turn.round, group, own, needed_s(turn.count), hidden, nic, jitter, missed_s)
+        for round_ in range(made.promise.rounds)
+        for turn in made.turns(round_)
+        for group in turn.groups
+    ]
+    each, moved = made.ranks_per_node, 1 / (line * LINE_BYTES_S)
+    all_reduces = [
+        AllReduceTime(made.nodes[:n], size, 2 * (1 - 1 / (n * each)) * size * moved)
+        for n in made.counts[1:]
+        for size in (40_000, GRADIENTS)
+    ]
+    sizes = (GRADIENTS // 4, GRADIENTS, (40_000,))
+    return JobTimings(each, "gloo", "cpu", *sizes, tuple(trained), tuple(all_reduces))
 
 
 def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTimings:
@@ -168,37 +139,41 @@ def _trained(  # noqa: PLR0917  one group's turn
     made: Plan,
     round_: int,
     group: tuple[int, ...],
-    names: tuple[str, ...],
     own: Own,
     needed_s: float,
+    hidden: float,
+    nic: str,
+    jitter: Callable[[int, int], float],
+    missed_s: float,
 ) -> GroupSteps:
-    each = made.ranks_per_node
-    ranks = tuple(node * each + local for node in group for local in range(each))
-    parts = [dict(own(name, len(names))) for name in names for _ in range(each)]
+    each, count, steps = made.ranks_per_node, len(group), made.promise.steps
+    names = tuple(made.nodes[node] for node in group)
+    parts = [own(name, count) for name in names for _ in range(each)]
     slowest_s = max(sum(of_rank.values()) for of_rank in parts)
-    steps = []
-    for of_rank in parts:
-        mine_s = sum(of_rank.values())
-        exposed = slowest_s - mine_s + needed_s
-        full = {"checkpoint": 0.0, "exposed": exposed, **of_rank}
-        steps.append(
-            tuple(Step(wall_s=slowest_s + needed_s, **full) for _ in range(made.promise.steps))
-        )
-    batch = made.group_batch(len(names))
-    return GroupSteps(round_, names, ranks, tuple(steps), batch, batch * 16, ())
-
-
-def _changed(step: Step, more_s: float, missed_s: float, hidden: float, count: int) -> Step:
-    parts = {name: getattr(step, name) for name in ("compute", "input", "optimiser", "rest")}
     moving = 0.1 if count > 1 else 0.0
-    return Step(
-        wall_s=step.wall_s + more_s + missed_s,
-        exposed=step.exposed + more_s,
-        checkpoint=0.0,
-        backward_s=step.compute * 2 / 3,
-        sent_s=moving,
-        hidden_s=moving * hidden,
-        **parts,
+
+    def step(of_rank: Mapping[str, float], number: int) -> Step:
+        more_s = needed_s + jitter(round_, number)
+        return Step(
+            wall_s=slowest_s + more_s + missed_s,
+            exposed=slowest_s - sum(of_rank.values()) + more_s,
+            checkpoint=0.0,
+            backward_s=of_rank["compute"] * 2 / 3,
+            sent_s=moving,
+            hidden_s=moving * hidden,
+            **of_rank,
+        )
+
+    batch, sent = made.group_batch(count), GRADIENTS * 2 * steps if count > 1 else 500
+    return GroupSteps(
+        round=round_,
+        nodes=names,
+        ranks=tuple(node * each + local for node in group for local in range(each)),
+        steps=tuple(tuple(step(of_rank, n) for n in range(steps)) for of_rank in parts),
+        samples=batch,
+        tokens=batch * 16,
+        sent_bytes=tuple({"lo": 0, "mgmt0": 900, "fab0": 900, nic: sent} for _ in names),
+        cpu_wait_s=tuple(0.0 for _ in range(each * count)),
     )
 
 

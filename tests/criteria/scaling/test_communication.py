@@ -17,12 +17,6 @@ def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
     return made.timings(PLAN, needed_s=made.exposed_by(seconds), hidden=hidden)
 
 
-def one_bucket(job: JobTimings) -> JobTimings:
-    """The job as if all gradients were sent at once, with no computing left to hide them."""
-    at_once = max(job.all_reduces, key=lambda one: one.size_bytes)
-    return replace(job, all_reduces=(at_once,))
-
-
 def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
     judged, efficiency = made.judged_last(PLAN, exposed(0.018), "communication")
     assert 0.9 < judged.row.efficiency < 0.95
@@ -32,10 +26,7 @@ def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
     allowed_s = judged.baseline.last_s
     assert seconds["communication"] == pytest.approx(allowed_s)
     assert seconds["contention"] == pytest.approx(0.018 - allowed_s)
-    assert efficiency.culprit == (
-        "collectives exposed 18 ms per step; 90% of communication is hidden; 16 ms more than the "
-        "fabric allows at 95% of line rate"
-    )
+    assert "16 ms more than the fabric allows at 95% of line rate" in str(efficiency.culprit)
     excused = made.judged_last(PLAN, exposed(0.018), "communication", "contention")[1]
     assert excused.verdict is Verdict.PASS
 
@@ -47,16 +38,17 @@ def test_an_unmeasured_fabric_explains_nothing() -> None:
         assert efficiency.verdict is Verdict.INCONCLUSIVE
         assert "what the fabric allows over 2 nodes was not measured" in efficiency.note
         assert judged.explained < 0.01
-    assert made.judged_last(PLAN, replace(exposed(0.05), all_reduces=()))[1].verdict is Verdict.FAIL
-    assert (
-        made.judged_last(PLAN, replace(exposed(0.005), all_reduces=()))[1].verdict is Verdict.PASS
-    )
+    for seconds, verdict in ((0.05, Verdict.FAIL), (0.005, Verdict.PASS)):
+        unknown = replace(exposed(seconds), all_reduces=())
+        assert made.judged_last(PLAN, unknown)[1].verdict is verdict
 
 
 def test_one_bucket_cannot_be_hidden_and_is_not_missing_overlap() -> None:
-    judged, efficiency = made.judged_last(
-        PLAN, one_bucket(exposed(0.015, hidden=0.0)), "communication"
-    )
+    """All gradients are sent at once, with no computing left to hide them."""
+    job = exposed(0.015, hidden=0.0)
+    at_once = max(job.all_reduces, key=lambda one: one.size_bytes)
+    job = replace(job, all_reduces=(at_once,))
+    judged, efficiency = made.judged_last(PLAN, job, "communication")
     assert judged.baseline is not None
     assert judged.baseline.last_s > 0.05
     assert efficiency.verdict is Verdict.PASS
@@ -71,14 +63,6 @@ def test_short_computing_can_hide_little_communication() -> None:
     kinds = {cause.kind for cause in made.judged_last(PLAN, job)[0].causes}
     assert "overlap" not in kinds
     assert "contention" in kinds
-
-
-def test_all_exposed_time_is_attributed_to_a_slow_fabric() -> None:
-    job = made.timings(PLAN, needed_s=lambda count: 0.038 if count > 1 else 0.0, line=0.47)
-    judged, efficiency = made.judged_last(PLAN, job, "communication", "contention")
-    assert judged.causes[0].kind == "fabric"
-    assert judged.causes[0].seconds == pytest.approx(0.038)
-    assert efficiency.verdict is Verdict.FAIL
 
 
 def test_all_reduces_of_other_groups_are_no_baseline() -> None:

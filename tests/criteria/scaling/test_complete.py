@@ -20,20 +20,10 @@ def measured(plan: Plan, job: JobTimings, spec: Spec | None = None) -> dict[str,
     return made.measured(made.judged(plan, job, on=spec))
 
 
-def only(job: JobTimings, keep: Callable[[GroupSteps], bool]) -> JobTimings:
-    return replace(job, trained=tuple(one for one in job.trained if keep(one)))
-
-
 def with_accelerators(per_node: int) -> Spec:
     spec = made.spec()
     there = spec.accelerators.model_copy(update={"per_node": per_node})
     return spec.model_copy(update={"accelerators": there})
-
-
-def shorter(one: GroupSteps, count: int, steps: int) -> GroupSteps:
-    if one.count != count:
-        return one
-    return replace(one, steps=tuple(of_rank[:steps] for of_rank in one.steps))
 
 
 @pytest.mark.parametrize(
@@ -44,11 +34,7 @@ def shorter(one: GroupSteps, count: int, steps: int) -> GroupSteps:
         (lambda one: one.count != 1, [2, 4], "no steps were timed over 1 node"),
         (lambda one: one.count != 2 or one.round != 1, [2], "2 rounds of 3 were measured"),
         (lambda one: one.count != 1 or one.round != 1, [2, 4], "over 1 node 2 rounds of 3"),
-        (
-            lambda one: one.round != 1 or one.nodes != ("node1", "node2"),
-            [2],
-            "round 2 lacks node1+node2",
-        ),
+        (lambda one: (one.round, *one.nodes) != (1, "node1", "node2"), [2], "round 2 lacks node1+"),
         (lambda one: False, [2, 4], "no steps were timed over "),
     ],
 )
@@ -56,14 +42,15 @@ def test_unmeasured_numbers_of_nodes_do_not_pass(
     keep: Callable[[GroupSteps], bool], missing_steps: list[int], why: str
 ) -> None:
     plan = made.plan(4)
-    found = measured(plan, only(made.timings(plan), keep))
+    job = made.timings(plan)
+    found = measured(plan, replace(job, trained=tuple(filter(keep, job.trained))))
     for count in plan.counts[1:]:
         efficiency = found[f"efficiency, {count} nodes"]
         wanted = Verdict.INCONCLUSIVE if count in missing_steps else Verdict.PASS
         assert efficiency.verdict is wanted, efficiency
         assert found[f"loss not attributed, {count} nodes"].verdict is not Verdict.FAIL
     assert why in found[f"efficiency, {missing_steps[0]} nodes"].note
-    if not keep(made.timings(plan).over(1)[0]):
+    if not keep(job.over(1)[0]):
         assert found["loss not attributed, 4 nodes"].verdict is Verdict.INCONCLUSIVE
 
 
@@ -71,7 +58,9 @@ def test_unmeasured_numbers_of_nodes_do_not_pass(
 def test_a_turn_with_too_few_steps_is_inconclusive(steps: int) -> None:
     plan = made.plan(4)
     job = made.timings(plan)
-    job = replace(job, trained=tuple(shorter(one, 4, steps) for one in job.trained))
+    short = tuple(of_rank[:steps] for of_rank in job.over(4)[0].steps)
+    trained = [replace(one, steps=short) if one.count == 4 else one for one in job.trained]
+    job = replace(job, trained=tuple(trained))
     efficiency = measured(plan, job)["efficiency, 4 nodes"]
     assert efficiency.verdict is Verdict.INCONCLUSIVE
     assert f"{steps} steps of 10 were timed over node0+node1+node2+node3" in efficiency.note

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.scaling.efficiency import (
     settled,
     throughputs,
 )
-from pytest_mnode.criteria.scaling.timings import JobTimings
+from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.detection import smallest_loss
 from tests.criteria.scaling import made
 
@@ -51,9 +51,7 @@ def test_strong_scaling_is_measured_against_a_share_of_one_node() -> None:
 
 
 def test_one_disturbed_step_does_not_change_the_efficiency() -> None:
-    job = made.timings(
-        made.plan(4), jitter=lambda round_, step: 1.0 if (round_, step) == (1, 3) else 0.0
-    )
+    job = made.timings(made.plan(4), jitter=lambda round_, step: 1.0 * ((round_, step) == (1, 3)))
     assert [row.efficiency for row in throughputs(job)] == pytest.approx([1, 1, 1])
 
 
@@ -62,14 +60,11 @@ def test_varying_steps_make_the_efficiency_uncertain() -> None:
     rows = throughputs(quiet)
     assert all(row.low <= row.efficiency <= row.high for row in rows)
     assert settled(quiet, made.promise())
-    wild = made.timings(
-        made.plan(4), jitter=lambda round_, step: 0.03 * ((7 * step + 3 * round_) % 5)
-    )
+    wild = made.timings(made.plan(4), jitter=lambda n, step: 0.03 * ((7 * step + 3 * n) % 5))
     assert throughputs(wild)[-1].uncertainty > 0.02
     assert not settled(wild, made.promise())
-    assert settled(
-        wild, made.promise(at_least_efficiency=0.5, explained_from=0.5)
-    )  # on one side of the bound in any case
+    # On one side of a lower bound in any case.
+    assert settled(wild, made.promise(at_least_efficiency=0.5, explained_from=0.5))
     assert throughputs(wild) == throughputs(wild)  # repeatable: the same numbers each time
 
 
@@ -155,19 +150,13 @@ class Cluster:
 
     def _turns(self, rounds: int, groups: int, step_s: float) -> _Turns:
         chance = self._chance
-        return {
-            number: [
-                step_s
-                * (1 + self.turns * chance.normal())
-                * (
-                    1
-                    + self.steps * chance.normal(size=10)
-                    + 3.0 * (chance.random(10) < self.stalls)
-                )
-                for _ in range(groups)
-            ]
-            for number in range(rounds)
-        }
+
+        def turn() -> NDArray[np.float64]:
+            of_turn = 1 + self.turns * chance.normal()
+            noise = self.steps * chance.normal(size=10)
+            return of_turn * (1 + noise + 3.0 * (chance.random(10) < self.stalls))
+
+        return {number: [step_s * turn() for _ in range(groups)] for number in range(rounds)}
 
 
 NOISE = [(0.01, 0.0, 0.0), (0.0, 0.003, 0.0), (0.005, 0.002, 0.05)]
@@ -200,20 +189,13 @@ def test_no_healthy_job_fails_and_few_are_too_noisy(noise: tuple[float, float, f
 
 def test_an_efficiency_states_its_detection_limit() -> None:
     def job(rounds: int, by_turn: float) -> JobTimings:
-        plan = made.plan(4, rounds=rounds)
-        more = {(n, count): by_turn * (n * count % 3) for n in range(rounds) for count in (1, 2, 4)}
-        made_job = made.timings(plan, needed_s=lambda count: 0.0)
-        turns = [
-            replace(
-                turn,
-                steps=tuple(
-                    tuple(replace(s, wall_s=s.wall_s + more[turn.round, turn.count]) for s in ranks)
-                    for ranks in turn.steps
-                ),
-            )
-            for turn in made_job.trained
-        ]
-        return replace(made_job, trained=tuple(turns))
+        def later(turn: GroupSteps) -> GroupSteps:
+            more_s = by_turn * (turn.round * turn.count % 3)
+            longer = [[replace(s, wall_s=s.wall_s + more_s) for s in one] for one in turn.steps]
+            return replace(turn, steps=tuple(map(tuple, longer)))
+
+        quiet = made.timings(made.plan(4, rounds=rounds), needed_s=lambda count: 0.0)
+        return replace(quiet, trained=tuple(map(later, quiet.trained)))
 
     real, shared = made.promise(compute=None), made.promise()
     alone, *_, quiet = throughputs(job(3, 0.0))

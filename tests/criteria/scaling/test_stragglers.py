@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pytest_mnode.criteria.scaling.judge import CountResult
 from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
 
@@ -21,11 +22,9 @@ from tests.criteria.scaling import made
             ["node4", "node5", "node6", "node7"],
             "node4, node5, node6 and node7 compute up to 1.4× slower: 280 ms, others 200 ms",
         ),
-        (8, ["node4", "node5"], "node4 and node5 compute up to 1.4× slower: "),
     ],
 )
-@pytest.mark.parametrize("per_node", [1, 2])
-@pytest.mark.parametrize("noise_s", [0.0, 0.004])
+@pytest.mark.parametrize(("per_node", "noise_s"), [(1, 0.0), (1, 0.004), (2, 0.004)])
 def test_all_slow_nodes_are_named(
     nodes: int, slow: Sequence[str], names: str, per_node: int, noise_s: float
 ) -> None:
@@ -33,11 +32,11 @@ def test_all_slow_nodes_are_named(
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.28)), noise_s)
     judged, efficiency = made.judged_last(plan, job, "skew", "compute")
     assert efficiency.verdict is Verdict.FAIL
-    assert efficiency.culprit is not None
     words = names if not noise_s else names.partition(":")[0]
-    assert efficiency.culprit.startswith(words), efficiency.culprit
+    assert str(efficiency.culprit).startswith(words)
     assert judged.causes[0].kind == "straggler"
     assert judged.causes[0].seconds == pytest.approx(0.08, abs=noise_s + 1e-9)
+    assert sum(cause.seconds for cause in judged.causes) == pytest.approx(judged.parts.lost_s)
 
 
 def test_slow_nodes_are_not_counted_as_allowed_skew() -> None:
@@ -67,18 +66,6 @@ def test_random_imbalance_in_few_steps_names_no_straggler(seed: int) -> None:
     assert "straggler" not in {cause.kind for cause in judged.causes}
 
 
-def test_half_of_the_nodes_wait_for_input() -> None:
-    plan = made.plan(4)
-    judged, efficiency = made.judged_last(
-        plan, made.timings(plan, made.slow_on(["node2", "node3"], input=0.06))
-    )
-    assert efficiency.culprit is not None
-    assert efficiency.culprit.startswith(
-        "node2 and node3 wait up to 60 ms per step for input, others 1.0 ms"
-    )
-    assert judged.causes[0].culprit == "node2 and node3"
-
-
 def test_a_slowdown_of_all_nodes_names_no_single_node() -> None:
     plan = made.plan(4)
 
@@ -92,18 +79,12 @@ def test_a_slowdown_of_all_nodes_names_no_single_node() -> None:
     }
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4])
-def test_all_time_lost_to_a_straggler_is_attributed_to_it(nodes: int) -> None:
-    plan = made.plan(nodes)
-    found = made.judged(plan, made.timings(plan, made.slow_on("node1", compute=0.28))).counts[-1]
-    assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "node1")
-    assert found.causes[0].seconds == pytest.approx(0.08)
-    assert sum(cause.seconds for cause in found.causes) == pytest.approx(found.parts.lost_s)
+MANY = made.plan(4, 8)
 
 
-def local_rank_0(more_s: float) -> Callable[[int, int], float]:
-    """It computes `more_s` longer on every node, also if the node trains alone."""
-    return lambda rank, count: more_s if rank % 8 == 0 else 0.0
+def judged_many(by: Callable[[int, int], float], part: str = "compute") -> CountResult:
+    """Four nodes of eight ranks, each later in a part of each step."""
+    return made.judged(MANY, made.later(made.timings(MANY), by, part)).counts[-1]
 
 
 @pytest.mark.parametrize("more_s", [0.016, 0.08])
@@ -111,11 +92,10 @@ def local_rank_0(more_s: float) -> Callable[[int, int], float]:
 def test_imbalance_within_each_node_is_no_cause_of_scaling_loss(
     more_s: float, allowed: str, share: float
 ) -> None:
-    plan = made.plan(4, 8)
-    job = made.later(
-        made.timings(plan, needed_s=made.exposed_by(0.0165), line=0.15), local_rank_0(more_s)
-    )
-    found = made.judged(plan, job, allowed_causes=[allowed], fabric_fraction=0.1).counts[-1]
+    """The first rank of every node computes longer, also if its node trains alone."""
+    job = made.timings(MANY, needed_s=made.exposed_by(0.0165), line=0.15)
+    job = made.later(job, lambda rank, count: 0.0 if rank % 8 else more_s)
+    found = made.judged(MANY, job, allowed_causes=[allowed], fabric_fraction=0.1).counts[-1]
     assert found.explained == pytest.approx(share, abs=0.02), found.causes
     assert [c.culprit for c in found.causes if c.kind == "straggler"] == []
     assert sum(c.seconds for c in found.causes) == pytest.approx(found.parts.lost_s)
@@ -135,25 +115,20 @@ def test_random_imbalance_explains_no_more_than_its_cost(
 
 
 def test_a_straggler_is_separated_from_imbalance_within_every_node() -> None:
-    plan = made.plan(4, 8)
-
-    def by(rank: int, count: int) -> float:
-        return (0.016 if rank % 8 == 0 else 0.0) + (0.08 if rank == 13 else 0.0)
-
-    found = made.judged(plan, made.later(made.timings(plan), by)).counts[-1]
+    found = judged_many(lambda rank, _: 0.016 * (rank % 8 == 0) + 0.08 * (rank == 13))
     assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "rank 13 on node1")
     assert found.causes[0].seconds == pytest.approx(0.064)
     assert all(cause.seconds == pytest.approx(0, abs=1e-3) for cause in found.causes[1:])
 
 
 def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
-    plan, chance = made.plan(4, 8), random.Random(3)
+    chance = random.Random(3)
 
     def by(rank: int, count: int) -> float:
         often = rank == 24 and count > 1 and chance.random() < 0.7
         return 0.03 if often else chance.uniform(0, 1e-4)
 
-    found = made.judged(plan, made.later(made.timings(plan), by)).counts[-1]
+    found = judged_many(by)
     assert found.causes[0].kind == "skew"
     assert found.causes[0].text.startswith(
         "ranks compute unevenly: the slowest of a step, most often rank 24 on node3, takes 30"
@@ -162,17 +137,12 @@ def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
 
 @pytest.mark.parametrize("part", ["rest", "input", "optimiser"])
 def test_one_rank_that_is_slower_in_any_part_is_named(part: str) -> None:
-    plan = made.plan(4, 8)
-    job = made.later(made.timings(plan), lambda rank, count: 0.04 if rank == 13 else 0.0, part)
-    found = made.judged(plan, job).counts[-1]
-    assert found.causes[0].kind == part
-    assert found.causes[0].culprit == "rank 13 on node1"
+    found = judged_many(lambda rank, _: 0.04 * (rank == 13), part)
+    assert (found.causes[0].kind, found.causes[0].culprit) == (part, "rank 13 on node1")
     assert found.causes[0].seconds == pytest.approx(0.04)
 
 
 def test_other_time_of_all_ranks_names_no_rank() -> None:
-    plan = made.plan(4, 8)
-    job = made.later(made.timings(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
-    found = made.judged(plan, job).counts[-1]
+    found = judged_many(lambda _, count: 0.04 * (count > 1), "rest")
     assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
     assert found.causes[0].text == "unattributed: 40 ms per step in the bookkeeping of ranks"
