@@ -90,10 +90,15 @@ def rates(*nodes: str, row: str = "p", mbits_s: int = 190) -> PathRates:
     )
 
 
+def measured(*nodes: str, **more: Any) -> CaseResult:
+    """A case that passed, and measured all paths between these nodes."""
+    return replace(PASSED, paths=(rates(*nodes, **more),))
+
+
 def test_paths_are_known_from_the_latest_run_that_measured_them() -> None:
-    everything = replace(PASSED, paths=(rates("a", "b", "c"),))
+    everything = measured("a", "b", "c")
     first = run(0, everything, "a", "b", "c")
-    slow = replace(PASSED, paths=(rates("a", "b", row="f", mbits_s=95),))
+    slow = measured("a", "b", row="f", mbits_s=95)
     second = run(1, slow, "a", "b", earlier=(first.coverage,))
     found = second.coverage
     assert found.paths_by_state == StateCounts(4, 2, 0, 6)
@@ -113,12 +118,12 @@ def test_a_node_that_was_replaced_has_left_the_cluster() -> None:
     """The run names as many nodes as the spec: nobody waits for the pass of one that is gone."""
     everything = replace(failed("d"), paths=(rates("a", "b", "c", "d", row="f", mbits_s=95),))
     first = run(0, everything, "a", "b", "c", "d")
-    healthy = replace(PASSED, paths=(rates("a", "b", "c", "e"),))
+    healthy = measured("a", "b", "c", "e")
     second = run(1, healthy, "a", "b", "c", "e", earlier=(first.coverage,))
     assert (second.verdict, second.count) == ("certified", "4 of 4 nodes")
     assert states(second) == dict.fromkeys("abce", "passed")
     assert second.coverage.paths_in_words() == "12 of 12 measured (100 %)"
-    two = replace(PASSED, paths=(rates("a", "b"),))
+    two = measured("a", "b")
     known = {"not_covered": ("c", "e"), "earlier": (second.coverage, first.coverage)}
     third = run(2, two, "a", "b", **known)
     assert (third.verdict, third.count) == ("certified", "4 of 4 nodes")
@@ -129,16 +134,15 @@ def test_a_node_that_was_replaced_has_left_the_cluster() -> None:
 
 def test_halves_without_a_tested_path_between_them_are_not_certified() -> None:
     """Every node passed, but a slow path between the halves would be unknown."""
-    first = run(0, replace(PASSED, paths=(rates("a", "b"),)), "a", "b")
-    apart = replace(PASSED, paths=(rates("c", "d"),))
-    second = run(1, apart, "c", "d", earlier=(first.coverage,))
+    first = run(0, measured("a", "b"), "a", "b")
+    second = run(1, measured("c", "d"), "c", "d", earlier=(first.coverage,))
     assert (second.verdict, second.expiry) == ("partly certified", None)
     assert second.reasons == ("no path was measured between c,d and a,b",)
     assert headline(second).line == (
         "partly certified: 4 of 4 nodes, 33.3 % of paths until 2026-11-28 02:06 UTC (spec rack, "
         "rack launcher); cluster not certified: no path was measured between c,d and a,b"
     )
-    between = replace(PASSED, paths=(rates("b", "c"),))
+    between = measured("b", "c")
     third = run(2, between, "b", "c", earlier=(second.coverage,))
     assert third.verdict == "certified", "indirect paths are enough, as with samples"
     assert headline(third).line.startswith("certified: 4 of 4 nodes, 50 % of paths until ")
@@ -160,33 +164,19 @@ def test_a_path_that_failed_in_its_last_measurement_prevents_certification() -> 
     all_of_them = rates("a", "b", "c", "d", row="f", mbits_s=95)
     bad = replace(failed("the path b→c (95 Mbit/s)"), paths=(all_of_them,))
     first = run(0, bad, "a", "b", "c", "d")
-    half = replace(PASSED, paths=(rates("a", "b"),))
-    second = run(1, half, "a", "b", earlier=(first.coverage,))
-    other = replace(PASSED, paths=(rates("c", "d"),))
-    third = run(2, other, "c", "d", earlier=(second.coverage,))
+    second = run(1, measured("a", "b"), "a", "b", earlier=(first.coverage,))
+    third = run(2, measured("c", "d"), "c", "d", earlier=(second.coverage,))
     assert third.count == "4 of 4 nodes"
     assert third.verdict == "partly certified"
     assert "failed: a→c (95 Mbit/s)" in third.reasons[0]
 
 
-def test_the_pass_of_a_path_expires_too() -> None:
-    everything = replace(PASSED, paths=(rates("a", "b", "c", "d"),))
-    first = run(0, everything, "a", "b", "c", "d")
-    half = replace(PASSED, paths=(rates("a", "b"),))
-    second = run(6, half, "a", "b", earlier=(first.coverage,))
-    other = replace(PASSED, paths=(rates("c", "d"),))
-    third = run(7, other, "c", "d", earlier=(second.coverage,))
-    assert third.verdict == "partly certified"
-    assert third.reasons == ("no path was measured between c,d and a,b",)
-
-
 @pytest.mark.parametrize(("later_s", "count"), [(-1, 12), (0, 2), (1, 2)])
 def test_a_pass_counts_until_its_last_moment(later_s: float, count: int) -> None:
     """Of nodes as of paths; here c and d, and the paths from and to them."""
-    everything = replace(PASSED, paths=(rates("a", "b", "c", "d"),))
+    everything = measured("a", "b", "c", "d")
     first = run(0, everything, "a", "b", "c", "d")
-    half = replace(PASSED, paths=(rates("a", "b"),))
-    second = run(7 + later_s / 86400, half, "a", "b", earlier=(first.coverage,))
+    second = run(7 + later_s / 86400, measured("a", "b"), "a", "b", earlier=(first.coverage,))
     assert second.coverage.paths_by_state.passed == count
     state = "passed" if count == 12 else "not tested"
     assert states(second) == {"a": "passed", "b": "passed", "c": state, "d": state}

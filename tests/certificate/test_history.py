@@ -15,6 +15,7 @@ import pytest
 from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
 from pytest_mnode.certificate.difference import Kind, compared
 from pytest_mnode.certificate.files import json_text, parse_certificate
+from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import page_text
 from pytest_mnode.certificate.run_facts import SpecFacts
@@ -46,14 +47,17 @@ def after(directory: Path, certificate: Certificate) -> Certificate:
     return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
 
 
+def history(directory: Path, certificate: Certificate) -> History:
+    found = after(directory, certificate).history
+    assert found is not None
+    return found
+
+
 def test_an_unusual_value_is_separated_from_noise(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 191, 189]):
         keep(tmp_path / "kept", night(day, rate))
-    within = after(tmp_path / "kept", night(9, 187)).history
-    beyond = after(tmp_path / "kept", night(9, 170)).history
-    assert within is not None
-    assert beyond is not None
-    [trend, steady] = within.trends
+    beyond = history(tmp_path / "kept", night(9, 170))
+    [trend, steady] = history(tmp_path / "kept", night(9, 187)).trends
     assert (trend.usual, trend.changed, trend.values[-1]) == (190, False, 187)
     assert (steady.spread, steady.changed) == (0, False)
     [trend, _] = beyond.trends
@@ -141,18 +145,16 @@ def test_a_value_that_is_not_finite_was_not_measured(
 def test_a_lasting_fault_does_not_become_normal(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 50, 51, 49, 52]):
         keep(tmp_path, night(day, rate))
-    history = after(tmp_path, night(9, 50)).history
-    assert history is not None
-    [trend, _] = history.trends
+    found = history(tmp_path, night(9, 50))
+    [trend, _] = found.trends
     assert (trend.usual, trend.changed) == (190, True)
 
 
 def test_two_earlier_runs_give_no_spread(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 150]):
         keep(tmp_path, night(day, rate))
-    history = after(tmp_path, night(2, 120)).history
-    assert history is not None
-    assert [(t.name, t.usual, t.changed) for t in history.trends] == [
+    found = history(tmp_path, night(2, 120))
+    assert [(t.name, t.usual, t.changed) for t in found.trends] == [
         ("rate", None, False),
         ("nodes", None, False),
     ]
@@ -183,10 +185,9 @@ def test_runs_of_a_node_count_even_without_a_pass(
 
     for day, rate in enumerate([190, 50, 191, 60, 189]):
         keep(tmp_path, run(day, rate))
-    history = after(tmp_path, run(5, 70)).history
-    assert history is not None
-    assert [str(node) for node in history.failing] == ["node2 failed in 3 of 6 runs"]
-    assert str(history.trends[0]).startswith("rate (node2) 70 MB/s")
+    found = history(tmp_path, run(5, 70))
+    assert [str(node) for node in found.failing] == ["node2 failed in 3 of 6 runs"]
+    assert str(found.trends[0]).startswith("rate (node2) 70 MB/s")
 
 
 def test_a_merged_result_is_not_a_second_failure(tmp_path: Path) -> None:
@@ -195,20 +196,18 @@ def test_a_merged_result_is_not_a_second_failure(tmp_path: Path) -> None:
     known: dict[str, Any] = {"nodes": ("node0",), "cluster_nodes": 4, "earlier": (first.coverage,)}
     second = named(1, Measurement("rate", 190, "MB/s"), **known)
     assert second.coverage.names(first.coverage.nodes[2].state) == ("node2",)
-    history = after(tmp_path, second).history
-    assert history is not None
-    assert history.failing == ()
+    found = history(tmp_path, second)
+    assert found.failing == ()
 
 
 def test_a_run_of_the_future_is_not_the_run_before(tmp_path: Path) -> None:
     """A clock was a year ahead for one night."""
     for day, rate in ((0, 190), (365, 50), (1, 189)):
         keep(tmp_path, night(day, rate))
-    history = after(tmp_path, night(2, 190)).history
-    assert history is not None
-    assert [run.date.day for run in history.runs] == [1, 2, 3]
-    assert history.since == ()
-    assert list(history.lines())[-1] == (
+    found = history(tmp_path, night(2, 190))
+    assert [run.date.day for run in found.runs] == [1, 2, 3]
+    assert found.since == ()
+    assert list(found.lines())[-1] == (
         "left out of history: 2027-11-01 02:06: it ended after this run: a wrong clock"
     )
 
@@ -218,9 +217,8 @@ def test_another_spec_is_another_history(tmp_path: Path) -> None:
     alike = SPEC.digest[:8] + "0" * 56
     other = replace(night(1, 190).run, spec=replace(SPEC, digest=alike))
     certificate = replace(night(1, 190), run=other)
-    history = after(tmp_path, certificate).history
-    assert history is not None
-    assert len(history.runs) == 1
+    found = history(tmp_path, certificate)
+    assert len(found.runs) == 1
 
 
 def test_a_damaged_file_is_named_and_loses_nothing(tmp_path: Path) -> None:
@@ -236,11 +234,8 @@ def test_a_damaged_file_is_named_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
-    history = after(tmp_path / "kept", night(0, 190)).history
-    assert history is not None
-    assert list(history.lines())[1:] == [
-        f"left out of history: {tmp_path / 'kept'}: not a directory"
-    ]
+    found = history(tmp_path / "kept", night(0, 190))
+    assert list(found.lines())[1:] == [f"left out of history: {tmp_path / 'kept'}: not a directory"]
     assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
 
 
@@ -285,6 +280,6 @@ def test_changes_since_the_previous_run_are_on_page_and_terminal(tmp_path: Path)
     assert "rate: unusual" in page
     assert "rate 91 MB/s (-52.1%), usually 190 ± 8.9" in page
     steady = after(tmp_path, replace(night(3, 189), installed=installed("2.26.2")))
-    assert steady.history is not None
+    assert steady.history
     assert steady.history.since == ()
     assert "Changed since" not in page_text(steady)

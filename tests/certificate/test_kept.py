@@ -41,12 +41,8 @@ def night(spec: Spec, *nodes: str, days_ago: float = 1, **more: Any) -> Certific
     if paths := more.pop("paths", None):
         case = replace(case, paths=(paths,))
     end = NOW - timedelta(days=days_ago)
-    facts: dict[str, Any] = {
-        "spec": facts_of(spec, Path("spec.yaml")),
-        "cluster_nodes": 3,
-        "start": end,
-        "end": end,
-    }
+    facts: dict[str, Any] = {"cluster_nodes": 3, "start": end, "end": end}
+    facts["spec"] = facts_of(spec, Path("spec.yaml"))
     return certify(case, promised=["mesh"], nodes=nodes, validity_s=7 * 86400.0, **facts | more)
 
 

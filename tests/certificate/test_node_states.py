@@ -13,8 +13,6 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import RIGHT, certify
 
-NAMES = tuple(f"node{i}" for i in range(12))
-
 
 def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any) -> CaseResult:
     measured = tuple(
@@ -27,7 +25,16 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
     return CaseResult(test, "?", outcome, measurements=measured, **more)
 
 
-def path(*ends: str) -> Culprit:
+def failed(*culprits: Any, **more: Any) -> CaseResult:
+    return case("mesh", "failed", *culprits, **more)
+
+
+def error(message: str = "x", **more: Any) -> CaseResult:
+    return case("mesh", "error", message=message, **more)
+
+
+def path(first: int, second: int) -> Culprit:
+    ends = f"node{first}", f"node{second}"
     return Culprit("→".join(ends), either=[ends])
 
 
@@ -47,69 +54,48 @@ FABRIC = Culprit("node2 fab0", "node2")
     ],
 )
 def test_of_plain_words_only_names_of_nodes_count(words: str, states: str) -> None:
-    for failed in (case("mesh", "failed", words), case("mesh", "failed", culprit=words)):
-        coverage = certify(failed, promised=["mesh"]).coverage
+    for one in (failed(words), failed(culprit=words)):
+        coverage = certify(one, promised=["mesh"]).coverage
         assert "".join(node.state[0] for node in coverage.nodes) == states
 
 
 STOPPED = "not run: preflight failed (node2)"
 
 
+NODE1_OR_3: Any = {"culprit": "?", "culprit_either": (("node1", "node3"),)}
+NODES_1_AND_3: Any = {"culprit": "?", "culprit_nodes": ("node1", "node3")}
+
+
 @pytest.mark.parametrize(
     ("cases", "more", "states"),
     [
         ([case("mesh")], {}, "pppp"),
-        ([case("mesh", "failed", FABRIC)], {}, "ppfp"),
-        ([case("mesh", "failed", "node2", path("node1", "node3"))], {}, "psfs"),
-        ([case("mesh", "failed", path("node1", "node2"), "node2")], {}, "pnfp"),
-        (
-            [
-                case("mesh", "failed", path("node1", "node3"), path("node0", "node2")),
-                case("a", "failed", "node3"),
-            ],
-            {},
-            "snsf",
-        ),
-        (
-            [
-                case("mesh", "failed", path("node1", "node3")),
-                case("a", "error", message="x", culprit="node3"),
-            ],
-            {},
-            "psps",
-        ),
-        ([case("mesh"), case("mesh", "error", message="x", nodes=("node1",))], {}, "pspp"),
-        (
-            [case("mesh", "error", message="x", culprit="?", culprit_either=(("node1", "node3"),))],
-            {},
-            "psps",
-        ),
-        (
-            [case("mesh", "failed", message="x", culprit="?", culprit_nodes=("node1", "node3"))],
-            {},
-            "pfpf",
-        ),
-        ([case("mesh", "failed", Culprit("node2, …", "node2", [()]))], {}, "ssfs"),
-        ([case("mesh", "failed", "the fabric")], {}, "ssss"),
-        ([case("mesh", "failed", Culprit("by an alias", "node2.site"))], {}, "ssss"),
-        ([case("mesh", "failed", Culprit("one alias", ["node2", "alias"]))], {}, "ppfp"),
-        ([case("mesh", "failed", None, nodes=("node0", "node1"))], {}, "ssnn"),
-        ([case("mesh", "failed", "node2", None)], {}, "ssfs"),
-        ([case("mesh", "failed", message="x", culprit="node3")], {}, "pppf"),
-        ([case("mesh", "error", message="x", culprit="node3")], {}, "ppps"),
-        ([case("mesh", "error", message="x")], {}, "ssss"),
+        ([failed(FABRIC)], {}, "ppfp"),
+        ([failed("node2", path(1, 3))], {}, "psfs"),
+        ([failed(path(1, 2), "node2")], {}, "pnfp"),
+        ([failed(path(1, 3), path(0, 2)), case("a", "failed", "node3")], {}, "snsf"),
+        ([failed(path(1, 3)), error(culprit="node3")], {}, "psps"),
+        ([case("mesh"), error(nodes=("node1",))], {}, "pspp"),
+        ([error(**NODE1_OR_3)], {}, "psps"),
+        ([failed(message="x", **NODES_1_AND_3)], {}, "pfpf"),
+        ([failed(Culprit("node2, …", "node2", [()]))], {}, "ssfs"),
+        ([failed("the fabric")], {}, "ssss"),
+        ([failed(Culprit("by an alias", "node2.site"))], {}, "ssss"),
+        ([failed(Culprit("one alias", ["node2", "alias"]))], {}, "ppfp"),
+        ([failed(None, nodes=("node0", "node1"))], {}, "ssnn"),
+        ([failed("node2", None)], {}, "ssfs"),
+        ([failed(message="x", culprit="node3")], {}, "pppf"),
+        ([error(culprit="node3")], {}, "ppps"),
+        ([error()], {}, "ssss"),
         ([case("mesh", "skipped")], {}, "ssss"),
-        (
-            [case("preflight", "failed", "node2"), case("mesh", "error", message=STOPPED)],
-            {},
-            "nnfn",
-        ),
-        ([case("preflight", "failed", "x"), case("mesh", "error", message=STOPPED)], {}, "ssss"),
-        ([case("mesh", "error", message=CUT_OFF)], {"cut_short": ("interrupted",)}, "nnnn"),
+        ([case("preflight", "failed", "node2"), error(STOPPED)], {}, "nnfn"),
+        ([case("preflight", "failed", "x"), error(STOPPED)], {}, "ssss"),
+        ([error(CUT_OFF)], {"cut_short": ("interrupted",)}, "nnnn"),
         ([case("mesh", "error", "node2", message=CUT_OFF)], {}, "ppfp"),
         ([case("mesh", nodes=("node0", "node1", "node2"))], {}, "pppn"),
         ([case("mesh", nodes=("node0",)), case("mesh")], {}, "pppp"),
         ([], {}, "nnnn"),
+        ([case("mesh")], {"promised": []}, "nnnn"),
         ([case("mesh"), case("other", "failed", "node1")], {}, "pfpp"),
         ([case("mesh"), case("other", "failed", "node1")], {"cut_short": ("-x",)}, "nfnn"),
         ([case("mesh"), case("gang", "failed", "x")], {"not_promised": {"gang": "no"}}, "pppp"),
@@ -118,7 +104,7 @@ STOPPED = "not run: preflight failed (node2)"
 def test_state_of_a_node_from_its_cases(
     cases: list[CaseResult], more: dict[str, Any], states: str
 ) -> None:
-    coverage = certify(*cases, promised=["mesh"], **more).coverage
+    coverage = certify(*cases, **{"promised": ["mesh"], **more}).coverage
     assert "".join(node.state[0] for node in coverage.nodes) == states
     assert all(node.date and node.evidence for node in coverage.nodes)
     assert all(bool(node.until) is (node.state == "passed") for node in coverage.nodes)
@@ -158,7 +144,6 @@ def test_a_part_of_the_cluster_does_not_certify_it() -> None:
 def test_an_unmeasured_node_does_not_pass_if_another_failed() -> None:
     slow = Measurement("node0→node1", 48, "Mbit/s", at_least(170), "spec", Culprit("node0"))
     lost = Measurement.unknown("node2→node3", "no answer", expected=at_least(170), source="spec")
-    measured = (slow, replace(lost, culprit=path("node2", "node3")))
-    failed = replace(case("fabric", "failed"), measurements=measured)
-    states = {n.name: n.state.value for n in certify(failed, promised=["fabric"]).coverage.nodes}
-    assert states == dict(zip(NAMES, ("failed", "passed", "suspect", "suspect"), strict=False))
+    measured = (slow, replace(lost, culprit=path(2, 3)))
+    found = certify(replace(failed(), measurements=measured), promised=["mesh"]).coverage
+    assert "".join(node.state[0] for node in found.nodes) == "fpss"

@@ -14,6 +14,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import FACTS, RIGHT, certify
 
+GOOD = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
 Samples = dict[tuple[str, ...], float]
 
 
@@ -33,8 +34,7 @@ def found() -> Samples:
     )
     unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
     case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(slow, unknown))
-    good = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
-    return samples(certify(case, good, promised=["fabric", "mesh"], cluster_nodes=16))
+    return samples(certify(case, GOOD, promised=["fabric", "mesh"], cluster_nodes=16))
 
 
 def test_verdict_measurement_and_expiry_are_exported(found: Samples) -> None:
@@ -49,8 +49,7 @@ def test_verdict_measurement_and_expiry_are_exported(found: Samples) -> None:
 
 
 def test_each_node_has_its_state_and_expiry() -> None:
-    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
-    passed = certify(case, promised=["mesh"])
+    passed = certify(GOOD, promised=["mesh"])
     found = samples(passed)
     assert found["mnode_node_state", "node3", "passed"] == 1
     assert found["mnode_node_state", "node3", "failed"] == 0
@@ -83,10 +82,9 @@ def test_unknown_values_have_no_sample(found: Samples) -> None:
 
 def test_no_spec_silences_the_alert_of_another() -> None:
     """`end unless expiry > …` matches labels: each has `spec`, and an end whatever its verdict."""
-    good = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
     bad = CaseResult("t/test_mesh.py::test_it", "?", "failed")
     found: dict[str, set[str]] = {}
-    for name, case in (("h100", bad), ("rack", good)):
+    for name, case in (("h100", bad), ("rack", GOOD)):
         one = certify(case, promised=["mesh"], spec=replace(FACTS.spec, name=name))
         for family in text_string_to_metric_families(prometheus_text(one)):
             for sample in family.samples:

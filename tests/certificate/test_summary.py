@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, summary_lines
+from pytest_mnode.certificate import summary_lines
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection, smallest_share_wrong
 from pytest_mnode.measurement import Measurement, at_least, equals
 from tests.certificate.conftest import RIGHT, certify
+from tests.certificate.test_certificate import FAST, SLOW, UNKNOWN, case
 
-FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", Culprit("node1"))
-SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
-UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
-
-
-def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more: Any) -> CaseResult:
-    test = f"acceptance/test_{name}.py::test_it"
-    return CaseResult(test, f"Is {name} well?", outcome, measurements=measurements, **more)
+SLOW = replace(SLOW, culprit=Culprit("node2"))
 
 
 def test_every_criterion_has_its_line() -> None:
@@ -59,50 +54,42 @@ nodes: failed: node2; suspect: node[0-1,3]
 {reasons}"""  # fmt: skip
 
 
+UNTIL = "until 2026-11-28 02:06 UTC (spec rack"
+PARTLY = "; cluster not certified: not every node has a pass: "
+UNNUMBERED = "passed: 0 nodes (the spec names no number)"
+
+
 @pytest.mark.parametrize(
-    ("cases", "more", "line"),
+    ("measured", "more", "line"),
     [
+        (FAST, {}, f"certified: 4 nodes (the spec names no number) {UNTIL}, rack launcher)"),
         (
-            [case("fabric", "passed", FAST)],
-            {},
-            "certified: 4 nodes (the spec names no number) until 2026-11-28 02:06 UTC "
-            "(spec rack, rack launcher)",
-        ),
-        (
-            [case("fabric", "passed", RIGHT)],
+            RIGHT,
             {"emulated": "links shaped on one machine", "nodes": ("node0",), "cluster_nodes": 16},
-            "partly certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack "
-            "launcher); cluster not certified: not every node has a pass: passed: node0; not "
+            f"partly certified: 1 of 16 nodes {UNTIL}, rack launcher){PARTLY}passed: node0; not "
             "tested: 15 others",
         ),
         (
-            [case("fabric", "passed", RIGHT)],
+            RIGHT,
             {"nodes": (), "ranks": 0, "cluster_nodes": 4, "launcher": "none"},
-            "partly certified: fabric only, no node tested, until 2026-11-28 02:06 UTC (spec rack, "
-            "none launcher); cluster not certified: not every node has a pass: not "
+            f"partly certified: fabric only, no node tested, {UNTIL}, none launcher){PARTLY}not "
             "tested: 4 others",
         ),
         (
-            [case("fabric", "passed", SLOW)],
-            {"cluster_nodes": 4},
+            *(SLOW, {"cluster_nodes": 4}),
             "NOT certified: fabric failed (node2); passed: 3 of 4 nodes",
         ),
+        (None, {}, f"incomplete: fabric did not run; {UNNUMBERED}"),
         (
-            [],
-            {},
-            "incomplete: fabric did not run; passed: 0 nodes (the spec names no number)",
-        ),
-        (
-            [case("fabric", "passed", UNKNOWN)],
-            {"cluster_nodes": 4},
-            "inconclusive: fabric inconclusive (busbw not measured: no counter); "
-            "passed: 0 of 4 nodes",
+            *(UNKNOWN, {}),
+            f"inconclusive: fabric inconclusive (busbw not measured: no counter); {UNNUMBERED}",
         ),
     ],
 )
 def test_the_first_line_and_the_last_are_the_certificate(
-    cases: list[CaseResult], more: dict[str, Any], line: str
+    measured: Measurement | None, more: dict[str, Any], line: str
 ) -> None:
+    cases = [] if measured is None else [case("fabric", "passed", measured)]
     lines = summary_lines(certify(*cases, promised=["fabric"], **more))
     assert (lines[0], lines[-1]) == (line, line)
 
@@ -124,12 +111,8 @@ def test_emulated_hardware_is_printed_before_the_verdict() -> None:
 def test_a_passing_criterion_shows_its_smallest_margin_without_a_culprit() -> None:
     tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit=Culprit("node3"))
     lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
-    assert re.split(r"\s{2,}", lines[3]) == [
-        "fabric",
-        "171 Mbit/s gather busbw",
-        "≥ 170 ± 0 Mbit/s",
-        "pass",
-    ]
+    row = ["fabric", "171 Mbit/s gather busbw", "≥ 170 ± 0 Mbit/s", "pass"]
+    assert re.split(r"\s{2,}", lines[3]) == row
 
 
 def test_criteria_without_a_margin_show_their_number_of_tests() -> None:

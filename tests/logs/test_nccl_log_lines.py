@@ -213,8 +213,10 @@ def test_one_device_of_two_lines() -> None:
     assert adapters(log) == ("mlx5_0", "mlx5_1")
 
 
-@pytest.mark.parametrize("network", ["AWS Libfabric", "Libfabric"])
-@pytest.mark.parametrize(("groups", "size"), [(8, 1), (8, 2), (8, 4), (4, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("network", "groups", "size"),
+    [("AWS Libfabric", 8, 1), ("AWS Libfabric", 8, 4), ("Libfabric", 4, 2), ("Libfabric", 1, 4)],
+)
 def test_each_nic_of_a_libfabric_group_is_a_rail(network: str, groups: int, size: int) -> None:
     nics = {(g, n): f"0000:{16 * g + n:02x}:00.0" for g in range(groups) for n in range(size)}
     listed = [f"NET/OFI NIC group {g} device #{n} {name}" for (g, n), name in nics.items()]
@@ -359,38 +361,26 @@ def test_providers(message: str, name: str) -> None:
     assert [provider.name for provider in read(message).providers] == [name]
 
 
+RDMA_NETWORKS = ("IB", "IBext_v10", "IBext", "gIB", "SHARP", "UCX", "SPCX", "IB-CAST")
+
+
 @pytest.mark.parametrize(
     ("name", "providers", "expected"),
     [
-        ("IB", (), NetworkKind.RDMA),
-        ("IBext_v10", (), NetworkKind.RDMA),
-        ("IBext", (), NetworkKind.RDMA),
-        ("gIB", (), NetworkKind.RDMA),
-        ("SHARP", (), NetworkKind.RDMA),
-        ("UCX", (), NetworkKind.RDMA),
-        ("SPCX", (), NetworkKind.RDMA),
-        ("IB-CAST", (), NetworkKind.RDMA),
+        *((name, (), NetworkKind.RDMA) for name in RDMA_NETWORKS),
         ("AWS Libfabric", ("efa",), NetworkKind.RDMA),
         ("Libfabric", ("verbs;ofi_rxm",), NetworkKind.RDMA),
         ("AWS Libfabric", ("tcp;ofi_rxm",), NetworkKind.SOCKETS),
-        ("AWS Libfabric", (), NetworkKind.UNKNOWN),
         ("AWS Libfabric", ("efa", "tcp"), NetworkKind.UNKNOWN),
-        ("Socket", (), NetworkKind.SOCKETS),
-        ("FastSocket", (), NetworkKind.SOCKETS),
-        ("GPUDirectTCPX_v7", (), NetworkKind.GPUDIRECT_TCP),
-        ("FasTrak", (), NetworkKind.GPUDIRECT_TCP),
-        ("Quillon", (), NetworkKind.UNKNOWN),
-        ("NotIB", (), NetworkKind.UNKNOWN),
-        ("", (), NetworkKind.UNKNOWN),
+        *((name, (), NetworkKind.SOCKETS) for name in ("Socket", "FastSocket")),
+        *((name, (), NetworkKind.GPUDIRECT_TCP) for name in ("GPUDirectTCPX_v7", "FasTrak")),
+        *((name, (), NetworkKind.UNKNOWN) for name in ("AWS Libfabric", "Quillon", "NotIB", "")),
     ],
 )
 def test_the_transport_of_a_network(
     name: str, providers: tuple[str, ...], expected: NetworkKind
 ) -> None:
     assert network_of(name, providers) is expected
-
-
-def test_an_unknown_provider_is_unknown() -> None:
     assert provider_network("carrier-pigeon") is NetworkKind.UNKNOWN
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from pytest_mnode.logs.nccl_log import NcclProcess, read_nccl_log
 
-WHO = "birch7:311:340 [1] NCCL INFO "
 WARN = "fir1:7:8 [0] misc/socket.cc:9 NCCL WARN Connect failed\n"
 
 
@@ -24,26 +23,9 @@ def test_two_communicators_of_one_process_are_separate() -> None:
     assert [comm.address for comm in only.comms] == ["0xa1", "0xb2"]
 
 
-def test_several_ranks_of_one_process_are_distinguished_by_device() -> None:
-    lines = []
-    for number in range(2):
-        who = f"fir1:7:{40 + number} [{number}] NCCL INFO "
-        comm = (
-            f"ncclCommInitAll comm 0xa{number} rank {number} nranks 4 cudaDev {number} busId 1000"
-        )
-        lines += [
-            f"{who}{comm} commId 0x9 - Init START",
-            f"{who}Channel 00/0 : {number}[{number}] -> {number + 2}[0] [send] via NET/IB/{number}",
-            f"{who}{comm} commId 0x9 - Init COMPLETE",
-        ]
-    log = read_nccl_log("\n".join(lines) + "\n")
-    assert [(r.rank, r.cuda_device) for r in log.ranks] == [(0, 0), (1, 1)]
-    assert [[c.device for c in r.channels] for r in log.ranks] == [[0], [1]]
-
-
 @pytest.mark.parametrize("device", ["[{}] ", "[0] ", ""])
 @pytest.mark.parametrize("comm_id", [" commId 0x9", ""])
-def test_two_ranks_of_one_process_are_two_without_their_devices(device: str, comm_id: str) -> None:
+def test_two_ranks_of_one_process_are_two(device: str, comm_id: str) -> None:
     text = ""
     for rank in range(2):
         who = f"fir1:7:{40 + rank} {device.format(rank)}NCCL INFO "
@@ -56,6 +38,8 @@ def test_two_ranks_of_one_process_are_two_without_their_devices(device: str, com
     log = read_nccl_log(text)
     assert [(r.rank, r.size, r.complete) for r in log.ranks] == [(0, 4, True), (1, 4, True)]
     assert [[c.device for c in r.channels] for r in log.ranks] == [[0], [1]]
+    if "{" in device:
+        assert [r.cuda_device for r in log.ranks] == [0, 1]
 
 
 def test_one_process_with_several_gpus_is_as_many_ranks_without_lines_of_communicators() -> None:
@@ -195,14 +179,6 @@ def test_zero_bytes_show_a_truncated_log() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [WARN + "fir1:7:8 [0] NCCL INFO something else\n" + WARN, WARN + "3: " + WARN]
-)
-def test_equal_warnings_are_one(text: str) -> None:
-    (warning,) = read_nccl_log(text).warnings
-    assert (warning.text, warning.recovered) == ("Connect failed", None)
-
-
-@pytest.mark.parametrize(
     "before",
     [
         "birch7:311:340 [1] transport/net_ib.cc:77 NCCL WARN ",
@@ -225,22 +201,6 @@ def test_what_only_the_monitor_of_nccl_misses_is_no_warning() -> None:
     assert len(read_nccl_log(warn.format("misc/")).warnings) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "socketPollConnect: connect to 10.0.0.9<4242> returned Connection timed out, retrying "
-        "(3/34) after sleep for 300 msec",
-        "Connect to 10.0.0.9<4242> failed : Connection timed out, retrying",
-        "NET/IB : timeout, will be retrying on another path",
-    ],
-)
-def test_a_retry_is_not_a_failure(text: str) -> None:
-    warn = f"birch7:311:340 [1] misc/socket.cc:551 NCCL WARN {text}\n"
-    for after in ("", f"{WHO}misc/socket.cc:47 -> 3\n"):
-        (warning,) = read_nccl_log(warn + after).warnings
-        assert warning.recovered is None
-
-
 POLL = (
     "fir1:7:8 [0] misc/socket.cc:540 NCCL WARN socketPollConnect poll() failed with error "
     "Connection timed out\n"
@@ -252,62 +212,49 @@ RETRY = (
 PASSED_ON = "fir1:7:8 [0] NCCL INFO misc/socket.cc:611 -> 6\n"
 
 
+NET_IB = "fir1:7:8 [0] transport/net_ib.cc:209 NCCL WARN NET/IB : mlx5_0:1 "
+ERROR = "fir1:7:8 [0] a.cc:7 NCCL WARN something is amiss\n"
+INFO = "fir1:7:8 [0] NCCL INFO "
+
+
 @pytest.mark.parametrize(
     ("text", "recovered"),
     [
+        # A connection that is tried again has not failed.
         (POLL, False),
         (POLL + RETRY.format(1), None),
         (POLL + PASSED_ON + RETRY.format(1), None),
         (POLL + RETRY.format(1) + PASSED_ON, False),
         (POLL + RETRY.format(1).replace("fir1:7", "fir1:9"), False),
-        (POLL + RETRY.format(1) + "fir1:7:8 [0] NCCL INFO Connected all rings\n", True),
+        (POLL + RETRY.format(1) + f"{INFO}Connected all rings\n", True),
         ("fir1:7:8 [0] x.cc:1 NCCL WARN Duplicate GPU detected\n" + RETRY.format(1), False),
+        *((f"{WARN[:-1]} : timed out, retrying\n{after}", None) for after in ("", PASSED_ON)),
+        *((f"{NET_IB}timeout, will be retrying\n{after}", None) for after in ("", PASSED_ON)),
+        (RETRY.format(3).replace("INFO", "WARN"), None),
+        # After an event of a port NCCL may go on.
+        (f"{NET_IB}Got async error event: client reregistration\n", None),
+        (f"{NET_IB}Got non-fatal async event: port active(9)\n", None),
+        (f"{NET_IB}Got non-fatal async event: GID table change(18)\n", None),
+        (f"{NET_IB}Got non-fatal async event: port error(10)\n", False),
+        (f"{NET_IB}async fatal event on QP (qpn 71): catastrophic error(1)\n", False),
+        # The trace of calls that pass an error on.
+        (f"{ERROR}{INFO}transport/net.cc:1298 -> 6\n", False),
+        (f"{ERROR}{INFO}proxy.cc:736 -> 6 [Progress Thread]\n", False),
+        (f"{ERROR}{INFO}[Service thread] proxy.cc:736 -> 6\n", False),
+        (f"{ERROR}{INFO}transport/net.cc:1298 (sendProxyProgress) -> 6\n", False),
+        (f"{ERROR}{INFO}src/net_ib/connect.cc:88 (ncclIbConnect(int, void*)) -> 2\n", False),
+        (f"{ERROR}{INFO}init.cc:1298 -> 0\n", None),
+        (f"{ERROR}{INFO}init.cc:1298 (ncclCommGetAsyncError) -> 7\n", None),
+        (f"{ERROR}{INFO}10 -> 6\n", None),
+        # A process that connects later has recovered.
+        (f"{WARN}{INFO}Connected all rings\n", True),
+        (f"{WARN}{INFO}Connected all trees\n", True),
+        (f"{WARN}{INFO}Ring 00 : 1 -> 0 -> 1\n", None),
+        # Equal warnings are one.
+        (f"{WARN}{INFO}something else\n{WARN}", None),
+        (f"{WARN}3: {WARN}", None),
     ],
 )
-def test_a_connection_that_is_tried_again_has_not_failed(text: str, recovered: bool | None) -> None:
+def test_the_outcome_of_a_warning(text: str, recovered: bool | None) -> None:
     (warning,) = read_nccl_log(text).warnings
-    assert warning.recovered is recovered
-
-
-@pytest.mark.parametrize(
-    ("event", "recovered"),
-    [
-        ("Got async error event: client reregistration", None),
-        ("Got non-fatal async event: port active(9)", None),
-        ("Got non-fatal async event: GID table change(18)", None),
-        ("Got non-fatal async event: port error(10)", False),
-        ("async fatal event on QP (qpn 71): local work queue catastrophic error(1)", False),
-    ],
-)
-def test_after_an_event_of_a_port_nccl_may_continue(event: str, recovered: bool | None) -> None:
-    warn = f"birch7:311:340 [1] transport/net_ib.cc:209 NCCL WARN NET/IB : mlx5_0:1 {event}\n"
-    (warning,) = read_nccl_log(warn).warnings
-    assert warning.recovered is recovered
-
-
-@pytest.mark.parametrize(
-    ("trail", "gave_up"),
-    [
-        ("transport/net.cc:1298 -> 6", True),
-        ("proxy.cc:736 -> 6 [Progress Thread]", True),
-        ("[Service thread] proxy.cc:736 -> 6", True),
-        ("transport/net.cc:1298 (sendProxyProgress) -> 6", True),
-        ("src/transport/net_ib/connect.cc:88 (ncclIbConnect(int, void*)) -> 2", True),
-        ("init.cc:1298 -> 0", False),
-        ("init.cc:1298 (ncclCommGetAsyncError) -> 7", False),
-        ("10 -> 6", False),
-    ],
-)
-def test_the_call_trace_of_an_error(trail: str, gave_up: bool) -> None:
-    warn = "birch7:311:340 [1] a.cc:7 NCCL WARN something is amiss\n"
-    (warning,) = read_nccl_log(f"{warn}{WHO}{trail}\n").warnings
-    assert warning.recovered is (False if gave_up else None)
-
-
-@pytest.mark.parametrize(
-    ("after", "recovered"),
-    [("Connected all rings", True), ("Connected all trees", True), ("Ring 00 : 1 -> 0 -> 1", None)],
-)
-def test_a_process_that_connects_later_has_recovered(after: str, recovered: bool | None) -> None:
-    (warning,) = read_nccl_log(f"{WARN}fir1:7:8 [0] NCCL INFO {after}\n").warnings
     assert warning.recovered is recovered

@@ -185,14 +185,6 @@ def test_newer_heads_and_warnings() -> None:
     assert rates(NEWER) == {1048576: pytest.approx(386.66, rel=1e-4)}
 
 
-@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "\x1b[32m", "[rank0]: ", "node-3: "])
-def test_a_schedulers_prefix_changes_nothing(prefix: str) -> None:
-    text = recorded("write_bw.client")
-    lines = [line for line in text.splitlines() if not line.startswith("# ")]
-    put = (prefix + line for line in lines)
-    assert rates("\r\n".join(put)) == rates(text)
-
-
 LAYOUTS: dict[str, Callable[[str], str]] = {
     "tabs as blanks": lambda text: text.expandtabs(8),
     "a tab as a blank": lambda text: text.replace("\t", " "),
@@ -251,11 +243,19 @@ def test_cut_output_is_not_complete(name: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "average_gbits_s"),
-    [("Gb/sec", 96.5), ("MB/sec", 0.8095), ("MiB/sec", 0.8095), ("GB/sec", None), ("", None)],
+    ("unit", "cell", "average_gbits_s"),
+    [
+        ("Gb/sec", "96.50", 96.5),
+        ("MB/sec", "96.50", 0.8095),
+        ("MiB/sec", "96.50", 0.8095),
+        *((unit, "96.50", None) for unit in ("GB/sec", "")),
+        *(("MiB/sec", cell, None) for cell in ("-46093.75", "inf", "-nan", "46093,75")),
+    ],
 )
-def test_a_rate_of_an_unknown_unit_is_ignored(unit: str, average_gbits_s: float | None) -> None:
-    text = NEWER.replace("MiB/sec", unit).replace("46093.75", "96.50")
+def test_a_rate_without_a_known_unit_or_a_number_is_ignored(
+    unit: str, cell: str, average_gbits_s: float | None
+) -> None:
+    text = NEWER.replace("MiB/sec", unit).replace("46093.75", cell)
     expected = average_gbits_s and pytest.approx(average_gbits_s, rel=1e-3)
     assert rates(text) == {1048576: expected}
 
@@ -276,6 +276,12 @@ def test_more_columns(more: str) -> None:
         assert rates(layout(text)) == rates(NEWER)
 
 
+PREFIXES = (
+    *("0: ", "[1,0]<stdout>:", "\x1b[32m", "[rank0]: ", "node-3: ", "worker-0  | "),
+    "Sat Nov 21 03:00:0{} 2026<stdout>: ",
+)
+
+
 @given(st.one_of(st.text(), st.binary()))
 def test_any_text_is_read(text: str | bytes) -> None:
     read_perftest(text)
@@ -288,12 +294,12 @@ def test_a_damaged_table_is_read(data: st.DataObject) -> None:
     read_perftest(text[:at] + data.draw(st.text(max_size=20)) + text[at + 3 :])
 
 
-@pytest.mark.parametrize(
-    "prefix", ["hall1: ", "[1,0]<stdout>:", "worker-0  | ", "Sat Nov 21 03:00:0{} 2026<stdout>: "]
-)
+@pytest.mark.parametrize("prefix", PREFIXES)
 def test_any_prefix_of_lines_is_ignored(prefix: str) -> None:
-    lines = [f"{prefix.format(i % 10)}{line}" for i, line in enumerate(NEWER.splitlines())]
-    assert rates("\n".join(lines)) == rates(NEWER)
+    for text in (NEWER, recorded("write_bw.client")):
+        printed = [line for line in text.splitlines() if not line.startswith("# ")]
+        lines = [f"{prefix.format(i % 10)}{line}" for i, line in enumerate(printed)]
+        assert rates("\r\n".join(lines)) == rates(text)
 
 
 @pytest.mark.parametrize("words", ["Post List ", "Bidirectional Post List "])
@@ -303,20 +309,10 @@ def test_titles_with_more_words(words: str) -> None:
     assert found.bidirectional is words.startswith("Bidirectional")
 
 
-def test_a_warning_of_a_library_is_no_error() -> None:
-    warning = "libibverbs: Warning: couldn't load driver 'libother-rdmav34.so': no such file\n"
-    assert rates(warning + NEWER)
-
-
 def test_without_its_title_a_table_may_be_of_both_directions() -> None:
     title = "                    RDMA_Write BW Test\n"
     assert read_perftest(NEWER).bidirectional is False
     assert read_perftest(NEWER.replace(title, "")).bidirectional is None
-
-
-@pytest.mark.parametrize("cell", ["-46093.75", "inf", "-nan", "46093,75"])
-def test_invalid_rates_are_ignored(cell: str) -> None:
-    assert rates(NEWER.replace("46093.75", cell)) == {1048576: None}
 
 
 @pytest.mark.parametrize("cell", ["0.00", "-12.38", "nan"])
@@ -325,6 +321,13 @@ def test_invalid_latencies_are_ignored(cell: str) -> None:
     assert read_perftest(text).typical_us == ((2, None),)
 
 
-def test_a_working_directory_warning_is_no_error() -> None:
-    note = "slurmstepd: error: Unable to create TMPDIR [/scratch/7]: Permission denied\n"
-    assert read_perftest(note).faults == ()
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "slurmstepd: error: Unable to create TMPDIR [/scratch/7]: Permission denied\n",
+        "libibverbs: Warning: couldn't load driver 'libother-rdmav34.so': no such file\n",
+    ],
+)
+def test_a_warning_is_no_error(warning: str) -> None:
+    assert read_perftest(warning).faults == ()
+    assert rates(warning + NEWER)

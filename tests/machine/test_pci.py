@@ -15,43 +15,29 @@ from tests.trees import AMAZON, ASPEED, GPU, NIC, NVIDIA, SWITCH_PORT, Tree, gpu
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_functions_and_the_bridges_above_them_are_those_that_hwloc_found(
+def test_functions_their_bridges_and_local_cpus_are_those_that_hwloc_found(
     recorded: Recorded, name: str
 ) -> None:
     root = recorded(name)
     expected: dict[str, tuple[tuple[str, ...], str]] = {}
+    beside: dict[str, frozenset[int]] = {}
 
-    def walk(element: ElementTree.Element, bridges: tuple[str, ...]) -> None:
-        address = element.get("pci_busid")
-        if address:
-            expected[address] = (bridges, element.attrib["pci_type"][:4])
+    def walk(element: ElementTree.Element, bridges: tuple[str, ...], mask: int) -> None:
+        mask = int(element.get("cpuset", hex(mask)), 16)
+        if address := element.get("pci_busid"):
+            kind = element.attrib["pci_type"][:4]
+            expected[address] = (bridges, kind)
             bridges = (*bridges, address)
+            if kind.startswith("02"):
+                beside[address] = frozenset(i for i in range(mask.bit_length()) if mask >> i & 1)
         for child in element.findall("object"):
-            walk(child, bridges)
+            walk(child, bridges, mask)
 
-    walk(ElementTree.parse(root / "cmd/lstopo-io-all.xml").getroot(), ())
+    walk(ElementTree.parse(root / "cmd/lstopo-io-all.xml").getroot(), (), 0)
     tree = read_pci(root)
     assert {f.address: (f.bridges, f.kind) for f in tree.functions} == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_cpus_local_to_nics_are_those_that_hwloc_put_them_beside(
-    recorded: Recorded, name: str
-) -> None:
-    root = recorded(name)
-    expected: dict[str, frozenset[int]] = {}
-
-    def walk(element: ElementTree.Element, mask: int) -> None:
-        mask = int(element.attrib["cpuset"], 16) if "cpuset" in element.attrib else mask
-        if element.get("pci_type", "").startswith("02"):
-            cpus = frozenset(i for i in range(mask.bit_length()) if mask >> i & 1)
-            expected[element.attrib["pci_busid"]] = cpus
-        for child in element.findall("object"):
-            walk(child, mask)
-
-    walk(ElementTree.parse(root / "cmd/lstopo-io-all.xml").getroot(), 0)
-    assert {f.address: f.local_cpus for f in read_pci(root).networks} == expected
-    assert expected or name == "numa1-veth-rxe"
+    assert {f.address: f.local_cpus for f in tree.networks} == beside
+    assert beside or name == "numa1-veth-rxe"
 
 
 def test_nodes_links_and_drivers_of_a_recorded_machine(recorded: Recorded) -> None:

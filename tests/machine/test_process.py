@@ -152,14 +152,11 @@ def test_missing_control_groups_are_unknown_not_unlimited(tmp_path: Path) -> Non
 
 def _memory(version: int, limit: str | int, used: int, cached: int) -> dict[str, str | int]:
     """Files of a control group; other fields of memory.stat are larger than the right one."""
-    names = (
-        ("memory.max", "memory.current")
-        if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    )
-    field = "inactive_file" if version == 2 else "total_inactive_file"
-    alone = "" if version == 2 else "inactive_file 990\n"
-    stat = f"anon 991\nfile 992\n{alone}inactive_anon 993\n{field} {cached}\nactive_file 994"
+    stat = f"inactive_file {cached}\nanon 991\nfile 992\ninactive_anon 993\nactive_file 994"
+    if version == 2:
+        return {"memory.max": limit, "memory.current": used, "memory.stat": stat}
+    stat = stat.replace("inactive_file", "inactive_file 990\ntotal_inactive_file")
+    names = "memory.limit_in_bytes", "memory.usage_in_bytes"
     return {names[0]: limit, names[1]: used, "memory.stat": stat}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,15 @@ from tests.trees import IB_NIC, MELLANOX, NIC, Tree, gpu_server
 
 def _devices(root: Path) -> dict[str, RdmaDevice]:
     return {device.name: device for device in read_rdma(root) or ()}
+
+
+def _port(root: Path, **more: Any) -> Port:
+    """The port of an RDMA device, the only one of this machine."""
+    tree, on = Tree(root), "pci0000:10/0000:10:01.0"
+    tree.pci(on, NIC, MELLANOX)
+    tree.rdma("rdma0", on, **more)
+    (device,) = read_rdma(root) or ()
+    return device.ports[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,11 +74,11 @@ def test_soft_roce_on_two_nodes(recorded: Recorded) -> None:
     port = first.ports[0]
     assert port.active is True
     assert port.link_layer == "Ethernet"
-    assert [(g.index, g.type, g.netdev) for g in port.gids or ()] == [
-        (0, "RoCE v2", "eth1"),
-        (1, "RoCE v2", "eth1"),
-    ]
+    gids = [(g.index, g.type, g.netdev) for g in port.gids or ()]
+    assert gids == [(0, "RoCE v2", "eth1"), (1, "RoCE v2", "eth1")]
     assert port.counters is None, "soft-RoCE in its shipped form has no byte counters"
+    assert port_bytes(port) is None
+    assert set(error_increases(port, port).values()) == {0}
     assert port.hw_counters is not None
     assert "lifespan" not in port.hw_counters, "this file is no counter"
 
@@ -112,23 +122,15 @@ def test_soft_iwarp_has_no_counters_and_is_found_by_its_address(recorded: Record
 def test_protocol_of_a_port(
     tmp_path: Path, node_type: str, link_layer: str, protocol: str | None
 ) -> None:
-    tree, on = Tree(tmp_path), "pci0000:10/0000:10:01.0"
-    tree.pci(on, NIC, MELLANOX)
     gids = [("5254:0000:0001:0000:0000:0000:0000:0000", "IB/RoCE v1", "eth0")]
-    tree.rdma("rdma0", on, gids=gids, node_type=node_type, link_layer=link_layer)
-    (device,) = read_rdma(tmp_path) or ()
-    assert device.ports[0].protocol == protocol
+    port = _port(tmp_path, gids=gids, node_type=node_type, link_layer=link_layer)
+    assert port.protocol == protocol
 
 
 def test_protocols_of_recorded_devices(recorded: Recorded) -> None:
-    protocols = {
-        p.protocol for d in _devices(recorded("numa2-e1000e-siw")).values() for p in d.ports
-    }
-    assert protocols == {"iWARP"}
-    protocols = {
-        p.protocol for d in _devices(recorded("numa2-e1000e-rxe-up")).values() for p in d.ports
-    }
-    assert protocols == {"RoCE"}
+    for name, protocol in (("numa2-e1000e-siw", "iWARP"), ("numa2-e1000e-rxe-up", "RoCE")):
+        ports = [port for device in read_rdma(recorded(name)) or () for port in device.ports]
+        assert {port.protocol for port in ports} == {protocol}
 
 
 @pytest.mark.parametrize(
@@ -183,12 +185,6 @@ def test_bytes_between_two_readings(recorded: Recorded) -> None:
     assert [_moved_bytes(a, b)[0] for b, a in ports] == [None, 0]
     back = error_increases(after[0].ports[0], before[0].ports[0])
     assert back["duplicate_request"] is None
-
-
-def test_soft_roce_as_shipped_does_not_count_bytes(recorded: Recorded) -> None:
-    port = _devices(recorded("numa2-e1000e-rxe-up"))["rxe0"].ports[0]
-    assert port_bytes(port) is None
-    assert set(error_increases(port, port).values()) == {0}
 
 
 _MLX5 = {"port_xmit_data": 1000, "port_rcv_data": 500, "port_xmit_wait": 7, "symbol_error": 0}
@@ -273,21 +269,11 @@ def test_gids_of_both_types_and_devices_in_numeric_order(tmp_path: Path) -> None
     assert devices["mlx5_10"].numa_node is None, "−1 is unknown"
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("400 Gb/sec (4X NDR)", 400.0),
-        ("2.5 Gb/sec (1X SDR)", 2.5),
-        ("100 Gb/sec (4X EDR)", 100.0),
-        ("800 Gb/sec (4X XDR)", 800.0),
-        ("0 Gb/sec (4X SDR)", None),
-        ("N/A", None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_rates(text: str | None, rate: float | None) -> None:
-    assert parse_rate_gbits_s(text) == rate
+def test_rates() -> None:
+    for text, rate in (("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5)):
+        assert parse_rate_gbits_s(text) == rate
+    for none in ("0 Gb/sec (4X SDR)", "N/A", "", None):
+        assert parse_rate_gbits_s(none) is None
 
 
 @pytest.mark.parametrize(
@@ -304,11 +290,7 @@ def test_rates(text: str | None, rate: float | None) -> None:
 def test_a_port_is_active_by_both_its_states(
     tmp_path: Path, state: str, phys_state: str, active: bool | None
 ) -> None:
-    tree = Tree(tmp_path)
-    tree.pci("pci0000:10/0000:10:01.0", IB_NIC, MELLANOX)
-    tree.rdma("mlx5_0", "pci0000:10/0000:10:01.0", state=state, phys_state=phys_state)
-    (device,) = read_rdma(tmp_path) or ()
-    assert device.ports[0].active is active
+    assert _port(tmp_path, state=state, phys_state=phys_state).active is active
 
 
 def test_states() -> None:
@@ -326,59 +308,30 @@ def test_any_text_is_read(text: str) -> None:
     meaning(text)
 
 
-@pytest.mark.parametrize(
-    ("counter", "means"),
-    [
-        ("symbol_error", CounterMeaning.ERROR),
-        ("tcpRetransSegs", CounterMeaning.LOSS),
-        ("ip4InDiscards", CounterMeaning.ERROR),
-        ("RxECNMrkd", CounterMeaning.CONGESTION),
-        ("link_error_recovery", CounterMeaning.ERROR),
-        ("port_xmit_discards", CounterMeaning.ERROR),
-        ("VL15_dropped", CounterMeaning.LOSS),
-        ("rx_drops", CounterMeaning.LOSS),
-        ("retry_exceeded_err", CounterMeaning.ERROR),
-        ("req_remote_access_errors", CounterMeaning.ERROR),
-        ("rx_icrc_encapsulated", CounterMeaning.ERROR),
-        ("local_ack_timeout_err", CounterMeaning.LOSS),
-        ("rnr_nak_retry_err", CounterMeaning.LOSS),
-        *(
-            (name, CounterMeaning.LOSS)
-            for name in ("rnr_naks_rcvd", "requester_oos_nak", "responder_oos")
-        ),
-        *((name, CounterMeaning.ERROR) for name in ("res_exceed_max", "res_length_mismatch")),
-        *(
-            (name, CounterMeaning.ERROR)
-            for name in ("res_rx_no_perm", "res_irrq_oflow", "ip4OutNoRoutes")
-        ),
-        ("retrans_timeout_events", CounterMeaning.LOSS),
-        *((name, CounterMeaning.LOSS) for name in ("req_rx_pkt_seq_err", "resp_tx_pkt_seq_err")),
-        *((name, CounterMeaning.LOSS) for name in ("resp_rx_outouf_seq", "tx_rdma_ack_timeout")),
-        ("req_tx_retry_excd_err", CounterMeaning.ERROR),
-        ("rp_cnp_handled", CounterMeaning.CONGESTION),
-        ("np_ecn_marked_roce_packets", CounterMeaning.CONGESTION),
-        ("port_xmit_wait", CounterMeaning.CONGESTION),
-        ("resp_cqe_flush_error", CounterMeaning.OTHER),
-        ("ack_deferred", CounterMeaning.OTHER),
-        *(  # commands that EFA's driver refused, and hns's
-            (name, CounterMeaning.OTHER)
-            for name in ("cmds_err", "no_completion_cmds", "alloc_pd_err", "create_qp_err")
-        ),
-        *((name, CounterMeaning.OTHER) for name in ("create_cq_err", "reg_mr_err", "mmap_err")),
-        *((name, CounterMeaning.OTHER) for name in ("alloc_ucontext_err", "create_ah_err")),
-        *((name, CounterMeaning.OTHER) for name in ("qp_create_err_cnt", "mr_rereg_err_cnt")),
-        *((name, CounterMeaning.ERROR) for name in ("rdma_read_wr_err", "rdma_write_wr_err")),
-        *(
-            (name, CounterMeaning.ERROR)
-            for name in ("res_tx_pci_err", "unresponsive_remote_events")
-        ),
-        ("rx_write_requests", CounterMeaning.OTHER),
-        ("port_xmit_data", CounterMeaning.OTHER),
-        ("multicast_xmit_packets", CounterMeaning.OTHER),
-    ],
-)
-def test_values_of_a_counter_file(counter: str, means: CounterMeaning) -> None:
-    assert meaning(counter) is means
+MEANINGS = {
+    CounterMeaning.ERROR: """
+        symbol_error ip4InDiscards link_error_recovery port_xmit_discards retry_exceeded_err
+        req_remote_access_errors rx_icrc_encapsulated res_exceed_max res_length_mismatch
+        res_rx_no_perm res_irrq_oflow ip4OutNoRoutes req_tx_retry_excd_err rdma_read_wr_err
+        rdma_write_wr_err res_tx_pci_err unresponsive_remote_events""",
+    CounterMeaning.LOSS: """
+        tcpRetransSegs VL15_dropped rx_drops local_ack_timeout_err rnr_nak_retry_err rnr_naks_rcvd
+        requester_oos_nak responder_oos retrans_timeout_events req_rx_pkt_seq_err
+        resp_tx_pkt_seq_err resp_rx_outouf_seq tx_rdma_ack_timeout""",
+    CounterMeaning.CONGESTION: """
+        RxECNMrkd rp_cnp_handled np_ecn_marked_roce_packets port_xmit_wait""",
+    # Also commands that a driver refused.
+    CounterMeaning.OTHER: """
+        resp_cqe_flush_error ack_deferred cmds_err no_completion_cmds alloc_pd_err create_qp_err
+        create_cq_err reg_mr_err mmap_err alloc_ucontext_err create_ah_err qp_create_err_cnt
+        mr_rereg_err_cnt rx_write_requests port_xmit_data multicast_xmit_packets""",
+}
+
+
+def test_the_meaning_of_a_counter_file() -> None:
+    for means, counters in MEANINGS.items():
+        for counter in counters.split():
+            assert meaning(counter) is means, counter
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from pytest_mnode import reference_job
 from pytest_mnode.reference_job import EXIT_PREEMPTED, JobConfig
 from pytest_mnode.reference_job.records import PARTS
 
@@ -22,6 +24,13 @@ def test_every_key_is_documented(name: str) -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_is_documented(name: str) -> None:
     assert f"`{name}`" in PAGE
+
+
+def test_the_time_for_which_a_checkpoint_is_held_is_documented() -> None:
+    """Read as text: the module imports torch."""
+    source = Path(reference_job.__file__).with_name("trainer.py").read_text(encoding="utf-8")
+    [hold_s] = re.findall(r"^HOLD_S = (.+)$", source, re.MULTILINE)
+    assert f"the step whose checkpoint is held open for {float(hold_s):g} s" in PAGE
 
 
 def test_the_status_is_documented() -> None:

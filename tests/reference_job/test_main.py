@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,41 +11,40 @@ import pytest
 
 from pytest_mnode.reference_job import JobConfig
 
-
-def _program(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_mnode.reference_job", *args],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+MODULE = "pytest_mnode.reference_job"
+USAGE = "train: usage: python -m pytest_mnode.reference_job CONFIG.json"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('{"directory": "run", "steps": 0}', "steps=0: give at least 1"), ("", "not JSON")],
+    [
+        ('{"directory": "run", "steps": 0}', "train: config.json: steps=0: give at least 1"),
+        ("", "train: config.json: not JSON"),
+        (None, USAGE),
+    ],
 )
-def test_a_bad_config_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    done = _program(str(path))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"train: {path}: {message}")
-    assert done.stderr.count("\n") == 1
+def test_a_bad_config_is_one_line(
+    text: str | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = [] if text is None else ["config.json"]
+    Path("config.json").write_text(text or "")
+    monkeypatch.setattr(sys, "argv", ["-m", *argv])
+    monkeypatch.delitem(sys.modules, f"{MODULE}.__main__", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    error = capsys.readouterr().err
+    assert (ended.value.code, error.count("\n")) == (2, 1)
+    assert error.startswith(message)
 
 
-def test_the_usage_line(tmp_path: Path) -> None:
-    assert _program().stderr.startswith(
-        "train: usage: python -m pytest_mnode.reference_job CONFIG.json"
-    )
-    done = _program(str(JobConfig(str(tmp_path)).write(tmp_path / "config.json")))
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
+def test_a_start_without_torchrun_is_one_line(tmp_path: Path) -> None:
+    path = JobConfig(str(tmp_path)).write(tmp_path / "config.json")
+    argv = [sys.executable, "-m", MODULE, str(path)]
+    done = subprocess.run(argv, env={}, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is not set; start" in done.stderr
-
-
-def test_config_and_records_need_no_torch() -> None:
-    code = "import sys, pytest_mnode.reference_job; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

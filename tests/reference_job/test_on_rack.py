@@ -69,34 +69,12 @@ TESTS = """
             train(config, 5, world=world)
         return len(calls)
 
-    def test_a_checkpoint_is_held_open_once(cluster):
+    def check_held_open_once(world):
         held = config("held", "ddp", hold_checkpoint=4)
-        with cluster.world(nodes=2) as world:
-            assert world.run(holds, held, group=True) == [2, 2]
-            assert held.holding.exists()
-            shutil.rmtree(held.checkpoints)  # as if the run had been killed there
-            assert world.run(holds, held, group=True) == [0, 0]
-
-    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-    def test_runs(cluster, way):
-        results = {}
-        with cluster.world() as world:
-            never = config(f"{way} again", way, checkpoint_every=0)
-            results["whole"] = world.run(train, config(f"{way} whole", way), group=True)
-            results["again"] = world.run(train, never, group=True)
-            world.run(train, config(f"{way} cut", way), 5, group=True)
-            for ranks in (2, 8):
-                shutil.copytree(HERE / f"{way} cut", HERE / f"{way} to {ranks}")
-            results["cut"] = world.run(train, config(f"{way} cut", way), group=True)
-            often = config(f"{way} damaged", way, checkpoint_every=2)
-            world.run(train, often, 5, group=True)
-            flip_a_bit(Store(often.checkpoints).newest().path)
-            results["damaged"] = world.run(train, often, group=True)
-        with cluster.world(nodes=2) as world:
-            world.run(train, config(f"{way} to 2", way, reshard=True), group=True)
-        with cluster.world(procs_per_node=2) as world:
-            world.run(train, config(f"{way} to 8", way, reshard=True), group=True)
-        pathlib.Path(f"{way}.json").write_text(json.dumps(results))
+        assert world.run(holds, held, group=True) == [2, 2]
+        assert held.holding.exists()
+        shutil.rmtree(held.checkpoints)  # as if the run had been killed there
+        assert world.run(holds, held, group=True) == [0, 0]
 
     def gradients(config, *, world):
         # Of the first step, over all ranks; and those of one process with all its samples.
@@ -126,10 +104,8 @@ TESTS = """
             of_means = sum(l / n for l, n in per_rank) / len(per_rank)
             return record.loss, mean, of_means, record.tokens == per_rank[world.rank][1]
 
-    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-    def test_sums_are_those_of_one_process(cluster, way):
-        with cluster.world() as world:
-            results = world.run(gradients, config(f"{way} exact", way), group=True)
+    def check_sums_of_one_process(world, way):
+        results = world.run(gradients, config(f"{way} exact", way), group=True)
         for loss, mean, of_means, tokens in results:
             assert loss == pytest.approx(mean, rel=1e-6) and tokens
             assert abs(of_means - mean) > 1e-5 * mean, "the test cannot tell"
@@ -140,19 +116,17 @@ TESTS = """
             kinds = {str(p.dtype) for p in trainer.model.parameters()}
             return record, kinds
 
-    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-    def test_declared_time_and_bfloat16(cluster, way):
-        with cluster.world(nodes=2) as world:
-            results = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
-            for record, _ in results:
-                parts = record.parts
-                assert parts["forward"] > 0 and parts["backward"] > 0, parts
-                assert 0.595 < parts["forward"] + parts["backward"] < 3, parts
-                assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
-            half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
-            for (whole, _), (rounded, kinds) in zip(results, half, strict=True):
-                assert whole.loss != rounded.loss == pytest.approx(whole.loss, rel=0.01)
-                assert kinds == {"torch.float32"}
+    def check_declared_time_and_bfloat16(world, way):
+        results = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
+        for record, _ in results:
+            parts = record.parts
+            assert parts["forward"] > 0 and parts["backward"] > 0, parts
+            assert 0.595 < parts["forward"] + parts["backward"] < 6, parts
+            assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
+        half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
+        for (whole, _), (rounded, kinds) in zip(results, half, strict=True):
+            assert whole.loss != rounded.loss == pytest.approx(whole.loss, rel=0.01)
+            assert kinds == {"torch.float32"}
 
     class Event:
         # As those of a device, which can be read when they have happened, in milliseconds.
@@ -170,24 +144,42 @@ TESTS = """
             trainer.clock_of = clock
         return record, len(waits)
 
-    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-    def test_time_by_events_of_a_device(cluster, way):
-        with cluster.world(nodes=2) as world:
-            results = world.run(by_events, config(f"{way} events", way, compute_s=0.3), group=True)
+    def check_time_by_events_of_a_device(world, way):
+        results = world.run(by_events, config(f"{way} events", way, compute_s=0.3), group=True)
         for record, waits in results:
             assert waits == 1
             assert sum(record.parts.values()) == pytest.approx(record.wall_s, abs=0.1)
-            assert 0.295 < record.parts["forward"] + record.parts["backward"] < 3
+            assert 0.295 < record.parts["forward"] + record.parts["backward"] < 6
             assert len(record.transfers) > 1 and (record.hidden_s > 0) == (way == "ddp")
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-    def test_some_of_the_ranks(cluster, way):
+    def test_runs(cluster, way):
+        results = {}
         with cluster.world() as world:
+            never = config(f"{way} again", way, checkpoint_every=0)
+            results["whole"] = world.run(train, config(f"{way} whole", way), group=True)
+            results["again"] = world.run(train, never, group=True)
+            world.run(train, config(f"{way} cut", way), 5, group=True)
+            for ranks in (2, 8):
+                shutil.copytree(HERE / f"{way} cut", HERE / f"{way} to {ranks}")
+            results["cut"] = world.run(train, config(f"{way} cut", way), group=True)
+            often = config(f"{way} damaged", way, checkpoint_every=2)
+            world.run(train, often, 5, group=True)
+            flip_a_bit(Store(often.checkpoints).newest().path)
+            results["damaged"] = world.run(train, often, group=True)
+            check_sums_of_one_process(world, way)
             few = world.run(train, config(f"{way} few", way), 1, [1, 3], group=True)
-            assert few[0] is None and few[2] is None
         with cluster.world(nodes=2) as world:
-            all_of_two = world.run(train, config(f"{way} two", way), 1, group=True)
-        assert [few[1], few[3]] == [tuple(one) for one in all_of_two]
+            world.run(train, config(f"{way} to 2", way, reshard=True), group=True)
+            check_declared_time_and_bfloat16(world, way)
+            check_time_by_events_of_a_device(world, way)
+            if way == "ddp":
+                check_held_open_once(world)
+            two = world.run(train, config(f"{way} two", way), 1, group=True)
+        assert few == [None, tuple(two[0]), None, tuple(two[1])]
+        with cluster.world(procs_per_node=2) as world:
+            world.run(train, config(f"{way} to 8", way, reshard=True), group=True)
+        pathlib.Path(f"{way}.json").write_text(json.dumps(results))
 """
 
 

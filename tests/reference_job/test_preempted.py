@@ -11,46 +11,41 @@ from pytest_mnode.reference_job.records import EndRecord, StartRecord, StepRecor
 from tests.inner import need_rack, run_pytest, write_files
 
 TESTS = """
-    import contextlib, dataclasses, pathlib, signal, sys, time
+    import dataclasses, pathlib, signal, sys, time
     from pytest_mnode import Job
     from pytest_mnode.reference_job import JobConfig, StepRecord, read_records
     if "torch" in sys.modules:  # where ranks are forked; the controller only collects
         import torch
-        from pytest_mnode.reference_job import Trainer
+        import pytest_mnode.reference_job.trainer
 
     HERE = pathlib.Path.cwd()
     RUN = JobConfig(
         str(HERE / "stopped"), vocab=64, context=16, width=32, layers=2, samples=48,
         global_batch=16, steps=12, checkpoint_every=5, bucket_bytes=50_000)
 
-    def job(config, name):
-        path = config.write(HERE / f"{name}.json")
-        return Job(["-m", "pytest_mnode.reference_job", str(path)], nodes=1, procs_per_node=2)
-
     def steps_done():
         return max((r.step for r in read_records(RUN.directory) if isinstance(r, StepRecord)),
                    default=0)
 
-    def train(config, *, world):
-        with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
-            trainer.resume()
-            while trainer.finished_steps < config.steps:
-                trainer.step()
-            trainer.end()
+    def program(path, *, world):
+        from pytest_mnode.reference_job.__main__ import main
+        return main([path])
 
     def test_stopped(cluster):
-        first = cluster.launch(job(dataclasses.replace(RUN, pause_s=0.5), "first"))
-        until = time.monotonic() + 60
+        path = dataclasses.replace(RUN, pause_s=0.5).write(HERE / "first.json")
+        first = cluster.launch(
+            Job(["-m", "pytest_mnode.reference_job", str(path)], nodes=1, procs_per_node=2))
+        until = time.monotonic() + 120
         while steps_done() < 2 and time.monotonic() < until:
             time.sleep(0.05)
         first.kill(rank=1, signal=signal.SIGTERM)  # one rank gets the signal, and all stop
         result = first.wait(60)
         (HERE / "first.txt").write_text("".join(result.output.values()))
-        second = cluster.launch(job(RUN, "second")).wait(120)
-        assert second.ok, second.output
-        # The same ranks, but warm, and never stopped.
-        with cluster.world(nodes=1, procs_per_node=2) as world:
-            world.run(train, dataclasses.replace(RUN, directory=str(HERE / "whole")), group=True)
+        # The same program in warm ranks: resumed, and once more without a stop.
+        for name in ("stopped", "whole"):
+            path = dataclasses.replace(RUN, directory=str(HERE / name)).write(HERE / "config.json")
+            with cluster.world(nodes=1, procs_per_node=2) as world:
+                assert world.run(program, str(path)) == [0, 0]
 """
 
 

@@ -161,9 +161,10 @@ def test_checkpoints_are_newest_first_and_other_files_are_ignored(tmp_path: Path
     assert (newest.path, newest.manifest) == (tmp_path / name_of(30), manifest(30))
 
 
-def test_a_survey_needs_no_torch(tmp_path: Path) -> None:
+def test_a_survey_config_and_records_need_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pytest_mnode.reference_job.checkpoint import Store; "
+        "import sys; from pytest_mnode.reference_job import JobConfig, read_records; "
+        "from pytest_mnode.reference_job.checkpoint import Store; "
         "print(len(Store(sys.argv[1]).survey(verify=True)), 'torch' in sys.modules)"
     )
     checkpoint(tmp_path)

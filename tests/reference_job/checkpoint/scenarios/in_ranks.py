@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import shutil
 import sys
 import threading
@@ -72,56 +74,52 @@ def test_damaged_ones_are_refused_alike(store: Store, world: World) -> None:
 
 
 @pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], list[float]]:
-    """Hide names from this rank for some seconds, as a file server may; gives the times it looked.
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
+    """Hides a name from this rank for so many looks at it, as a file server may.
 
     The list of the directory still has the name, so that only looks at it fail.
     """
 
-    def hide(name: str, seconds: float) -> list[float]:
-        began = time.monotonic()
-        looks: list[float] = []
+    def hide(name: str, times: float) -> None:
+        looks = itertools.count()
 
         def look(path: Path) -> Found:
-            looks.append(time.monotonic() - began)
-            if path.name == name and looks[-1] < seconds:
+            if path.name == name and next(looks) < times:
                 return Found(path, "it does not exist: hidden")
             return examine(path)
 
         monkeypatch.setattr(loading, "examine", look)
-        return looks
 
     return hide
 
 
 def test_what_a_file_server_shows_late_is_waited_for(
-    store: Store, world: World, hidden: Callable[[str, float], list[float]]
+    store: Store, world: World, hide: Callable[[str, float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(store, world, 1)
     path = save(store, world, 2).path
     listed: list[Path] = []
+
+    def listing(directory: Path) -> list[str]:
+        listed.append(directory)
+        return list_names(directory)
+
     if world.rank == 1:
-        hidden(path.name, 5.0)
-    with pytest.MonkeyPatch.context() as patch:
-
-        def listing(directory: Path) -> list[str]:
-            listed.append(directory)
-            return list_names(directory)
-
-        patch.setattr(loading, "list_names", listing)
-        loaded, found = load(Store(store.directory), world)
+        hide(path.name, 6)
+    monkeypatch.setattr(loading, "list_names", listing)
+    loaded, found = load(Store(store.directory), world)
     assert (loaded.step, found, loaded.refused) == (2, 2, ())
     assert len(listed) > 5, "NFS looks again when its directory is listed"
 
 
 def test_a_whole_one_that_a_rank_never_sees_is_an_error(
-    store: Store, world: World, hidden: Callable[[str, float], list[float]]
+    store: Store, world: World, hide: Callable[[str, float], None]
 ) -> None:
     """To go on from the older one would lose the steps since then."""
     save(store, world, 1)
     path = save(store, world, 2).path
     if world.rank == 1:
-        hidden(path.name, 60.0)
+        hide(path.name, math.inf)
     with pytest.raises(CheckpointError) as error:
         load(store, world)
     assert str(error.value) == (
@@ -141,14 +139,14 @@ def test_one_that_is_listed_and_not_there_yet_is_waited_for(
     if world.rank == 0:
         path.rename(hidden)
     dist.barrier()
-    began, shown = time.monotonic(), threading.Timer(3.0, lambda: hidden.rename(path))
+    began, shown = time.monotonic(), threading.Timer(1.0, lambda: hidden.rename(path))
     if world.rank == 0:
         shown.start()
     names = [path.name, *list_names(store.directory)]
     monkeypatch.setattr(loading, "list_names", lambda _: names)
     loaded, found = load(Store(store.directory), world)
     assert (loaded.step, found, loaded.refused) == (2, 2, ())
-    assert time.monotonic() - began > 2
+    assert time.monotonic() - began > 0.9
     dist.barrier()
     if world.rank == 0:
         path.rename(hidden)
