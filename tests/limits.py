@@ -112,7 +112,7 @@ LIMITS: Mapping[str, str] = {
         "criteria/preflight/test_node_probe.py::"
         "test_files_that_are_never_looked_up_are_not_seen",
     "criteria/preflight/node_probe.py _SELF_DESTRUCT_S":
-        "criteria/preflight/test_node_probe.py::test_a_survey_without_orders_ends_itself",
+        "criteria/preflight/test_survey.py::test_a_survey_that_nobody_goes_on_with_ends_itself",
     "criteria/preflight/survey.py END_LIMIT_S":
         "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
     "criteria/preflight/survey.py LOOK_LIMIT_S":

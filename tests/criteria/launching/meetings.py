@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from pytest_mnode.rank.world import World
 
 LIMIT_S = 5.0
 LONG_S = 20.0
+Outcomes = list[tuple[str, float]]
+"""Result of each rank of a meeting, with its seconds."""
 _KEPT: list[socket.socket] = []
 """Bound but never listening: no other process gets these ports before a rank listens there."""
 
@@ -76,7 +79,7 @@ def fork(env: dict[str, str], body: Callable[[], str]) -> tuple[int, int]:
     os._exit(0)
 
 
-def collected(children: Sequence[tuple[int, int]]) -> list[tuple[str, float]]:
+def collected(children: Sequence[tuple[int, int]]) -> Outcomes:
     found = []
     for pid, read in children:
         with os.fdopen(read) as pipe:
@@ -98,55 +101,65 @@ def begin(
     return [fork(env, lambda: joined(limit_s, times)) for env in envs]
 
 
-def run(*args: Any, **kwargs: Any) -> list[tuple[str, float]]:
+def run(*args: Any, **kwargs: Any) -> Outcomes:
     """Start ranks as `begin` does, and wait for their results."""
     return collected(begin(*args, **kwargs))
 
 
-def store_process() -> tuple[int, int]:
-    """Pid and port of a store that outlives the ranks, like torchrun's."""
+def in_kept_store(meetings: Callable[[int], dict[str, Outcomes]]) -> str:
+    """Results, as JSON, of meetings in one store that outlives the ranks, like torchrun's."""
     port = free_port()
-    pid = os.fork()
-    if pid:
-        return pid, port
-    store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), False)
-    while store:
-        time.sleep(60)
-    os._exit(0)
+    store = os.fork()
+    if not store:
+        kept = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), False)
+        while kept:
+            time.sleep(60)
+    try:
+        done = meetings(port)
+        # The last ranks of the sequence lose their store.
+        envs = [rank_env(rank, 4, port, True) for rank in (1, 2)]
+        waiting = [fork(env, lambda: joined(LONG_S)) for env in envs]
+        time.sleep(0.7)
+    finally:
+        os.kill(store, signal.SIGKILL)
+        os.waitpid(store, 0)
+    return json.dumps(done | {"store lost": collected(waiting)})
 
 
-def restarted() -> dict[str, list[tuple[str, float]]]:
-    """Ranks killed while they wait, and later starts of ranks that use the same store."""
-    pid, port = store_process()
-    envs = [rank_env(rank, 4, port, True) for rank in (1, 2, 3)]
-    first = [fork(env, lambda: joined(60)) for env in envs]
+def killed_ranks(ranks: Sequence[int], port: int) -> Outcomes:
+    """Ranks that are killed while they wait for the others."""
+    begun = [fork(rank_env(rank, 4, port, True), lambda: joined(60)) for rank in ranks]
     time.sleep(0.7)
-    for child, _ in first:
+    for child, _ in begun:
         os.kill(child, signal.SIGKILL)
-    done = {"killed while waiting": collected(first)}
+    return collected(begun)
+
+
+def killed(port: int) -> dict[str, Outcomes]:
+    done = {"killed while waiting": killed_ranks((1, 2, 3), port)}
     done["in the same store"] = run([3, 1, 2, 0], LONG_S, port, times=2)
-    half = [fork(rank_env(rank, 4, port, True), lambda: joined(60)) for rank in (0, 1)]
-    time.sleep(0.7)
-    for child, _ in half:
-        os.kill(child, signal.SIGKILL)
-    collected(half)
+    killed_ranks((0, 1), port)
     done["after a meeting that never ended"] = run([3, 2, 1, 0], LONG_S, port)
     done["rank 0 absent, store kept"] = run([1, 2, 3], LIMIT_S, port)
     done["after a meeting that failed"] = run([1, 2, 3, 0], LONG_S, port)
-    done["rank 0 late, others before"] = run([1, 2, 3], LIMIT_S, port)
-    done["rank 0 late"] = run([0], LIMIT_S, port)
-    done["in time again"] = run([1, 2, 3, 0], LONG_S, port)
-    done["rank 3 late, others before"] = run([0, 1, 2], LIMIT_S, port)
-    done["rank 3 late"] = run([3], LIMIT_S, port)
-    done["after one that was late"] = run([1, 2, 3, 0], LONG_S, port)
-    done["rank 0 twice, store kept"] = run([1, 2, 0, 0], LIMIT_S, port)
-    envs = [rank_env(rank, 4, port, True) for rank in (1, 2)]
-    waiting = [fork(env, lambda: joined(LONG_S)) for env in envs]
-    time.sleep(0.7)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    done["store lost"] = collected(waiting)
     return done
+
+
+def late(rank: int, port: int) -> dict[str, Outcomes]:
+    others = [other for other in range(4) if other != rank]
+    return {
+        f"rank {rank} late, others before": run(others, LIMIT_S, port),
+        f"rank {rank} late": run([rank], LIMIT_S, port),
+        f"after rank {rank} was late": run([1, 2, 3, 0], LONG_S, port),
+    }
+
+
+def twice(port: int) -> dict[str, Outcomes]:
+    return {"rank 0 twice, store kept": run([1, 2, 0, 0], LIMIT_S, port)}
+
+
+def clients(port: int) -> dict[str, Outcomes]:
+    return {"clients of a store": collected([fork(rank_env(0, 1, port, True), left_by_clients)])}
 
 
 def open_now() -> int:
@@ -177,21 +190,15 @@ def left_by_clients() -> str:
     return f"{found.clients} clients, errors {found.errors}, {left} left"
 
 
-def clients_of_a_store() -> list[tuple[str, float]]:
-    pid, port = store_process()
-    env = rank_env(0, 1, port, True)
-    done = collected([fork(env, left_by_clients)])
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return done
-
-
 def main() -> None:
-    done = restarted()
-    done["clients of a store"] = clients_of_a_store()
-    done["all"] = run([0, 1, 2, 3], LONG_S, times=2)
-    # The meetings are independent and mostly wait, so they run at the same time.
-    begun = {
+    done = {"all": run([0, 1, 2, 3], LONG_S, times=2)}
+    # Meetings in different stores are independent and mostly wait, so some run at the same time;
+    # if all did, ranks would miss their limit on a machine of few cores.
+    sequences = (killed, partial(late, 0), partial(late, 3), twice, clients)
+    begun = [fork({}, partial(in_kept_store, one)) for one in sequences]
+    for text, _ in collected(begun):
+        done |= json.loads(text)
+    alone = {
         "one absent": begin([0, 1, 3]),
         "store absent": begin([1, 2]),
         "rank 1 twice": begin([0, 1, 1, 3]),
@@ -202,7 +209,7 @@ def main() -> None:
         "too low a port": begin([1], MASTER_PORT="-1"),
         "outside": begin([4]),
     }
-    print(json.dumps(done | {name: collected(children) for name, children in begun.items()}))
+    print(json.dumps(done | {name: collected(children) for name, children in alone.items()}))
 
 
 if __name__ == "__main__":

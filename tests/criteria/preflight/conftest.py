@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pytest_mnode.spec import Spec
-from tests.criteria.preflight.made import spec_of
+from tests.criteria.preflight.made import promising
 from tests.recorded import recorded
 
 __all__ = ["recorded", "spec"]
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> Spec:
+@pytest.fixture(scope="session")
+def spec() -> Spec:
     """A spec that promises all questions of links, paths, names and clocks."""
-    return spec_of(
-        tmp_path,
+    return promising(
         "{reachable: {networks: [fabric, management]}, names: {}, interfaces: {}, speed: {}, "
         "mtu: {}, clocks: {skew: 50 ms}, payload: {}}",
     )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path as FilePath
 from typing import Any
+
+import yaml
 
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
@@ -27,7 +30,7 @@ from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
 from pytest_mnode.machine.software import Software
 from pytest_mnode.measurement import Measurement, Verdict
-from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.spec import Spec
 
 SPEC = """
 name: hall
@@ -47,8 +50,8 @@ certificate: {{valid_for: 7 days}}
 """
 
 
-def spec_of(
-    directory: FilePath,
+@cache
+def promising(
     preflight: str,
     kind: str = "ethernet",
     interfaces: str = "fab0, fab1",
@@ -57,17 +60,19 @@ def spec_of(
     nics: int | None = None,
 ) -> Spec:
     """A spec with this preflight section. nics: of a node; None for one per name."""
-    path = directory / "spec.yaml"
-    path.write_text(
-        SPEC.format(
-            preflight=preflight,
-            kind=kind,
-            interfaces=interfaces,
-            accelerators=accelerators,
-            nics=len(interfaces.split(",")) if nics is None else nics,
-        )
+    text = SPEC.format(
+        preflight=preflight,
+        kind=kind,
+        interfaces=interfaces,
+        accelerators=accelerators,
+        nics=len(interfaces.split(",")) if nics is None else nics,
     )
-    return load_spec(path)
+    return Spec.model_validate(yaml.safe_load(text))
+
+
+def spec_of(_: FilePath, preflight: str, *args: str, **more: str) -> Spec:
+    """As `promising`, for callers that have a directory for its file."""
+    return promising(preflight, *args, **more)  # type: ignore[arg-type]
 
 
 def interface(name: str, address: str, **changes: Any) -> Interface:
@@ -233,6 +238,18 @@ def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
     return with_node(survey, index, facts=replace(facts, machine=machine, **changes))
 
 
+def everyone(survey: Survey, **changes: Any) -> Survey:
+    """The survey with these facts on all nodes."""
+    for index in range(len(survey.nodes)):
+        survey = with_facts(survey, index, **changes)
+    return survey
+
+
+def on_loopback(survey: Survey) -> Survey:
+    """The survey of nodes that are reached at 127.0.0.1."""
+    return replace(survey, nodes=tuple(replace(one, address="127.0.0.1") for one in survey.nodes))
+
+
 def with_interface(survey: Survey, index: int, name: str, **changes: Any) -> Survey:
     """The survey with other fields of one interface of a node."""
     there = survey.nodes[index].machine.interfaces or ()
@@ -281,50 +298,36 @@ def cut(
     lost = set(edges)
     pairs = lost | {(b, a) for a, b in lost}
 
-    def spared(one: Connection | Heard | Path) -> bool:
-        return one.network != network or (network == "fabric" and one.rail not in rails)
+    def fails(index: int, one: Connection | Path) -> bool:
+        return (index, one.to) in pairs and on_network(one)
+
+    def on_network(one: Connection | Heard | Path) -> bool:
+        return one.network == network and (network != "fabric" or one.rail in rails)
 
     def connection(index: int, one: Connection) -> Connection:
-        if spared(one) or (index, one.to) not in pairs:
-            return one
-        return replace(one, took_s=None, problem="no answer within 2 s", largest_bytes=None)
-
-    def heard(index: int, one: Heard) -> Heard:
-        if spared(one):
-            return one
-        return replace(one, senders=tuple(s for s in one.senders if (s, index) not in lost))
+        dead = replace(one, took_s=None, problem="no answer within 2 s", largest_bytes=None)
+        return dead if fails(index, one) else one
 
     def path(index: int, one: Path) -> Path:
-        if spared(one) or (index, one.to) not in pairs:
-            return one
-        return Path(one.to, one.network, one.rail, answered=False)
+        return Path(one.to, one.network, one.rail, answered=False) if fails(index, one) else one
 
-    return _changed(survey, connection, heard, path)
+    def heard(index: int, one: Heard) -> Heard:
+        left = tuple(s for s in one.senders if (s, index) not in lost)
+        return replace(one, senders=left) if on_network(one) else one
 
-
-def _changed(
-    survey: Survey,
-    connection: Callable[[int, Connection], Connection],
-    heard: Callable[[int, Heard], Heard],
-    path: Callable[[int, Path], Path],
-) -> Survey:
-    nodes = []
-    for one in survey.nodes:
-        assert one.paths is not None
-        assert one.last is not None
-        paths = replace(
-            one.paths,
-            connections=tuple(connection(one.index, c) for c in one.paths.connections),
-            paths=tuple(path(one.index, p) for p in one.paths.paths),
-        )
-        last = replace(one.last, heard=tuple(heard(one.index, h) for h in one.last.heard))
-        nodes.append(replace(one, paths=paths, last=last))
-    return replace(survey, nodes=tuple(nodes))
+    for i, node in enumerate(survey.nodes):
+        assert node.last is not None
+        last = replace(node.last, heard=tuple(heard(i, one) for one in node.last.heard))
+        changes = {"connections": partial(connection, i), "paths": partial(path, i)}
+        survey = with_path_facts(with_node(survey, i, last=last), i, **changes)
+    return survey
 
 
 def with_paths(survey: Survey, change: Callable[[int, Path], Path]) -> Survey:
     """The survey with other paths; `change` gets the index of a node and one of its paths."""
-    return _changed(survey, lambda _, c: c, lambda _, h: h, change)
+    for index in range(len(survey.nodes)):
+        survey = with_path_facts(survey, index, paths=partial(change, index))
+    return survey
 
 
 Judge = Callable[[Survey, Spec, str], list[Measurement]]
@@ -341,21 +344,22 @@ def asked(judge: Judge, survey: Survey, spec: Spec) -> dict[str, list[Measuremen
 
 def verdicts(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
     """The worst verdict of each node that does not pass."""
-    order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-    worst = {
-        name: min((m.verdict for m in answer if m.verdict), key=order.index)
-        for name, answer in asked(judge, survey, spec).items()
-    }
-    return {name: verdict.value for name, verdict in worst.items() if verdict is not Verdict.PASS}
+    found = {}
+    for name, answer in asked(judge, survey, spec).items():
+        there = {m.verdict for m in answer}
+        for verdict in (Verdict.INCONCLUSIVE, Verdict.FAIL):
+            if verdict in there:
+                found[name] = verdict.value
+    return found
 
 
 def culprits(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
     """Culprits of each node whose case fails."""
-    return {
-        name: "; ".join(m.culprit or "" for m in answer if m.verdict is Verdict.FAIL)
-        for name, answer in asked(judge, survey, spec).items()
-        if any(m.verdict is Verdict.FAIL for m in answer)
-    }
+    found: dict[str, list[str]] = {}
+    for name, answer in asked(judge, survey, spec).items():
+        for failed in (m for m in answer if m.verdict is Verdict.FAIL):
+            found.setdefault(name, []).append(failed.culprit or "")
+    return {name: "; ".join(those) for name, those in found.items()}
 
 
 IB = rdma_port()

@@ -6,8 +6,6 @@ import asyncio
 import errno
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,13 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_mnode.criteria.preflight import datagrams, directories, node_probe, payloads, tcp
-from pytest_mnode.criteria.preflight.answers import Connection, Rail, Received, Token
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    DirectoryFacts,
+    Rail,
+    Received,
+    Token,
+)
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.node_probe import NodeProbe
 from pytest_mnode.criteria.preflight.orders import Directory, LookOrder, Peer, ProbeOrder
@@ -39,10 +43,8 @@ def test_rails_are_paired_by_name_else_by_place() -> None:
         return [(a.interface, b.interface) for a, b in paired(mine, theirs)]
 
     assert names(_rails("a", "b", "c"), _rails("a", "c")) == [("a", "a"), ("c", "c")]
-    assert names(_rails("ens1", "ens2"), _rails("eth4", "eth5")) == [
-        ("ens1", "eth4"),
-        ("ens2", "eth5"),
-    ]
+    by_place = [("ens1", "eth4"), ("ens2", "eth5")]
+    assert names(_rails("ens1", "ens2"), _rails("eth4", "eth5")) == by_place
     assert names(_rails(), _rails("a")) == []
 
 
@@ -67,22 +69,14 @@ def test_a_listener_on_all_addresses_is_reached_over_ipv4_and_ipv6(address: str)
     assert took_s is not None
 
 
-def test_a_name_that_is_not_found() -> None:
-    async def tried() -> str:
-        order = ProbeOrder((), (), {}, ("no-such-host.invalid", 1), 2.0, None)
-        _, met = await connect_all(order, [])
-        assert met is not None
-        assert met.took_s is None
-        return met.problem
-
-    assert "its name no-such-host.invalid is not found" in asyncio.run(tried())
-
-
-@pytest.mark.parametrize("name", ["node1..example", f"{'n' * 64}.example", "."])
-def test_an_invalid_name_is_not_found(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["no-such-host.invalid", "node1..example", f"{'n' * 64}.example", "."]
+)
+def test_an_invalid_or_unknown_name_is_not_found(name: str) -> None:
     order = ProbeOrder((Peer(0, name, "127.0.0.1", 1, 1, {}),), (), {}, (name, 1), 20.0, 20.0)
     _, met = asyncio.run(connect_all(order, []))
     assert met is not None
+    assert met.took_s is None
     assert f"its name {name} is not found" in met.problem
     first, *_ = asyncio.run(look_up_all(order))
     assert (first.what, first.found) == (name, ())
@@ -131,7 +125,7 @@ def test_a_lookup_that_hangs_delays_no_other_answer(monkeypatch: pytest.MonkeyPa
     assert master.problem == "look-up of gpu0.example did not end within 1 s"
 
 
-@pytest.mark.parametrize("count", range(1, 40))
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8, 16, 39])
 def test_each_node_sends_to_and_receives_from_equally_many(count: int) -> None:
     nodes = range(10, 10 + count)
     edges = [(node, to) for node in nodes for to in targets(node, nodes)]
@@ -167,9 +161,9 @@ def test_bytes_that_differ_are_counted() -> None:
     assert (received.size_bytes, received.wrong_bytes) == (size, 5)
 
 
-def _visit(path: Path, **changes: object) -> tuple[list[Token], object]:
+def _visit(path: Path, **changes: Any) -> tuple[list[Token], DirectoryFacts]:
     noted: list[Token] = []
-    directory = Directory("checkpoints", str(path), **changes)  # type: ignore[arg-type]
+    directory = Directory("checkpoints", str(path), **changes)
     return noted, directories.visit(directory, "ab" * 8, 3, noted.append)
 
 
@@ -178,8 +172,8 @@ def test_a_directory_is_read_and_written_and_left_unchanged(tmp_path: Path) -> N
     for name in ("b", "a", "sub/c"):
         (tmp_path / name).write_text(name)
     noted, facts = _visit(tmp_path, writable=True, sample_files=2, sample_bytes=10)
-    assert facts.problem == facts.write_problem == ""  # type: ignore[attr-defined]
-    assert [s.name for s in facts.samples] == ["a", "b"]  # type: ignore[attr-defined]
+    assert facts.problem == facts.write_problem == ""
+    assert [s.name for s in facts.samples] == ["a", "b"]
     [token] = noted
     assert [s.problem for s in directories.seen([token], 0)] == [""]
     directories.remove(token)
@@ -187,14 +181,14 @@ def test_a_directory_is_read_and_written_and_left_unchanged(tmp_path: Path) -> N
 
 
 def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _visit(tmp_path / "missing")[1].problem == "not there"  # type: ignore[attr-defined]
+    assert _visit(tmp_path / "missing")[1].problem == "not there"
     (tmp_path / "file").touch()
-    assert _visit(tmp_path / "file")[1].problem == "not a directory"  # type: ignore[attr-defined]
+    assert _visit(tmp_path / "file")[1].problem == "not a directory"
     monkeypatch.setattr(Path, "is_dir", lambda _: False)  # as of Python 3.14, for any error
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied")))
         _, refused = _visit(tmp_path)
-    assert refused.problem == "permission denied"  # type: ignore[attr-defined]
+    assert refused.problem == "permission denied"
     monkeypatch.setattr(directories, "_SEEN_LIMIT_S", 0.0)
     token = Token("checkpoints", 1, str(tmp_path / "gone"), "x")
     assert directories.seen([token], 0)[0].problem == "no such file or directory"
@@ -214,29 +208,24 @@ def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (errno.EACCES, 0, None, False),
     ],
 )
-@pytest.mark.parametrize("what", ["scandir", "open"])
-def test_a_refusal_of_root_alone_is_recognised(
+def test_a_refusal_of_root_alone_is_recognised(  # noqa: PLR0917  a row of the table
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    *,
-    what: str,
     error: int,
     user: int,
     mount: str | None,
     refuses: bool,
 ) -> None:
-    def refused(*_args: object) -> object:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, what, refused)
-    monkeypatch.setattr(os, "geteuid", lambda: user)
     kind, _, source = (mount or "").partition(" ")
     of_path = Mount("/", kind, source) if mount else None
-    monkeypatch.setattr(directories, "_mount", lambda _: of_path)
-    facts: Any = _visit(tmp_path, writable=True)[1]
-    monkeypatch.undo()
-    assert (facts.problem or facts.write_problem) == os.strerror(error).lower()
-    assert facts.refuses_root is refuses
+    for what in ("scandir", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, what, Mock(side_effect=OSError(error, os.strerror(error))))
+            patch.setattr(os, "geteuid", lambda: user)
+            patch.setattr(directories, "_mount", lambda _: of_path)
+            facts = _visit(tmp_path, writable=True)[1]
+        assert (facts.problem or facts.write_problem) == os.strerror(error).lower()
+        assert facts.refuses_root is refuses, what
 
 
 def test_files_of_a_killed_survey_are_removed_later(tmp_path: Path) -> None:
@@ -305,16 +294,6 @@ def test_a_name_that_is_never_resolved(
     monkeypatch.setattr(tcp, "address_of", hangs)
     with pytest.raises(TimeoutError):
         asyncio.run(tcp.resolved("gpu0.example", 1))
-
-
-def test_a_survey_without_orders_ends_itself() -> None:
-    """Its controller may be on a machine that was cut off."""
-    code = (
-        "import asyncio\nfrom pytest_mnode.criteria.preflight import node_probe\n"
-        "node_probe._SELF_DESTRUCT_S = 0.2\nasyncio.run(node_probe.serve())"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as survey:
-        survey.wait(20)
 
 
 def test_packets_to_a_node_that_answers_none_are_lost(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_mnode.criteria.preflight.judges import links, names, packets, reach
 from pytest_mnode.criteria.preflight.judges.common import Blame, blame
 from pytest_mnode.spec import Spec
-from tests.criteria.preflight.made import asked, healthy, silent, spec_of, verdicts
+from tests.criteria.preflight.made import Judge, asked, healthy, promising, silent, verdicts
 
 JUDGES = (
     reach.master,
@@ -27,51 +27,43 @@ JUDGES = (
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_healthy_nodes_pass_and_a_silent_node_is_inconclusive(spec: Spec, judge: object) -> None:
-    assert verdicts(judge, healthy(), spec) == {}  # type: ignore[arg-type]
+def test_a_silent_node_is_inconclusive_and_what_is_not_promised_is_not_judged(
+    spec: Spec, judge: Judge
+) -> None:
+    assert verdicts(judge, healthy(), spec) == {}
     mute = silent(healthy(), 2)
-    assert verdicts(judge, mute, spec) == {"gpu2": "inconclusive"}  # type: ignore[arg-type]
-    [first, *_] = asked(judge, mute, spec)["gpu2"]  # type: ignore[arg-type]
-    assert "gpu2: its survey gave no answer" in first.note
+    assert verdicts(judge, mute, spec) == {"gpu2": "inconclusive"}
+    assert "gpu2: its survey gave no answer" in asked(judge, mute, spec)["gpu2"][0].note
+    assert judge(healthy(), promising("{}"), "gpu0") == []
 
 
-@pytest.mark.parametrize("judge", JUDGES)
-def test_what_is_not_promised_is_not_judged(tmp_path: Path, judge: object) -> None:
-    silent_spec = spec_of(tmp_path, "{}")
-    assert judge(healthy(), silent_spec, "gpu0") == []  # type: ignore[operator]
+Edge = tuple[int, int]
 
 
-def _all(count: int) -> set[tuple[int, int]]:
+def _all(count: int) -> set[Edge]:
     return set(itertools.permutations(range(count), 2))
 
 
-def test_only_the_node_that_is_cut_off_is_blamed() -> None:
-    failed = {edge for edge in _all(4) if 2 in edge}
-    assert blame(_all(4), failed) == Blame({2: "both ways"}, frozenset())
-
-
-def test_the_failed_direction_of_a_node_is_named() -> None:
-    assert blame(_all(4), {(2, n) for n in (0, 1, 3)}).nodes == {2: "sending"}
-    assert blame(_all(4), {(n, 2) for n in (0, 1, 3)}).nodes == {2: "receiving"}
-
-
-def test_one_failed_path_blames_no_node() -> None:
-    assert blame(_all(4), {(1, 3)}) == Blame({}, frozenset({(1, 3)}))
-    assert blame(_all(2), {(0, 1), (1, 0)}) == Blame({}, frozenset({(0, 1), (1, 0)}))
-
-
-@pytest.mark.parametrize("bad", [1, 2])
-def test_a_node_is_blamed_if_more_than_half_of_its_paths_fail(bad: int) -> None:
-    into = {(n, 4) for n in range(bad + 1)}
-    for failed, way in ((into, "receiving"), ({(b, a) for a, b in into}, "sending")):
-        paths = Blame({}, frozenset(failed))
-        expected = Blame({4: way}) if bad == 2 else paths  # type: ignore[dict-item]
-        assert blame(_all(5), failed) == expected
-
-
-def test_a_failed_path_is_reported_beside_a_node_that_is_cut_off() -> None:
-    failed = {edge for edge in _all(5) if 2 in edge} | {(0, 4)}
-    assert blame(_all(5), failed) == Blame({2: "both ways"}, frozenset({(0, 4)}))
+@pytest.mark.parametrize(
+    ("count", "failed", "nodes", "paths"),
+    [
+        (4, {e for e in _all(4) if 2 in e}, {2: "both ways"}, set()),
+        (4, {(2, n) for n in (0, 1, 3)}, {2: "sending"}, set()),
+        (4, {(n, 2) for n in (0, 1, 3)}, {2: "receiving"}, set()),
+        (4, {(1, 3)}, {}, {(1, 3)}),
+        (2, {(0, 1), (1, 0)}, {}, {(0, 1), (1, 0)}),
+        (5, {e for e in _all(5) if 2 in e} | {(0, 4)}, {2: "both ways"}, {(0, 4)}),
+        # A node is blamed if more than half of its paths fail.
+        (5, {(0, 4), (1, 4)}, {}, {(0, 4), (1, 4)}),
+        (5, {(0, 4), (1, 4), (2, 4)}, {4: "receiving"}, set()),
+        (5, {(4, 0), (4, 1)}, {}, {(4, 0), (4, 1)}),
+        (5, {(4, 0), (4, 1), (4, 2)}, {4: "sending"}, set()),
+    ],
+)
+def test_nodes_and_paths_that_are_blamed(
+    count: int, failed: set[Edge], nodes: dict[int, Any], paths: set[Edge]
+) -> None:
+    assert blame(_all(count), failed) == Blame(nodes, frozenset(paths))
 
 
 def test_nodes_known_to_be_down_explain_failed_paths() -> None:

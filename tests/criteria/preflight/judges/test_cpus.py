@@ -12,26 +12,32 @@ from pytest_mnode.criteria.preflight.judges.cpus import cpus_near
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
-from tests.criteria.preflight.made import asked, culprits, healthy, spec_of, verdicts, with_facts
+from tests.criteria.preflight.made import (
+    asked,
+    culprits,
+    everyone,
+    healthy,
+    promising,
+    verdicts,
+    with_facts,
+)
 from tests.trees import gpu_address, gpu_server
+
+ONE = promising("{cpus: near}", accelerators="1")
 
 
 @pytest.fixture
 def survey(tmp_path: Path) -> Survey:
     """Nodes with one GPU of the first socket, and CPUs of that socket."""
     machine = Machine.read(gpu_server(tmp_path / "machine").root, ("pci", "cpus", "numa"))
-    found = healthy(2)
-    for index in range(2):
-        found = with_facts(
-            found,
-            index,
-            pci=machine.pci,
-            cpus=machine.cpus,
-            numa=machine.numa,
-            accelerators=(Accelerator(index=0, pci_address=gpu_address(1)),),
-            limits=Limits(None, 1024, frozenset(range(8, 16))),
-        )
-    return found
+    return everyone(
+        healthy(2),
+        pci=machine.pci,
+        cpus=machine.cpus,
+        numa=machine.numa,
+        accelerators=(Accelerator(index=0, pci_address=gpu_address(1)),),
+        limits=Limits(None, 1024, frozenset(range(8, 16))),
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,27 +45,25 @@ def survey(tmp_path: Path) -> Survey:
     [
         (
             {"limits": Limits(None, 1024, frozenset(range(16, 24)))},
-            "gpu1 cpuset: accelerator 0 (CPUs 0-15,32-47, local to 0000:1b:00.0 on NUMA node 0)",
+            "CPUs 0-15,32-47, local to 0000:1b:00.0 on NUMA node 0",
         ),
         (
             {"accelerators": (Accelerator(index=0, pci_address=gpu_address(7)),)},
-            "gpu1 cpuset: accelerator 0 (CPUs 16-31,48-63, local to 0000:7b:00.0 on NUMA node 1)",
+            "CPUs 16-31,48-63, local to 0000:7b:00.0 on NUMA node 1",
         ),
     ],
     ids=["CPUs of the other socket", "GPU of the other socket"],
 )
 def test_a_cpuset_on_the_other_socket_is_named(
-    tmp_path: Path, survey: Survey, change: dict[str, Any], culprit: str
+    survey: Survey, change: dict[str, Any], culprit: str
 ) -> None:
-    spec = spec_of(tmp_path, "{cpus: near}", accelerators="1")
-    assert verdicts(cpus_near, survey, spec) == {}
-    assert culprits(cpus_near, with_facts(survey, 1, **change), spec) == {"gpu1": culprit}
+    assert verdicts(cpus_near, survey, ONE) == {}
+    named = culprits(cpus_near, with_facts(survey, 1, **change), ONE)
+    assert named == {"gpu1": f"gpu1 cpuset: accelerator 0 ({culprit})"}
 
 
-def test_every_far_accelerator_counts_beside_one_that_is_unknown(
-    tmp_path: Path, survey: Survey
-) -> None:
-    spec = spec_of(tmp_path, "{cpus: near}", accelerators="3")
+def test_every_far_accelerator_counts_beside_one_that_is_unknown(survey: Survey) -> None:
+    spec = promising("{cpus: near}", accelerators="3")
     far = [Accelerator(index=n, pci_address=gpu_address(6 + n)) for n in (0, 1)]
     survey = with_facts(survey, 1, accelerators=(*far, Accelerator(index=2)))
     [found] = asked(cpus_near, survey, spec)["gpu1"]
@@ -77,10 +81,9 @@ def test_every_far_accelerator_counts_beside_one_that_is_unknown(
     ],
 )
 def test_unknown_cpus_or_accelerators_are_inconclusive(
-    tmp_path: Path, survey: Survey, change: dict[str, Any], why: str
+    survey: Survey, change: dict[str, Any], why: str
 ) -> None:
-    spec = spec_of(tmp_path, "{cpus: near}", accelerators="1")
-    [found] = asked(cpus_near, with_facts(survey, 1, **change), spec)["gpu1"]
+    [found] = asked(cpus_near, with_facts(survey, 1, **change), ONE)["gpu1"]
     assert found.verdict == "inconclusive"
     assert why in found.note
-    assert cpus_near(survey, spec_of(tmp_path, "{}", accelerators="1"), "gpu1") == []
+    assert cpus_near(survey, promising("{}", accelerators="1"), "gpu1") == []

@@ -14,59 +14,59 @@ from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.measurement import Verdict
 from tests.criteria.preflight.made import (
     H100,
     asked,
     culprits,
+    everyone,
     healthy,
-    spec_of,
+    promising,
     verdicts,
     with_facts,
 )
 from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
+STATES = promising(
+    "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
+    "mig: 'off', remapped_rows: none}}",
+    accelerators="2, model: H100, memory: 80 GB",
+)
+TWO_GPUS = everyone(healthy(2), accelerators=(H100, replace(H100, index=1)))
+
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"name": "A100"}, "accelerator 1: A100"),
-        ({"ecc_enabled": False}, "accelerator 1: off"),
-        ({"persistence": False}, "accelerator 1: off"),
-        ({"throttled": ("HwThermalSlowdown",)}, "accelerator 1: HwThermalSlowdown"),
-        ({"mig_enabled": True}, "accelerator 1: on"),
-        ({"remapped_rows_failed": True}, "accelerator 1: failed"),
-        (
-            {"remapped_rows_failed": True, "remapped_rows_pending": True},
-            "accelerator 1: failed, pending",
-        ),
+        ({"name": "A100"}, "A100"),
+        ({"persistence": False}, "off"),
+        ({"throttled": ("HwThermalSlowdown",)}, "HwThermalSlowdown"),
+        ({"mig_enabled": True}, "on"),
+        ({"remapped_rows_failed": True, "remapped_rows_pending": True}, "failed, pending"),
     ],
 )
-def test_accelerators(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    spec = spec_of(
-        tmp_path,
-        "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
-        "mig: 'off', remapped_rows: none}}",
-        accelerators="2, model: H100, memory: 80 GB",
-    )
-    both = (H100, replace(H100, index=1))
-    survey = healthy(2)
-    for index in range(2):
-        survey = with_facts(survey, index, accelerators=both)
-    assert verdicts(devices.accelerators, survey, spec) == {}
-    found = with_facts(survey, 1, accelerators=(both[0], replace(both[1], **change)))
-    assert verdicts(devices.accelerators, found, spec) == {"gpu1": "fail"}
-    assert words in " ".join(m.note for m in asked(devices.accelerators, found, spec)["gpu1"])
-    fewer = with_facts(survey, 1, accelerators=both[:1])
-    assert culprits(devices.accelerators, fewer, spec) == {"gpu1": "gpu1 accelerators"}
-    lost = with_facts(survey, 1, accelerators=(both[0], Accelerator(index=1)))
-    count, *_ = asked(devices.accelerators, lost, spec)["gpu1"]
+def test_the_state_of_an_accelerator_is_shown(change: dict[str, Any], words: str) -> None:
+    found = with_facts(TWO_GPUS, 1, accelerators=(H100, replace(H100, index=1, **change)))
+    assert verdicts(devices.accelerators, found, STATES) == {"gpu1": "fail"}
+    notes = " ".join(m.note for m in asked(devices.accelerators, found, STATES)["gpu1"])
+    assert f"accelerator 1: {words}" in notes
+
+
+def test_accelerators_that_are_missing_or_do_not_answer() -> None:
+    fewer = with_facts(TWO_GPUS, 1, accelerators=(H100,))
+    assert culprits(devices.accelerators, fewer, STATES) == {"gpu1": "gpu1 accelerators"}
+    lost = with_facts(TWO_GPUS, 1, accelerators=(H100, Accelerator(index=1)))
+    count, *_ = asked(devices.accelerators, lost, STATES)["gpu1"]
     assert (count.value, count.culprit) == (1, "gpu1 accelerator 1")
-    assert "accelerator 1 does not answer" in count.note
-    mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
-    assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
+    mute = with_facts(TWO_GPUS, 1, accelerators=None, unread={"accelerators": "no NVML"})
+    assert verdicts(devices.accelerators, mute, STATES) == {"gpu1": "inconclusive"}
     amd = PciTree(functions=(PciFunction(address="0000:1b:00.0", kind="1200", vendor="1002"),))
-    [other] = asked(devices.accelerators, with_facts(mute, 1, pci=amd), spec)["gpu1"]
+    [other] = asked(devices.accelerators, with_facts(mute, 1, pci=amd), STATES)["gpu1"]
     assert other.note == "gpu1: NVML does not know accelerators of AMD"
+
+
+FULL: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+PCIE = promising("{pcie: full}", accelerators="1")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,7 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     verdict: str | None,
     kind: str,
 ) -> None:
-    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
-    full |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+    full = FULL | {f"{which}_link_speed": "32.0 GT/s PCIe" for which in ("current", "max")}
     tree = Tree(tmp_path)
     for bus, (device, vendor) in {"1b": (GPU, NVIDIA), "1c": (NIC, MELLANOX)}.items():
         odd = (bus == "1c") is (kind == "nic")
@@ -100,19 +99,20 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
         tree.pci(port, SWITCH_PORT, "0x8086", **{**full, **(slot if odd else {})})
         tree.pci(f"{port}/0000:{bus}:00.0", device, vendor, **{**full, **(card if odd else {})})
     tree.interface("fab0", "pci0000:10/0000:10:1c.0/0000:1c:00.0")
-    spec = spec_of(tmp_path, "{pcie: full}", accelerators="1")
-    machine = Machine.read(tmp_path, ("pci", "interfaces", "rdma"))
-    parts = {"pci": machine.pci, "interfaces": machine.interfaces, "rdma": machine.rdma}
-    survey = with_facts(healthy(2), 1, **parts)
+    machine = Machine.read(tmp_path, ("pci", "interfaces"))
+    survey = with_facts(healthy(2), 1, pci=machine.pci, interfaces=machine.interfaces)
     if kind == "accelerator" and "current_link_speed" in card:
         verdict = None  # the link may be slower to save power
-    found = asked(devices.pcie, survey, spec)["gpu1"]
+    found = asked(devices.pcie, survey, PCIE)["gpu1"]
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     if verdict:
         name = "fab0" if kind == "nic" else "accelerator 0000:1b:00.0"
         assert words.format(name) in " ".join(f"{m.culprit} {m.note}" for m in found)
+
+
+def test_pcie_links_that_cannot_be_read_are_inconclusive() -> None:
     dumb = with_facts(healthy(2), 1, unread={"pci": "denied"})
-    assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
+    assert {m.verdict for m in asked(devices.pcie, dumb, PCIE)["gpu1"]} == {Verdict.INCONCLUSIVE}
 
 
 @pytest.mark.parametrize(
@@ -129,25 +129,24 @@ def test_the_link_of_a_switch_above_accelerators(
 ) -> None:
     width, switch, slot = ends
     tree = Tree(tmp_path)
-    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
     root = "pci0000:10/0000:10:01.0"
     tree.pci(root, SWITCH_PORT, "0x8086", current_link_width=width, max_link_width=slot)
     up = f"{root}/0000:11:00.0"
     tree.pci(up, SWITCH_PORT, "0x1000", current_link_width=width, max_link_width=switch)
     for port in (0, 1):
-        tree.pci(f"{up}/0000:12:0{port}.0", SWITCH_PORT, "0x1000", **full)
-        tree.pci(f"{up}/0000:12:0{port}.0/0000:1{port + 3}:00.0", GPU, NVIDIA, **full)
+        below = f"{up}/0000:12:0{port}.0"
+        tree.pci(below, SWITCH_PORT, "0x1000", **FULL)
+        tree.pci(f"{below}/0000:1{port + 3}:00.0", GPU, NVIDIA, **FULL)
     survey = with_facts(healthy(1), 0, pci=Machine.read(tmp_path, ("pci",)).pci)
-    widths, _ = devices.pcie(survey, spec_of(tmp_path, "{pcie: full}", accelerators="2"), "gpu0")
+    widths, _ = devices.pcie(survey, promising("{pcie: full}", accelerators="2"), "gpu0")
     assert (widths.value, widths.note) == (bool(words), words)
 
 
 def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
     port = "pci0000:10/0000:10:01.0"
-    tree.pci(port, SWITCH_PORT, "0x8086", **full)
-    tree.pci(f"{port}/0000:1c:00.0", NIC, MELLANOX, **full)
+    tree.pci(port, SWITCH_PORT, "0x8086", **FULL)
+    tree.pci(f"{port}/0000:1c:00.0", NIC, MELLANOX, **FULL)
     tree.pci(f"{port}/0000:1c:00.1", NIC, MELLANOX, current_link_width=0, max_link_width=0)
     tree.link(f"sys/devices/{port}/0000:1c:00.1/physfn", f"sys/devices/{port}/0000:1c:00.0")
     for name, function in (("fab0", 0), ("fab0v0", 1)):
@@ -159,11 +158,7 @@ def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
 
 
 XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
-
-
 AER = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
-
-
 DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
 
 
@@ -185,14 +180,13 @@ DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
     ],
 )
 def test_the_kernel_log(
-    tmp_path: Path, log: Log | None, verdict: str | None, culprit: str | None, note: str
+    log: Log | None, verdict: str | None, culprit: str | None, note: str
 ) -> None:
-    spec = spec_of(tmp_path, "{kernel_log: {corrected_at_most: 3}}")
+    spec = promising("{kernel_log: {corrected_at_most: 3}}")
     unread = {"kernel_log": "OSError: dmesg: Operation not permitted"}
     survey = with_facts(healthy(2), 1, kernel_log=log, unread=unread)
     found = asked(devices.kernel_log, survey, spec)["gpu1"]
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     assert {m.culprit for m in found} - {None} == ({culprit} if culprit else set())
     assert note in " ".join(m.note for m in found)
-    silent = spec_of(tmp_path, "{interfaces: {}}")
-    assert devices.kernel_log(survey, silent, "gpu1") == []
+    assert devices.kernel_log(survey, promising("{interfaces: {}}"), "gpu1") == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,13 @@ from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
     culprits,
+    everyone,
     healthy,
     interface,
-    spec_of,
+    on_loopback,
+    promising,
     verdicts,
     with_facts,
-    with_node,
     with_path_facts,
     with_paths,
 )
@@ -34,16 +34,10 @@ def _look_up(survey: Survey, index: int, change: LookUp) -> Survey:
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        (
-            LookUp(2, "gpu2", ("10.9.9.9",), 0.001, ""),
-            "gpu2 resolves to 10.9.9.9, but gpu2 has 10.1.0.3",
-        ),
+        (LookUp(2, "gpu2", ("10.9.9.9",), 0.001, ""), "to 10.9.9.9, but gpu2 has 10.1.0.3"),
         (LookUp(2, "gpu2", (), 0.001, "not known"), "gpu2 has no address (not known)"),
         (LookUp(1, "gpu1", ("127.0.1.1",), 0.001, ""), "gpu1 resolves to 127.0.1.1"),
-        (
-            LookUp(2, "10.1.0.3", ("gpu3",), 0.001, ""),
-            "10.1.0.3 resolves to gpu3, but it is an address of gpu2",
-        ),
+        (LookUp(2, "10.1.0.3", ("gpu3",), 0.001, ""), "to gpu3, but it is an address of gpu2"),
         (LookUp(2, "10.1.0.3", ("gpu2",), 1.5, ""), "10.1.0.3 took 1.5 s"),
         (LookUp(2, "10.1.0.3", (), None, "no answer"), "10.1.0.3 took more than 2 s"),
     ],
@@ -57,47 +51,40 @@ def test_wrong_and_slow_lookups_blame_the_node_that_made_them(
     assert note in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
 
 
-def test_a_name_of_another_node_that_resolves_to_loopback_is_wrong(spec: Spec) -> None:
-    survey = healthy()
-    interfaces = (*(survey.nodes[2].machine.interfaces or ()), interface("lo", "127.0.0.1"))
-    survey = with_facts(survey, 2, interfaces=interfaces)
-    found = _look_up(survey, 1, LookUp(2, "gpu2", ("127.0.0.1",), 0.001, ""))
-    note = " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
-    assert "gpu2 resolves to 127.0.0.1, but gpu2 has 10.1.0.3" in note
-    assert verdicts(names.look_ups, found, spec) == {"gpu1": "fail"}
-
-
 @pytest.mark.parametrize(
-    ("found", "expected"),
-    [(("127.0.0.1",), {"gpu1": "fail"}), (("127.0.0.1", "10.1.0.2"), {}), (("10.1.0.2",), {})],
+    ("of", "found", "expected"),
+    [
+        (1, ("127.0.0.1",), {"gpu1": "fail"}),
+        (1, ("127.0.0.1", "10.1.0.2"), {}),
+        (1, ("10.1.0.2",), {}),
+        (2, ("127.0.0.1",), {"gpu1": "fail"}),
+    ],
 )
-def test_its_own_name_that_resolves_to_loopback_alone_is_wrong(
-    spec: Spec, found: tuple[str, ...], expected: dict[str, str]
+def test_a_name_that_resolves_to_loopback_alone_is_wrong(
+    spec: Spec, of: int, found: tuple[str, ...], expected: dict[str, str]
 ) -> None:
     survey = healthy()
-    there = (*(survey.nodes[1].machine.interfaces or ()), interface("lo", "127.0.0.1"))
-    survey = with_facts(survey, 1, interfaces=there)
-    own = _look_up(survey, 1, LookUp(1, "gpu1", found, 0.001, ""))
-    assert verdicts(names.look_ups, own, spec) == expected
+    for index in (1, 2):
+        there = (*(survey.nodes[index].machine.interfaces or ()), interface("lo", "127.0.0.1"))
+        survey = with_facts(survey, index, interfaces=there)
+    survey = _look_up(survey, 1, LookUp(of, f"gpu{of}", found, 0.001, ""))
+    assert verdicts(names.look_ups, survey, spec) == expected
 
 
 def test_names_of_nodes_on_loopback_resolve_to_loopback(spec: Spec) -> None:
-    survey = healthy(2)
+    survey = everyone(on_loopback(healthy(2)), interfaces=(interface("lo", "127.0.0.1"),))
+    look_ups = tuple(LookUp(of, f"gpu{of}", ("127.0.0.1",), 0.001, "") for of in range(2))
     for index in range(2):
-        survey = with_node(survey, index, address="127.0.0.1")
-        survey = with_facts(survey, index, interfaces=(interface("lo", "127.0.0.1"),))
-        look_ups = tuple(LookUp(of, f"gpu{of}", ("127.0.0.1",), 0.001, "") for of in range(2))
         survey = with_path_facts(survey, index, look_ups=look_ups)
     assert verdicts(names.look_ups, survey, spec) == {}
 
 
-def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Survey:
-    for node in survey.nodes:
-        survey = with_facts(survey, node.index, hostname=hostnames[node.index])
-        look_ups = tuple(
-            LookUp(to, f"10.1.0.{to + 1}", (name,), 0.001, "") for to, name in reverse.items()
-        )
-        survey = with_path_facts(survey, node.index, look_ups=look_ups)
+def _named(hostnames: list[str], look_ups: list[LookUp]) -> Survey:
+    """Nodes of these host names, each of which looked up the same."""
+    survey = healthy(len(hostnames))
+    for index, name in enumerate(hostnames):
+        survey = with_facts(survey, index, hostname=name)
+        survey = with_path_facts(survey, index, look_ups=tuple(look_ups))
     return survey
 
 
@@ -114,11 +101,11 @@ def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Sur
     ],
 )
 def test_names_with_and_without_domains(
-    tmp_path: Path, hostnames: list[str], reverse: dict[int, str], faults: int
+    hostnames: list[str], reverse: dict[int, str], faults: int
 ) -> None:
-    spec = spec_of(tmp_path, "{names: {}}")
-    survey = _named(healthy(2), hostnames, reverse)
-    _, wrong, _ = asked(names.look_ups, survey, spec)["gpu0"]
+    spec = promising("{names: {}}")
+    look_ups = [LookUp(to, f"10.1.0.{to + 1}", (name,), 0.001, "") for to, name in reverse.items()]
+    _, wrong, _ = asked(names.look_ups, _named(hostnames, look_ups), spec)["gpu0"]
     assert wrong.value == faults, wrong.note
 
 
@@ -134,20 +121,14 @@ def test_names_with_and_without_domains(
 def test_two_nodes_with_the_same_host_name(
     spec: Spec, hostnames: list[str], to_blame: dict[str, str]
 ) -> None:
-    survey = healthy()
-    for index, name in enumerate(hostnames):
-        survey = with_facts(survey, index, hostname=name)
-        # As in DNS, where every name has one address.
-        first = [f"10.1.0.{hostnames.index(name) + 1}" for name in hostnames]
-        look_ups = tuple(
-            LookUp(to, name, (first[to],), 0.001, "") for to, name in enumerate(hostnames)
-        )
-        survey = with_path_facts(survey, index, look_ups=look_ups)
-    assert culprits(names.look_ups, survey, spec) == to_blame
+    # As in DNS, where every name has one address.
+    first = [f"10.1.0.{hostnames.index(name) + 1}" for name in hostnames]
+    look_ups = [LookUp(to, name, (first[to],), 0.001, "") for to, name in enumerate(hostnames)]
+    assert culprits(names.look_ups, _named(hostnames, look_ups), spec) == to_blame
 
 
-def test_lookups_of_a_node_of_unknown_addresses_are_not_judged(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{names: {}}")
+def test_lookups_of_a_node_of_unknown_addresses_are_not_judged() -> None:
+    spec = promising("{names: {}}")
     mute = with_facts(healthy(2), 1, interfaces=None)
     assert verdicts(names.look_ups, mute, spec) == {}  # the control address is known
     elsewhere = (LookUp(1, "gpu1", ("10.9.0.2",), 0.001, ""),)
@@ -156,62 +137,40 @@ def test_lookups_of_a_node_of_unknown_addresses_are_not_judged(tmp_path: Path) -
         assert verdicts(names.look_ups, other, spec) == {"gpu0": verdict}
 
 
-def _clock(survey: Survey, ahead_s: dict[int, float], error_s: float = 1e-4) -> Survey:
+def _clock(ahead_s: dict[int, float], error_s: float = 1e-4, count: int = 4) -> Survey:
     def change(index: int, path: ProbedPath) -> ProbedPath:
         offset_s = ahead_s.get(path.to, 0.0) - ahead_s.get(index, 0.0)
         return replace(path, offset_s=offset_s, error_s=error_s)
 
-    return with_paths(survey, change)
+    return with_paths(healthy(count), change)
 
 
 def test_the_deviating_clock_is_named_with_its_error(spec: Spec) -> None:
     for odd in range(4):
-        assert culprits(names.clocks, _clock(healthy(), {odd: 0.2}), spec) == {
-            f"gpu{odd}": f"gpu{odd} clock"
-        }
-    [skew] = asked(names.clocks, _clock(healthy(), {3: -0.2}), spec)["gpu3"]
-    assert skew.value == pytest.approx(200)
-    assert "gpu3 is behind gpu" in skew.note
-    [skew] = asked(names.clocks, _clock(healthy(), {3: 0.2}), spec)["gpu3"]
-    assert "gpu3 is ahead of gpu" in skew.note
-    assert "± 0.1 ms" in skew.note
+        named = {f"gpu{odd}": f"gpu{odd} clock"}
+        assert culprits(names.clocks, _clock({odd: 0.2}), spec) == named
+    for ahead_s, words in ((-0.2, "gpu3 is behind gpu"), (0.2, "gpu3 is ahead of gpu")):
+        [skew] = asked(names.clocks, _clock({3: ahead_s}), spec)["gpu3"]
+        assert skew.value == pytest.approx(200)
+        assert words in skew.note
+        assert "± 0.1 ms" in skew.note
 
 
 def test_clocks_are_compared_with_the_one_in_the_middle(spec: Spec) -> None:
-    survey = _clock(
-        healthy(5), {index: 0.06 * place for place, index in enumerate((3, 0, 4, 1, 2))}
-    )
-    found = {name: one.value for name, [one] in asked(names.clocks, survey, spec).items()}
-    assert found["gpu4"] == 0
-    assert [round(found[name] or 0) for name in ("gpu3", "gpu0", "gpu1", "gpu2")] == [
-        120,
-        60,
-        60,
-        120,
-    ]
+    ahead_s = {index: 0.06 * place for place, index in enumerate((3, 0, 4, 1, 2))}
+    answers = asked(names.clocks, _clock(ahead_s, count=5), spec)
+    values = {name: round(one.value or 0) for name, [one] in answers.items()}
+    assert values == {"gpu3": 120, "gpu0": 60, "gpu4": 0, "gpu1": 60, "gpu2": 120}
 
 
 def test_a_skew_within_its_error_of_the_bound_is_inconclusive(spec: Spec) -> None:
-    assert verdicts(names.clocks, _clock(healthy(), {3: 0.045}, 0.001), spec) == {}
-    assert verdicts(names.clocks, _clock(healthy(), {3: 0.045}, 0.01), spec)["gpu3"] == (
-        "inconclusive"
-    )
+    assert verdicts(names.clocks, _clock({3: 0.045}, 0.001), spec) == {}
+    assert verdicts(names.clocks, _clock({3: 0.045}, 0.01), spec)["gpu3"] == "inconclusive"
 
 
-def test_two_clocks_cannot_show_which_is_right(spec: Spec) -> None:
-    [culprit] = culprits(names.clocks, _clock(healthy(2), {0: 1.0}), spec).values()
+def test_clocks_without_a_majority_blame_no_single_node(spec: Spec) -> None:
+    [culprit] = culprits(names.clocks, _clock({0: 1.0}, count=2), spec).values()
     assert "cannot show which is right" in culprit
-
-
-def test_clocks_without_a_majority_blame_no_single_node(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{clocks: {skew: 50 ms}}")
-    ahead = {2: 0.2, 3: 0.2}
-    survey = with_paths(
-        healthy(4),
-        lambda index, path: replace(path, offset_s=ahead.get(path.to, 0.0) - ahead.get(index, 0.0)),
-    )
-    found = culprits(names.clocks, survey, spec)
-    assert found == {
-        name: f"{name} clock, or those of gpu0, gpu1: no majority says which are right"
-        for name in ("gpu2", "gpu3")
-    }
+    others = "clock, or those of gpu0, gpu1: no majority says which are right"
+    found = culprits(names.clocks, _clock({2: 0.2, 3: 0.2}), spec)
+    assert found == {name: f"{name} {others}" for name in ("gpu2", "gpu3")}

@@ -5,10 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import LastFacts, PayloadFacts, Received, Sent, Survey
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    LastFacts,
+    PayloadFacts,
+    Received,
+    Sent,
+    Survey,
+)
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.criteria.preflight.judges import packets
 from pytest_mnode.criteria.preflight.judges.corruption import payload, payload_paths
@@ -38,46 +46,41 @@ def _hole(size: int, *edges: tuple[int, int], refused: int | None = None) -> Sur
     return with_paths(healthy(), change)
 
 
-def test_tcp_segments_smaller_than_the_packets_that_pass(spec: Spec) -> None:
-    def survey(*edges: tuple[int, int], size: int | None = 900) -> Survey:
-        found = healthy()
-        for index in range(4):
-            small = [to for one, to in edges if one == index]
-            found = with_path_facts(
-                found,
-                index,
-                connections=lambda c, to=small: replace(c, largest_bytes=size) if c.to in to else c,
-            )
-        return found
+def _segments(*edges: tuple[int, int], size: int | None = 900) -> Survey:
+    """TCP segments of this size on these paths."""
 
+    def change(index: int, one: Connection) -> Connection:
+        return replace(one, largest_bytes=size) if (index, one.to) in edges else one
+
+    survey = healthy()
+    for index in range(4):
+        survey = with_path_facts(survey, index, connections=partial(change, index))
+    return survey
+
+
+def test_tcp_segments_smaller_than_the_packets_that_pass(spec: Spec) -> None:
+    own_route = _segments(*((3, n) for n in range(3)))
     routes = "gpu3: its routes on the fabric network"
-    own_route = survey(*((3, n) for n in range(3)))
     assert culprits(packets.path_mtu, own_route, spec) == {"gpu3": routes}
     own_mtu = with_interface(own_route, 3, "fab1", mtu_bytes=900)
     assert culprits(packets.path_mtu, own_mtu, spec) == {"gpu3": "gpu3 fab1 (MTU 900)"}
     _, tcp = asked(packets.path_mtu, own_route, spec)["gpu3"]
     assert tcp.value == 900
-    one = survey((2, 0))
-    assert culprits(packets.path_mtu, one, spec) == dict.fromkeys(
-        ("gpu0", "gpu2"), "path from gpu2 to gpu0 (one way)"
-    )
-    mute = survey((2, 0), size=None)
+    path = "path from gpu2 to gpu0 (one way)"
+    assert culprits(packets.path_mtu, _segments((2, 0)), spec) == {"gpu0": path, "gpu2": path}
+    mute = _segments((2, 0), size=None)
     assert verdicts(packets.path_mtu, mute, spec) == {"gpu2": "inconclusive"}
 
 
 def test_lost_large_packets_blame_a_node_or_a_path(spec: Spec) -> None:
-    around = [e for n in (0, 1, 3) for e in ((n, 2), (2, n))]
-    hole = _hole(1500, *around)
-    assert culprits(packets.path_mtu, hole, spec) == {
-        "gpu2": "gpu2: its link to the fabric network, both ways"
-    }
+    hole = _hole(1500, *(e for n in (0, 1, 3) for e in ((n, 2), (2, n))))
+    link = "gpu2: its link to the fabric network, both ways"
+    assert culprits(packets.path_mtu, hole, spec) == {"gpu2": link}
     found, _ = asked(packets.path_mtu, hole, spec)["gpu2"]
     assert found.value == 1500
     assert "packets larger than 1500 B are lost" in found.note
-    one = _hole(1500, (3, 1))
-    assert set(culprits(packets.path_mtu, one, spec).values()) == {
-        "path from gpu3 to gpu1 (one way)"
-    }
+    one = culprits(packets.path_mtu, _hole(1500, (3, 1)), spec)
+    assert set(one.values()) == {"path from gpu3 to gpu1 (one way)"}
     own = _hole(1500, *[(2, n) for n in (0, 1, 3)], refused=1501)
     found, _ = asked(packets.path_mtu, own, spec)["gpu2"]
     assert "gpu2 fab0 itself rejects packets of 1501 B" in found.note
@@ -87,12 +90,11 @@ def test_packet_sizes_that_could_not_be_tried_are_inconclusive(spec: Spec) -> No
     def mute(index: int, path: ProbedPath) -> ProbedPath:
         return replace(path, answered=False, largest_bytes=None) if path.to == 1 else path
 
-    found = verdicts(packets.path_mtu, with_paths(healthy(), mute), spec)
-    assert set(found.values()) == {"inconclusive"}
-    assert "gpu0" in found
+    unknown = dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), "inconclusive")
+    assert verdicts(packets.path_mtu, with_paths(healthy(), mute), spec) == unknown
     # A hole fails, whatever could not be tried beside it.
     hole = verdicts(packets.path_mtu, with_paths(_hole(1500, (0, 2)), mute), spec)
-    assert hole == {"gpu0": "fail", "gpu1": "inconclusive", "gpu2": "fail", "gpu3": "inconclusive"}
+    assert hole == unknown | {"gpu0": "fail", "gpu2": "fail"}
 
 
 SIZE = 4 << 20
@@ -104,6 +106,7 @@ Edges = Collection[tuple[int, int]]
 
 NICS = "+".join(RAILS)
 LINK = f"gpu2 {NICS}: its link changes payloads, "
+BOTH_WAYS = f"{NICS}: its link changes payloads, both ways"
 
 
 def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
@@ -112,20 +115,15 @@ def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
     survey = healthy(count)
     edges = [(i, to) for i in range(count) for to in targets(i, range(count))]
     for index in range(count):
-        sent = tuple(
-            Sent(to, "fabric", f"{rail} {i} {to}", "not done within 5 s" * ((i, to) in lost))
-            for rail in RAILS
-            for i, to in edges
-            if i == index
-        )
-        received = tuple(
-            Received(f"{rail} {i} {to}", SIZE >> ((i, to) in lost), 17 * ((i, to) in wrong))
-            for rail in RAILS
-            for i, to in edges
-            if to == index
-        )
-        last = LastFacts((), None, received)
-        survey = with_node(survey, index, payloads=PayloadFacts(sent), last=last)
+        sent, received = [], []
+        for rail, (i, to) in itertools.product(RAILS, edges):
+            source, is_lost = f"{rail} {i} {to}", (i, to) in lost
+            if i == index:
+                sent.append(Sent(to, "fabric", source, "not done within 5 s" * is_lost))
+            if to == index:
+                received.append(Received(source, SIZE >> is_lost, 17 * ((i, to) in wrong)))
+        last = LastFacts((), None, tuple(received))
+        survey = with_node(survey, index, payloads=PayloadFacts(tuple(sent)), last=last)
     return survey
 
 
@@ -147,14 +145,8 @@ def _of(node: int, count: int) -> set[tuple[int, int]]:
         (16, {(2, 3), (1, 2)}, {"gpu2": LINK + "both ways"}),
         (4, {(2, 3), (2, 0)}, {"gpu2": LINK + "sending"}),
         (4, {(1, 2)}, dict.fromkeys(("gpu1", "gpu2"), "path from gpu1 to gpu2 (one way)")),
-        (4, {(1, 2), (2, 1)}, dict.fromkeys(("gpu1", "gpu2"), "path between gpu1 and gpu2")),
-        (2, {(0, 1)}, dict.fromkeys(("gpu0", "gpu1"), "path from gpu0 to gpu1 (one way)")),
         (2, {(0, 1), (1, 0)}, dict.fromkeys(("gpu0", "gpu1"), "path between gpu0 and gpu1")),
-        (
-            6,
-            _of(2, 6) | _of(3, 6),
-            {n: f"{n} {NICS}: its link changes payloads, both ways" for n in ("gpu2", "gpu3")},
-        ),
+        (6, _of(2, 6) | _of(3, 6), {n: f"{n} {BOTH_WAYS}" for n in ("gpu2", "gpu3")}),
         # All three are wrong: there is no healthy partner and no majority.
         (
             3,
@@ -181,11 +173,8 @@ def test_value_and_note_of_a_payload_measurement(spec: Spec) -> None:
     assert (bad.value, bad.unit) == (2 * 6 * 17, "B")
     assert bad.note.startswith(f"gpu0 to gpu2: {2 * 17} of {2 * SIZE} B, ")
     assert well.note == f"of {2 * 4 * SIZE} B; without gpu2, which is judged separately"
-    assert (well.value, well.culprit, well.source) == (
-        0,
-        None,
-        "preflight.payload 4 MiB to each partner",
-    )
+    assert (well.value, well.culprit) == (0, None)
+    assert well.source == "preflight.payload 4 MiB to each partner"
 
 
 @pytest.mark.parametrize(

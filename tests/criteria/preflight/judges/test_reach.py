@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,8 @@ from tests.criteria.preflight.made import (
     everywhere,
     healthy,
     interface,
-    spec_of,
+    on_loopback,
+    promising,
     verdicts,
     with_facts,
     with_interface,
@@ -36,29 +36,26 @@ def _connections(node: NodeSurvey) -> tuple[Connection, ...]:
     return node.paths.connections if node.paths else ()
 
 
+def _failing(survey: Survey, index: int, **changes: Any) -> Survey:
+    """The survey with other fields of the connections of a node that failed."""
+    return with_path_facts(
+        survey, index, connections=lambda c: c if c.took_s else replace(c, **changes)
+    )
+
+
 def test_a_configured_route_that_refuses_a_peer_is_named(spec: Spec) -> None:
-    lost = cut(healthy(), [(1, 3)])
     undo = "ip route del blackhole 10.2.0.4/32"
     route = Refusal("blackhole", "route", "10.2.0.4/32", undo)
     beneath = Refusal("unreachable", "route", "10.0.0.0/8", "ip route del unreachable 10.0.0.0/8")
-    lost = with_facts(lost, 1, refusals=(beneath, route))
+    lost = with_facts(cut(healthy(), [(1, 3)]), 1, refusals=(beneath, route))
     assert culprits(reach.peers, lost, spec).keys() == {"gpu1", "gpu3"}
-    invalid = os.strerror(errno.EINVAL).lower()
-    lost = with_path_facts(
-        lost, 1, connections=lambda c: c if c.took_s else replace(c, problem=invalid)
-    )
-    assert culprits(reach.peers, lost, spec) == {
-        "gpu1": f"gpu1: blackhole route to 10.2.0.4/32 ({undo})"
-    }
+    lost = _failing(lost, 1, problem=os.strerror(errno.EINVAL).lower())
+    named = f"gpu1: blackhole route to 10.2.0.4/32 ({undo})"
+    assert culprits(reach.peers, lost, spec) == {"gpu1": named}
 
 
 def test_a_route_over_another_network_is_named(spec: Spec) -> None:
-    lost = cut(healthy(), [(1, 3)])
-    lost = with_path_facts(
-        lost,
-        1,
-        connections=lambda c: replace(c, leaves_by="eth0" if c.took_s is None else "fab0"),
-    )
+    lost = _failing(cut(healthy(), [(1, 3)]), 1, leaves_by="eth0")
     [(node, culprit)] = culprits(reach.peers, lost, spec).items()
     assert node == "gpu1"
     assert culprit.startswith("gpu1: its route to gpu3 leaves by eth0, not by fab0 (ip route get ")
@@ -69,34 +66,48 @@ def test_the_interface_of_a_route_is_the_kernels() -> None:
     assert leaves_by("127.0.0.1", "203.0.113.9") is None, "no address of this machine"
 
 
-def test_a_node_that_is_cut_off_is_named_once(spec: Spec) -> None:
-    lost = cut(healthy(), [e for n in (0, 1, 3) for e in ((n, 2), (2, n))])
-    assert culprits(reach.peers, lost, spec) == {
-        "gpu2": "gpu2: no connection to or from others on the fabric network"
-    }
+OTHERS = (0, 1, 3)
+ONE_WAY = "path from gpu1 to gpu3 (one way)"
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        (
+            [e for n in OTHERS for e in ((n, 2), (2, n))],
+            {"gpu2": "gpu2: no connection to or from others on the fabric network"},
+        ),
+        (
+            [(n, 2) for n in OTHERS],
+            {"gpu2": "gpu2: it sends but cannot receive on the fabric network"},
+        ),
+        (
+            [(2, n) for n in OTHERS],
+            {"gpu2": "gpu2: it receives but cannot send on the fabric network"},
+        ),
+        ([(1, 3)], {"gpu1": ONE_WAY, "gpu3": ONE_WAY}),
+        ([(1, 3), (3, 1)], dict.fromkeys(("gpu1", "gpu3"), "path between gpu1 and gpu3")),
+        (
+            [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))],
+            {
+                f"gpu{a}": f"gpu{a}: it and gpu{1 - a} have no connection to or from others "
+                "on the fabric network"
+                for a in (0, 1)
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("rails", [RAILS, RAILS[:1], RAILS[1:]])
+def test_directions_nodes_and_paths_are_distinguished(
+    spec: Spec, edges: list[tuple[int, int]], found: dict[str, str], rails: tuple[str, ...]
+) -> None:
+    assert culprits(reach.peers, cut(healthy(), edges, rails=rails), spec) == found
+
+
+def test_other_nodes_are_judged_without_the_one_at_fault(spec: Spec) -> None:
+    lost = cut(healthy(), [e for n in OTHERS for e in ((n, 2), (2, n))])
     [fabric, _] = asked(reach.peers, lost, spec)["gpu0"]
-    assert fabric.value == 2
-    assert fabric.note == "without gpu2, which is at fault"
-
-
-def test_directions_and_paths_are_distinguished(spec: Spec) -> None:
-    deaf = cut(healthy(), [(n, 2) for n in (0, 1, 3)])
-    assert culprits(reach.peers, deaf, spec) == {
-        "gpu2": "gpu2: it sends but cannot receive on the fabric network"
-    }
-    dumb = cut(healthy(), [(2, n) for n in (0, 1, 3)])
-    assert culprits(reach.peers, dumb, spec) == {
-        "gpu2": "gpu2: it receives but cannot send on the fabric network"
-    }
-    for rails in (RAILS, RAILS[:1], RAILS[1:]):
-        one_way = cut(healthy(), [(1, 3)], rails=rails)
-        assert culprits(reach.peers, one_way, spec) == dict.fromkeys(
-            ("gpu1", "gpu3"), "path from gpu1 to gpu3 (one way)"
-        )
-    path = cut(healthy(), [(1, 3), (3, 1)])
-    assert culprits(reach.peers, path, spec) == dict.fromkeys(
-        ("gpu1", "gpu3"), "path between gpu1 and gpu3"
-    )
+    assert (fabric.value, fabric.note) == (2, "without gpu2, which is at fault")
     two = cut(healthy(2), [(0, 1), (1, 0)])
     assert set(culprits(reach.peers, two, spec).values()) == {"path between gpu0 and gpu1"}
 
@@ -127,14 +138,12 @@ def test_an_address_used_by_two_nodes_is_named(
 
 
 def test_addresses_of_links_and_of_one_machine_may_be_the_same(spec: Spec) -> None:
-    for address, on_loopback in (("fe80::1", False), ("10.2.0.9", True)):
+    for address, local in (("fe80::1", False), ("10.2.0.9", True)):
         survey = healthy()
         for index in (1, 3):
             own = survey.nodes[index].machine.by_name["fab0"].addresses
             survey = with_interface(survey, index, "fab0", addresses=(*own, address))
-        if on_loopback:
-            nodes = tuple(replace(node, address="127.0.0.1") for node in survey.nodes)
-            survey = replace(survey, nodes=nodes)
+        survey = on_loopback(survey) if local else survey
         assert culprits(reach.peers, survey, spec) == {}
 
 
@@ -142,34 +151,27 @@ def test_a_link_without_a_carrier_is_the_cause_of_lost_paths(spec: Spec) -> None
     lost = cut(healthy(3), [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)])
     for index in (1, 2):
         lost = with_interface(lost, index, "fab0", carrier=False)
-    assert culprits(reach.peers, lost, spec) == {
-        "gpu1": "gpu1: fab0 has no carrier",
-        "gpu2": "gpu2: fab0 has no carrier",
-    }
+    found = {name: f"{name}: fab0 has no carrier" for name in ("gpu1", "gpu2")}
+    assert culprits(reach.peers, lost, spec) == found
     assert verdicts(reach.peers, lost, spec)["gpu0"] == "inconclusive"  # no node is left to reach
     assert culprits(links.interfaces, lost, spec)["gpu1"] == "gpu1 fab0 has no carrier"
 
 
 def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
+    def filtered(one: Connection) -> Connection:
+        refused = replace(one, took_s=None, problem="no answer within 2 s")
+        return refused if (one.to, one.network) == (2, "management") else one
+
     survey = healthy()
-    for index in (0, 1, 3):
-        survey = with_path_facts(
-            survey,
-            index,
-            connections=lambda c: (
-                replace(c, took_s=None, problem="no answer within 2 s")
-                if c.to == 2 and c.network == "management"
-                else c
-            ),
-        )
-    assert culprits(reach.peers, survey, spec) == {
-        "gpu2": "gpu2: connections to it are filtered on the management network, datagrams pass"
-    }
+    for index in OTHERS:
+        survey = with_path_facts(survey, index, connections=filtered)
+    named = "connections to it are filtered on the management network, datagrams pass"
+    assert culprits(reach.peers, survey, spec) == {"gpu2": f"gpu2: {named}"}
     assert "though datagrams pass" in asked(reach.peers, survey, spec)["gpu2"][1].note
 
 
-def test_a_fabric_without_ip_is_inconclusive(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
+def test_a_fabric_without_ip_is_inconclusive() -> None:
+    spec = promising(ANY, "infiniband", "mlx5_0")
     down = interface("ib0", "", admin_up=False, carrier=None)
     survey = everywhere(healthy(3), IB, interfaces=(down,))
     for node in survey.nodes:
@@ -188,24 +190,28 @@ def _master(survey: Survey, lost: set[int]) -> Survey:
     return survey
 
 
-def test_unreachable_first_node_blames_one_node_or_the_first(
-    spec: Spec,
+@pytest.mark.parametrize(
+    ("count", "lost", "found"),
+    [
+        (4, {2}, {"gpu2": "gpu2 (gpu1, gpu3 can connect)"}),
+        (4, {1, 2, 3}, {"gpu0": "gpu0 10.1.0.1"}),
+        (2, {1}, {"gpu1": "gpu1 or gpu0"}),
+        (4, {2, 3}, {name: f"{name} (gpu1 can connect)" for name in ("gpu2", "gpu3")}),
+    ],
+)
+def test_an_unreachable_first_node_blames_one_node_or_the_first(
+    spec: Spec, count: int, lost: set[int], found: dict[str, str]
 ) -> None:
-    assert culprits(reach.master, _master(healthy(), {2}), spec) == {
-        "gpu2": "gpu2 (gpu1, gpu3 can connect)"
-    }
-    nobody = _master(healthy(), {1, 2, 3})
-    assert culprits(reach.master, nobody, spec) == {"gpu0": "gpu0 10.1.0.1"}
-    assert set(verdicts(reach.master, nobody, spec).values()) == {"fail", "inconclusive"}
-    assert culprits(reach.master, _master(healthy(2), {1}), spec) == {"gpu1": "gpu1 or gpu0"}
-    assert culprits(reach.master, _master(healthy(), {2, 3}), spec) == {
-        "gpu2": "gpu2 (gpu1 can connect)",
-        "gpu3": "gpu3 (gpu1 can connect)",
-    }
-    taken = with_facts(healthy(), 0, master_problem="cannot listen on port 29500: in use")
-    assert culprits(reach.master, taken, spec) == {
-        "gpu0": "gpu0: cannot listen on port 29500: in use"
-    }
+    survey = _master(healthy(count), lost)
+    assert culprits(reach.master, survey, spec) == found
+    unknown = {f"gpu{n}": "inconclusive" for n in lost if "gpu0" in found}
+    assert verdicts(reach.master, survey, spec) == dict.fromkeys(found, "fail") | unknown
+
+
+def test_a_first_node_that_cannot_listen_is_named(spec: Spec) -> None:
+    problem = "cannot listen on port 29500: in use"
+    taken = with_facts(healthy(), 0, master_problem=problem)
+    assert culprits(reach.master, taken, spec) == {"gpu0": f"gpu0: {problem}"}
 
 
 def _without_address(survey: Survey, index: int, interface: str) -> Survey:
@@ -242,15 +248,6 @@ def test_interfaces_that_cannot_be_read_are_not_missing(spec: Spec) -> None:
     }
 
 
-def test_a_partitioned_network_is_named(spec: Spec) -> None:
-    halves = cut(healthy(), [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))])
-    words = "have no connection to or from others on the fabric network"
-    assert culprits(reach.peers, halves, spec) == {
-        "gpu0": f"gpu0: it and gpu1 {words}",
-        "gpu1": f"gpu1: it and gpu0 {words}",
-    }
-
-
 def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
     """It is in another subnet; datagrams bound to the interface still pass."""
     survey = healthy()
@@ -267,9 +264,5 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
     assert name == "gpu2"
     assert culprit.startswith("gpu2: no route to most nodes over fab0, fab1: ")
     # Without a route to one node only, the path is to blame.
-    one = with_path_facts(
-        cut(healthy(), [(2, 0)]),
-        2,
-        connections=lambda c: c if c.took_s else replace(c, problem="network is unreachable"),
-    )
+    one = _failing(cut(healthy(), [(2, 0)]), 2, problem="network is unreachable")
     assert set(culprits(reach.peers, one, spec).values()) == {"path from gpu2 to gpu0 (one way)"}

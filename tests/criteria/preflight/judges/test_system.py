@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,31 +12,28 @@ from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.judges import system
 from pytest_mnode.criteria.preflight.orders import SHM
 from pytest_mnode.machine.limits import Limits
-from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Part
 from tests.criteria.preflight.made import (
     SETTINGS,
     SOFTWARE,
+    Judge,
     asked,
     culprits,
     directory,
+    everyone,
     everywhere,
     healthy,
     interface,
+    promising,
     rdma_device,
     rdma_port,
-    spec_of,
     verdicts,
     with_facts,
 )
 
 
-def _same(part: Part) -> Any:
-    def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-        return system.same(survey, spec, name, part)
-
-    return question
+def _same(part: Part) -> Judge:
+    return partial(system.same, part=part)
 
 
 OTHER: dict[Part, Any] = {
@@ -54,19 +51,18 @@ OTHER: dict[Part, Any] = {
 
 def _having(survey: Survey, index: int, part: Part, value: Any) -> Survey:
     """The survey with another value of one field on one node."""
-    if part == "firmware":
-        device = rdma_device(rdma_port(), firmware=value)
-        return with_facts(survey, index, rdma=(device,))
-    if part == "code":
-        return with_facts(survey, index, code=value)
-    if part == "sysctl":
-        return with_facts(survey, index, settings=value)
-    return with_facts(survey, index, software=replace(SOFTWARE, **{part: value}))
+    fields: dict[str, Any] = {
+        "firmware": {"rdma": (rdma_device(rdma_port(), firmware=value),)},
+        "code": {"code": value},
+        "sysctl": {"settings": value},
+    }
+    other = {"software": replace(SOFTWARE, **{part: value})} if part not in fields else {}
+    return with_facts(survey, index, **fields.get(part, other))
 
 
 @pytest.mark.parametrize("part", system.PARTS)
-def test_the_deviating_node_is_named_with_both_values(tmp_path: Path, part: Part) -> None:
-    spec = spec_of(tmp_path, f"{{same: [{part}]}}")
+def test_the_deviating_node_is_named_with_both_values(part: Part) -> None:
+    spec = promising(f"{{same: [{part}]}}")
     well = healthy()
     for index in range(4 if part == "firmware" else 0):
         well = _having(well, index, part, "28.39.1002")
@@ -82,21 +78,19 @@ def test_the_deviating_node_is_named_with_both_values(tmp_path: Path, part: Part
     assert set(verdicts(_same(part), none, spec).values()) == {"inconclusive"}
 
 
-def test_settings_of_the_interfaces_of_rdma_devices_are_compared(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{same: [sysctl]}", "roce", '"mlx5_*"')
+def test_settings_of_the_interfaces_of_rdma_devices_are_compared() -> None:
+    spec = promising("{same: [sysctl]}", "roce", '"mlx5_*"')
     survey = everywhere(healthy(3), rdma_port("RoCE"), interfaces=(interface("fab0", "10.2.0.1"),))
+    names = ("fab0.arp_ignore", "fab0.rp_filter", "x.arp_ignore")  # x is of no RDMA device
     for index, value in enumerate("010"):
-        own = {f"net.ipv4.conf.fab0.{name}": value for name in ("arp_ignore", "rp_filter")}
-        settings = SETTINGS | own
-        survey = with_facts(
-            survey, index, settings=settings | {"net.ipv4.conf.x.arp_ignore": value}
-        )
+        own = {f"net.ipv4.conf.{name}": value for name in names}
+        survey = with_facts(survey, index, settings=SETTINGS | own)
     assert culprits(_same("sysctl"), survey, spec) == {"gpu1": "gpu1 sysctl"}
     assert asked(_same("sysctl"), survey, spec)["gpu1"][0].value == 2
 
 
-def test_without_a_majority_all_nodes_are_named(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{same: [kernel]}")
+def test_without_a_majority_all_nodes_are_named() -> None:
+    spec = promising("{same: [kernel]}")
     other = replace(SOFTWARE, kernel="5.15.0")
     two = with_facts(healthy(2), 1, software=other)
     assert set(culprits(_same("kernel"), two, spec)) == {"gpu0", "gpu1"}
@@ -105,40 +99,30 @@ def test_without_a_majority_all_nodes_are_named(tmp_path: Path) -> None:
     assert system.same(healthy(1), spec, "gpu0", "kernel") == []
 
 
-def test_a_value_that_no_node_can_read_is_inconclusive(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{same: [code]}")
-
-    def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-        return system.same(survey, spec, name, "code")
-
-    for state in ("unreadable: Permission denied", "not there"):
-        survey = healthy(3)
-        for index in range(3):
-            code = {"train/main.py": state, "train/more.py": "0a1b"}
-            survey = with_facts(survey, index, code=code)
-        assert set(verdicts(question, survey, spec).values()) == {"inconclusive"}
+@pytest.mark.parametrize("state", ["unreadable: Permission denied", "not there"])
+def test_a_value_that_no_node_can_read_is_inconclusive(state: str) -> None:
+    survey = everyone(healthy(3), code={"train/main.py": state, "train/more.py": "0a1b"})
+    found = verdicts(_same("code"), survey, promising("{same: [code]}"))
+    assert set(found.values()) == {"inconclusive"}
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 8])
-@pytest.mark.parametrize("setting", sorted(SETTINGS))
-def test_a_kernel_setting_hidden_on_a_node_is_no_difference(
-    tmp_path: Path, nodes: int, setting: str
-) -> None:
-    spec = spec_of(tmp_path, "{same: [sysctl]}")
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_kernel_setting_hidden_on_a_node_is_no_difference(nodes: int) -> None:
+    same, spec, setting = _same("sysctl"), promising("{same: [sysctl]}"), min(SETTINGS)
     shown = {name: value for name, value in SETTINGS.items() if name != setting}
     some = with_facts(healthy(nodes), 1, settings=shown)
-    assert verdicts(_same("sysctl"), some, spec) == {}
-    assert "1 unreadable here" in asked(_same("sysctl"), some, spec)["gpu1"][0].note
+    assert verdicts(same, some, spec) == {}
+    assert "1 unreadable here" in asked(same, some, spec)["gpu1"][0].note
+    # Of two nodes neither can be compared with another.
+    odd = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]
     mute = with_facts(healthy(nodes), 1, settings={})
-    expected = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]  # no node to compare with
-    assert verdicts(_same("sysctl"), mute, spec) == dict.fromkeys(expected, "inconclusive")
-    other = {**SETTINGS, setting: "1"}
-    odd = culprits(_same("sysctl"), with_facts(healthy(nodes), 1, settings=other), spec)
-    assert sorted(odd) == (["gpu1"] if nodes > 2 else ["gpu0", "gpu1"])  # no majority
+    assert verdicts(same, mute, spec) == dict.fromkeys(odd, "inconclusive")
+    other = with_facts(healthy(nodes), 1, settings={**SETTINGS, setting: "1"})
+    assert sorted(culprits(same, other, spec)) == odd
 
 
-def test_an_offload_of_one_node_that_is_off_is_a_difference(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{same: [sysctl]}")
+def test_an_offload_of_one_node_that_is_off_is_a_difference() -> None:
+    spec = promising("{same: [sysctl]}")
     survey = healthy(3)
     for index in range(3):
         links = tuple(
@@ -151,35 +135,20 @@ def test_an_offload_of_one_node_that_is_off_is_a_difference(tmp_path: Path) -> N
     assert "tso disabled, enabled on 2 of 3 nodes" in odd.note
 
 
-def test_free_space_and_limits(tmp_path: Path) -> None:
-    spec = spec_of(
-        tmp_path,
+def test_free_space_and_limits() -> None:
+    spec = promising(
         "{limits: {shm: 64 GiB, shm_free: 32 GiB, memlock: unlimited, open_files: 65536},"
         " disk: [{path: /tmp, free: 10 GB}]}",
     )
     shm = directory(SHM, SHM, size_bytes=64 << 30, free_bytes=40 << 30)
-    survey = healthy(3)
-    for index in range(3):
-        survey = with_facts(survey, index, directories=(shm, directory("disk /tmp", "/tmp")))
-    questions = (system.shared_memory, system.locked_memory, system.open_files, system.disk)
-    for question in questions:
+    survey = everyone(healthy(3), directories=(shm, directory("disk /tmp", "/tmp")))
+    full = (replace(shm, free_bytes=1 << 30), directory("disk /tmp", "/tmp", free_bytes=10**9))
+    bad = with_facts(survey, 1, directories=full, limits=Limits(1 << 40, 1024))
+    for question in (system.shared_memory, system.locked_memory, system.open_files, system.disk):
         assert verdicts(question, survey, spec) == {}
-    bad = with_facts(
-        survey,
-        1,
-        directories=(
-            replace(shm, free_bytes=1 << 30),
-            directory("disk /tmp", "/tmp", free_bytes=10**9),
-        ),
-        limits=Limits(1 << 40, 1024),
-    )
-    for question in questions:
         assert verdicts(question, bad, spec) == {"gpu1": "fail"}
-    lost = with_facts(
-        survey,
-        1,
-        directories=(directory(SHM, SHM, problem="not there", size_bytes=None, free_bytes=None),),
-    )
+    absent = replace(shm, problem="not there", size_bytes=None, free_bytes=None)
+    lost = with_facts(survey, 1, directories=(absent,))
     assert verdicts(system.shared_memory, lost, spec) == {"gpu1": "inconclusive"}
 
 
@@ -195,10 +164,9 @@ def test_free_space_and_limits(tmp_path: Path) -> None:
     ],
 )
 def test_a_container_may_lock_memory_by_its_capability(
-    tmp_path: Path, limits: Limits | None, memlock: str, capability: str
+    limits: Limits | None, memlock: str, capability: str
 ) -> None:
-    spec = spec_of(tmp_path, "{limits: {memlock: unlimited, ipc_lock: true}}")
+    spec = promising("{limits: {memlock: unlimited, ipc_lock: true}}")
     found = asked(system.locked_memory, with_facts(healthy(2), 1, limits=limits), spec)["gpu1"]
     assert [one.verdict for one in found] == [memlock, capability]
-    unpromised = spec_of(tmp_path, "{limits: {}}")
-    assert system.locked_memory(healthy(2), unpromised, "gpu1") == []
+    assert system.locked_memory(healthy(2), promising("{limits: {}}"), "gpu1") == []
