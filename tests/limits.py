@@ -84,7 +84,7 @@ LIMITS: Mapping[str, str] = {
     "controller/worlds.py _IMPORT_LIMIT_S":
         "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
     "criteria/launching/direct.py _END_S":
-        "criteria/launching/test_left_behind.py::test_a_login_that_ignores_its_end_is_killed",
+        "criteria/launching/test_left_behind.py::test_logins_that_are_closed_are_ended",
     "criteria/launching/gathering.py _ROLL_S":
         "criteria/launching/test_meeting.py::test_every_rank_names_the_absent_one",
     "criteria/launching/login.py _FOLLOW_S":

@@ -30,13 +30,7 @@ def _rank(wanted: Expected, rank: int) -> RankReport:
     number, local = divmod(rank, wanted.per_node)
     node = wanted.nodes[number]
     count = len(wanted.nodes)
-    contract = {
-        "RANK": rank,
-        "WORLD_SIZE": wanted.size,
-        "LOCAL_RANK": local,
-        "MASTER_ADDR": "10.77.1.1",
-        "MASTER_PORT": 29500,
-    }
+    contract = {"RANK": rank, "WORLD_SIZE": wanted.size, "LOCAL_RANK": local}
     more: dict[str, dict[str, int]] = {
         "torchrun": {
             "LOCAL_WORLD_SIZE": wanted.per_node,
@@ -52,8 +46,8 @@ def _rank(wanted: Expected, rank: int) -> RankReport:
             "SLURM_JOB_NUM_NODES": count,
         },
     }
-    pins = dict(wanted.pins.get(node, {}))
-    texts = {name: str(value) for name, value in (contract | more[wanted.style]).items()} | pins
+    texts = {name: str(value) for name, value in (contract | more[wanted.style]).items()}
+    texts |= {"MASTER_ADDR": "10.77.1.1", "MASTER_PORT": "29500", **wanted.pins.get(node, {})}
     return RankReport(
         node=node,
         uid=65534,
@@ -76,6 +70,13 @@ def changed(reports: list[RankReport], rank: int, **variables: str | None) -> li
     kept |= {k: v for k, v in variables.items() if v is not None}
     found[rank] = replace(found[rank], contract=kept)
     return found
+
+
+def everywhere(reports: list[RankReport], **variables: str | None) -> list[RankReport]:
+    """The reports with variables of all ranks changed."""
+    for rank in range(len(reports)):
+        reports = changed(reports, rank, **variables)
+    return reports
 
 
 def but(reports: list[RankReport], rank: int, **fields: Any) -> list[RankReport]:

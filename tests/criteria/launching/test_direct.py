@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tests.inner import InnerRun, need_rack, run_pytest, write_files
+from tests.inner import need_rack, run_pytest, write_files
 
 TESTS = """
     import os, pathlib, time
@@ -75,24 +75,8 @@ TESTS = """
 """
 
 
-@pytest.fixture(scope="module")
-def inner(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+def test_direct_path(tmp_path: Path) -> None:
     need_rack()
-    directory = tmp_path_factory.mktemp("direct")
-    write_files(directory, test_it=TESTS)
-    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=rack", "test_it.py")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "test_no_images",
-        "test_once_a_node_with_the_jobs_variables",
-        "test_the_jobs_own_interface_wins",
-        "test_at_its_limit_it_is_ended_with_all_below",
-        "test_closed_before_its_end",
-        "test_a_command_that_is_not_there",
-    ],
-)
-def test_direct_path(inner: InnerRun, name: str) -> None:
-    assert inner.outcomes()[name] == "passed", inner.output
+    write_files(tmp_path, test_it=TESTS)
+    inner = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", "test_it.py")
+    assert [*inner.outcomes().values()] == ["passed"] * 6, inner.output

@@ -26,28 +26,30 @@ def test_a_short_job_is_torchrun_with_one_rank_per_node(tmp_path: Path) -> None:
     assert (placed.node_count, placed.accelerators_per_node, placed.rank_count) == (2, 0, 1)
 
 
-def test_all_means_all_nodes_and_one_rank_per_accelerator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "has", "every", "placed"),
+    [
+        ("ranks_per_node: 2", 8, None, (16, 8, 8)),
+        ("ranks_per_node: 2", 0, None, (16, 0, 2)),
+        ("ranks_per_node: 2\nstyle: plain", 0, None, (16, 0, 1)),
+        ("", 0, 2, (2, 0, 1)),  # fewer nodes than the cluster has
+    ],
+)
+def test_all_means_all_nodes_and_one_rank_per_accelerator(
+    tmp_path: Path, more: str, has: int, every: int | None, placed: tuple[int, int, int]
+) -> None:
     text = MINIMAL.replace("nodes: 2", "nodes: all").replace("_node: 0", "_node: all")
-    placed = job(tmp_path, text + "ranks_per_node: 2\n").placed(16, 8)
-    assert (placed.node_count, placed.accelerators_per_node, placed.rank_count) == (16, 8, 8)
-    placed = job(tmp_path, text + "ranks_per_node: 2\n").placed(16, 0)
-    assert (placed.node_count, placed.accelerators_per_node, placed.rank_count) == (16, 0, 2)
-    placed = job(tmp_path, text + "ranks_per_node: 2\nstyle: plain\n").placed(16, 0)
-    assert placed.rank_count == 1
+    made = job(tmp_path, f"{text}{more}\n").placed(16, has, every=every)
+    assert (made.node_count, made.accelerators_per_node, made.rank_count) == placed
+    three = job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: 3"))
+    assert three.placed(4, 0, every=2).nodes == 3
 
 
 def test_ranks_per_node_is_filled_into_the_command(tmp_path: Path) -> None:
     text = MINIMAL.replace("_node: 0", "_node: all").replace("train.py", '"-x={ranks_per_node}"')
     read = job(tmp_path, text + "ranks_per_node: 3\n")
-    assert read.command == ("python", "-x={ranks_per_node}")
     assert read.placed(2, 0).command == ("python", "-x=3")
     assert read.placed(2, 8).command == ("python", "-x=8")
-
-
-def test_all_may_mean_fewer_nodes_than_the_cluster_has(tmp_path: Path) -> None:
-    every = job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: all"))
-    assert every.placed(4, 0, every=2).node_count == 2
-    assert job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: 3")).placed(4, 0, every=2).nodes == 3
 
 
 def test_one_rank_per_accelerator_or_no_accelerators(tmp_path: Path) -> None:
@@ -97,14 +99,19 @@ def test_errors_are_one_line(tmp_path: Path, change: tuple[str, str], line: str)
     assert line in text
 
 
-def test_more_nodes_or_accelerators_than_exist_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^job a: nodes 2; accepted: up to 1$"):
-        job(tmp_path, MINIMAL).placed(1, 0)
+@pytest.mark.parametrize(
+    ("nodes", "has", "line"),
+    [
+        (1, 8, "nodes 2; accepted: up to 1"),
+        (2, 4, "accelerators_per_node 8; the spec has 4 per node"),
+    ],
+)
+def test_more_nodes_or_accelerators_than_exist_are_refused(
+    tmp_path: Path, nodes: int, has: int, line: str
+) -> None:
     wants = job(tmp_path, MINIMAL.replace("_node: 0", "_node: 8"))
-    with pytest.raises(
-        UsageError, match=r"job a: accelerators_per_node 8; the spec has 4 per node"
-    ):
-        wants.placed(2, 4)
+    with pytest.raises(UsageError, match=f"^job a: {line}$"):
+        wants.placed(nodes, has)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

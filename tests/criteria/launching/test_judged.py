@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -37,17 +36,13 @@ def test_a_correct_job_passes_with_its_user_in_the_note() -> None:
     assert "node3: noise" in started().text()
 
 
-def test_a_wrong_variable_is_the_culprit() -> None:
-    found = recorded(started(changed(right(expected()), 5, LOCAL_RANK=None)))
-    assert red(found) == {"variables wrong": "node2 rank 5: LOCAL_RANK is not set"}
-
-
-def test_a_leak_is_the_culprit() -> None:
-    reports = right(expected())
-    names = reports[2].names | {"MNODE_CANARY"}
-    found = recorded(started(but(reports, 2, names=names)))
-    leak = "node1 rank 2: MNODE_CANARY of the submitting environment is visible"
-    assert red(found) == {"variables leaked": leak}
+def test_a_wrong_variable_and_a_leak_are_culprits() -> None:
+    reports = changed(right(expected()), 5, LOCAL_RANK=None)
+    reports = but(reports, 2, names=reports[2].names | {"MNODE_CANARY"})
+    assert red(recorded(started(reports))) == {
+        "variables wrong": "node2 rank 5: LOCAL_RANK is not set",
+        "variables leaked": "node1 rank 2: MNODE_CANARY of the submitting environment is visible",
+    }
 
 
 def test_jobs_of_one_rank_are_not_one_job() -> None:
@@ -72,9 +67,8 @@ def test_no_node_is_blamed_for_a_job_that_never_left_the_queue() -> None:
     found = recorded(one)
     assert open_(found) == set(found)
     assert {m.culprit for m in found.values()} <= {why, None}
-    for name in ("ranks that reported", "nodes on which the job failed"):
-        assert (found[name].culprit, found[name].note) == (why, ""), name
-    assert found["submission to end"].culprit == why
+    for name in ("ranks that reported", "nodes on which the job failed", "submission to end"):
+        assert found[name].culprit == why, name
     assert f"a note; {why}" in found["submission to end"].note
     assert why in one.text().splitlines()
 
@@ -90,16 +84,17 @@ def test_a_job_that_failed_names_its_cause() -> None:
     assert cause not in started(output=printed).text()
 
 
-def test_a_failed_node_counts_while_others_wait_for_it() -> None:
-    codes = {"node0": None, "node1": 1, "node2": None, "node3": None}
+@pytest.mark.parametrize(
+    ("code", "verdict", "culprit"),
+    [(1, Verdict.FAIL, "node1 (exit 1)"), (0, Verdict.INCONCLUSIVE, "node0, node2, node3")],
+)
+def test_a_failed_node_counts_while_others_wait_for_it(
+    code: int, verdict: Verdict, culprit: str
+) -> None:
+    codes = dict.fromkeys(NODES) | {"node1": code}
     failed = recorded(started([], codes=codes))["nodes on which the job failed"]
-    assert (failed.verdict, failed.value) == (Verdict.FAIL, 1)
-    assert failed.culprit == "node1 (exit 1)"
-    assert failed.note == "not finished at the time limit on node0, node2, node3"
-    codes["node1"] = 0
-    ended = recorded(started([], codes=codes))["nodes on which the job failed"]
-    assert ended.verdict is Verdict.INCONCLUSIVE
-    assert ended.culprit == "node0, node2, node3"
+    assert (failed.verdict, failed.culprit) == (verdict, culprit)
+    assert "not finished at the time limit on node0, node2, node3" in failed.note
 
 
 def test_missing_reports_or_a_job_not_ended_never_pass() -> None:
@@ -164,27 +159,22 @@ def test_loads_are_judged_and_shown() -> None:
     ]
 
 
+ADDRESS = "node2 (looking up the store's address took 8.0 s)"
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "culprit"),
     [
-        ({"passed_s": 9.0}, "256 clients connected", "node2 (clients of rank 2 last)"),
-        (
-            {"connected_s": 4.0, "passed_s": 9.0},
-            "256 clients connected",
-            "node2 (clients of rank 2: 4",
-        ),
-        (
-            {"passed_s": 9.0, "look_up_s": 8.0},
-            "256 clients connected",
-            "node2 (looking up the store's address took 8.0 s)",
-        ),
+        ({"passed_s": 9.0}, "256 clients", "node2 (clients of rank 2 last)"),
+        ({"connected_s": 4.0, "passed_s": 9.0}, "256 clients", "node2 (clients of rank 2: 4"),
+        ({"passed_s": 9.0, "look_up_s": 8.0}, "256 clients", ADDRESS),
         ({"wrong": 3}, "wrong keys", "rank 2 on node2"),
     ],
 )
 def test_slow_clients_or_wrong_keys_fail(changes: dict[str, Any], name: str, culprit: str) -> None:
-    found = red(load_verdicts(loads(**changes)))
-    assert [str(one)[: len(culprit)] for one in found.values()] == [culprit]
-    assert next(iter(found)).startswith(name)
+    [(failed, named)] = red(load_verdicts(loads(**changes))).items()
+    assert failed.startswith(name)
+    assert str(named).startswith(culprit)
 
 
 @pytest.mark.parametrize("changes", [{"passed_s": None}, {"errors": ("client 7: no answer",)}])
@@ -195,12 +185,11 @@ def test_clients_that_were_not_served_are_inconclusive(changes: dict[str, Any]) 
 
 
 def test_wrong_keys_fail_even_if_other_clients_were_not_served() -> None:
-    name = "wrong keys"
-    found = load_verdicts([*loads(wrong=3), StoreLoad(1024, (), "no world")])
-    assert red(found) == {name: "rank 2 on node2"}
-    assert found[name].value == 3
-    unserved = load_verdicts([*loads(), StoreLoad(1024, (), "no world")])
-    assert name in open_(unserved)
+    unserved = StoreLoad(1024, (), "no world")
+    wrong = load_verdicts([*loads(wrong=3), unserved])
+    assert red(wrong) == {"wrong keys": "rank 2 on node2"}
+    assert wrong["wrong keys"].value == 3
+    assert "wrong keys" in open_(load_verdicts([*loads(), unserved]))
 
 
 def test_no_served_client_at_all_is_inconclusive() -> None:
@@ -220,8 +209,16 @@ def test_a_job_in_an_image_has_another_root_than_its_node() -> None:
     assert judged_image([], roots, 8, "").verdict is Verdict.INCONCLUSIVE
 
 
-def test_first_error_of_a_rank_report() -> None:
-    account = "[rank 0 of 4 on node0]\nTraceback (most recent call last):\n  x\nRuntimeError: no\n"
-    assert first_error(account) == "RuntimeError: no"
-    assert first_error("node3 is lost\nsince") == "node3 is lost"
-    assert re.match("no message", first_error(""))
+@pytest.mark.parametrize(
+    ("account", "error"),
+    [
+        (
+            "[rank 0 of 4 on node0]\nTraceback (most recent call last):\n  x\nRuntimeError: no\n",
+            "RuntimeError: no",
+        ),
+        ("node3 is lost\nsince", "node3 is lost"),
+        ("", "no message"),
+    ],
+)
+def test_first_error_of_a_rank_report(account: str, error: str) -> None:
+    assert first_error(account).startswith(error)

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,6 +24,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.processes import end_programs
 from tests.programs import write_program
+from tests.waiting import until
 
 JOB = LaunchJob.model_validate(
     {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain", "command": ["x"]}
@@ -38,20 +38,17 @@ class Nodes:
 
     python = sys.executable
     allocation = 7
+    fails_after = 99
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = str(scratch)
-        self.started: list[subprocess.Popen[str]] = []
-        self.fails_after = 99
+        self.started: list[subprocess.Popen[Any]] = []
 
-    def start(
-        self, program: object, node: str, env: Mapping[str, str], text: str, output: Any
-    ) -> subprocess.Popen[str]:
+    def start(self, program: object, node: str, env: object, text: str, output: Any) -> Any:
         if len(self.started) == self.fails_after:
             raise ClusterError(f"{node} is gone")
-        self.started.append(
-            subprocess.Popen(["sh", "-c", text], stdout=output, start_new_session=True, text=True)
-        )
+        argv = ["sh", "-c", text]
+        self.started.append(subprocess.Popen(argv, stdout=output, start_new_session=True))
         return self.started[-1]
 
     def fabric_interface(self, node: str) -> None:
@@ -65,26 +62,22 @@ class Nodes:
             raise ClusterError(f"{node} is gone")
         return 29511
 
-    def until_up(self) -> None:
-        end = time.monotonic() + 20.0
-        while [p.read_text() for p in Path(self.scratch).glob("*/*")].count("up\n") < 2:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+    def until_up(self, count: int) -> None:
+        logs = Path(self.scratch).glob
+        until(lambda: sum(one.read_text().endswith("up\n") for one in logs("*/*")) == count)
+
+    def nothing_left(self) -> bool:
+        assert all(one.poll() is not None for one in self.started)
+        return not os.listdir(self.scratch)  # noqa: PTH208
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     monkeypatch.setattr(direct, "_END_S", 0.3)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    made = Nodes(scratch)
+    (tmp_path / "scratch").mkdir()
+    made = Nodes(tmp_path / "scratch")
     yield made
     end_programs(made.started)
-
-
-def nothing_left(nodes: Nodes) -> bool:
-    assert all(one.poll() is not None for one in nodes.started)
-    return not os.listdir(nodes.scratch)  # noqa: PTH208
 
 
 def logins(nodes: Any, script: str) -> DirectSubmission:
@@ -94,18 +87,19 @@ def logins(nodes: Any, script: str) -> DirectSubmission:
 @pytest.mark.parametrize("script", [DEAF, WORDY])
 def test_logins_that_miss_their_limit_are_ended(nodes: Nodes, script: str) -> None:
     made = logins(nodes, script)
-    nodes.until_up()
+    nodes.until_up(2)
     outcome = made.wait(0.0)
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
     assert outcome.codes == {"n0": None, "n1": None}
     assert ("ended" in outcome.output["n1"]) == (script == WORDY)
 
 
 def test_logins_that_are_closed_are_ended(nodes: Nodes) -> None:
     made = logins(nodes, DEAF)
-    nodes.until_up()
+    nodes.until_up(2)
     made.close()
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
+    assert {one.returncode for one in nodes.started} == {-signal.SIGKILL}
 
 
 def test_logins_are_ended_if_one_cannot_be_started(nodes: Nodes) -> None:
@@ -113,20 +107,20 @@ def test_logins_are_ended_if_one_cannot_be_started(nodes: Nodes) -> None:
     with pytest.raises(ClusterError, match="n1 is gone"):
         logins(nodes, DEAF)
     assert len(nodes.started) == 1
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
 
 
 class Queued:
     """A job in the queue of a Slurm that answers."""
 
-    name, number, state = "mnode-x", 7, None
+    name, number, state, refuses = "mnode-x", 7, None, False
 
     def __init__(self, *_: object) -> None:
         self.done: list[str] = []
         QUEUED.append(self)
 
     def submit(self, *_: object) -> None:
-        if REFUSES:
+        if self.refuses:
             raise ClusterError("no room")
 
     def answers(self) -> bool:
@@ -142,7 +136,6 @@ class Queued:
 
 
 QUEUED: list[Queued] = []
-REFUSES: list[bool] = []
 
 
 @pytest.fixture
@@ -151,7 +144,6 @@ def script(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Sbatch
     monkeypatch.setattr(sbatch, "Queued", Queued)
     monkeypatch.setattr(sbatch, "_login", lambda _: {"PATH": os.environ["PATH"]})
     QUEUED.clear()
-    REFUSES.clear()
     request = Request(name="x", nodes=2, tasks_per_node=1, export="NONE", output="x", directory="/")
     names = SimpleNamespace(slurm={"n0": "n0", "n1": "n1"})
     given: list[Any] = [nodes, JOB, request, names, None]
@@ -163,22 +155,19 @@ def test_a_script_is_cancelled(
     script: Callable[[], SbatchSubmission], nodes: Nodes, ends: str
 ) -> None:
     made = script()
-    if ends == "wait":
-        made.wait(0.0)
-    else:
-        made.close()
+    made.wait(0.0) if ends == "wait" else made.close()
     assert QUEUED[0].done == ["cancelled", "closed True"]
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
 
 
 def test_a_script_that_is_refused_leaves_nothing(
-    script: Callable[[], SbatchSubmission], nodes: Nodes
+    script: Callable[[], SbatchSubmission], nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    REFUSES.append(True)
+    monkeypatch.setattr(Queued, "refuses", True)
     with pytest.raises(ClusterError, match="no room"):
         script()
     assert QUEUED[0].done == ["cancelled", "closed True"]
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
 
 
 @pytest.fixture
@@ -197,35 +186,28 @@ def step(
         given: list[Any] = [nodes, JOB, SimpleNamespace(slurm={"n0": "n0"}), 0, "full"]
         made = StepSubmission(*given)
         assert made._program is not None
-        nodes.started.append(made._program)  # type: ignore[arg-type]
+        nodes.started.append(made._program)
         return made
 
     return started
-
-
-def until_step_is_up(nodes: Nodes) -> None:
-    end = time.monotonic() + 20.0
-    while not any("up" in p.read_text() for p in Path(nodes.scratch).glob("*/slurm.out")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_step_is_ended_before_its_output_is_read(
     nodes: Nodes, step: Callable[[str], StepSubmission]
 ) -> None:
     made = step(WORDY)
-    until_step_is_up(nodes)
+    nodes.until_up(1)
     assert "ended" in made.wait(0.0).output["n0"]
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
 
 
 def test_a_step_that_is_closed_is_ended(
     nodes: Nodes, step: Callable[[str], StepSubmission]
 ) -> None:
     made = step(WORDY)
-    until_step_is_up(nodes)
+    nodes.until_up(1)
     made.close()
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
 
 
 def test_a_step_that_cannot_be_started_leaves_nothing(
@@ -234,56 +216,33 @@ def test_a_step_that_cannot_be_started_leaves_nothing(
     nodes.fails_after = 0
     with pytest.raises(ClusterError, match="n0 is gone") as error:
         step(WORDY)
-    assert nothing_left(nodes)
+    assert nodes.nothing_left()
     assert error  # its frames have the submission, whose directory would go with it
-
-
-class PodStart:
-    """The object of a job; its pods never get an order."""
-
-    what = "Job x"
-    pods = SimpleNamespace(
-        await_that=lambda *_: False, statuses=dict, output=lambda _: "", by_node=dict
-    )
-    closed = 0
-
-    def __init__(self, *_: object) -> None: ...
-
-    def await_placed(self) -> None:
-        if REFUSES:
-            raise ClusterError("no room")
-
-    def await_run(self) -> None: ...
-
-    def order(self, _: object) -> None: ...
-
-    def addresses(self) -> dict[str, str]:
-        return {"n0": "127.0.0.1", "n1": "127.0.0.1"}
-
-    def close(self) -> None:
-        type(self).closed += 1
 
 
 @pytest.mark.parametrize("ends", ["start", "wait", "close"])
 def test_pods_of_a_job_are_deleted(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    REFUSES.clear()
-    monkeypatch.setattr(PodStart, "closed", 0)
-    monkeypatch.setattr(pods, "PodStart", PodStart)
+    """Those of an object whose pods never get an order."""
+    start = Mock(what="Job x")
+    start.pods.await_that.return_value = False
+    start.pods.statuses.return_value = start.pods.by_node.return_value = {}
+    start.pods.output.return_value = ""
+    start.addresses.return_value = {"n0": "127.0.0.1", "n1": "127.0.0.1"}
+    monkeypatch.setattr(pods, "PodStart", lambda *_: start)
     given: list[Any] = [nodes, SimpleNamespace(packages={}), JOB, ["n0", "n1"]]
     if ends == "start":
-        REFUSES.append(True)
+        start.await_placed.side_effect = ClusterError("no room")
         with pytest.raises(ClusterError, match="no room"):
             PodSubmission(*given)
     else:
         made = PodSubmission(*given)
         if ends == "wait":
             made.wait(0.0)
-            assert PodStart.closed == 1
+            start.close.assert_called_once_with()
         made.close()
-    assert PodStart.closed == 1
-    REFUSES.clear()
+    start.close.assert_called_once_with()
 
 
 def test_a_submission_whose_wait_is_broken_off_is_closed() -> None:
@@ -297,23 +256,6 @@ def test_a_submission_whose_wait_is_broken_off_is_closed() -> None:
     with pytest.raises(KeyboardInterrupt):
         starting.start(path, JOB, ["n0", "n1"], "a", 1.0)
     assert closed == [True]
-
-
-def test_a_login_that_ignores_its_end_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(direct, "_END_S", 0.2)
-    made: Any = DirectSubmission.__new__(DirectSubmission)
-    made._logs = tempfile.TemporaryDirectory(dir=tmp_path)
-    deaf = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; echo; exec sleep 60"], stdout=subprocess.PIPE
-    )
-    assert deaf.stdout is not None
-    deaf.stdout.readline()
-    made._processes = {"n0": deaf}
-    made.close()
-    assert deaf.wait(10.0) == -signal.SIGKILL
-    deaf.stdout.close()
 
 
 LOGIN = f"""
@@ -338,11 +280,5 @@ os._exit(0)
 
 
 def test_processes_beside_a_failed_one_are_not_awaited_for_long() -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", LOGIN],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=40,
-    )
-    assert done.stdout.splitlines() == ["[1]", "not awaited"]
+    argv = [sys.executable, "-S", "-c", LOGIN]
+    assert subprocess.check_output(argv, timeout=40).split(b"\n")[:-1] == [b"[1]", b"not awaited"]

@@ -40,21 +40,16 @@ SOON = StartPromise.model_validate({"within": "60 s"})
 SLURM = Scheduler.model_validate({"kind": "slurm"})
 
 
-def test_without_a_scheduler_jobs_are_started_directly() -> None:
-    assert path_of(cluster()).name == "direct"
-    assert path_of(cluster(), spec()).name == "direct"
-
-
-def test_jobs_are_started_directly_where_the_spec_says_so() -> None:
+@pytest.mark.parametrize(
+    ("there", "otherwise"), [({}, "direct"), ({"allocation": 7}, "sbatch"), ({"pods": 1}, "pods")]
+)
+def test_the_scheduler_starts_jobs_unless_the_spec_says_otherwise(
+    there: dict[str, Any], otherwise: str
+) -> None:
+    assert path_of(cluster(**there)).name == otherwise
+    assert path_of(cluster(**there), spec()).name == otherwise
     direct = spec(path="direct").model_copy(update={"scheduler": SLURM})
-    assert path_of(cluster(), direct).name == "direct"
-    assert path_of(cluster(allocation=7), direct).name == "direct"
-    assert path_of(cluster(pods=object()), direct).name == "direct"
-
-
-def test_otherwise_the_scheduler_starts_them() -> None:
-    assert path_of(cluster(allocation=7), spec()).name == "sbatch"
-    assert path_of(cluster(pods=object()), spec()).name == "pods"
+    assert path_of(cluster(**there), direct).name == "direct"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +85,8 @@ def test_pods_that_do_not_start_beside_the_run_are_inconclusive(
         raise error
 
     monkeypatch.setattr(pods_module, "PodSubmission", refuse)
-    found = started_by_path(
-        cluster(pods=object()), spec(), JOB, ["n1"], what="torchrun", limit_s=9.0
-    )
+    there = cluster(pods=object())
+    found = started_by_path(there, spec(), JOB, ["n1"], what="torchrun", limit_s=9.0)
     assert isinstance(found, Measurement)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.note.startswith(f"not submitted: {error}; let the run's template request a part")

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,9 +18,9 @@ from pytest_mnode.criteria.launching.paths import NotSubmittedError, Submitted
 from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission, StepSubmission
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.nodes import Names
-from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.launchers.slurm import JobState, nodes_from_text
 from tests.programs import write_program
+from tests.waiting import until
 
 RUNS = JobState(7, "x", "RUNNING")
 
@@ -62,38 +63,22 @@ def test_a_script_without_room_becomes_a_step_with_the_gpus_that_slurm_has(
 ) -> None:
     there = nodes_from_text(f"NodeName=n1 State=IDLE Gres={configured}")
     held = JobState(7, "x", "RUNNING", nodes=("n1", "n2"))
-    slurm = SimpleNamespace(
-        nodes=lambda: there, run=lambda *_: "JobId=7 Partition=gpu", job=lambda _: held
-    )
-    asked: list[int] = []
-
-    def why_not_submitted(request: Request, _: int) -> str:
-        asked.append(request.gpus_per_node)
-        return "full"
-
-    steps: list[tuple[str, int, dict[str, str]]] = []
-
-    def step(_: object, __: object, names: Names, gpus_per_node: int, note: str) -> None:
-        steps.append((note, gpus_per_node, dict(names.slurm)))
-
+    slurm = Mock(**{"nodes.return_value": there, "job.return_value": held})
+    slurm.run.return_value = "JobId=7 Partition=gpu"
+    why_not_submitted, step = Mock(return_value="full"), Mock()
     monkeypatch.setattr(module, "why_not_submitted", why_not_submitted)
     monkeypatch.setattr(module, "StepSubmission", step)
-    cluster = SimpleNamespace(slurm_names={"n1": "n1"})
-    Sbatch(cluster, 7, slurm).submit(gpu_job(), ["n1"])  # type: ignore[arg-type]
-    assert asked == [requested]
-    note = "srun started it as a step of allocation 7: full"
-    assert steps == [(note, requested, {"n1": "n1"})]
+    Sbatch(Mock(slurm_names={"n1": "n1"}), 7, slurm).submit(GPU_JOB, ["n1"])
+    [[request, _]] = [call.args for call in why_not_submitted.mock_calls]
+    [[_, _, names, gpus_per_node, note]] = [call.args for call in step.mock_calls]
+    assert request.gpus_per_node == gpus_per_node == requested
+    assert dict(names.slurm) == {"n1": "n1"}
+    assert note == "srun started it as a step of allocation 7: full"
 
 
-def gpu_job() -> LaunchJob:
-    return LaunchJob(
-        name="a",
-        nodes=1,
-        accelerators_per_node=8,
-        ranks_per_node=8,
-        command=("x",),
-        style="torchrun",
-    )
+GPU_JOB = LaunchJob.model_validate(
+    {"name": "a", "nodes": 1, "accelerators_per_node": 8, "command": ["x"], "style": "torchrun"}
+).placed(1, 8)
 
 
 def a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str) -> SbatchSubmission:
@@ -111,7 +96,7 @@ def a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str) -> Sbatch
         free_port=lambda _: 29511,
         fabric_interface=lambda _: None,
     )
-    return StepSubmission(cluster, gpu_job(), Names({"host1": "n1"}), 8, "the queue is full")
+    return StepSubmission(cluster, GPU_JOB, Names({"host1": "n1"}), 8, "the queue is full")
 
 
 def test_a_script_runs_as_a_step_on_the_nodes_of_its_job(
@@ -138,15 +123,10 @@ def test_a_step_that_slurm_does_not_start_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = a_step(tmp_path, monkeypatch, "echo 'srun: error: no room in job 7' >&2; exit 1")
-    message = (
-        "not submitted: the queue is full; srun: no room in job 7; let the run's allocation leave "
-        "room on its nodes (docs/launch.md), or set criteria.launch.path: direct in the spec if "
-        "users start jobs without the scheduler"
-    )
-    with pytest.raises(NotSubmittedError) as error:
+    message = "^not submitted: the queue is full; srun: no room in job 7; let the run's allocation"
+    with pytest.raises(NotSubmittedError, match=message):
         made.wait(20.0)
     made.close()
-    assert str(error.value) == message
 
 
 def test_a_step_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,16 +156,7 @@ def waiting(files: Path, state: JobState) -> SbatchSubmission:
     made = submission(files)
     made.submitted = Submitted(("here", "there"))
     made._directory = SimpleNamespace(cleanup=lambda: None)  # type: ignore[assignment]
-    done: list[str] = []
-    made._queued = SimpleNamespace(  # type: ignore[assignment]
-        answers=lambda: True,
-        state=state,
-        number=7,
-        cancel=lambda: done.append("cancel"),
-        await_end=lambda: None,
-        close=lambda _: done.append("close"),
-        done=done,
-    )
+    made._queued = Mock(state=state, number=7)
     made._began = time.monotonic()
     return made
 
@@ -195,10 +166,9 @@ def test_a_held_script_is_not_waited_for(tmp_path: Path) -> None:
     made = waiting(tmp_path, held)
     outcome = made.wait(60)
     assert outcome.codes == {"here": None, "there": None}
-    assert outcome.waits == (
-        "job 7 waits in the queue: PENDING (user_env_retrieval_failed_requeued_held)"
-    )
-    assert made._queued.done == ["cancel", "close"]  # type: ignore[attr-defined]
+    assert outcome.waits == f"job 7 waits in the queue: PENDING ({held.reason})"
+    calls = [name for name, *_ in made._queued.mock_calls]  # type: ignore[attr-defined]
+    assert [name for name in calls if name != "answers"] == ["cancel", "await_end", "close"]
 
 
 def test_a_script_that_waits_for_room_waits_until_its_limit(
@@ -215,7 +185,6 @@ def test_a_script_that_waits_for_room_waits_until_its_limit(
 def test_a_step_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP_END_S", 0.2)
     made = a_step(tmp_path, monkeypatch, f"trap '' TERM; : > {tmp_path}/up; exec sleep 60")
-    while not (tmp_path / "up").exists():
-        time.sleep(0.01)
+    until((tmp_path / "up").exists)
     with pytest.raises(ClusterError, match=r"did not end its step within 0\.2 s"):
         made.close()

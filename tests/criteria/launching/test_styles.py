@@ -45,24 +45,25 @@ def test_one_torchrun_per_node() -> None:
         "--master-addr 10.0.0.4 --master-port 29512 --log-dir {home}/torchrun train.py --x"
     )
     assert process.env == {"A": "1", "GLOO_SOCKET_IFNAME": "own0", "NCCL_SOCKET_IFNAME": "=fab0"}
-    [other] = started("torchrun", command=["./train.sh"])["n3"]
-    assert other.argv[-2:] == ("--no-python", "./train.sh")
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["python", "train.py", "-u"], ["train.py", "-u"]),
-        (["python", "-m", "package.train", "-u"], ["-m", "package.train", "-u"]),
-        (["python", "-u", "train.py"], ["--no-python", "python", "-u", "train.py"]),
-        (["python", "-c", "pass"], ["--no-python", "python", "-c", "pass"]),
-        (["python"], ["--no-python", "python"]),
-        (["python3.12", "train.py"], ["--no-python", "python3.12", "train.py"]),
+        ("python train.py -u", "train.py -u"),
+        ("python -m package.train -u", "-m package.train -u"),
+        ("python -u train.py", "--no-python python -u train.py"),
+        ("python -c pass", "--no-python python -c pass"),
+        ("python -X dev train.py", "--no-python python -X dev train.py"),
+        ("python -u -m package.train", "--no-python python -u -m package.train"),
+        ("python", "--no-python python"),
+        ("python3.12 train.py", "--no-python python3.12 train.py"),
+        ("./train.sh", "--no-python ./train.sh"),
     ],
 )
-def test_torchrun_gets_no_option_of_the_interpreter(command: list[str], words: list[str]) -> None:
-    [process] = started("torchrun", command=command)["n3"]
-    assert list(process.argv[process.argv.index("{home}/torchrun") + 1 :]) == words
+def test_torchrun_gets_no_option_of_the_interpreter(command: str, words: str) -> None:
+    [process] = started("torchrun", command=command.split())["n3"]
+    assert " ".join(process.argv).endswith(f" --log-dir {{home}}/torchrun {words}")
 
 
 def test_deepspeed_variables_if_it_is_not_installed() -> None:
@@ -70,19 +71,10 @@ def test_deepspeed_variables_if_it_is_not_installed() -> None:
     assert [p.env["RANK"] for node in made.values() for p in node] == ["0", "1", "2", "3"]
     last = made["n2"][1]
     assert last.argv == ("python", "train.py", "--x")
-    assert last.env == {
-        "A": "1",
-        "GLOO_SOCKET_IFNAME": "own0",
-        "NCCL_SOCKET_IFNAME": "=fab0",
-        "MASTER_ADDR": "10.0.0.4",
-        "MASTER_PORT": "29512",
-        "WORLD_SIZE": "4",
-        "CROSS_RANK": "1",
-        "CROSS_SIZE": "2",
-        "LOCAL_SIZE": "2",
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-    }
+    own = {"A": "1", "GLOO_SOCKET_IFNAME": "own0", "NCCL_SOCKET_IFNAME": "=fab0"}
+    numbers = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    numbers |= {"CROSS_RANK": "1", "CROSS_SIZE": "2"}
+    assert last.env == {"MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29512", **own, **numbers}
 
 
 def test_deepspeed_launcher_if_it_is_installed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cache, partial
@@ -156,6 +157,7 @@ SETTINGS = {"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "21
 RAILS = ("fab0", "fab1")
 """Two, so that a judge that looks at only one of them is found out."""
 _ON_FABRIC = tuple(("fabric", rail, 9000) for rail in RAILS)
+_LINKS = (*_ON_FABRIC, ("management", "eth0", 1500))
 
 
 def node(index: int, count: int) -> NodeSurvey:
@@ -168,10 +170,7 @@ def node(index: int, count: int) -> NodeSurvey:
         udp_port=4001,
         master_problem="",
         rails={
-            "fabric": tuple(
-                Rail(rail, address, 5 + 2 * n, 6 + 2 * n)
-                for n, (rail, address) in enumerate(addresses.items())
-            ),
+            "fabric": tuple(Rail(rail, addresses[rail], 5, 6) for rail in RAILS),
             "management": (Rail("eth0", control, 3, 4),),
         },
         code=CODE,
@@ -191,7 +190,7 @@ def node(index: int, count: int) -> NodeSurvey:
     paths = PathFacts(
         connections=tuple(
             Connection(to, network, rail, 0.001, "", size)
-            for network, rail, size in (*_ON_FABRIC, ("management", "eth0", 1500))
+            for network, rail, size in _LINKS
             for to in others
         ),
         master=Connection(0, "control", "", 0.001, ""),
@@ -201,19 +200,13 @@ def node(index: int, count: int) -> NodeSurvey:
             for to in others
         ),
         look_ups=tuple(
-            look_up
+            LookUp(to, what, (found,), 0.001, "")
             for to in range(count)
-            for look_up in (
-                LookUp(to, f"gpu{to}", (f"10.1.0.{to + 1}",), 0.001, ""),
-                LookUp(to, f"10.1.0.{to + 1}", (f"gpu{to}",), 0.001, ""),
-            )
+            for what, found in itertools.permutations((f"gpu{to}", f"10.1.0.{to + 1}"))
         ),
         seen=(),
     )
-    heard = tuple(
-        Heard(network, rail, tuple(others))
-        for network, rail in (*(("fabric", rail) for rail in RAILS), ("management", "eth0"))
-    )
+    heard = tuple(Heard(network, rail, tuple(others)) for network, rail, _ in _LINKS)
     return NodeSurvey(index, f"gpu{index}", control, "", facts, paths, LastFacts(heard, ()))
 
 
@@ -270,9 +263,8 @@ def with_path_facts(survey: Survey, index: int, **changes: Any) -> Survey:
 
 def silent(survey: Survey, index: int) -> Survey:
     """The survey with a node that gave no answer; no other node tried a path to it."""
-    changed = with_node(
-        survey, index, problem="its survey gave no answer", facts=None, paths=None, last=None
-    )
+    mute = {"problem": "its survey gave no answer", "facts": None, "paths": None, "last": None}
+    changed = with_node(survey, index, **mute)
     for other in changed.nodes:
         if other.paths is not None:
             paths = replace(
