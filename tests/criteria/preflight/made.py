@@ -73,7 +73,7 @@ def promising(
 
 def spec_of(_: FilePath, preflight: str, *args: str, **more: str) -> Spec:
     """As `promising`, for callers that have a directory for its file."""
-    return promising(preflight, *args, **more)  # type: ignore[arg-type]
+    return promising(preflight, *args, **more)
 
 
 def interface(name: str, address: str, **changes: Any) -> Interface:
