@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from pytest_mnode.agent import agent
+from pytest_mnode.agent import agent, huge_pages
 from tests.warm.run import run_module
 
 _OF_RUNS = ("controller.pool", "controller.import_again", "controller.live_plugin", "certificate")
@@ -82,6 +82,7 @@ def import_all() -> Modules:
         importlib.import_module(f"pytest_mnode.{name}")
     gc.freeze()
     gc.enable()
+    all(huge_pages.joined_one_by_one())  # as collectors do, which then find it done
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
 
