@@ -30,7 +30,8 @@ class Failed:
             self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(session.config, "workerinput") and (cache := session.config.cache):
+        cache = getattr(session.config, "cache", None)  # none with -p no:cacheprovider
+        if cache and not hasattr(session.config, "workerinput"):
             cache.set(_KEY, sorted(self._failed))
 
 
