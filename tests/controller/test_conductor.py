@@ -23,10 +23,12 @@ from pytest_mnode.outcome.stuck import stuck_failures
 from pytest_mnode.protocol.agent_messages import Death, PartLost, Progress, StackTexts
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
+    CallFunction,
     Limit,
     PhaseReport,
     Ping,
     Pong,
+    Returned,
     RunItem,
     TearDown,
     TornDown,
@@ -149,6 +151,27 @@ def test_passes_of_all_ranks_are_a_pass() -> None:
     outcome = ran(stage, timeout_s=30)
     assert outcome.clean
     assert stage.stacks_taken == 0
+
+
+@pytest.mark.parametrize(("error", "returned"), [("", True), ("ValueError: no", False)])
+def test_a_function_returned_if_no_rank_failed_in_it(error: str, returned: bool) -> None:
+    def answers(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, CallFunction):
+            return [Returned(rank, 7, None if error else b"", error if rank else "")]
+        return obedient(rank, message)
+
+    conductor = Conductor(cast(Client, Stage(answers, answers)), WORLD, 30.0)
+    outcome = conductor.run_function(CallFunction(7, "client", b"", group=False))
+    assert outcome.returned == returned
+
+
+def test_no_wait_for_a_message_is_longer_than_half_a_turn() -> None:
+    class Watched(Stage):
+        def next_message(self, timeout_s: float) -> Any:
+            assert timeout_s <= 0.05
+            return super().next_message(timeout_s)
+
+    assert ran(Watched(silent, silent), timeout_s=0.5).timed_out == "call"
 
 
 def test_teardown_waits_for_all_bodies() -> None:

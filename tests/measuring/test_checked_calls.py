@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from pytest_mnode.measuring.checked_calls import chosen_calls
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.measuring.checked_calls import Spots, chosen_calls
+from pytest_mnode.spec.bandwidth import Collective
 
 
 @pytest.mark.parametrize(
@@ -26,3 +32,20 @@ def test_faults_of_any_period_are_found() -> None:
     for every in range(2, 60):
         looked_at = [chosen_calls(1000, 1e-4, turn) for turn in range(13, 18)]
         assert any(call % every == 0 for chosen in looked_at for call in chosen), every
+
+
+def test_repeats_set_different_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    touched = []
+    for turn in (0, 1):
+        sent, received = torch.zeros(1, 2**20), torch.zeros(1, 2**20)
+        prepared: Any = SimpleNamespace(spot_buffers=lambda both=(sent, received): both)
+        spots = Spots(prepared, Collective.BROADCAST, calls=1, turn=turn)
+        spots.set(0)
+        touched.append(set(sent.nonzero()[:, 1].tolist()))
+        spots.restore()
+        assert not sent.any()
+    assert touched[0]
+    assert touched[1]
+    assert touched[0].isdisjoint(touched[1])

@@ -1,9 +1,13 @@
-"""Before a fork: torch's loggers print the same lines through fewer handlers."""
+"""Before a fork: fewer handlers of torch's loggers, and no plugins with loops of their own."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
+
+from pytest_mnode.rank import entry
 
 LOGGERS = """
 import logging, torch.distributed, torch._logging
@@ -33,3 +37,23 @@ def test_loggers_of_torch_print_once_as_before() -> None:
     lines = [line.rpartition("] ")[2] for line in done.stderr.splitlines() if "<string>" in line]
     names = ("torch", "torch.distributed", "torch.distributed.fsdp")
     assert lines == [*(f"of {name}" for name in names), "asked for"]
+
+
+class Loop:
+    def pytest_runtest_protocol(self) -> None: ...
+
+
+class LoopWithFixture(Loop):
+    @pytest.fixture
+    def its_own(self) -> None: ...
+
+
+def test_of_plugins_with_their_own_loop_only_those_with_fixtures_are_kept(
+    pytester: pytest.Pytester,
+) -> None:
+    manager = (config := pytester.parseconfig()).pluginmanager
+    manager.register(Loop(), "loop")
+    manager.register(LoopWithFixture(), "loop with fixture")
+    entry._without_other_loops(config)
+    assert not manager.has_plugin("loop")
+    assert manager.has_plugin("loop with fixture")
