@@ -67,7 +67,7 @@ LIMITS: Mapping[str, str] = {
     "controller/launcher_calls.py BOOT_LIMIT_S":
         "controller/test_hub.py::test_a_node_whose_ranks_never_come_is_named",
     "controller/live_line.py _GUARD_END_S":
-        "controller/test_live_line.py::test_a_guard_that_is_stopped_is_killed",
+        "controller/test_live_plugin.py::test_a_guard_of_the_terminal_that_stays_is_ended",
     "controller/pool.py _STOP_LIMIT_S":
         "controller/test_pool.py::test_a_hub_that_never_ends_does_not_keep_a_pool_open",
     "controller/rank_talk.py DEATH_GRACE_S":

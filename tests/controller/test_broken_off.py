@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.inner import run_pytest, write_files
+from tests.inner import run_here, run_pytest, write_files
 
 SPEC = """\
 name: tiny
@@ -36,7 +35,7 @@ TESTS = """
     ],
 )
 def test_an_interrupted_run_is_incomplete(
-    tmp_path: Path, end: str, options: tuple[str, ...], why: str
+    pytester: pytest.Pytester, end: str, options: tuple[str, ...], why: str
 ) -> None:
     if options:
         pytest.importorskip("xdist")
@@ -46,9 +45,10 @@ def test_an_interrupted_run_is_incomplete(
             if item.name == "test_b" and ("PYTEST_XDIST_WORKER" in os.environ) is {bool(options)}:
                 {end}
     """
-    write_files(tmp_path, conftest=conftest, test_mesh=TESTS)
-    (tmp_path / "spec.yaml").write_text(SPEC)
-    found = run_pytest(tmp_path, "--mnode-spec=spec.yaml", "--mnode-report=report", *options)
-    certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
+    write_files(pytester.path, conftest=conftest, test_mesh=TESTS)
+    (pytester.path / "spec.yaml").write_text(SPEC)
+    args = ("--mnode-spec=spec.yaml", "--mnode-report=report", *options)
+    found = run_pytest(pytester.path, *args) if options else run_here(pytester, *args)
+    certificate = json.loads((pytester.path / "report" / "certificate.json").read_text())
     assert certificate["verdict"] == "incomplete", found.output
     assert certificate["reasons"] == [f"cut short by {why}"]

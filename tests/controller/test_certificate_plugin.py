@@ -50,17 +50,9 @@ def test_a_node_that_is_lost_for_good_is_no_interruption(
     assert LOST in output
 
 
-@pytest.mark.parametrize(
-    ("promise", "covered"),
-    [
-        ("", "2 of 2 nodes: local[0-1]"),
-        ("nodes: 16", "2 of 16 nodes: local[0-1]; not covered: 14 others"),
-    ],
-)
-def test_a_certificate_says_how_much_of_the_cluster_it_covers(
-    pytester: pytest.Pytester, promise: str, covered: str
-) -> None:
-    page = default_spec_path().read_text().replace("name: rack", f"name: rack\n{promise}")
+def test_a_certificate_says_how_much_of_the_cluster_it_covers(pytester: pytest.Pytester) -> None:
+    covered = "2 of 16 nodes: local[0-1]; not covered: 14 others"
+    page = default_spec_path().read_text().replace("name: rack", "name: rack\nnodes: 16")
     (pytester.path / "spec.yaml").write_text(page)
     args = ("--mnode-spec=spec.yaml", "--mnode-nodes=2", "--mnode-launcher=local")
     _, _, output = ended(pytester, "pass", *args, "--mnode-report=report")

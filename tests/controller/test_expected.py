@@ -25,6 +25,7 @@ NOTES = """
             now = time.time()
             print("\\ntimes:", now - 600 < report.start <= report.stop <= now)
 """
+NONE = "children: [] False"
 PLAIN = "def test_plain(): pass"
 MIXED = """
     import pytest
@@ -92,21 +93,30 @@ def ran(tmp_path: pytest.TempPathFactory, text: str, *args: str, ini: str = "") 
 
 
 @pytest.mark.parametrize(
-    ("text", "args"),
+    ("text", "args", "expects"),
     [
-        (PLAIN, ("--mnode-nodes=2",)),
-        (OF_OTHERS, ("--mnode-nodes=2",)),
-        (MIXED, ("--mnode-nodes=2", "-k", "plain")),
-        (MIXED, ("--mnode-nodes=2", "test_it.py::test_plain")),
-        (SKIPPED, ("--mnode-nodes=2", "-m", "skip")),
-        (TOO_MANY, ("--mnode-nodes=2", "-k", "test_")),
+        (PLAIN, (), False),
+        (OF_OTHERS, (), False),
+        (MIXED, (), True),
+        (MIXED, ("-k", "plain"), False),
+        (MIXED, ("-m", "skip"), False),
+        (MIXED, ("--lf",), False),
+        (MIXED, ("test_it.py",), True),
+        (MIXED, ("test_it.py::test_plain",), False),
+        (LOOKS_ALIKE, (), True),
     ],
 )
-def test_a_run_that_needs_no_nodes_starts_none(
-    tmp_path_factory: pytest.TempPathFactory, text: str, args: tuple[str, ...]
+def test_nodes_are_expected_by_the_text_of_all_files(
+    pytester: pytest.Pytester, text: str, args: tuple[str, ...], expects: bool
 ) -> None:
-    run = ran(tmp_path_factory, text, *args)
-    assert "children: [] False" in run.output, run.output
+    write_files(pytester.path, test_it=text)
+    assert expected.expects_nodes(pytester.parseconfig(*args)) == expects
+
+
+def test_a_run_that_needs_no_nodes_starts_none(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = ran(tmp_path_factory, MIXED, "--mnode-nodes=2", "-k", "plain")
+    assert run.outcomes() == {"test_plain": "passed"}, run.output
+    assert NONE in run.output, run.output
 
 
 def test_what_was_started_for_a_look_alike_ends(
@@ -114,13 +124,13 @@ def test_what_was_started_for_a_look_alike_ends(
 ) -> None:
     run = ran(tmp_path_factory, LOOKS_ALIKE, "--mnode-nodes=2")
     assert run.outcomes() == {"test_it": "passed"}, run.output
-    assert "children: [] False" in run.output, run.output
+    assert NONE in run.output, run.output
 
 
 def test_a_key_of_the_ini_file_starts_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = ran(tmp_path_factory, PLAIN, ini="mnode_nodes = 2")
-    assert run.outcomes() == {"test_plain": "passed"}, run.output
-    assert "children: [] False" in run.output, run.output
+    run = ran(tmp_path_factory, f"{PLAIN}\n{textwrap.dedent(OF_OTHERS)}", ini="mnode_nodes = 2")
+    assert set(run.outcomes().values()) == {"passed"}, run.output
+    assert NONE in run.output, run.output
 
 
 def test_ranks_start_however_late_they_are_found(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -131,20 +141,22 @@ def test_ranks_start_however_late_they_are_found(tmp_path_factory: pytest.TempPa
 
 
 def test_a_plain_skip_is_pytests_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = ran(tmp_path_factory, SKIPPED, "--mnode-nodes=2")
+    run = ran(tmp_path_factory, SKIPPED, "--mnode-nodes=2", "-m", "skip")
     assert set(run.outcomes().values()) == {"skipped"}, run.output
     for line in ("test_it.py:4: not today", "test_it.py: nor tomorrow", "test_it.py:12: never"):
         assert f"SKIPPED [1] {line}" in run.output, run.output
+    assert NONE in run.output, run.output
 
 
 def test_too_many_nodes_are_found_at_collection(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = ran(tmp_path_factory, TOO_MANY, "--mnode-nodes=2")
+    run = ran(tmp_path_factory, TOO_MANY, "--mnode-nodes=2", "-k", "test_")
     assert set(run.outcomes().values()) == {"error"}, run.output
     for name in ("test_too_many", "test_in_the_controller"):
         why = f"test_it.py::{name} needs 3 nodes, but the run has 2; give --mnode-nodes=3"
         assert why in run.output, run.output
     assert "times: False" not in run.output
     assert run.output.count("times: True") == 2
+    assert NONE in run.output, run.output
 
 
 def test_environments_and_barred_directories_are_not_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pytest_mnode.controller import live_line
 from pytest_mnode.controller.live_plugin import LivePlugin
 from pytest_mnode.progress import progress
+from tests.inner import run_here, write_files
 
 
 @pytest.mark.parametrize("isatty", [True, False])
@@ -34,8 +35,7 @@ def test_nodes_waited_for_before_the_first_test_are_named(isatty: bool) -> None:
 
 
 def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    tests = """
         import pytest
 
         def limit_of(spec, settings, nodes, procs_per_node):
@@ -48,12 +48,12 @@ def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytes
         def test_b(cluster): pass
 
         def test_c(cluster): pass
-        """
-    )
-    done = pytester.runpytest_subprocess("--mnode-nodes=2", "--mnode-launcher=local")
-    outcomes = done.parseoutcomes()
-    assert (outcomes["passed"], sum(outcomes.values())) == (1, 3)
-    assert "INTERNALERROR" not in done.stdout.str()
+    """
+    write_files(pytester.path, test_it=tests)
+    run = run_here(pytester, "--mnode-nodes=2", "--mnode-launcher=local")
+    failed = dict.fromkeys(("test_a", "test_b"), "error")
+    assert run.outcomes() == failed | {"test_c": "passed"}, run.output
+    assert "INTERNALERROR" not in run.output
 
 
 def test_a_guard_of_the_terminal_that_stays_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.debugging.terminal import LIMIT_S, TerminalRun
 from tests.inner import clean_env, command, need_rack, write_files
+from tests.waiting import until
 
 TESTS = """
     import sys, time, pytest
@@ -167,10 +168,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
         os.kill(run.process.pid, signal.SIGUSR1)
         idle = run.expect(" now")
         (directory / "asked").touch()
-        end = time.monotonic() + LIMIT_S
-        while not (directory / "busy").exists():
-            assert time.monotonic() < end, run.output
-            time.sleep(0.05)
+        until((directory / "busy").exists, run.output, LIMIT_S)
         os.kill(run.process.pid, signal.SIGUSR1)
         run.expect("mnode: where the ranks of test_it.py::test_hangs are")
         asked = run.expect("stack of rank 1:")

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_mnode.controller.live_line import terminal_of
 from tests.debugging.screen import ScreenRun
-from tests.inner import clean_env, command, released_plugins, run_pytest, write_files
+from tests.inner import clean_env, command, released_plugins, write_files
 
 HELD = """
     import os, pathlib, time
@@ -154,12 +154,11 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         with run:
             run.wait()
             wrote[name] = run.output
-    piped = ("--mnode-report=report", "-p", "no:cacheprovider", "--color=yes")
-    return wrote | {"pipe": run_pytest(directory, *piped).output}
+    return wrote
 
 
-@pytest.mark.parametrize("why", ["sugar", "workers", "pipe"])
-def test_the_line_is_off_without_a_terminal_or_by_options(quiet: dict[str, str], why: str) -> None:
+@pytest.mark.parametrize("why", ["sugar", "workers"])
+def test_the_line_is_off_beside_another_or_with_workers(quiet: dict[str, str], why: str) -> None:
     assert "passed" in quiet[why]
     assert "kill 2" not in quiet[why]
     assert "\x1bD" not in quiet[why]
@@ -199,3 +198,12 @@ def test_settings_that_turn_the_line_off(
         if fd is not None:
             assert os.ttyname(fd) == os.ttyname(theirs)
             os.close(fd)
+
+
+def test_a_pipe_is_no_terminal(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(reads), os.fdopen(writes, "w") as pipe:
+        config = pytester.parseconfig("--color=yes")
+        monkeypatch.setattr(sys, "__stdout__", pipe)
+        config.pluginmanager.register(pytest.TerminalReporter(config, pipe), "terminalreporter")
+        assert terminal_of(config) is None

@@ -97,5 +97,3 @@ def test_a_worker_of_xdist_has_no_terminal(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, *NODES, "-n1")
     assert "a rank cannot be debugged with pytest-xdist" in run.output
     assert run.outcomes() == {"test_stops": "failure"}
-    run = run_pytest(tmp_path, *NODES, "-n1", "--pdb")
-    assert "--pdb is incompatible with distributing tests" in run.output

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from pytest_mnode.rank import device_work
-from tests.inner import run_pytest, write_files
+from tests.inner import InnerRun, run_pytest, write_files
 
 
 def test_a_late_device_error_belongs_to_the_test(
@@ -32,133 +30,135 @@ def test_an_unused_device_is_not_initialised(monkeypatch: pytest.MonkeyPatch) ->
     device_work.finish_device()
 
 
-def test_a_rank_that_waits_for_its_device_shows_its_last_call(tmp_path: Path) -> None:
+WAITS = """
+    import time
+
+    import pytest
+    import torch
+
+    from pytest_mnode.rank import recorder
+
+
+    @pytest.fixture
+    def as_on_a_device(monkeypatch):
+        monkeypatch.setattr(recorder, "_is_complete", lambda name, named: False)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        return monkeypatch
+
+
+    @pytest.mark.mnode(timeout=3)
+    def test_absent(as_on_a_device, process_group, rank):
+        x = torch.ones(1)
+        if rank == 1:
+            time.sleep(60)
+        begin(x)
+        time.sleep(60)
+
+
+    def begin(x):
+        # What the recorder sees of a call that returns at once.
+        number = recorder.Recorder.current.enter("all_reduce", {"tensor": x})
+        recorder.Recorder.current.leave(number, recorder.PENDING)
+
+
+    @pytest.mark.mnode(timeout=20)
+    def test_left(as_on_a_device, process_group, rank):
+        if rank == 0:
+            begin(torch.ones(1))
+            as_on_a_device.setattr(torch.cuda, "synchronize", lambda: time.sleep(60))
+"""
+COUNTS = """
+    import time
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    from pytest_mnode.rank import operation_counts
+
+
+    @pytest.fixture
+    def counted(process_group):
+        operation_counts.start()
+
+
+    kept = []
+
+
+    def begin(group):
+        return group.allreduce([torch.ones(1)])
+
+
+    def test_all_call(counted, process_group):
+        for _ in range(3):
+            begin(process_group).wait()
+        time.sleep(0.6)
+
+
+    @pytest.mark.mnode(timeout=30)
+    def test_left_cpp(counted, process_group, rank, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        if rank == 0:
+            kept = begin(process_group)
+            time.sleep(60)
+
+
+    def test_a_batch_is_sent(counted, process_group, rank):
+        # NCCL counts a batch as if it were a collective, and only one rank makes it.
+        if rank == 0:
+            kept.append(begin(process_group))
+            [sent] = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 1)])
+            sent.wait()
+            time.sleep(4)
+        else:
+            dist.recv(torch.ones(1), 0)
+
+
+    @pytest.mark.mnode(timeout=2)
+    def test_absent_cpp(counted, process_group, rank):
+        if rank == 1:
+            time.sleep(60)
+        kept = begin(process_group)
+        time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    directory = tmp_path_factory.mktemp("device_work")
+    write_files(directory, test_waits=WAITS, test_counts=COUNTS)
+    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
+
+
+def test_only_the_intended_tests_fail(run: InnerRun) -> None:
+    passed = {name for name, outcome in run.outcomes().items() if outcome == "passed"}
+    assert passed == {"test_all_call", "test_a_batch_is_sent"}, run.output
+
+
+def test_a_rank_that_waits_for_its_device_shows_its_last_call(run: InnerRun) -> None:
     """The NCCL collective has returned and its kernel runs: a sleep stands for the kernel."""
-    write_files(
-        tmp_path,
-        test_it="""
-            import time
-
-            import pytest
-            import torch
-            import torch.distributed as dist
-
-            from pytest_mnode.rank import recorder
-
-
-            @pytest.fixture
-            def as_on_a_device(monkeypatch):
-                monkeypatch.setattr(recorder, "_is_complete", lambda name, named: False)
-                monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-                monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
-                monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-                return monkeypatch
-
-
-            @pytest.mark.mnode(timeout=3)
-            def test_absent(as_on_a_device, process_group, rank):
-                x = torch.ones(1)
-                if rank == 1:
-                    time.sleep(60)
-                begin(x)
-                time.sleep(60)
-
-
-            def begin(x):
-                # What the recorder sees of a call that returns at once.
-                number = recorder.Recorder.current.enter("all_reduce", {"tensor": x})
-                recorder.Recorder.current.leave(number, recorder.PENDING)
-
-
-            @pytest.mark.mnode(timeout=20)
-            def test_left(as_on_a_device, process_group, rank):
-                if rank == 0:
-                    begin(torch.ones(1))
-                    as_on_a_device.setattr(torch.cuda, "synchronize", lambda: time.sleep(60))
-        """,
-    )
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert run.outcomes() == {"test_absent": "failure", "test_left": "failure"}
-    absent, left = (str(case.findtext("failure")) for case in run.cases().values())
-    assert "rank 1 of 2 on local1: first]\nno end within 3 s: did not enter the " in absent
-    assert "that rank 0 waits in; it is at test_it.py" in absent
+    absent, left = (run.cases()[name].findtext("failure") for name in ("test_absent", "test_left"))
+    assert "rank 1 of 2 on local1: first]\nno end within 3 s: did not enter the " in str(absent)
+    assert "that rank 0 waits in; it is at test_waits.py" in str(absent)
     assert (
         "[rank 0 of 2 on local0: caused by the first failure]\nno end within 3 s: waits for the "
-        in absent
-    )
-    assert "rank 1 of 2 on local1: first]\nleft the test without entering the all_reduce" in left
-    assert "waits for the all_reduce of test_it.py:" in left
-    assert "at the end of the body, where it waits for its device" in left
+    ) in str(absent)
+    assert "rank 1 of 2 on local1: first]\nleft the test without entering the all_re" in str(left)
+    assert "waits for the all_reduce of test_waits.py:" in str(left)
+    assert "at the end of the body, where it waits for its device" in str(left)
 
 
-def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_left_a_collective_of_cpp_is_named(run: InnerRun) -> None:
     """No call is recorded and no stack shows it; only the group counts it, as with
     DistributedDataParallel on NCCL. A sleep stands for the wait for the device."""
-    write_files(
-        tmp_path,
-        test_it="""
-            import time
-
-            import pytest
-            import torch
-            import torch.distributed as dist
-
-            from pytest_mnode.rank import operation_counts
-
-
-            @pytest.fixture
-            def counted(process_group):
-                operation_counts.start()
-
-
-            kept = []
-
-
-            def begin(group):
-                return group.allreduce([torch.ones(1)])
-
-
-            def test_all_call(counted, process_group):
-                for _ in range(3):
-                    begin(process_group).wait()
-                time.sleep(0.6)
-
-
-            @pytest.mark.mnode(timeout=30)
-            def test_left(counted, process_group, rank, monkeypatch):
-                monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-                monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-                if rank == 0:
-                    kept = begin(process_group)
-                    time.sleep(60)
-
-
-            def test_a_batch_is_sent(counted, process_group, rank):
-                # NCCL counts a batch as if it were a collective, and only one rank makes it.
-                if rank == 0:
-                    kept.append(begin(process_group))
-                    [sent] = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 1)])
-                    sent.wait()
-                    time.sleep(4)
-                else:
-                    dist.recv(torch.ones(1), 0)
-
-
-            @pytest.mark.mnode(timeout=2)
-            def test_absent(counted, process_group, rank):
-                if rank == 1:
-                    time.sleep(60)
-                kept = begin(process_group)
-                time.sleep(60)
-        """,
-    )
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
-    left, absent = (run.cases()[name].findtext("failure") for name in ("test_left", "test_absent"))
-    found = run.outcomes()
-    assert found["test_all_call"] == found["test_a_batch_is_sent"] == "passed", run.output
+    names = ("test_absent_cpp", "test_left_cpp")
+    absent, left = (run.cases()[name].findtext("failure") for name in names)
     assert "rank 1 of 2 on local1: first]\nleft the test without entering the " in str(left)
-    assert "the collective of the default group (test_it.py:" in str(left)
+    assert "the collective of the default group (test_counts.py:" in str(left)
     assert ") that rank 0 waits in" in str(left)
-    assert "waits in a collective of the default group at test_it.py:" in str(left)
+    assert "waits in a collective of the default group at test_counts.py:" in str(left)
     assert "rank 1 of 2 on local1: first]\nno end within 2 s: did not enter the " in str(absent)
     assert "operation_counts" not in f"{left}{absent}"

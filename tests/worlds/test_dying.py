@@ -15,7 +15,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
 
 
 def test_every_next_test_ran(ran: Scenario) -> None:
-    assert len(ran.nexts) == len(ran.cases) > 20
+    assert len(ran.nexts) == len(ran.cases) > 18
     assert set(ran.nexts.values()) == {"passed"}, ran.nexts
 
 
@@ -27,7 +27,6 @@ def test_nothing_passed(ran: Scenario) -> None:
     ("name", "rank", "how"),
     [
         ("exit_3", 1, "exited with code 3, in the test"),
-        ("exit_3_alone", 1, "exited with code 3, in the test"),
         ("exit_0", 1, "exited with code 0, in the test"),
         ("segfault", 2, "killed by SIGSEGV, in the test"),
         ("abort", 2, "killed by SIGABRT, in the test"),
@@ -35,7 +34,6 @@ def test_nothing_passed(ran: Scenario) -> None:
         ("sigterm", 3, "killed by SIGTERM, in the test"),
         ("sigterm_to_its_group", 3, "killed by SIGTERM, in the test"),
         ("silent_exit_after_last_collective", 1, "exited with code 0, in the test"),
-        ("sigkill_after_last_collective", 1, "killed by SIGKILL (not by pytest-mnode)"),
         ("exit_in_teardown", 1, "exited with code 3, in teardown"),
         ("exit_in_setup", 1, "exited with code 3, in setup"),
         ("thread_exits_at_once", 1, "exited with code 0, in "),

@@ -38,7 +38,8 @@ TESTS = """
         assert 0
 
     @pytest.mark.criterion
-    def test_records(rank, record_property, record_testsuite_property):
+    def test_records(rank, record_property, record_testsuite_property, pytestconfig):
+        assert pytestconfig.option.basetemp.endswith("/tmp/ranks")  # never what pytest empties
         record_property("same", 7)
         record_property("own", rank // 2)
         record_property("loss", rank and float("nan"))

@@ -72,6 +72,10 @@ CONSTANTS = """
         def test_of_rank_1_fails(): assert RANK == 0
     if RANK == 0:
         def test_of_rank_0(): assert RANK == 0
+
+    class TestIt:
+        if RANK == 1:
+            def test_of_rank_1_in_a_class(self): pass
 """
 BY_LIBRARY = """
     import os
@@ -153,6 +157,7 @@ def test_outcomes_are_those_under_torchrun(ran: InnerRun) -> None:
         "test_of_rank_0": "passed",
         "test_of_rank_1": "passed",
         "test_of_rank_1_fails": "failure",
+        "test_of_rank_1_in_a_class": "passed",
         "test_library": "passed",
         "test_library_again": "passed",
         "test_after_a_module_skip": "passed",
@@ -163,6 +168,7 @@ def test_outcomes_are_those_under_torchrun(ran: InnerRun) -> None:
         "test_kept": "passed",
     }, ran.output
     assert ran.returncode == 1
+    assert "has no test here" not in ran.output
 
 
 def test_the_run_says_which_ranks_left_a_test_out(ran: InnerRun) -> None:
@@ -192,32 +198,6 @@ def test_failures_are_of_the_ranks_that_ran(ran: InnerRun) -> None:
         assert str(failure.get("message")).startswith("rank 1 of 2 on local1: "), name
 
 
-def test_conftest_files_that_decide_by_rank(tmp_path: Path) -> None:
-    """Guards in a conftest.py: a mark that tests import, and one given to collected tests."""
-    (tmp_path / "guarded").mkdir()
-    conftest = """
-        import os
-        import pytest
-        needs_torchrun = pytest.mark.skipif("WORLD_SIZE" not in os.environ, reason="torchrun")
-
-        def pytest_collection_modifyitems(items):
-            for item in items:
-                if "RANK" not in os.environ:
-                    item.add_marker(pytest.mark.skip(reason="start with torchrun"))
-    """
-    guarded = """
-        from conftest import needs_torchrun
-
-        @needs_torchrun
-        def test_guarded(rank): pass
-    """
-    write_files(tmp_path / "guarded", conftest=conftest, test_guarded=guarded)
-    write_files(tmp_path, test_plain="def test_plain(rank): pass")
-    ran = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert ran.outcomes() == {"test_guarded": "passed", "test_plain": "passed"}, ran.output
-    assert "mnode: guarded/test_guarded.py: its import reads RANK, WORLD_SIZE; " in ran.output
-
-
 def test_tests_of_some_ranks_with_xdist(tmp_path: Path) -> None:
     """pytest-xdist knows only what its workers collect."""
     test = """
@@ -234,10 +214,6 @@ def test_tests_of_some_ranks_with_xdist(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local", "-n1")
     assert ran.outcomes() == {"test_of_all": "error"}, ran.output
     assert "test_it.py::TestIt::test_of_rank_1: only ranks have it; pytest-xdist runs" in ran.output
-    alone = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert set(alone.outcomes().values()) == {"passed"}, alone.output
-    assert len(alone.outcomes()) == 2
-    assert "has no test here" not in alone.output
 
 
 WAITS = """
@@ -269,34 +245,71 @@ WAITS = """
 """
 
 
-def test_what_cannot_be_as_under_torchrun_fails_and_says_so(tmp_path: Path) -> None:
-    nowhere = """
-        import os
-        if os.environ.get("RANK") == "1":
-            def test_of_rank_1(rank): pass
-    """
-    write_files(tmp_path, test_it=WAITS, test_nowhere=nowhere)
-    ran = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+NOWHERE = """
+    import os
+    if os.environ.get("RANK") == "1":
+        def test_of_rank_1(rank): pass
+"""
+GUARDING_CONFTEST = """
+    import os
+    import pytest
+    needs_torchrun = pytest.mark.skipif("WORLD_SIZE" not in os.environ, reason="torchrun")
+
+    def pytest_collection_modifyitems(items):
+        for item in items:
+            if "RANK" not in os.environ:
+                item.add_marker(pytest.mark.skip(reason="start with torchrun"))
+"""
+GUARDED_BY_CONFTEST = """
+    from conftest import needs_torchrun
+
+    @needs_torchrun
+    def test_guarded(rank): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    """Tests that cannot be as under torchrun, beside a folder whose conftest.py decides by rank."""
+    directory = tmp_path_factory.mktemp("unequal")
+    plain = "def test_plain(rank): pass"
+    write_files(directory, test_it=WAITS, test_nowhere=NOWHERE, test_plain=plain)
+    (directory / "guarded").mkdir()
+    guarded = {"conftest": GUARDING_CONFTEST, "test_guarded": GUARDED_BY_CONFTEST}
+    write_files(directory / "guarded", **guarded)
+    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
+
+
+def test_conftest_files_that_decide_by_rank(unequal: InnerRun) -> None:
+    """Guards in a conftest.py: a mark that tests import, and one given to collected tests."""
+    outcomes = unequal.outcomes()
+    assert outcomes["test_guarded"] == outcomes["test_plain"] == "passed", unequal.output
+    line = "mnode: guarded/test_guarded.py: its import reads RANK, WORLD_SIZE; "
+    assert line in unequal.output, unequal.output
+
+
+def test_what_cannot_be_as_under_torchrun_fails_and_says_so(unequal: InnerRun) -> None:
     assert (
         "mnode: test_nowhere.py has no test here, and its import read RANK: tests that only some "
         "ranks define were not run"
-    ) in ran.output
-    assert ran.outcomes() == {
+    ) in unequal.output
+    assert unequal.outcomes() == {
         "test_waits": "error",
         "test_of_one_process": "error",
         "test_skips_in_its_body": "failure",
         "test_skips_in_a_fixture": "error",
         "test_xfail_of_one": "skipped",
-    }, ran.output
+        "test_guarded": "passed",
+        "test_plain": "passed",
+    }, unequal.output
+    messages = [str(child.get("message")) for case in unequal.cases().values() for child in case]
     for line in (
         "rank 0 of 2 on local0: skipped (not for the first), but rank 1 did not",
         "test_it.py::test_of_one_process was collected by the controller but not in the ranks",
         "rank 0 of 2 on local0: skipped (no device), but rank 1 did not",
         "rank 0 of 2 on local0: skipped (no port), but rank 1 did not",
     ):
-        assert any(
-            line in str(child.get("message")) for case in ran.cases().values() for child in case
-        ), ran.output
+        assert any(line in message for message in messages), unequal.output
 
 
 def test_a_run_without_options_says_what_was_skipped_at_import(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -32,10 +32,6 @@ def test_shape(rank: int, process_group: Any) -> None:
     dist.all_reduce(torch.ones(size(rank)))
 
 
-def test_shape_of_every_rank(rank: int, process_group: Any) -> None:
-    dist.all_reduce(torch.ones(2 + rank))
-
-
 def test_shape_of_a_list(rank: int, process_group: Any) -> None:
     dist.all_gather([torch.ones(size(rank))] * 4, torch.ones(size(rank)))
 
@@ -49,12 +45,6 @@ def test_operation(rank: int, process_group: Any) -> None:
         dist.broadcast(torch.ones(2), 0)
     else:
         dist.all_reduce(torch.ones(2))
-
-
-def test_order(rank: int, process_group: Any) -> None:
-    calls: list[Callable[[], Any]] = [lambda: dist.all_reduce(torch.ones(2)), dist.barrier]
-    for call in reversed(calls) if rank == 3 else calls:
-        call()
 
 
 def test_root(rank: int, process_group: Any) -> None:

@@ -33,13 +33,6 @@ def test_exit_3(rank: int, process_group: Any) -> None:
     dist.barrier()
 
 
-def test_exit_3_alone(rank: int) -> None:
-    if rank == 1:
-        time.sleep(0.2)
-        print("about to exit_3_alone")
-        os._exit(3)
-
-
 def test_exit_0(rank: int) -> None:
     if rank == 1:
         os._exit(0)
@@ -95,12 +88,6 @@ def test_silent_exit_after_last_collective(rank: int, process_group: Any) -> Non
     dist.barrier()
     if rank == 1:
         os._exit(0)
-
-
-def test_sigkill_after_last_collective(rank: int, process_group: Any) -> None:
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
