@@ -31,7 +31,7 @@ READY := $(VENV)/.ready
 BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# A few tests that failed beside others run again alone, and are listed.
+# Tests of a few files that failed beside others run again alone, and are listed.
 AGAIN = || $(BIN)/python -m tests.again $$?
 ENGINES := tests/engines
 RED := tests/acceptance

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.again import _KEY, MOST, main
+from tests.again import KEY, MOST, main
 from tests.inner import clean_env, run_pytest, write_files
 
 PLUGIN = """
@@ -69,9 +69,9 @@ def test_a_few_failures_run_again_alone(
 def test_other_sessions_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, failed: int
 ) -> None:
-    kept = tmp_path / ".pytest_cache/v" / _KEY
+    kept = tmp_path / ".pytest_cache/v" / KEY
     kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps([f"test_it.py::test_{number}" for number in range(failed)]))
+    kept.write_text(json.dumps([f"test_{number}.py::test_it" for number in range(failed)]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda *words: pytest.fail(f"runs {words}"))
     assert main(str(status)) == status
