@@ -137,49 +137,36 @@ def test_variables_of_the_runs_allocation_are_not_submitted() -> None:
     assert submitting(given) == {"PATH": "/bin", "SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab"}
 
 
+MOVED = ("node1", "node2")
+ONCE = JobHistory(1, NODES)
+REQUEUED = _state("PENDING", flags=frozenset(["COMPLETING"]), restarts=1)
+
+
 @pytest.mark.parametrize(
     ("before", "state", "after", "expected"),
     [
         (JobHistory(0, NODES), _state("PENDING", reason="Resources"), JobHistory(0, NODES), []),
         (
-            JobHistory(nodes=NODES),
-            _state("RUNNING", nodes=("node1", "node2"), restarts=0),
-            JobHistory(1, ("node1", "node2"), 0),
-            [Change("started", 0, ("node1", "node2"))],
+            *(JobHistory(nodes=NODES), _state("RUNNING", nodes=MOVED, restarts=0)),
+            *(JobHistory(1, MOVED, 0), [Change("started", 0, MOVED)]),
         ),
         (JobHistory(nodes=NODES), _state("CONFIGURING", nodes=NODES), JobHistory(0, NODES, 0), []),
+        (ONCE, _state("RUNNING", nodes=NODES, restarts=0), ONCE, []),
+        (ONCE, REQUEUED, JobHistory(1, NODES, 1), [Change("requeued", 1)]),
         (
-            JobHistory(1, NODES),
-            _state("RUNNING", nodes=NODES, restarts=0),
-            JobHistory(1, NODES),
-            [],
-        ),
-        (
-            JobHistory(1, NODES),
-            _state("PENDING", flags=frozenset(["COMPLETING"]), restarts=1),
-            JobHistory(1, NODES, 1),
-            [Change("requeued", 1)],
-        ),
-        (
-            JobHistory(1, NODES, 1),
-            _state("RUNNING", nodes=("node0", "node3"), restarts=1),
-            JobHistory(2, ("node0", "node3"), 1),
-            [Change("started", 1, ("node0", "node3"))],
+            *(JobHistory(1, NODES, 1), _state("RUNNING", nodes=MOVED, restarts=1)),
+            *(JobHistory(2, MOVED, 1), [Change("started", 1, MOVED)]),
         ),
         (  # requeued and started between two observations
-            JobHistory(1, NODES),
-            _state("RUNNING", nodes=NODES, restarts=1),
-            JobHistory(2, NODES, 1),
+            *(ONCE, _state("RUNNING", nodes=NODES, restarts=1), JobHistory(2, NODES, 1)),
             [Change("requeued", 1), Change("started", 1, NODES)],
         ),
-        (JobHistory(1, NODES), _state("RUNNING", nodes=NODES), JobHistory(1, NODES), []),
+        (ONCE, _state("RUNNING", nodes=NODES), ONCE, []),
         (  # the last start is completing
-            JobHistory(1, NODES, 1),
-            _state("COMPLETING", nodes=("node0",), restarts=1),
-            JobHistory(1, NODES, 1),
-            [],
+            *(JobHistory(1, NODES, 1), _state("COMPLETING", nodes=("node0",), restarts=1)),
+            *(JobHistory(1, NODES, 1), []),
         ),
-        (JobHistory(1, NODES), _state("WHATEVER"), JobHistory(1, NODES), []),
+        (ONCE, _state("WHATEVER"), ONCE, []),
     ],
 )
 def test_changes_between_two_observations(
@@ -189,22 +176,16 @@ def test_changes_between_two_observations(
 
 
 def test_the_last_start_of_a_job_that_ended_unseen() -> None:
-    moved = ("node1", "node2")
-    over = _state("COMPLETED", nodes=moved, restarts=2)
-    assert changes(JobHistory(1, NODES, 0), over) == (
-        JobHistory(3, moved, 2),
-        [Change("requeued", 2), Change("started", 2, moved)],
-    )
+    seen = JobHistory(1, NODES, 0)
+    over = _state("COMPLETED", nodes=MOVED, restarts=2)
+    expected = [Change("requeued", 2), Change("started", 2, MOVED)]
+    assert changes(seen, over) == (JobHistory(3, MOVED, 2), expected)
     # Cancelled before it started again: no node has processes of that start.
     cancelled = _state("CANCELLED", restarts=1)
-    assert changes(JobHistory(1, NODES, 0), cancelled) == (
-        JobHistory(1, NODES, 1),
-        [Change("requeued", 1)],
-    )
+    assert changes(seen, cancelled) == (JobHistory(1, NODES, 1), [Change("requeued", 1)])
     # An unobserved first start is known by its end, on its nodes.
     short = _state("COMPLETED", nodes=NODES[:1], restarts=0)
     assert changes(JobHistory(0, NODES, 0), short) == (JobHistory(1, NODES[:1], 0), [])
-    seen = JobHistory(1, NODES, 0)
     assert changes(seen, _state("FAILED", nodes=NODES[:1], restarts=0)) == (seen, [])
 
 

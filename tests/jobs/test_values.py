@@ -52,7 +52,16 @@ def _gone(*names: str) -> dict[str, Any]:
     return {"lost": lost, "there": there, "ended": dict.fromkeys(lost, 137)}
 
 
-FAILED = dict.fromkeys(ALL[:3], 1)
+THREE = ALL[:3]
+FAILED, WELL = dict.fromkeys(THREE, 1), dict.fromkeys(THREE, 0)
+OVER = Decision(final=True)
+SPARE = {"requeues": 1, "spares": ["node3"]}
+SHRINKS = {**SPARE, "fewest_nodes": 2}
+
+
+def again(why: str, *nodes: str) -> Decision:
+    """Started again on these nodes; on none, it waits."""
+    return Decision(nodes=nodes, why=why)
 
 
 @pytest.mark.parametrize(
@@ -60,44 +69,20 @@ FAILED = dict.fromkeys(ALL[:3], 1)
     [
         ({}, {}, WAIT),
         ({}, {"ended": {"node0": 0}}, WAIT),
-        ({}, {"ended": dict.fromkeys(ALL[:3], 0)}, Decision(final=True)),
-        ({"requeues": 3}, {"ended": FAILED}, Decision(final=True)),
-        (
-            {"requeues": 3},
-            {"ended": dict.fromkeys(ALL[:3], 0), "preempted": True},
-            Decision(final=True),
-        ),
-        (
-            {"requeues": 1},
-            {"ended": FAILED, "preempted": True},
-            Decision(nodes=ALL[:3], why="preempted"),
-        ),
+        ({}, {"ended": WELL}, OVER),
+        ({"requeues": 3}, {"ended": FAILED}, OVER),
+        ({"requeues": 3}, {"ended": WELL, "preempted": True}, OVER),
+        ({"requeues": 1}, {"ended": FAILED, "preempted": True}, again("preempted", *THREE)),
         (
             {"requeues": 1},
             {"ended": FAILED, "preempted": True, "requeue": 1},
             Decision(final=True, why="preempted"),
         ),
-        ({"requeues": 1}, _gone("node1"), Decision(why="node1 is gone")),
-        (
-            {"requeues": 1, "spares": ["node3"]},
-            _gone("node1"),
-            Decision(nodes=("node0", "node3", "node2"), why="node1 is gone"),
-        ),
-        (
-            {"requeues": 1, "spares": ["node3"], "fewest_nodes": 2},
-            _gone("node1", "node3"),
-            Decision(nodes=("node0", "node2"), why="node1 is gone"),
-        ),
-        (
-            {"requeues": 1, "spares": ["node3"], "fewest_nodes": 2},
-            _gone("node0", "node1", "node3"),
-            Decision(why="node0, node1 is gone"),
-        ),
-        (
-            {"requeues": 1, "spares": ["node3"]},
-            {**_gone("node1"), "there": ALL},
-            Decision(nodes=ALL[:3], why="node1 is gone"),
-        ),
+        ({"requeues": 1}, _gone("node1"), again("node1 is gone")),
+        (SPARE, _gone("node1"), again("node1 is gone", "node0", "node3", "node2")),
+        (SHRINKS, _gone("node1", "node3"), again("node1 is gone", "node0", "node2")),
+        (SHRINKS, _gone("node0", "node1", "node3"), again("node0, node1 is gone")),
+        (SPARE, {**_gone("node1"), "there": ALL}, again("node1 is gone", *THREE)),
         ({}, _gone("node1"), WAIT),
         ({}, {**_gone("node1"), "ended": FAILED}, Decision(final=True, why="node1 is gone")),
     ],

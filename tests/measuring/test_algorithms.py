@@ -19,10 +19,10 @@ RING, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 8)
 @pytest.mark.parametrize(
     ("collective", "backend", "found"),
     [
-        ("all_reduce", "nccl", [("ring", True, True), ("default", False, False)]),
-        ("all_gather", "nccl", [("ring", True, True), ("default", False, False)]),
-        ("reduce_scatter", "nccl", [("ring", True, True), ("default", False, False)]),
-        ("broadcast", "nccl", [("ring", True, True), ("default", False, False)]),
+        *(
+            (name, "nccl", [("ring", True, True), ("default", False, False)])
+            for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+        ),
         ("all_to_all", "nccl", [("default", False, True)]),
         ("send_recv", "nccl", [("default", False, True)]),
         ("all_reduce", "gloo", [("ring", False, True)]),

@@ -11,21 +11,13 @@ import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measuring import busbw as module
-from pytest_mnode.measuring.busbw import KnownCulprit, KnownCulprits
+from pytest_mnode.measuring.busbw import Busbw, KnownCulprit, KnownCulprits
 from pytest_mnode.measuring.locating.locate import Effort
 from pytest_mnode.rank.world import World
-from tests.measuring.sweeps import (
-    CPU,
-    MIB,
-    PROMISE,
-    SPEC,
-    WORLD,
-    judged,
-    recorded,
-    row,
-)
+from tests.measuring.sweeps import CPU, MIB, PROMISE, SPEC, WORLD, judged, recorded, row
 
 NODES = ("node0", "node1")
+CULPRIT = Culprit("node1 fab0", "node1")
 
 
 class _Known:
@@ -108,17 +100,16 @@ def test_a_slow_emulated_fabric_without_a_slow_pair_is_measured_again(  # noqa: 
     kept: bool,
 ) -> None:
     measured = iter(rates)
-    monkeypatch.setattr(
-        module,
-        "_sweeps",
-        lambda *args: replace(judged([row(MIB, next(measured))]), spec=args[2]),
-    )
     budgets_s: list[float] = []
+
+    def sweeps(*args: Any) -> Busbw:
+        return replace(judged([row(MIB, next(measured))]), spec=args[2])
 
     def located(*_: Any, budget_s: float) -> _Found:
         budgets_s.append(budget_s)
         return _Found(culprit)
 
+    monkeypatch.setattr(module, "_sweeps", sweeps)
     monkeypatch.setattr(module, "find_slow_links", located)
     monkeypatch.setattr(module, "slow_in_collectives", lambda *_: "")
     monkeypatch.setattr(module, "by_rank", lambda *_: [[12.0], [13.0]])
@@ -177,9 +168,7 @@ def _world(nodes: tuple[str, ...] = NODES, rank: int = 0) -> World:
 def test_a_known_culprit_explains_the_same_nodes_for_a_while(
     tmp_path: Path, nodes: tuple[str, ...], instead: str | None, age_s: float, explains: bool
 ) -> None:
-    KnownCulprits(tmp_path, lambda: 1000.0).keep(
-        _world(), None, Culprit("node1 fab0", "node1"), "all_reduce"
-    )
+    KnownCulprits(tmp_path, lambda: 1000.0).keep(_world(), None, CULPRIT, "all_reduce")
     found = KnownCulprits(tmp_path, lambda: 1000.0 + age_s).explaining(_world(nodes), instead)
     assert (found is not None) is explains
     if found is not None:
@@ -188,9 +177,9 @@ def test_a_known_culprit_explains_the_same_nodes_for_a_while(
 
 def test_only_rank_0_keeps_and_reads(tmp_path: Path) -> None:
     known = KnownCulprits(tmp_path)
-    known.keep(_world(rank=1), None, Culprit("node1 fab0", "node1"), "all_reduce")
+    known.keep(_world(rank=1), None, CULPRIT, "all_reduce")
     assert list(tmp_path.iterdir()) == []
-    known.keep(_world(), None, Culprit("node1 fab0", "node1"), "all_reduce")
+    known.keep(_world(), None, CULPRIT, "all_reduce")
     assert known.explaining(_world(rank=1), None) is None  # other ranks get it from rank 0
 
 
@@ -202,5 +191,5 @@ def test_an_unreadable_culprit_is_searched_again(tmp_path: Path, text: str) -> N
 
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     known = KnownCulprits(tmp_path / "missing")
-    known.keep(_world(), None, Culprit("node1 fab0", "node1"), "all_reduce")
+    known.keep(_world(), None, CULPRIT, "all_reduce")
     assert known.explaining(_world(), None) is None

@@ -66,10 +66,10 @@ class Ranks:
             found.append(do())
         return found
 
-    def wrong(
+    def called(
         self, measured: Measured, size_bytes: int, carry: Callable[[Tensors], Tensors]
-    ) -> int:
-        """Number of wrong values over all ranks; `carry` maps sent to received tensors."""
+    ) -> list[Prepared]:
+        """Each rank after a call; `carry` maps sent to received tensors."""
         part = measured.part(size_bytes, self.count)
         prepared: list[Prepared] = self.each(lambda: measured.prepare(part, CPU, None))
         self.calls = []
@@ -80,6 +80,13 @@ class Ranks:
         received = carry([call.sent.clone() for call in self.calls])
         for call, values in zip(self.calls, received, strict=True):
             call.received.copy_(values)
+        return prepared
+
+    def wrong(
+        self, measured: Measured, size_bytes: int, carry: Callable[[Tensors], Tensors]
+    ) -> int:
+        """Number of wrong values over all ranks."""
+        prepared = self.called(measured, size_bytes, carry)
         total = 0
         for rank, one in enumerate(prepared):
             self.rank = rank
@@ -130,16 +137,14 @@ def _of_neighbours_swapped(name: str, sent: Tensors) -> Tensors:
     return [first, third, second, *others]
 
 
-def _one_value(name: str, sent: Tensors) -> Tensors:
+def _one_value(name: str, sent: Tensors, wrong: float = 1.0) -> Tensors:
     received = [values.clone() for values in _carried(name, sent)]
-    received[2][-1] += 1
+    received[2][-1] += wrong
     return received
 
 
 def _not_a_number(name: str, sent: Tensors) -> Tensors:
-    received = [values.clone() for values in _carried(name, sent)]
-    received[0][7] = float("nan")
-    return received
+    return _one_value(name, sent, float("nan"))
 
 
 def _sum_off_by_one(name: str, sent: Tensors) -> Tensors:
@@ -185,20 +190,12 @@ def test_wrong_data_is_counted(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_result_of_an_earlier_call_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ranks = Ranks(monkeypatch)
-    part = COLLECTIVES[name].part(PART * RANKS * 4, RANKS)
-    prepared = ranks.each(lambda: COLLECTIVES[name].prepare(part, CPU, None))
-    for rank, one in enumerate(prepared):
-        ranks.rank = rank
-        one.fill()
-        one.run()
-    received = [values.clone() for values in _carried(name, [c.sent for c in ranks.calls])]
-    for call, values in zip(ranks.calls, received, strict=True):
-        call.received.copy_(values)
+    prepared = ranks.called(COLLECTIVES[name], PART * RANKS * 4, lambda s: _carried(name, s))
     ranks.rank = 1
     assert prepared[1].wrong().sum() == 0
     prepared[1].fill()
     prepared[1].run()  # and no data arrive
-    assert prepared[1].wrong().sum() == len(received[1])
+    assert prepared[1].wrong().sum() == len(ranks.calls[1].received)
 
 
 @pytest.mark.parametrize("name", ["reduce_scatter", "all_to_all", "send_recv"])
@@ -210,37 +207,23 @@ def test_the_result_of_another_rank_is_wrong(monkeypatch: pytest.MonkeyPatch, na
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "moved_bytes"),
+    ("name", "split", "copies"),
     [
-        ("all_reduce", 262144, 1 << 20),
-        ("broadcast", 262144, 1 << 20),
-        ("send_recv", 262144, 1 << 20),
-        ("all_gather", 87381, 1048572),
-        ("reduce_scatter", 87381, 1048572),
-        ("all_to_all", 87381, 1048572),
+        ("all_reduce", False, 2),
+        ("broadcast", False, 2),
+        ("send_recv", False, 2),
+        ("all_gather", True, 1.125),
+        ("reduce_scatter", True, 1.125),
+        ("all_to_all", True, 2),
     ],
 )
-def test_sizes_are_those_of_nccl_tests(name: str, part: int, moved_bytes: int) -> None:
+def test_sizes_of_nccl_tests_and_their_memory(name: str, split: bool, copies: float) -> None:
+    """split: whether each of the ranks holds a part of the message."""
     measured = COLLECTIVES[name]
-    assert measured.part(1 << 20, 3) == part
-    assert measured.moved_bytes(1 << 20, 3) == moved_bytes
-
-
-@pytest.mark.parametrize(
-    ("name", "copies"),
-    [
-        ("all_reduce", 2),
-        ("broadcast", 2),
-        ("all_gather", 1.125),
-        ("reduce_scatter", 1.125),
-        ("all_to_all", 2),
-        ("send_recv", 2),
-    ],
-)
-def test_memory_of_a_rank_is_less_than_five_copies(name: str, copies: float) -> None:
+    assert measured.part(1 << 20, 3) == (87381 if split else 262144)
+    assert measured.moved_bytes(1 << 20, 3) == (1048572 if split else 1 << 20)
     size_bytes = 16 << 30
-    beside = COLLECTIVES[name].held_bytes(size_bytes, 8) - copies * size_bytes
-    assert 0 <= beside <= 64 << 20
+    assert 0 <= measured.held_bytes(size_bytes, 8) - copies * size_bytes <= 64 << 20
 
 
 @pytest.mark.parametrize(

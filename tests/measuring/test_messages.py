@@ -26,8 +26,7 @@ def test_flags_of_receivers_are_mapped_to_messages() -> None:
         (((2, 0), (2, 1), (3, 2)), 9, "rank 2 on node1"),
         (((2, 0),), 11, "rank 2 on node1 → rank 0 on node0"),
         (
-            ((0, 1), (2, 3)),
-            10,
+            *(((0, 1), (2, 3)), 10),
             "rank 0 on node0 → rank 1 on node0, rank 2 on node1 → rank 3 on node1",
         ),
     ],

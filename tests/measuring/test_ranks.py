@@ -16,6 +16,8 @@ from tests.trees import Tree
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
+V1 = "memory/x/memory."
+"""Before the names of a group's files of version 1."""
 
 
 @pytest.fixture
@@ -51,11 +53,7 @@ def test_ranks_on_one_kernel_share_its_memory(
         ("0::/a/b", {"a/memory.max": 30, "a/memory.current": 26}, 4),  # of the parent group
         ("0::/a/b", {"a/b/memory.max": "max", "a/b/memory.current": 10}, 100),
         ("0::/", {}, 100),
-        (
-            "4:cpu:/x\n7:memory:/x",
-            {"memory/x/memory.limit_in_bytes": 8, "memory/x/memory.usage_in_bytes": 2},
-            6,
-        ),
+        ("4:cpu:/x\n7:memory:/x", {f"{V1}limit_in_bytes": 8, f"{V1}usage_in_bytes": 2}, 6),
     ],
 )
 def test_a_control_group_s_limit_counts(

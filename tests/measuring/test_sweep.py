@@ -48,10 +48,8 @@ def test_p99_is_exceeded_by_one_repeat_in_a_hundred(repeats: int, p99_s: float) 
 def test_a_curve_has_every_row() -> None:
     found = Sweep(COLLECTIVES["all_reduce"], 4, (ROW,), (Unmeasured(1 << 40, "no room"),))
     curve = found.curve("ring", "gloo")
-    assert (curve.collective, curve.algorithm, curve.backend, curve.ranks) == (
-        *("all_reduce", "ring", "gloo"),
-        4,
-    )
+    named = (curve.collective, curve.algorithm, curve.backend, curve.ranks)
+    assert named == ("all_reduce", "ring", "gloo", 4)
     [point] = curve.points
     assert point.busbw_gbytes_s == pytest.approx(0.024)
     assert (point.time_median_us, point.time_p99_us) == (250_000, 900_000)
@@ -74,10 +72,9 @@ def test_table_has_the_columns_of_nccl_tests() -> None:
         *("200000", "900000", "900000", "3×3"),
     ]
     assert len(head) == len(row)
-    columns = [units.index("(us)") + 4, head.index("busbw") + 5, head.index("calls") + 5]
-    assert [row[end - 1] != " " and row[end : end + 1] in {"", " "} for end in columns] == [
-        True
-    ] * 3
+    for end in (units.index("(us)") + 4, head.index("busbw") + 5, head.index("calls") + 5):
+        assert row[end - 1] != " "
+        assert row[end : end + 1] in {"", " "}
 
 
 def test_table_has_moved_bytes_and_unmeasured_sizes() -> None:

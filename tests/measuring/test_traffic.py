@@ -53,6 +53,7 @@ def test_nodes_that_sent_over_other_interfaces() -> None:
 
 
 BOND: LowerDevices = {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",)}
+BONDED = {"bond0": 990, "eth2": 500, "eth3": 495}
 VLAN: LowerDevices = {"eth0.100": ("eth0",)}
 IPOIB: LowerDevices = {"mlx5_0": ("ib0",)}
 
@@ -60,34 +61,13 @@ IPOIB: LowerDevices = {"mlx5_0": ("ib0",)}
 @pytest.mark.parametrize(
     ("interfaces", "lower_devices", "sent", "carrier", "share", "instead"),
     [
-        (["bond0"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 0.995, None),
-        (["eth2", "eth3"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 1.0, None),
+        (["bond0"], BOND, BONDED, "bond0", 0.995, None),
+        (["eth2", "eth3"], BOND, BONDED, "bond0", 1.0, None),
         (["eth2"], BOND, {"bond0": 990, "eth2": 0, "eth3": 995}, "bond0", 0.0, "eth3"),
         (["eth2"], BOND, {"bond0.7": 990, "bond0": 991, "eth3": 995}, "bond0.7", 0.0, "eth3"),
-        (
-            ["bond0.7"],
-            BOND,
-            {"bond0.7": 990, "bond0": 995, "eth2": 400, "eth3": 595},
-            "bond0.7",
-            0.995,
-            None,
-        ),
-        (
-            ["fab0"],
-            BOND,
-            {"fab0": 3, "bond0": 990, "eth2": 500, "eth3": 495},
-            "bond0",
-            0.003,
-            "bond0",
-        ),
-        (
-            ["fab0"],
-            BOND,
-            {"fab0": 1990, "bond0": 990, "eth2": 500, "eth3": 495},
-            "fab0",
-            0.666,
-            None,
-        ),
+        (["bond0.7"], BOND, {"bond0.7": 990, **BONDED}, "bond0.7", 0.995, None),
+        (["fab0"], BOND, {"fab0": 3, **BONDED}, "bond0", 0.003, "bond0"),
+        (["fab0"], BOND, {"fab0": 1990, **BONDED}, "fab0", 0.666, None),
         (["eth0.100"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 0.995, None),
         # Untagged, which is another network on the same NIC.
         (["eth0.100"], VLAN, {"eth0.100": 5, "eth0": 995}, "eth0", 0.005, "eth0"),
@@ -118,15 +98,11 @@ def nic(name: str, *slaves: str, parent: str | None = None) -> Any:
 
 
 def test_lower_devices_of_bonds_vlans_and_rdma_devices() -> None:
-    nics = [
-        *(nic("eth2"), nic("eth3"), nic("bond0", "eth2", "eth3")),
-        *(nic("bond0.7", parent="bond0"), nic("fab.x", parent="fab"), nic("ib0")),
-    ]
-    devices: list[Any] = [
-        SimpleNamespace(name="mlx5_0", netdevs=("ib0", "elsewhere0")),
-        SimpleNamespace(name="mlx5_1", netdevs=()),
-    ]
-    found = lower_devices_of(nics, devices)
+    nics = [nic("eth2"), nic("eth3"), nic("ib0"), nic("bond0", "eth2", "eth3")]
+    nics += [nic("bond0.7", parent="bond0"), nic("fab.x", parent="fab")]
+    mlx5_0: Any = SimpleNamespace(name="mlx5_0", netdevs=("ib0", "elsewhere0"))
+    mlx5_1: Any = SimpleNamespace(name="mlx5_1", netdevs=())
+    found = lower_devices_of(nics, [mlx5_0, mlx5_1])
     assert found == {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",), "mlx5_0": ("ib0",)}
     assert all_lower_devices("bond0.7", found) == {"bond0", "eth2", "eth3"}
     assert all_lower_devices("ib0", found) == set()

@@ -30,8 +30,14 @@ def condition(name: str, status: str = "True", **more: str) -> dict[str, Any]:
     return {"status": {"conditions": [{"type": name, "status": status, **more}]}}
 
 
+def no_quota(reason: str, message: str) -> dict[str, Any]:
+    return condition("QuotaReserved", "False", reason=reason, message=message)
+
+
 TOO_LARGE = condition("Unschedulable", message="3/3 tasks in gang unschedulable")
 TOO_LARGE["status"]["phase"] = "Inqueue"
+PENDING = {"status": {"state": {"phase": "Pending"}}}
+SCHEDULED = "PodGroupInitiallyScheduled"
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota"
 
 
@@ -41,60 +47,36 @@ NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota"
         ("default", {"status": {"active": 2}}, None, RootState()),
         ("default", condition("Complete"), None, RootState("Complete", over=True)),
         (
-            "default",
-            condition("Failed", reason="DeadlineExceeded"),
-            None,
+            *("default", condition("Failed", reason="DeadlineExceeded"), None),
             RootState("Failed (DeadlineExceeded)", over=True, failed=True),
         ),
-        ("native", {}, condition("PodGroupInitiallyScheduled", "False"), RootState()),
-        (
-            "native",
-            {},
-            condition("PodGroupInitiallyScheduled"),
-            RootState("PodGroupInitiallyScheduled"),
-        ),
+        ("native", {}, condition(SCHEDULED, "False"), RootState()),
+        ("native", {}, condition(SCHEDULED), RootState(SCHEDULED)),
         ("kueue", {}, condition("Admitted"), RootState("Admitted")),
+        ("kueue", {}, no_quota("Pending", NO_QUOTA), RootState(f"not QuotaReserved ({NO_QUOTA})")),
         (
-            "kueue",
-            {},
-            condition("QuotaReserved", "False", reason="Pending", message=NO_QUOTA),
-            RootState(f"not QuotaReserved ({NO_QUOTA})"),
-        ),
-        (
-            "kueue",
-            {},
-            condition("QuotaReserved", "False", reason="Inadmissible", message="no such queue"),
+            *("kueue", {}, no_quota("Inadmissible", "no such queue")),
             RootState("not QuotaReserved (no such queue)", blocked=True),
         ),
+        ("kueue", {}, condition("Evicted", reason="Preempted"), RootState("Evicted (Preempted)")),
         (
-            "kueue",
-            {},
-            condition("Evicted", reason="Preempted"),
-            RootState("Evicted (Preempted)"),
+            *("volcano", {"status": {"state": {"phase": "Running"}, "retryCount": 1}}),
+            *({"status": {"phase": "Running"}}, RootState("Running, PodGroup Running", restarts=1)),
         ),
+        # A state is no reason.
         (
             "volcano",
-            {"status": {"state": {"phase": "Running"}, "retryCount": 1}},
-            {"status": {"phase": "Running"}},
-            RootState("Running, PodGroup Running", restarts=1),
-        ),
-        (  # a state is no reason
-            "volcano",
-            {"status": {"state": {"phase": "Pending"}}},
+            PENDING,
             {"status": {"phase": "Pending"}},
             RootState("Pending, PodGroup Pending"),
         ),
         (
-            "volcano",
-            {"status": {"state": {"phase": "Pending"}}},
-            TOO_LARGE,
+            *("volcano", PENDING, TOO_LARGE),
             RootState("Pending, PodGroup Inqueue (3/3 tasks in gang unschedulable)"),
         ),
         ("volcano", {"status": {"state": {"phase": "Aborted"}}}, None, RootState("Aborted", True)),
         (
-            "jobset",
-            {"status": {"restarts": 2}},
-            condition("Admitted"),
+            *("jobset", {"status": {"restarts": 2}}, condition("Admitted")),
             RootState("Admitted", restarts=2),
         ),
         ("trainjob", condition("Complete"), None, RootState("Complete", over=True)),
@@ -129,12 +111,8 @@ def test_a_ranks_pod_keeps_the_fields_of_the_template() -> None:
     assert "args" not in main
     assert main["command"][0] == "py"
     assert main["command"][-6:-3] == ["-", "4.000", "MNODE_GANG"]
-    assert [one["name"] for one in main["env"]] == [
-        "A",
-        "MNODE_GANG",
-        "MNODE_RESTARTS",
-        "MNODE_NODE",
-    ]
+    env = [one["name"] for one in main["env"]]
+    assert env == ["A", "MNODE_GANG", "MNODE_RESTARTS", "MNODE_NODE"]
     required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = required["nodeSelectorTerms"]
     assert [term["matchFields"][0]["values"] for term in terms] == [["n0"], ["n1"]]
