@@ -39,6 +39,10 @@ from tests.gang.windows import (
     words,
 )
 
+REQUEUED = GangCriterion.model_validate(
+    {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
+)
+
 
 def lost(
     beats: list[Heartbeat], again: Shown | None = None, off: dict[str, float] | None = None
@@ -58,9 +62,7 @@ def lost(
     before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
     observations = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
     window = Window("loss", (gang,), observations, notes=((200.0, CLEARED),))
-    page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
-    promise = GangCriterion.model_validate(page)
-    return faults(judged_lost(Lost(window, "n2", 110.0), promise))
+    return faults(judged_lost(Lost(window, "n2", 110.0), REQUEUED))
 
 
 def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
@@ -70,9 +72,7 @@ def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
 @pytest.mark.parametrize("ranks", [0, 1, 2])
 def test_a_start_that_is_whole_only_in_the_records(ranks: int) -> None:
     found = lost([b for r in range(ranks) for b in ran("1", r, 130.5, 199, 1)])
-    assert {name: found[name][0] for name in (FATE, AGAIN, ALONE)} == dict.fromkeys(
-        (FATE, AGAIN, ALONE), UNKNOWN
-    )
+    assert [found[name][0] for name in (FATE, AGAIN, ALONE)] == [UNKNOWN] * 3
     assert f"requeued, but {ranks} of 3 ranks sent heartbeats" in found[FATE][1]
 
 
@@ -112,8 +112,7 @@ def test_a_gang_that_waits_for_nodes_of_others() -> None:
 
     beats = [b for b in all_ran("1", 101.5, 109.5) if b.what == "beat"]
     window = Window("loss", (gang,), watched(shown, beats, 204), notes=((200.0, CLEARED),))
-    page = {"node_loss": "either", "lost_within": "60 s"}
-    promise = GangCriterion.model_validate(page)
+    promise = GangCriterion.model_validate({"node_loss": "either", "lost_within": "60 s"})
 
     def fate(window: Window) -> list[str]:
         found = faults(judged_lost(Lost(window, "n2", 110.0), promise))
@@ -135,13 +134,11 @@ def started_twice(t: float) -> dict[str, JobRecord]:
 
 def test_the_start_that_ran_is_the_one_that_lost_its_node() -> None:
     gang = Gang("B", 3, ("1",), 2400.0, 100.0)
-    page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
-    promise = GangCriterion.model_validate(page)
 
     def found(shown: Shown, beats: list[Heartbeat]) -> dict[str, tuple[str, str]]:
         observations = watched(shown, [b for b in beats if b.what == "beat"], 304)
         window = Window("loss", (gang,), observations, notes=((300.0, CLEARED),))
-        return faults(judged_lost(Lost(window, "n2", 150.0), promise))
+        return faults(judged_lost(Lost(window, "n2", 150.0), REQUEUED))
 
     old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 299.5, 1)]
     deaf = found(started_twice, old)
@@ -196,11 +193,8 @@ class NoPowerOn(Scheduler):
 
 
 def test_a_gang_that_waits_for_a_node_without_power() -> None:
-    done = run(
-        "loss",
-        NoPowerOn(("node0", "node1", "node2")),
-        **{"nodes": 3, "node_loss": "requeued", "lost_within": "30 s"},
-    )
+    scheduler = NoPowerOn(("node0", "node1", "node2"))
+    done = run("loss", scheduler, nodes=3, node_loss="requeued", lost_within="30 s")
     found = verdicts(done)
     assert (found[FATE], found[AGAIN]) == (UNKNOWN, UNKNOWN), done.text()
     assert "bmc on: no answer in 60 s" in words(done, FATE)

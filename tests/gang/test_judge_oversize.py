@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_mnode.gang.engine import GangRequest, Heartbeat, JobRecord, Phase, Refused
@@ -30,9 +32,8 @@ WIDE = ("m0", "m1", "m2", "m3", "m4")
 
 
 def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, str] | None:
-    gangs = (
+    large_gang, small = (
         Gang("too large", 5, ("9",), 5.0, 100.0),
-        B,
         Gang("small", 1, ("3",), 1.0, 100.2),
     )
 
@@ -41,7 +42,8 @@ def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, 
         return {**large(t), **course("2", 101, 107)(t), "3": waits("3") if t < 101 else first}
 
     observations = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
-    window = Window("too large", gangs, observations, notes=((120.0, CLEARED),), arena=WIDE[:4])
+    window = Window("too large", (large_gang, B, small), observations, notes=((120.0, CLEARED),))
+    window = replace(window, arena=WIDE[:4])
     return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 

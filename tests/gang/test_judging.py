@@ -103,10 +103,8 @@ def test_a_clock_that_is_off_is_not_the_schedulers_fault(by: float, text: str) -
 def test_ranks_on_other_nodes_are_still_blamed() -> None:
     early = [Heartbeat("2", 0, 0, "n0", 103.0 + 0.2 * n) for n in range(5)]
     found = raced(watched(RACE, [*RACED, *early], 118, off={"n2": 30.0}), 115.0)
-    assert found[WAITING] == (
-        FAIL,
-        "race 1: B: rank 0 on n0, 5 heartbeats while it was waiting | ",
-    )
+    who = "race 1: B: rank 0 on n0, 5 heartbeats while it was waiting | "
+    assert found[WAITING] == (FAIL, who)
 
 
 def test_nodes_taken_by_others() -> None:
@@ -217,32 +215,23 @@ def test_a_rank_that_outlives_a_gang_that_was_never_seen_whole() -> None:
     assert WAITING not in found
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_small_job_that_ran_between_two_observations(heard: bool) -> None:
+@pytest.mark.parametrize(
+    ("heard", "ended", "state", "expected"),
+    [
+        (True, 101, "COMPLETED", "it started and ended between two observations: COMPLETED"),
+        (False, 101, "COMPLETED", "it started and ended between two observations: COMPLETED"),
+        (False, 115, "CANCELLED", "it did not start in this round"),
+    ],
+)
+def test_a_small_job_that_was_never_seen_running(
+    heard: bool, ended: float, state: str, expected: str
+) -> None:
     small = Gang("small", 1, ("3",), 1.0, 100.2)
-    shown = both(
-        course("1", 101, 107),
-        course("2", 108, 114),
-        lambda t: {"3": waits("3") if t < 101 else over("3")},
-    )
-    beats = [*all_ran("1", 101.3, 106.3), *all_ran("2", 108.3, 113.3)]
-    beats += [replace(b, job="3") for b in ran("1", 0, 101.0, 101.2)] if heard else []
-    measurements = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
+    shown = both(RACE, lambda t: {"3": waits("3") if t < ended else over("3", state)})
+    beats = [replace(b, job="3") for b in ran("1", 0, 101.0, 101.2)] if heard else []
+    measurements = judged_race(watched(shown, [*RACED, *beats], 118), 115.0, gangs=(A, B, small))
     [note] = [f.note for f in measurements if f.name == "race 1: small: time to its start"]
-    assert note == "it started and ended between two observations: COMPLETED"
-
-
-def test_a_small_job_that_did_not_start() -> None:
-    small = Gang("small", 1, ("3",), 1.0, 100.2)
-    shown = both(
-        course("1", 101, 107),
-        course("2", 108, 114),
-        lambda t: {"3": waits("3") if t < 115.0 else over("3", "CANCELLED")},
-    )
-    beats = [*all_ran("1", 101.3, 106.3), *all_ran("2", 108.3, 113.3)]
-    measurements = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
-    [note] = [f.note for f in measurements if f.name == "race 1: small: time to its start"]
-    assert note == "it did not start in this round"
+    assert note == expected
 
 
 class Reasons(Scheduler):

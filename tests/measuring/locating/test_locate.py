@@ -162,31 +162,25 @@ def test_at_its_time_limit_the_search_stops_and_accuses_no_node(
     assert found.endswith("; not all suspects were confirmed within 20 s")
 
 
-def test_pairs_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Nodes(lambda pair: 190, seconds_each=module.BUDGET_S / 3)
-    assert str(_searched(monkeypatch, ranks)) == (
-        "no culprit: every measured pair keeps the rate (slowest node0→node2 190 Mbit/s); "
-        "not all paths were measured within 20 s: 8 of 12"
-    )
-
-
 @pytest.mark.parametrize(
-    ("rate", "seconds_each", "value", "verdict"),
+    ("rate", "seconds_each", "value", "verdict", "end"),
     [
-        (190, 0.0, 0, Verdict.PASS),
-        (48, 0.0, 1, Verdict.FAIL),
-        (48, module.BUDGET_S / 5, None, Verdict.INCONCLUSIVE),  # only suspected
-        (190, module.BUDGET_S / 3, None, Verdict.INCONCLUSIVE),  # not all pairs were tried
+        (190, 0.0, 0, Verdict.PASS, "keeps the rate (slowest node0→node1 190 Mbit/s)"),
+        (48, 0.0, 1, Verdict.FAIL, "other nodes 190)"),
+        (48, module.BUDGET_S / 5, None, Verdict.INCONCLUSIVE, "confirmed within 20 s"),
+        (190, module.BUDGET_S / 3, None, Verdict.INCONCLUSIVE, "measured within 20 s: 8 of 12"),
     ],
 )
-def test_verdict_of_a_search(
+def test_verdict_of_a_search(  # noqa: PLR0917
     monkeypatch: pytest.MonkeyPatch,
     rate: float,
     seconds_each: float,
     value: float | None,
     verdict: Verdict,
+    end: str,
 ) -> None:
     found = _searched(monkeypatch, Nodes(lambda pair: rate if 2 in pair else 190, seconds_each))
+    assert str(found).endswith(end)
     kept = judge_slow_links(found)
     assert (kept[0].value, kept[0].verdict) == (value, verdict)
     assert kept[0].note == f"{found}; {found.effort}"
@@ -264,7 +258,7 @@ def test_pairs_with_unsteady_rates_accuse_no_node(
     monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
     """Other programs use the cores at times: pairs then carry 45 Mbit/s up to the line rate."""
-    for busy, seed in itertools.product((0.2, 0.5, 0.8, 1.0), range(5)):
+    for busy, seed in itertools.product((0.2, 0.5, 0.8, 1.0), range(3)):
         chance = random.Random(seed)
 
         def rate(_: object, busy: float = busy, chance: random.Random = chance) -> float:
