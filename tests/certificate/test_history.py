@@ -175,9 +175,7 @@ def test_repeatedly_failing_nodes_are_listed(tmp_path: Path) -> None:
     assert parse_certificate(json_text(certificate), "here") == certificate
 
 
-def test_runs_of_a_node_count_even_without_a_pass(
-    tmp_path: Path,
-) -> None:
+def test_runs_of_a_node_count_even_without_a_pass(tmp_path: Path) -> None:
     def run(day: int, rate: float) -> Certificate:
         measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", Culprit("node2"))
         promised = ["mesh", "fabric"]  # a criterion that does not run: no node passes it

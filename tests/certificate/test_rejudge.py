@@ -282,10 +282,7 @@ NOISY = Detection("less", 0.4, 5, blur=0.5, tolerated=0.1)
 
 @pytest.mark.parametrize(
     ("measured", "fraction"),
-    [
-        (replace(busbw(0.02), value=None), 0.9),
-        (replace(busbw(0.024), detection=NOISY), 0.5),
-    ],
+    [(replace(busbw(0.02), value=None), 0.9), (replace(busbw(0.024), detection=NOISY), 0.5)],
 )
 def test_what_was_not_measured_stays_inconclusive_and_is_not_listed(
     edited: Any, measured: Measurement, fraction: float

@@ -184,10 +184,7 @@ def test_lines_of_no_known_kind(message: str) -> None:
             [("gIB", 0, "mlx5_0", "RoCE")],
         ),
         ("NET/OFI NIC group 3 device #1 0000:70:00.0", [("OFI", 3, "0000:70:00.0", None)]),
-        (
-            "NET/FasTrak : GPU Direct RDMA Enabled for HCA 2 'eth3'",
-            [("FasTrak", 2, "eth3", None)],
-        ),
+        ("NET/FasTrak : GPU Direct RDMA Enabled for HCA 2 'eth3'", [("FasTrak", 2, "eth3", None)]),
         ("Sharp rank 1/2 initialized on mlx5_5:1", [("SHARP", None, "mlx5_5", None)]),
         *(
             (f"NET/Socket : Using [0]eth0:{redacted}<0>", [("Socket", 0, "eth0", None)])

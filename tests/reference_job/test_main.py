@@ -3,48 +3,59 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pytest_mnode.errors import EnvironmentContractError
 from pytest_mnode.reference_job import JobConfig
 
 MODULE = "pytest_mnode.reference_job"
-USAGE = "train: usage: python -m pytest_mnode.reference_job CONFIG.json"
+USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json"
+Program = Callable[..., tuple[object, str]]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """Runs the program in this process; returns its exit status and its one line."""
+
+    def run(*argv: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["-m", *argv])
+        monkeypatch.delitem(sys.modules, f"{MODULE}.__main__", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return ended.value.code, error
+
+    return run
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ('{"directory": "run", "steps": 0}', "train: config.json: steps=0: give at least 1"),
-        ("", "train: config.json: not JSON"),
-        (None, USAGE),
-    ],
+    [('{"directory": "run", "steps": 0}', "steps=0: give at least 1"), ("", "not JSON")],
 )
 def test_a_bad_config_is_one_line(
-    text: str | None,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    program: Program, tmp_path: Path, text: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    argv = [] if text is None else ["config.json"]
-    Path("config.json").write_text(text or "")
-    monkeypatch.setattr(sys, "argv", ["-m", *argv])
-    monkeypatch.delitem(sys.modules, f"{MODULE}.__main__", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
-    error = capsys.readouterr().err
-    assert (ended.value.code, error.count("\n")) == (2, 1)
-    assert error.startswith(message)
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    status, error = program(str(path))
+    assert status == 2
+    assert error.startswith(f"train: {path}: {message}")
 
 
-def test_a_start_without_torchrun_is_one_line(tmp_path: Path) -> None:
-    path = JobConfig(str(tmp_path)).write(tmp_path / "config.json")
-    argv = [sys.executable, "-m", MODULE, str(path)]
-    done = subprocess.run(argv, env={}, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "is not set; start" in done.stderr
+def test_the_usage_and_any_other_error_are_one_line(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, error = program()
+    assert status == 2
+    assert error.startswith(f"train: {USAGE}")
+
+    def fails(_: str) -> JobConfig:
+        raise EnvironmentContractError("RANK is not set; start the job with torchrun")
+
+    monkeypatch.setattr(JobConfig, "read", fails)
+    assert program("config.json") == (1, "train: RANK is not set; start the job with torchrun\n")

@@ -49,9 +49,7 @@ TESTS = """
 """
 
 
-def test_a_preempted_run_saves_and_resumes(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_a_preempted_run_saves_and_resumes(tmp_path_factory: pytest.TempPathFactory) -> None:
     need_rack()
     directory = tmp_path_factory.mktemp("stopped with a blank")
     write_files(directory, test_it=TESTS)

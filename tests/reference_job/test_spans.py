@@ -116,9 +116,7 @@ def test_every_block_of_the_model_is_timed_once_per_pass(accumulation: int) -> N
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_timing_does_not_change_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_timing_does_not_change_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     config = JobConfig("unused", vocab=16, context=8, width=8, heads=2, layers=2)
 
     def gradients() -> list[Tensor]:

@@ -133,9 +133,7 @@ def test_a_new_name_sorts_after_all_of_its_step_and_before_later_steps() -> None
     assert sorted(names, key=lambda name: order(name) or (0, 0, "")) == names
 
 
-def test_a_missing_store_is_empty_and_an_unreadable_one_is_an_error(
-    tmp_path: Path,
-) -> None:
+def test_a_missing_store_is_empty_and_an_unreadable_one_is_an_error(tmp_path: Path) -> None:
     assert survey(tmp_path / "none") == []
     assert Store(tmp_path / "none").newest() is None
     (tmp_path / "file").touch()

@@ -15,10 +15,7 @@ import pytest
 from pytest_mnode.cluster import Cluster
 from pytest_mnode.errors import RankError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import (
-    Store,
-    files,
-)
+from pytest_mnode.reference_job.checkpoint import Store, files
 from tests.reference_job.checkpoint.made import steps_in
 from tests.reference_job.checkpoint.saves import load, save
 

@@ -90,10 +90,7 @@ def resharded(kind: str, world: World) -> None:
     assert loaded is not None
     assert (loaded.step, loaded.world_size, loaded.own) == (5, 4, None)
     set_state_dict(
-        model,
-        optimiser,
-        model_state_dict=target["model"],
-        optim_state_dict=target["optimiser"],
+        model, optimiser, model_state_dict=target["model"], optim_state_dict=target["optimiser"]
     )
     found, saved = tensors(as_state(model, optimiser)), torch.load(STORES / f"{kind}.pt")
     assert found.keys() == saved.keys()
