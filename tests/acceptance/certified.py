@@ -14,7 +14,7 @@ import yaml
 
 from pytest_mnode.spec import default_spec_path
 from tests import red
-from tests.inner import LIMIT_S, InnerRun, run_pytest, write_files
+from tests.inner import LIMIT_S, InnerRun, need_rack, run_pytest, write_files
 
 PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
 AGAIN = "free the nodes of other work and run again"
@@ -36,8 +36,22 @@ class Certified:
     def criterion(self, name: str) -> Mapping[str, Any]:
         return next(c for c in self.certificate["criteria"] if c["name"] == name)
 
+    def cases(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """Cases of a criterion by the name of their test."""
+        return {c["test"].partition("::")[2]: c for c in self.criterion(name)["cases"]}
+
+    def case(self, name: str, test: str) -> tuple[str, dict[str, Mapping[str, Any]]]:
+        """The verdict of a case, and its measurements."""
+        case = self.cases(name)[test]
+        return case["verdict"], {m["name"]: m for m in case["measurements"]}
+
     def measurements(self, name: str) -> dict[str, Mapping[str, Any]]:
         return {m["name"]: m for c in self.criterion(name)["cases"] for m in c["measurements"]}
+
+    def failed(self, name: str) -> dict[str, str]:
+        """Culprit of each failed measurement of a criterion."""
+        found = self.measurements(name).items()
+        return {which: str(m["culprit"]) for which, m in found if m["verdict"] == "fail"}
 
     def culprits(self, name: str) -> set[str]:
         cases = self.criterion(name)["cases"]
@@ -45,6 +59,13 @@ class Certified:
         measured = [m for case in cases for m in case["measurements"]]
         named |= {m["culprit"] for m in measured if m["verdict"] == "fail"}
         return named - {None}
+
+
+def certificate_of(run: InnerRun, report: Path) -> Certified:
+    """A run with the certificate that it wrote into this directory."""
+    page = report / "certificate.json"
+    assert page.exists(), run.output
+    return Certified(run, json.loads(page.read_text()))
 
 
 def certify(
@@ -55,11 +76,12 @@ def certify(
     files: Sequence[str] = (),
     limit_s: float = LIMIT_S,
 ) -> Certified:
-    """Run acceptance/, or the named files of it, on four nodes.
+    """Run acceptance/, or the named files of it, on four nodes of a rack.
 
     fault: the text of a pytest plugin. files: names such as "test_mesh.py". The run is repeated at
     most twice, if its certificate advises that; repeats are counted.
     """
+    need_rack()
     if fault is not None:
         write_files(directory, fault=fault)
         args = ("-p", "fault", *args)
@@ -74,12 +96,11 @@ def certify(
     for left in reversed(range(_RUNS)):
         page.unlink(missing_ok=True)
         run = run_pytest(directory, *arguments, env=more, limit_s=limit_s, cold=True)
-        assert page.exists(), run.output
-        text = page.read_text()
+        text = page.read_text() if page.exists() else ""
         if not left or AGAIN not in text:
             break
         red.register_repeat(next(line.strip() for line in text.splitlines() if AGAIN in line))
-    return Certified(run, json.loads(text))
+    return certificate_of(run, report)
 
 
 def spec_with(directory: Path, *changes: tuple[str, str]) -> str:
@@ -100,3 +121,14 @@ def spec_edited(directory: Path, edit: Callable[[dict[str, Any]], None]) -> str:
     path = directory / "spec.yaml"
     path.write_text(yaml.safe_dump(page))
     return f"--mnode-spec={path}"
+
+
+def promised(name: str) -> dict[str, Any]:
+    """What the rack's spec promises of a criterion."""
+    page: dict[str, Any] = yaml.safe_load(default_spec_path().read_text())["criteria"][name]
+    return page
+
+
+def spec_of(directory: Path, **changes: Any) -> str:
+    """--mnode-spec with the rack's spec, except for these keys."""
+    return spec_edited(directory, lambda page: page.update(changes))

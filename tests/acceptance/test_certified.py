@@ -39,6 +39,7 @@ def test_a_run_is_repeated_only_if_its_certificate_advises_that(
         page.write_text(json.dumps({"culprit": next(left)}))
         return InnerRun(1, "", directory / "junit.xml")
 
+    monkeypatch.setattr(module, "need_rack", lambda: None)
     monkeypatch.setattr(module, "run_pytest", run_pytest)
     monkeypatch.setattr(red, "register_repeat", repeats.append)
     assert certify(tmp_path).certificate == {"culprit": culprits[-1]}

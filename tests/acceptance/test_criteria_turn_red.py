@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.acceptance.certified import PORTS, Certified, certify, spec_edited
-from tests.inner import need_rack
+from tests.acceptance.certified import PORTS, certify, promised, spec_of
 from tests.red import turns_red
 
 RATE = "test_collective_reaches_the_line_rate"
@@ -62,29 +58,12 @@ WRONG_SUM = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
 def _short(directory: Path) -> str:
     """One collective and the transport of the fabric, in sizes that are short on a slow link."""
-
-    def edit(page: dict[str, Any]) -> None:
-        all_reduce = page["criteria"]["fabric"]["all_reduce_busbw"]
-        all_reduce |= {"sizes": ["64 KiB", "1 MiB"], "plateau_from": "1 MiB", "repeats": 3}
-        transport = {"size": "1 MiB", "calls": 1}
-        page["criteria"] = {
-            "mesh": {},
-            "fabric": {"all_reduce_busbw": all_reduce, "transport": transport},
-        }
-
-    return spec_edited(directory, edit)
-
-
-def _rate_culprits(done: Certified) -> set[str]:
-    """Culprits without lost packets: a link too slow for its traffic loses some."""
-    return {culprit for culprit in done.culprits("fabric") if "TCP" not in culprit}
+    all_reduce = promised("fabric")["all_reduce_busbw"]
+    all_reduce |= {"sizes": ["64 KiB", "1 MiB"], "plateau_from": "1 MiB", "repeats": 3}
+    fabric = {"all_reduce_busbw": all_reduce, "transport": {"size": "1 MiB", "calls": 1}}
+    return spec_of(directory, criteria={"mesh": {}, "fabric": fabric})
 
 
 @turns_red("fabric", RATE)
@@ -93,10 +72,10 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
     assert done.run.returncode == 1
     assert done.certificate["verdict"] == "not certified"
     # Sums are correct. A link too slow for its traffic loses some packets.
-    mesh = {c["test"].partition("::")[2]: c["verdict"] for c in done.criterion("mesh")["cases"]}
-    assert {name for name, verdict in mesh.items() if verdict != "pass"} <= {PORTS}
+    mesh = done.cases("mesh").items()
+    assert {name for name, case in mesh if case["verdict"] != "pass"} <= {PORTS}
     assert all("node2" in name and "TCP" in name for name in done.culprits("mesh"))
-    culprits = _rate_culprits(done)
+    culprits = {culprit for culprit in done.culprits("fabric") if "TCP" not in culprit}
     assert culprits
     for culprit in culprits:  # of the collective and of the paths, with the partners of each search
         found = re.fullmatch(
@@ -118,9 +97,7 @@ def test_only_a_flapping_link_is_named(tmp_path: Path) -> None:
     [link] = (c for c in culprits if re.fullmatch(r"node2 fab0 carrier_changes \+\d+", c))
     # On a busy machine the link may be down for longer than the limit of a sum.
     assert all("node2" in culprit for culprit in culprits - {link}), culprits
-    cases = {case["test"].partition("::")[2]: case for case in done.criterion("mesh")["cases"]}
-    assert cases[PORTS]["verdict"] == "fail"
-    assert cases[PORTS]["measurements"][0]["culprit"] == link
+    assert done.cases("mesh")[PORTS]["measurements"][0]["culprit"] == link
     assert any(f"mesh failed ({culprit}" in done.run.output for culprit in culprits)
 
 
@@ -161,7 +138,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     "test_sum_is_right_in_every_dtype",
 )
 def test_a_wrong_sum_fails_and_unpromised_tests_are_not_judged(tmp_path: Path) -> None:
-    silent = spec_edited(tmp_path, lambda page: page.update(criteria={"mesh": {}}))
+    silent = spec_of(tmp_path, criteria={"mesh": {}})
     done = certify(tmp_path, silent, fault=WRONG_SUM, files=TRAFFIC)
     assert done.certificate["verdict"] == "not certified"
     wrong = done.measurements("mesh")["#wrong"]

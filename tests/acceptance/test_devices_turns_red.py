@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.acceptance.certified import certify
 from tests.faults.talk import need_quotas
-from tests.inner import need_rack
 from tests.red import turns_red
 
 MULTIPLIES = "test_every_rank_multiplies_as_fast_as_the_others"
@@ -39,11 +36,6 @@ BUSY_WITH_WRONG_PRODUCTS = f"""
             return product
         monkeypatch.setattr(torch, "mm", mm)
 """
-
-
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
 
 
 @turns_red("devices", MULTIPLIES, STEPS, "test_every_rank_copies_as_fast_as_the_others")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.acceptance.certified import Certified, certify, spec_edited
-from tests.inner import need_rack
+from tests.acceptance.certified import Certified, certify, spec_of
 from tests.red import turns_red
 
 BUILT_WRONG = """
@@ -90,23 +86,9 @@ BEHAVES_WRONG = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
 def _with(directory: Path, fault: str, **groups: object) -> Certified:
-    def edit(page: dict[str, Any]) -> None:
-        page["criteria"] = {"groups": groups}
-
-    spec = spec_edited(directory, edit)
+    spec = spec_of(directory, criteria={"groups": groups})
     return certify(directory, spec, "--mnode-nodes=2", fault=fault, files=["test_groups.py"])
-
-
-def _failed(done: Certified) -> dict[str, str]:
-    """Failed tests and their culprits."""
-    found = done.measurements("groups")
-    return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
 
 
 @turns_red(
@@ -117,12 +99,12 @@ def _failed(done: Certified) -> dict[str, str]:
 def test_meshes_with_another_numbering_are_found(tmp_path: Path) -> None:
     done = _with(tmp_path, BUILT_WRONG, meshes=[{"dp": "rest", "tp": 2}])
     assert done.certificate["verdict"] == "not certified"
-    failed = _failed(done)
+    failed = done.failed("groups")
     order = failed["dp 2 × tp 2: ranks at a wrong place in their group"]
     assert order.startswith("rank 0 on node0 is at place 0 of tp [0, 1], and 1 in the mesh; rank 1")
     # Numbered by column, tp groups really span nodes; so the hosts of their ranks show it.
     inside = failed["dp 2 × tp 2: tp groups over more than one node"]
-    assert inside == ("tp [0, 2] spans node0, node1; tp [1, 3] spans node0, node1")
+    assert inside == "tp [0, 2] spans node0, node1; tp [1, 3] spans node0, node1"
     measured = done.measurements("groups")
     values = measured["dp 2 × tp 2: wrong values inside groups"]
     assert (values["verdict"], values["value"]) == ("inconclusive", None)
@@ -140,18 +122,18 @@ def test_one_fault_is_named_with_its_rank(tmp_path: Path) -> None:
     done = _with(tmp_path, BEHAVES_WRONG)
     assert set(done.run.outcomes().values()) == {"failure", "passed"}
     assert done.run.outcomes()["test_tensor_parallel_groups_stay_inside_a_node"] == "passed"
-    failed = _failed(done)
-    assert (
-        failed["dp 2 × tp 2: ranks in a wrong group"]
-        == "rank 3 on node1 is in tp [1, 3], expected [2, 3]"
-    )
-    values = failed["dp 2 × tp 2: wrong values inside groups"]
+    failed = done.failed("groups")
+    wrong = failed["dp 2 × tp 2: ranks in a wrong group"]
+    assert wrong == "rank 3 on node1 is in tp [1, 3], expected [2, 3]"
     # Rank 2 sends each rank the data of another.
-    assert values == (
-        "rank 0 on node0: all_to_all in dp: position 64 is what rank 2 sends elsewhere; "
-        "rank 2 on node1: all_to_all in dp: position 64 is what rank 2 sends elsewhere; "
-        "rank 2 on node1: all_to_all in tp: position 0 is what rank 2 sends elsewhere; "
-        "rank 3 on node1: all_to_all in tp: position 0 is what rank 2 sends elsewhere"
+    assert failed["dp 2 × tp 2: wrong values inside groups"] == "; ".join(
+        f"rank {where}: position {at} is what rank 2 sends elsewhere"
+        for where, at in (
+            ("0 on node0: all_to_all in dp", 64),
+            ("2 on node1: all_to_all in dp", 64),
+            ("2 on node1: all_to_all in tp", 0),
+            ("3 on node1: all_to_all in tp", 0),
+        )
     )
     mixed = failed[
         "pp 2 × dp 1 × tp 2, replicate 2 × shard 2: wrong values with all groups busy at once"
@@ -159,7 +141,4 @@ def test_one_fault_is_named_with_its_rank(tmp_path: Path) -> None:
     assert mixed.startswith("rank 3 on node1: broadcast in ")
     assert "rank 2 on" not in mixed
     sliced = failed["pp 2 × dp 1 × tp 2, sliced: ranks in a wrong group"]
-    assert sliced.startswith(
-        "rank 0 on node0 is in [pp, tp] pp [0, 1], expected [0, 2]; "
-        "rank 1 on node0 is in [pp, tp] pp [0, 1], expected [1, 3]; "
-    )
+    assert sliced.startswith("rank 0 on node0 is in [pp, tp] pp [0, 1], expected [0, 2]; ")

@@ -11,13 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
-
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.spec import default_spec_path
 from tests.acceptance import hardware
-from tests.acceptance.certified import certify, spec_edited
+from tests.acceptance.certified import certify, promised, spec_edited
 from tests.inner import need, need_rack, write_files
 from tests.red import turns_red
 
@@ -87,11 +83,6 @@ def _rising(counter: Path) -> Iterator[None]:
         thread.join()
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
 def _spec(directory: Path, accelerators: int, **criteria: Any) -> str:
     def edit(page: dict[str, Any]) -> None:
         page["accelerators"] = {"per_node": accelerators}
@@ -109,6 +100,7 @@ def _spec(directory: Path, accelerators: int, **criteria: Any) -> str:
     "test_cpus_are_beside_accelerators",
 )
 def test_each_fault_of_hardware_is_named(tmp_path: Path) -> None:
+    need_rack()
     need(None if Path("/dev/kmsg").exists() else "this machine has no /dev/kmsg to cover")
     write_files(tmp_path, pynvml=NVML)
     allowed = format_cpulist(os.sched_getaffinity(0))
@@ -171,14 +163,8 @@ def test_nccl_tests_below_the_line_rate_fail(tmp_path: Path) -> None:
     program.write_text(textwrap.dedent(NCCL_TEST))
     program.chmod(0o755)
     tests = {"command": f"{program} {{program}} {{from}} {{to}} {{ranks}}"}
-    fabric = yaml.safe_load(default_spec_path().read_text())["criteria"]["fabric"]
-    done = certify(
-        tmp_path,
-        _spec(tmp_path, 1, fabric={**fabric, "nccl_tests": tests}),
-        *("-k", "nccl_tests"),
-        files=["test_fabric.py"],
-    )
-    found = done.measurements("fabric")
-    fell_short = {name for name, m in found.items() if m["verdict"] == "fail"}
+    spec = _spec(tmp_path, 1, fabric={**promised("fabric"), "nccl_tests": tests})
+    done = certify(tmp_path, spec, "-k", "nccl_tests", files=["test_fabric.py"])
+    found, fell_short = done.measurements("fabric"), done.failed("fabric")
     assert len([name for name in fell_short if name.endswith("busbw")]) == 6, done.run.output
     assert {found[name]["value"] for name in fell_short if name.endswith("#wrong")} == {4}

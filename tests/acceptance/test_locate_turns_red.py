@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.certified import certify
-from tests.inner import need_rack
 from tests.red import turns_red
 
 
 @turns_red("fabric", "test_every_path_reaches_the_line_rate")
 def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
-    need_rack()
     fault = "--mnode-fault=slow_path:node1+node3:100,slow_pair:node0+node2:60"
     done = certify(tmp_path, "-k", "every_path", fault, files=["test_fabric.py"])
     measured = done.measurements("fabric")
@@ -36,7 +34,6 @@ def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_slow_only_in_collectives_is_named(tmp_path: Path) -> None:
-    need_rack()
     fault = "--mnode-fault=small_buffers:node2"
     # Up to five trials, because other programs on the cores disturb some.
     args = ("-k", "line_rate and all_reduce", fault, "--mnode-locate-budget=60")
@@ -55,7 +52,6 @@ def test_a_node_that_is_slow_only_in_collectives_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", ["128 KiB", "500 B"])
 def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) -> None:
     """Even if it changes messages of the collective library and ranks hang: messages of 500 B."""
-    need_rack()
     fault = f"--mnode-fault=corrupt_payload:node2:{size}"
     # A rate that all pairs reach, so that the limit for hung ranks is short.
     args = ("-k", "every_path", fault, "--mnode-locate-budget=1")
@@ -68,7 +64,6 @@ def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) 
 @turns_red("fabric", "test_small_messages_are_as_fast_as_between_other_nodes")
 def test_a_node_whose_packets_are_delayed_by_turns_is_named(tmp_path: Path) -> None:
     """Its rate below the plateau is a tenth of the line, and no bound holds there."""
-    need_rack()
     fault = "--mnode-fault=delay:node2:0.001:3"
     done = certify(tmp_path, "-k", "small_messages", fault, files=["test_fabric.py"])
     assert done.culprits("fabric") == {"node2"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_mnode.machine.numa import read_numa
-from tests.acceptance.certified import Certified, certify, spec_with
+from tests.acceptance.certified import certify, spec_with
 from tests.inner import need_rack
 from tests.red import turns_red
 
@@ -86,11 +84,6 @@ def _sockets() -> None:
         pytest.skip("one CPU, so nodes of the rack show no sockets")
 
 
-def measured(done: Certified, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = done.measurements("numa")[name]
-    return found
-
-
 @turns_red(
     "numa",
     *("test_ranks_run_beside_their_accelerator", "test_memory_is_beside_the_accelerator"),
@@ -106,43 +99,38 @@ def test_wrong_bindings_threads_and_nics_are_distinguished(tmp_path: Path) -> No
     faults = "--mnode-fault=numa_swapped:node2,numa_unbound:node1"
     done = certify(tmp_path, other_side, faults, fault=MEMORIES_AND_A_STRAY, files=["test_numa.py"])
     assert done.certificate["verdict"] == "not certified"
-    cpus = measured(done, CPUS)
+    measured = done.measurements("numa")
+    cpus = measured[CPUS]
     assert (cpus["value"], cpus["verdict"]) == (3, "fail"), done.run.output
-    unbound, swapped, stray = cpus["culprit"].split("; rank ")
-    assert unbound.startswith("rank 1 on node1: CPU binding (CPUs ")
-    assert "expected CPUs " in unbound
+    unbound, swapped, stray = cpus["culprit"].removeprefix("rank ").split("; rank ")
+    for culprit, rank in ((unbound, 1), (swapped, 2), (stray, 3)):
+        assert culprit.startswith(f"{rank} on node{rank}: CPU binding (CPUs ")
     assert unbound.endswith(" on NUMA node 1)")
-    assert swapped.startswith("2 on node2: CPU binding (CPUs ")
     assert swapped.endswith(" on NUMA node 0)")
-    assert stray.startswith("3 on node3: CPU binding (CPUs ")
     # Found and expected values as text: each fault differs.
     assert "rank 1 on node1: is not bound" in cpus["note"]
     assert "rank 2 on node2: is bound to CPUs" in cpus["note"]
     assert "but thread " in cpus["note"]
     assert "node0" not in cpus["note"]
-    nic = measured(done, NIC)
+    nic = measured[NIC]
     assert (nic["value"], nic["verdict"]) == (4, "fail")
     assert "rank 0 on node0: fab0 (fab0 (SYS, NUMA distance 21); expected " in nic["culprit"]
-    memory = measured(done, MEMORY)
+    memory = measured[MEMORY]
     if sum(bool(node.memory_bytes) for node in read_numa().nodes) == 1:
         assert (memory["value"], memory["verdict"]) == (0, "fail")
         assert "rank 1 on node1: memory binding (" in memory["culprit"]
         assert "rank 3 on node3: memory binding (" in memory["culprit"]
         assert "node0" not in memory["culprit"]  # its pages are on its own socket
-    assert measured(done, "copy near over far, of the rank with least")["verdict"] == "fail"
-    assert measured(done, CORES)["verdict"] == "pass"  # one rank per node shares with no other
+    assert measured["copy near over far, of the rank with least"]["verdict"] == "fail"
+    assert measured[CORES]["verdict"] == "pass"  # one rank per node shares with no other
 
 
 @turns_red("numa", "test_ranks_have_cores_of_their_own")
 def test_ranks_on_one_core_are_named(tmp_path: Path) -> None:
-    done = certify(
-        tmp_path,
-        "--mnode-nodes=2",
-        "--mnode-procs-per-node=2",
-        "--mnode-fault=numa_crowded:node1",
-        files=["test_numa.py"],
-    )
-    cores = measured(done, CORES)
+    ranks = ("--mnode-nodes=2", "--mnode-procs-per-node=2")
+    done = certify(tmp_path, *ranks, "--mnode-fault=numa_crowded:node1", files=["test_numa.py"])
+    measured = done.measurements("numa")
+    cores = measured[CORES]
     assert (cores["value"], cores["verdict"]) == (2, "fail"), done.run.output
     assert "rank 2 on node1: " in cores["culprit"]
     assert "rank 3 on node1: " in cores["culprit"]
@@ -150,6 +138,6 @@ def test_ranks_on_one_core_are_named(tmp_path: Path) -> None:
     assert " with rank 3 " in cores["note"]
     assert "node0" not in cores["culprit"]
     # One NIC for two sockets is as near as possible to both ranks.
-    assert measured(done, NIC)["verdict"] == "pass"
+    assert measured[NIC]["verdict"] == "pass"
     verdicts = {case["verdict"] for case in done.criterion("numa")["cases"]}
     assert verdicts <= {"pass", "fail", "not promised"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.acceptance.certified import PORTS, certify
-from tests.inner import need_rack
 from tests.red import turns_red
 
 UNPLUGGED = f"""
@@ -29,7 +28,6 @@ UNPLUGGED = f"""
 @turns_red("restart", PORTS)
 @turns_red("scaling", PORTS)
 def test_a_link_that_went_down_during_a_criterion_is_named(tmp_path: Path) -> None:
-    need_rack()
     done = certify(tmp_path, "--mnode-nodes=2", "-k", PORTS, fault=UNPLUGGED)
     criteria = [c for c in done.certificate["criteria"] if c["cases"]]
     assert len(criteria) == 9, done.run.output

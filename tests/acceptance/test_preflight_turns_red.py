@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.acceptance.certified import Certified, certify, spec_with
-from tests.inner import need_rack
 from tests.red import turns_red
 
 PROMISES = """
@@ -19,40 +15,30 @@ PROMISES = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
 class Found:
     """Cases of a run of preflight, by test and node."""
 
     def __init__(self, done: Certified) -> None:
-        self.done = done
-        self.cases: Mapping[str, Any] = {
-            c["test"].partition("::")[2]: c for c in done.criterion("preflight")["cases"]
-        }
+        self.done, self.cases = done, done.cases("preflight")
 
-    def failed(self) -> set[str]:
-        return {name for name, case in self.cases.items() if case["verdict"] == "fail"}
+    def with_verdict(self, verdict: str) -> set[str]:
+        return {name for name, case in self.cases.items() if case["verdict"] == verdict}
 
-    def inconclusive(self) -> set[str]:
-        return {name for name, case in self.cases.items() if case["verdict"] == "inconclusive"}
+    def assert_culprits(self, starts: Mapping[str, str]) -> None:
+        """Each of these cases has one culprit, which begins so."""
+        for name, start in starts.items():
+            measurements = self.cases[name]["measurements"]
+            [culprit] = {m["culprit"] for m in measurements if m["verdict"] == "fail"}
+            assert culprit.startswith(start), name
 
-    def culprits(self, name: str) -> set[str]:
-        measurements = self.cases[name]["measurements"]
-        return {m["culprit"] for m in measurements if m["verdict"] == "fail"}
+    def assert_noted(self, words: Mapping[str, str]) -> None:
+        """The notes of each of these cases have these words."""
+        for name, noted in words.items():
+            notes = " ".join(m["note"] for m in self.cases[name]["measurements"])
+            assert noted in notes, name
 
-    def notes(self, name: str) -> str:
-        return " ".join(m["note"] for m in self.cases[name]["measurements"])
 
-
-def _preflight(
-    directory: Path,
-    faults: str,
-    *args: str,
-    files: tuple[str, ...] = (),
-) -> Found:
+def _preflight(directory: Path, faults: str, *args: str, files: tuple[str, ...] = ()) -> Found:
     fault = f"--mnode-fault={faults}"
     return Found(certify(directory, fault, *args, files=("test_preflight.py", *files)))
 
@@ -103,7 +89,7 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
     )
     way = "--mnode-env=NCCL_ALGO=Ring GLOO_SOCKET_IFNAME=mgmt0"
     found = _preflight(tmp_path, faults, spec, way)
-    assert found.failed() == {
+    assert found.with_verdict("fail") == {
         "test_interfaces_are_up[node3]",
         "test_every_node_is_reached[node3]",
         "test_names_are_found[node1]",
@@ -127,46 +113,41 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
         "test_disks_have_room[node3]",
     }, found.done.run.output
     # Nodes that cannot reach the first node through another's fault are not blamed.
-    assert found.inconclusive() == {
+    assert found.with_verdict("inconclusive") == {
         *(f"test_first_node_is_reached[node{i}]" for i in (1, 2, 3)),
         "test_interfaces_run_at_their_speed[node3]",
         "test_full_size_packets_pass[node3]",
         "test_payloads_arrive_unchanged[node1]",  # full-size packets are lost
         "test_payloads_arrive_unchanged[node3]",
     }
-    assert found.culprits("test_first_node_is_reached[node0]") == {"node0 10.77.0.1"}
-    assert "connections are filtered" in found.notes("test_first_node_is_reached[node0]")
-    assert found.culprits("test_every_node_is_reached[node0]") == {
-        "node0: connections to it are filtered on the management network, datagrams pass"
-    }
-    assert found.culprits("test_full_size_packets_pass[node1]") == {
-        "node1: its link to the fabric network, both ways"
-    }
+    tied = "GLOO_SOCKET_IFNAME=mgmt0 (not the fabric's interface), NCCL_ALGO=Ring (one algorithm)"
+    found.assert_culprits(
+        {
+            "test_first_node_is_reached[node0]": "node0 10.77.0.1",
+            "test_every_node_is_reached[node0]": "node0: connections to it are filtered on the ",
+            "test_every_node_is_reached[node3]": "node3: fab0 has no carrier",
+            "test_full_size_packets_pass[node1]": "node1: its link to the fabric network, both ",
+            "test_storage_can_be_used[node1]": f"node1 {base}/checkpoints: read-only file system",
+            "test_storage_can_be_used[node3]": f"node3 {base}/scratch: no space left on device",
+            "test_storage_is_shared[node2]": f"node2 {base}/checkpoints is tmpfs",
+            "test_nothing_ties_the_hands_of_backends[node3]": f"node3: {tied}",
+        }
+    )
+    found.assert_noted(
+        {
+            "test_first_node_is_reached[node0]": "connections are filtered",
+            "test_clocks_agree[node2]": "node2 is behind node",
+            "test_nodes_are_the_same[node3-packages]": "+other",
+            "test_nodes_are_the_same[node2-sysctl]": "net.ipv4.tcp_rmem 4096 4096 4096, ",
+            "test_datasets_are_the_same[node2]": "part1.bin",
+            "test_names_are_found[node1]": "node1 resolves to 127.0.1.1",
+            "test_names_are_found[node2]": "12 of 12 were late",
+        }
+    )
     hole = found.cases["test_full_size_packets_pass[node1]"]["measurements"][0]
     assert hole["value"] == 1400
     [skew] = found.cases["test_clocks_agree[node2]"]["measurements"]
     assert 1990 < skew["value"] < 2010
-    assert "node2 is behind node" in skew["note"]
-    assert "± " in skew["note"]
-    assert "+other" in found.notes("test_nodes_are_the_same[node3-packages]")
-    assert "net.ipv4.tcp_rmem 4096 4096 4096, " in found.notes(
-        "test_nodes_are_the_same[node2-sysctl]"
-    )
-    [read_only] = found.culprits("test_storage_can_be_used[node1]")
-    assert read_only == f"node1 {base}/checkpoints: read-only file system"
-    [full] = found.culprits("test_storage_can_be_used[node3]")
-    assert full.endswith("scratch: no space left on device")
-    [separate] = found.culprits("test_storage_is_shared[node2]")
-    assert separate.startswith(f"node2 {base}/checkpoints is tmpfs")
-    assert "part1.bin" in found.notes("test_datasets_are_the_same[node2]")
-    assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 has no carrier"}
-    assert "node1 resolves to 127.0.1.1" in found.notes("test_names_are_found[node1]")
-    [tied] = found.culprits("test_nothing_ties_the_hands_of_backends[node3]")
-    assert tied == (
-        "node3: GLOO_SOCKET_IFNAME=mgmt0 (not the fabric's interface), NCCL_ALGO=Ring "
-        "(one algorithm)"
-    )
-    assert "12 of 12 were late" in found.notes("test_names_are_found[node2]")
     assert [p for p in base.rglob("*") if p.name.startswith(".")] == []  # nothing is left behind
 
 
@@ -178,7 +159,7 @@ def test_link_faults_are_found(tmp_path: Path) -> None:
         f"other_code:node1:{code}"
     )
     found = _preflight(tmp_path, faults, files=("test_mesh.py",))
-    assert found.failed() == {
+    assert found.with_verdict("fail") == {
         "test_interfaces_are_up[node3]",
         "test_interfaces_run_at_their_speed[node0]",
         "test_every_node_is_reached[node1]",
@@ -187,7 +168,7 @@ def test_link_faults_are_found(tmp_path: Path) -> None:
         "test_names_are_found[node0]",
         "test_nodes_are_the_same[node1-code]",
     }, found.done.run.output
-    assert found.inconclusive() == {
+    assert found.with_verdict("inconclusive") == {
         "test_interfaces_run_at_their_speed[node3]",
         "test_interfaces_have_their_mtu[node3]",
         "test_full_size_packets_pass[node3]",
@@ -195,15 +176,22 @@ def test_link_faults_are_found(tmp_path: Path) -> None:
         "test_payloads_arrive_unchanged[node2]",
         "test_payloads_arrive_unchanged[node3]",
     }
-    assert found.culprits("test_interfaces_are_up[node3]") == {"node3 fab0 is not there"}
-    assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 is not there"}
-    one_way = {"path from node1 to node2 (one way)"}
-    assert found.culprits("test_every_node_is_reached[node1]") == one_way
-    assert found.culprits("test_every_node_is_reached[node2]") == one_way
-    assert "without node3" in found.notes("test_every_node_is_reached[node0]")
-    assert found.culprits("test_interfaces_run_at_their_speed[node0]") == {"node0 fab0 (50 Mbit/s)"}
-    assert "node1 resolves to 10.77.0.1" in found.notes("test_names_are_found[node0]")
-    assert "pytest_mnode/measurement.py" in found.notes("test_nodes_are_the_same[node1-code]")
+    found.assert_culprits(
+        {
+            "test_interfaces_are_up[node3]": "node3 fab0 is not there",
+            "test_every_node_is_reached[node3]": "node3: fab0 is not there",
+            "test_every_node_is_reached[node1]": "path from node1 to node2 (one way)",
+            "test_every_node_is_reached[node2]": "path from node1 to node2 (one way)",
+            "test_interfaces_run_at_their_speed[node0]": "node0 fab0 (50 Mbit/s)",
+        }
+    )
+    found.assert_noted(
+        {
+            "test_every_node_is_reached[node0]": "without node3",
+            "test_names_are_found[node0]": "node1 resolves to 10.77.0.1",
+            "test_nodes_are_the_same[node1-code]": "pytest_mnode/measurement.py",
+        }
+    )
     mesh = found.done.criterion("mesh")
     assert mesh["verdict"] == "inconclusive"
     assert {c["verdict"] for c in mesh["cases"]} == {"inconclusive"}
@@ -216,52 +204,35 @@ def test_routes_that_refuse_a_peer_or_leave_the_network_are_named_and_not_the_pe
     faults = "refused_route:node1+node3,other_route:node0+node2"
     found = _preflight(tmp_path, faults, "-k", "reached or payloads")
     ends = {f"test_every_node_is_reached[node{index}]" for index in (0, 1)}
-    assert found.failed() == ends, found.done.run.output
-    assert found.culprits("test_every_node_is_reached[node1]") == {
-        "node1: blackhole route to 10.78.0.4/32 (ip route del blackhole 10.78.0.4/32)"
+    assert found.with_verdict("fail") == ends, found.done.run.output
+    found.assert_culprits(
+        {
+            "test_every_node_is_reached[node1]": "node1: blackhole route to 10.78.0.4/32 (ip rou",
+            "test_every_node_is_reached[node0]": "node0: its route to node2 leaves by mgmt0, not",
+        }
+    )
+    assert found.with_verdict("inconclusive") == {
+        f"test_payloads_arrive_unchanged[node{i}]" for i in range(4)
     }
-    assert found.culprits("test_every_node_is_reached[node0]") == {
-        "node0: its route to node2 leaves by mgmt0, not by fab0 (ip route get 10.78.0.3)"
-    }
-    assert found.inconclusive() == {f"test_payloads_arrive_unchanged[node{i}]" for i in range(4)}
     states = [node["state"] for node in found.done.certificate["coverage"]["nodes"]]
     assert states == ["failed", "failed", "not tested", "not tested"]
 
 
-def test_a_wire_that_changes_payloads_stops_tests_that_need_ranks(tmp_path: Path) -> None:
-    found = _preflight(
-        tmp_path,
-        "corrupt_payload:node2",
-        "-k",
-        "payloads or every_rank_is",
-        files=("test_mesh.py",),
-    )
-    assert found.failed() == {"test_payloads_arrive_unchanged[node2]"}, found.done.run.output
-    assert found.inconclusive() == set()
-    culprit = "node2 fab0: its link changes payloads, both ways"
-    assert found.culprits("test_payloads_arrive_unchanged[node2]") == {culprit}
-    [case] = found.done.criterion("mesh")["cases"]
-    assert (case["verdict"], culprit in case["message"]) == ("inconclusive", True)
-
-
 @turns_red("preflight", "test_payloads_arrive_unchanged")
-def test_a_byte_changed_now_and_then_and_one_connection_a_minute_are_named(
-    tmp_path: Path,
-) -> None:
+def test_a_byte_changed_now_and_then_and_one_connection_a_minute_are_named(tmp_path: Path) -> None:
     """One round of payloads shows a single path of the node whose wire changes a byte, or none."""
     faults = "corrupt_payload:node0:6 MiB,few_connections:node1+node2"
     found = _preflight(tmp_path, faults, "-k", "reached or payloads")
     ends = {f"test_every_node_is_reached[node{index}]" for index in (1, 2)}
     changed = "test_payloads_arrive_unchanged[node0]"
-    assert found.failed() == {*ends, changed}, found.done.run.output
-    for end in ends:
-        assert found.culprits(end) == {"path from node1 to node2 (one way)"}
+    assert found.with_verdict("fail") == {*ends, changed}, found.done.run.output
+    found.assert_culprits(dict.fromkeys(ends, "path from node1 to node2 (one way)"))
 
 
 @turns_red("preflight", "test_temporary_files_can_be_written")
 def test_a_node_that_cannot_write_temporary_files_is_the_one_failure(tmp_path: Path) -> None:
     found = _preflight(tmp_path, "read_only_path:node2:/tmp", files=("test_mesh.py",))
-    assert found.failed() == {"test_temporary_files_can_be_written[node2]"}
-    culprits = found.culprits("test_temporary_files_can_be_written[node2]")
-    assert culprits == {"node2 /tmp: read-only file system"}
+    assert found.with_verdict("fail") == {"test_temporary_files_can_be_written[node2]"}
+    culprit = "node2 /tmp: read-only file system"
+    found.assert_culprits({"test_temporary_files_can_be_written[node2]": culprit})
     assert "mesh inconclusive (not run: preflight failed (node2 /tmp" in found.done.run.output

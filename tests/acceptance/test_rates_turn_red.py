@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
-import yaml
 
 from pytest_mnode.certificate.certificate import certificate_schema
-from pytest_mnode.spec import default_spec_path
-from tests.acceptance.certified import Certified, certify
-from tests.inner import need_rack
+from tests.acceptance.certified import Certified, certify, promised, spec_of
 from tests.red import turns_red
 
 RATE = "test_collective_reaches_the_line_rate"
@@ -49,27 +46,17 @@ SWAPPED = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
 def _spec(directory: Path, **changes: object) -> str:
     """--mnode-spec of the rack's page with these keys of every promise of a collective."""
-    page = yaml.safe_load(default_spec_path().read_text())
-    page["criteria"] = {"fabric": page["criteria"]["fabric"]}
-    fabric = page["criteria"]["fabric"]
-    page["criteria"]["fabric"] = {f"{name}_busbw": fabric[f"{name}_busbw"] for name in COLLECTIVES}
-    for promise in page["criteria"]["fabric"].values():
+    all_of_it = promised("fabric")
+    fabric = {f"{name}_busbw": all_of_it[f"{name}_busbw"] for name in COLLECTIVES}
+    for promise in fabric.values():
         promise.update({"sizes": [promise["plateau_from"]], "repeats": 2} | changes)
-    path = directory / "spec.yaml"
-    path.write_text(yaml.safe_dump(page))
-    return f"--mnode-spec={path}"
+    return spec_of(directory, criteria={"fabric": fabric})
 
 
-def _cases(done: Certified) -> dict[str, dict[str, Any]]:
-    cases = {c["test"].partition("::")[2]: c for c in done.criterion("fabric")["cases"]}
-    return {name: cases[f"{RATE}[{name}]"] for name in COLLECTIVES}
+def _cases(done: Certified) -> dict[str, Mapping[str, Any]]:
+    return {name: done.cases("fabric")[f"{RATE}[{name}]"] for name in COLLECTIVES}
 
 
 def test_a_node_at_half_rate_fails_all_and_is_searched_once(tmp_path: Path) -> None:
@@ -100,14 +87,11 @@ def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
     stale = "--mnode-fault=stale_results:node2:7:2KiB"
     args = (_spec(tmp_path, **sizes), stale, "-k", RATE)
     done = certify(tmp_path, *args, files=["test_fabric.py"], fault=SWAPPED)
+    failed = done.failed("fabric")
     for name, case in _cases(done).items():
         if name != "send_recv":  # wrong at all sizes
-            [once_in_seven] = [
-                m for m in case["measurements"] if m["name"] == f"{name} 16 KiB #wrong"
-            ]
-            assert once_in_seven["verdict"] == "fail", done.run.output
             named = "rank 2 on node2: wrong results there, right results on 3 other ranks"
-            assert once_in_seven["culprit"] == named
+            assert failed[f"{name} 16 KiB #wrong"] == named  # once in seven
         found = {m["name"]: m for m in case["measurements"]}
         wrong = found[f"{name} 1 KiB #wrong"]
         assert (case["verdict"], wrong["verdict"]) == ("fail", "fail")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.acceptance.certified import Certified, certify, spec_edited
-from tests.inner import InnerRun, need_rack, run_pytest, write_files
+from tests.acceptance.certified import Certified, certify, promised, spec_of
+from tests.inner import need_rack, run_pytest, write_files
 from tests.red import turns_red
 
 # torchrun restarts no job in runs that hold a checkpoint open. In the other run, which is
@@ -53,17 +53,6 @@ CARELESS = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
-def _case(done: Certified, test: str) -> tuple[str, dict[str, Any]]:
-    cases = {c["test"].partition("::")[2]: c for c in done.criterion("restart")["cases"]}
-    case = cases[test]
-    return case["verdict"], {m["name"]: m for m in case["measurements"]}
-
-
 KILL = "test_a_killed_job_comes_back_and_loses_nothing"
 
 
@@ -73,37 +62,29 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Certified:
     need_rack()
     directory = tmp_path_factory.mktemp("wrong")
     write_files(directory, sitecustomize=DEAF)
-
-    def edit(page: dict[str, Any]) -> None:
-        changes = {"kills": ["rank", "checkpoint", "preemption"], "grace": "2 s"}
-        changes |= {"pause": "110 ms", "checkpoint_within": "1 ms"}
-        page["criteria"] = {"restart": page["criteria"]["restart"] | changes}
-
+    changes = {"kills": ["rank", "checkpoint", "preemption"], "grace": "2 s"}
+    changes |= {"pause": "110 ms", "checkpoint_within": "1 ms"}
+    spec = spec_of(directory, criteria={"restart": promised("restart") | changes})
     # The job has one of two nodes: each start imports torch in every process.
-    args = (spec_edited(directory, edit), "--mnode-nodes=2")
+    args = (spec, "--mnode-nodes=2")
     return certify(directory, *args, files=["test_restart.py"], fault=CARELESS)
 
 
 @turns_red("restart", KILL)
 def test_no_resume_and_processes_that_survive_their_kill(done: Certified) -> None:
     output = done.run.output
-
-    verdict, found = _case(done, f"{KILL}[rank]")
-    back = found["kills that the job did not come back from"]
-    assert (verdict, back["verdict"]) == ("fail", "fail"), output
-    start = "no rank trained again after SIGKILL of rank 0 on node0; torchrun ended with 1 on node"
-    assert back["culprit"].startswith(start)
-
     # A kill after which the job does not resume does not affect the other kills.
-    verdict, found = _case(done, f"{KILL}[checkpoint]")
-    back = found["kills that the job did not come back from"]
-    assert (verdict, back["verdict"]) == ("fail", "fail"), output
-    start = (
-        "no rank trained again after SIGKILL of rank 0 on node0 while the checkpoint of step 12 "
-    )
-    assert back["culprit"].startswith(start)
+    for kill, after in {
+        "rank": "; torchrun ended with 1 on node",
+        "checkpoint": " while the checkpoint of step 12 ",
+    }.items():
+        verdict, found = done.case("restart", f"{KILL}[{kill}]")
+        back = found["kills that the job did not come back from"]
+        assert (verdict, back["verdict"]) == ("fail", "fail"), output
+        start = f"no rank trained again after SIGKILL of rank 0 on node0{after}"
+        assert back["culprit"].startswith(start)
 
-    verdict, found = _case(done, f"{KILL}[preemption]")
+    verdict, found = done.case("restart", f"{KILL}[preemption]")
     late = found["nodes where the job was killed after the grace time"]
     assert (verdict, late["culprit"]) == ("fail", "node0"), output
     outlived = found["processes that outlived the kill"]
@@ -120,7 +101,7 @@ def test_no_resume_and_processes_that_survive_their_kill(done: Certified) -> Non
 def test_samples_repeated_and_a_slow_save(done: Certified) -> None:
     output = done.run.output
 
-    verdict, found = _case(done, "test_a_checkpoint_is_loaded_by_other_numbers_of_ranks")
+    verdict, found = done.case("restart", "test_a_checkpoint_is_loaded_by_other_numbers_of_ranks")
     assert verdict == "fail"
     for to in (1, 4):
         repeated = found[f"2 to {to} ranks: samples not seen exactly once"]
@@ -128,7 +109,7 @@ def test_samples_repeated_and_a_slow_save(done: Certified) -> None:
         assert " of epoch 0: 2 times, step " in repeated["culprit"], repeated
         assert found[f"2 to {to} ranks: steps with other samples"]["verdict"] == "fail"
 
-    verdict, found = _case(done, "test_checkpoints_cost_no_more_than_promised")
+    verdict, found = done.case("restart", "test_checkpoints_cost_no_more_than_promised")
     slow = found["time of a checkpoint, the longest"]
     assert (verdict, slow["verdict"]) == ("fail", "fail"), output
     assert re.match(r"rank \d on node\d wrote for |all ranks alike: ", slow["culprit"]), slow
@@ -266,25 +247,8 @@ FORGETFUL = """
 """
 
 
-@pytest.fixture(scope="module")
-def resumes(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+def test_a_resume_that_loses_state_is_found(tmp_path: Path) -> None:
     need_rack()
-    directory = tmp_path_factory.mktemp("resumes")
-    write_files(directory, test_it=FORGETFUL)
-    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=rack", "-rA")
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "forgets_nothing",
-        "forgets_steps",
-        "forgets_its_place_in_the_data",
-        "forgets_random_states",
-        "forgets_the_schedule",
-        "forgets_the_optimiser",
-        "finds_no_checkpoint",
-    ],
-)
-def test_a_resume_that_loses_state_is_found(resumes: InnerRun, fault: str) -> None:
-    assert resumes.outcomes().get(f"test_resume[{fault}]") == "passed", resumes.output
+    write_files(tmp_path, test_it=FORGETFUL)
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", "-rA")
+    assert list(run.outcomes().values()) == ["passed"] * 7, run.output

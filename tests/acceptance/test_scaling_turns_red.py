@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.acceptance.certified import Certified, certify, spec_edited
-from tests.inner import need_rack, write_files
+from tests.acceptance.certified import Certified, certify, promised, spec_of
+from tests.inner import write_files
 from tests.red import turns_red
 
 NOT_OVERLAPPED = """
@@ -53,56 +52,38 @@ NOT_OVERLAPPED = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
-def _certified(
-    directory: Path,
-    *args: str,
-    nodes: int = 2,
-    **changes: Any,
-) -> Certified:
+def _certified(directory: Path, *args: str, nodes: int = 2, **changes: Any) -> Certified:
     """A short job, with the rack's promise except for these keys."""
-
-    def shorter(page: dict[str, Any]) -> None:
-        scaling = page["criteria"]["scaling"]
-        short = {"compute": "300 ms", "rounds": 2, "most_rounds": 4, "steps": 3}
-        short["within"] = "400 s"  # only for hangs: on busy cores the whole job waits for them
-        short["at_most_uncertainty"] = 0.4  # busy cores make all steps uneven, and the fault shows
-        scaling |= short | changes
-        page["criteria"] = {"scaling": scaling}
-
-    spec = spec_edited(directory, shorter)
-    given = (spec, f"--mnode-nodes={nodes}", *args)
-    return certify(directory, *given, files=["test_scaling.py"])
+    short = {"compute": "300 ms", "rounds": 2, "most_rounds": 4, "steps": 3}
+    short["within"] = "400 s"  # only for hangs: on busy cores the whole job waits for them
+    short["at_most_uncertainty"] = 0.4  # busy cores make all steps uneven, and the fault shows
+    spec = spec_of(directory, criteria={"scaling": promised("scaling") | short | changes})
+    return certify(directory, spec, f"--mnode-nodes={nodes}", *args, files=["test_scaling.py"])
 
 
-def _efficiency(done: Certified, nodes: int = 2) -> Mapping[str, Any]:
-    found = done.measurements("scaling").get(f"efficiency, {nodes} nodes")
-    assert found is not None, done.run.output
-    return found
+def _culprit(done: Certified, nodes: int = 2) -> str:
+    """Why the job is not efficient."""
+    failed = done.failed("scaling")
+    assert f"efficiency, {nodes} nodes" in failed, done.run.output
+    return failed[f"efficiency, {nodes} nodes"]
 
 
 @turns_red("scaling", "test_throughput_grows_with_the_nodes")
 def test_a_slow_link_is_located(tmp_path: Path) -> None:
     done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3, most_rounds=2)
-    found = _efficiency(done, nodes=3)
-    assert found["verdict"] == "fail", done.run.output
-    assert found["culprit"].startswith("all-reduce exposed "), found["culprit"]
-    assert "% of line rate" in found["culprit"]
-    assert "node2 fab0" in found["culprit"]
+    culprit = _culprit(done, nodes=3)
+    assert culprit.startswith("all-reduce exposed "), culprit
+    assert "% of line rate" in culprit
+    assert "node2 fab0" in culprit
     network = done.measurements("scaling")["bytes sent on other networks during the steps"]
     assert network["verdict"] == "pass"
 
 
 def test_a_straggler_is_named(tmp_path: Path) -> None:
     done = _certified(tmp_path, "--mnode-fault=slow_device:node1:1.5")
-    found = _efficiency(done)
-    assert found["verdict"] == "fail", done.run.output
     # 1.5 times; less if other programs slow the other ranks as well.
-    assert re.match(r"node1 computes 1\.[3-6]\d?× slower", found["culprit"]), found["culprit"]
+    culprit = _culprit(done)
+    assert re.match(r"node1 computes 1\.[3-6]\d?× slower", culprit), culprit
     # A slow rank never waits; the other one does, 75 ms on average if it never waits for a core.
     waits = done.measurements("scaling")["waiting for the slowest, 2 nodes"]
     assert 0 < waits["value"] < 150
@@ -111,19 +92,14 @@ def test_a_straggler_is_named(tmp_path: Path) -> None:
 def test_a_loader_that_stalls_is_named(tmp_path: Path) -> None:
     # It takes 240 ms more of a step of 300 ms: far more than other programs on the cores blur.
     done = _certified(tmp_path, "--mnode-fault=slow_input:node1:120")
-    found = _efficiency(done)
-    assert found["verdict"] == "fail", done.run.output
-    assert found["culprit"].startswith("node1 waits "), found["culprit"]
-    assert " per step for input" in found["culprit"]
+    assert re.match("node1 waits .* per step for input", _culprit(done)), _culprit(done)
 
 
 @turns_red("scaling", "test_every_second_is_attributed")
 def test_collectives_that_are_not_overlapped(tmp_path: Path) -> None:
     write_files(tmp_path, sitecustomize=NOT_OVERLAPPED)
     done = _certified(tmp_path)
-    found = _efficiency(done)
-    assert found["verdict"] == "fail", done.run.output
-    assert found["culprit"].startswith("collectives are not overlapped: "), found["culprit"]
+    assert _culprit(done).startswith("collectives are not overlapped: "), _culprit(done)
     # The step, measured by another clock than its parts.
     differs = done.measurements("scaling")["step time that differs from its parts, 2 nodes"]
     assert differs["culprit"] == "rank 1 on node1"
@@ -135,10 +111,6 @@ def test_the_management_network(tmp_path: Path) -> None:
     model = {"layers": 2, "width": 96, "heads": 2, "context": 16, "vocab": 32}
     way = "--mnode-env=GLOO_SOCKET_IFNAME=mgmt0"
     done = _certified(tmp_path, way, model=model, bucket="128 KiB")
-    found = _efficiency(done)
-    assert found["verdict"] == "fail", done.run.output
-    assert found["culprit"].startswith("traffic on mgmt0 ("), found["culprit"]
-    assert ", not fab0" in found["culprit"]
-    network = done.measurements("scaling")["bytes sent on other networks during the steps"]
-    assert network["verdict"] == "fail"
-    assert network["culprit"] == "all nodes sent over mgmt0 instead of fab0"
+    assert re.match(r"traffic on mgmt0 \(.*, not fab0", _culprit(done)), _culprit(done)
+    network = done.failed("scaling")["bytes sent on other networks during the steps"]
+    assert network == "all nodes sent over mgmt0 instead of fab0"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
-from pytest_mnode.spec import default_spec_path
+from tests.acceptance.certified import spec_with
 from tests.inner import need_rack, run_pytest, write_files
 
 ROOT = Path(__file__).parents[2]
@@ -60,40 +57,26 @@ INNER = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
-    need_rack()
-
-
 def _text(case: ElementTree.Element) -> str:
     return "\n".join(f"{e.get('message', '')}\n{e.text or ''}" for e in case)
 
 
 def _short(directory: Path) -> str:
     """--mnode-spec with the rack's spec and a proof that is short even on a slow network."""
-    text = default_spec_path().read_text()
-    text, count = re.subn(r"size: 4 MiB\n      calls: 4", "size: 1 MiB\n      calls: 1", text)
-    assert count == 1
-    path = directory / "spec.yaml"
-    path.write_text(text)
-    return f"--mnode-spec={path}"
+    need_rack()
+    return spec_with(directory, (r"size: 4 MiB\n      calls: 4", "size: 1 MiB\n      calls: 1"))
 
 
 def test_each_way_to_bypass_the_fabric_fails(tmp_path: Path) -> None:
     write_files(tmp_path, test_ways=INNER)
-    done = run_pytest(
-        tmp_path,
-        _short(tmp_path),
-        "--mnode-nodes=3",
-        "--mnode-procs-per-node=2",
-        "--mnode-timeout=60",
-        "test_ways.py",
-        env={"PYTHONPATH": str(ROOT)},
-    )
+    ranks = ("--mnode-nodes=3", "--mnode-procs-per-node=2", "--mnode-timeout=60")
+    there = {"PYTHONPATH": str(ROOT)}
+    done = run_pytest(tmp_path, _short(tmp_path), *ranks, "test_ways.py", env=there)
     failures = {name[9:-1]: _text(case) for name, case in done.cases().items()}
-    assert done.outcomes()["test_way[nothing]"] == "passed", done.output
-    for way in ("all on mgmt0", "node1 on mgmt0", "another program"):
-        assert done.outcomes()[f"test_way[{way}]"] == "failure", done.output
+    ways = ("all on mgmt0", "node1 on mgmt0", "another program")
+    assert done.outcomes() == {"test_way[nothing]": "passed"} | {
+        f"test_way[{way}]": "failure" for way in ways
+    }, done.output
 
     everywhere = failures["all on mgmt0"]
     for fact in ("pinned", "logged", "counted", "quiet"):
@@ -114,15 +97,8 @@ def test_each_way_to_bypass_the_fabric_fails(tmp_path: Path) -> None:
 
 
 def test_a_node_without_its_link_is_inconclusive(tmp_path: Path) -> None:
-    done = run_pytest(
-        tmp_path,
-        _short(tmp_path),
-        "--mnode-nodes=2",
-        "--mnode-fault=link_down:node1",
-        "--mnode-timeout=4",
-        str(ROOT / "acceptance" / "test_fabric.py"),
-        "-k",
-        "runs_on_the_fabric",
-    )
+    broken = ("--mnode-nodes=2", "--mnode-fault=link_down:node1", "--mnode-timeout=4")
+    test = f"{ROOT}/acceptance/test_fabric.py::test_traffic_runs_on_the_fabric"
+    done = run_pytest(tmp_path, _short(tmp_path), *broken, test)
     assert done.outcomes() == {"test_traffic_runs_on_the_fabric": "error"}, done.output
     assert "fabric inconclusive" in done.output
