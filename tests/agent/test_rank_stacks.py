@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.agent import rank_stacks
 from pytest_mnode.protocol.agent_messages import BindingOrder, Launch, TakeStacks
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
@@ -18,12 +19,9 @@ from pytest_mnode.protocol.world import Shape, WorldInfo
 RANK = f"""
 import os, signal, time
 signal.signal({int(STACK_SIGNAL)}, lambda *_: None)
-child = os.fork()
-if child:
+if os.fork():
     print(flush=True)
-end = time.monotonic() + 60
-while time.monotonic() < end:
-    time.sleep(1)
+time.sleep(60)
 """
 
 
@@ -36,7 +34,7 @@ def test_stacks_that_are_never_written_are_not_awaited(
     world = WorldInfo("w1", Shape(1, 1), ("n0",), log_dir=str(tmp_path))
     (tmp_path / "w1").mkdir()
     launch = Launch("n0", world, 0, "127.0.0.1", 1, "gloo", 0, {}, BindingOrder())
-    rank = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE)
+    rank = subprocess.Popen([sys.executable, "-S", "-c", RANK], stdout=subprocess.PIPE)
     try:
         assert rank.stdout is not None
         rank.stdout.readline()
@@ -45,5 +43,6 @@ def test_stacks_that_are_never_written_are_not_awaited(
         assert time.monotonic() - began < 10.0
         assert (taken.texts, taken.children) == ({0: ""}, {0: ""})
     finally:
-        rank.kill()
+        for pid in (*processes.descendants(rank.pid), rank.pid):  # each keeps the pipe open
+            processes.kill(pid)
         rank.communicate()

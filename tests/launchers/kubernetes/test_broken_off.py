@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.config import kube_config
 
 from pytest_mnode.launchers.kubernetes import bridge
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from tests.launchers.kubernetes.given import settings, use_kubeconfig
 
 LIMIT_S = 30.0
 RESET = b"\0reset"
@@ -38,15 +38,11 @@ def whole(found: Any) -> bytes:
 
 
 HALF = b'{"items": ['
+CUT = answer(HALF, "Content-Length: 100")
+AWAY = answer(b"{}", "Content-Length: 2", status="503 Service Unavailable")
 BROKEN_OFF = {
-    "length": (
-        answer(HALF, "Content-Length: 100"),
-        "IncompleteRead(11 bytes read, 89 more expected)",
-    ),
-    "reset": (
-        answer(HALF, "Content-Length: 100") + RESET,
-        "[Errno 104] Connection reset by peer",
-    ),
+    "length": (CUT, "IncompleteRead(11 bytes read, 89 more expected)"),
+    "reset": (CUT + RESET, "[Errno 104] Connection reset by peer"),
     "chunk": (answer(b"ff\r\n" + HALF, "Transfer-Encoding: chunked"), "IncompleteRead("),
     "no last chunk": (answer(b"2\r\n{}\r\n", "Transfer-Encoding: chunked"), "IncompleteRead("),
     "JSON": (answer(HALF), "Expecting value: line 1 column 12"),
@@ -61,14 +57,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Gives one answer per connection, then repeats the last one; the requested paths."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = {"server": f"http://127.0.0.1:{listener.getsockname()[1]}"}
-    config = {
-        "clusters": [{"name": "c", "cluster": server}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-        "current-context": "c",
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    use_kubeconfig(monkeypatch, tmp_path, server)
     asked: list[str] = []
     held: list[socket.socket] = []
     threads: list[threading.Thread] = []
@@ -124,18 +113,13 @@ def test_a_refusal_keeps_its_status(serve: Serve) -> None:
 
 def made_bridge(directory: Path) -> bridge.Bridge:
     """A bridge whose object exists."""
-    manifest = {
-        "apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}
-    }  # fmt: skip
-    settings = bridge.BridgeSettings("", "", manifest, "r", 1, "python3", [], 9, "", str(directory))
-    made = bridge.Bridge(settings)
+    made = bridge.Bridge(settings(directory))
     made.made = True
     return made
 
 
 def test_a_delete_is_tried_again_while_the_server_is_away(serve: Serve, tmp_path: Path) -> None:
-    away = answer(b"{}", "Content-Length: 2", status="503 Service Unavailable")
-    asked = serve([away, away, whole({})])
+    asked = serve([AWAY, AWAY, whole({})])
     made = made_bridge(tmp_path)
     made.delete()
     assert (len(asked), made.made) == (3, False)
@@ -146,7 +130,7 @@ def test_a_delete_is_given_up_at_its_limit(
 ) -> None:
     """The kubelet ends the pods later, by the object's own deadline."""
     monkeypatch.setattr(bridge, "DELETE_S", 0.5)
-    serve([answer(b"{}", "Content-Length: 2", status="503 Service Unavailable")])
+    serve([AWAY])
     made = made_bridge(tmp_path)
     made.delete()
     assert made.made

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from pytest_mnode.launchers.kubernetes import bridge
-from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pods import PodState
@@ -31,11 +30,12 @@ from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote.bridged import Bridged
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.spec import default_spec_path, load_spec
+from tests.launchers.kubernetes.given import settings, write_kubeconfig
 from tests.waiting import until
 
 LIMIT_S = 30.0
 POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
-MANIFEST = {"kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}}
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 class Server(ThreadingHTTPServer):
@@ -72,32 +72,15 @@ def server() -> Iterator[Server]:
         made.shutdown()
 
 
-def settings(scratch: Path) -> BridgeSettings:
-    return BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 60.0, "/x", str(scratch))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
     server: Server, tmp_path: Path, number: signal.Signals
 ) -> None:
-    cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
-    config = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-        "current-context": "c",
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    (tmp_path / "settings").write_text(json.dumps(asdict(settings(tmp_path))))
+    config = write_kubeconfig(tmp_path, {"server": f"http://127.0.0.1:{server.server_port}"})
+    given = asdict(settings(tmp_path, wait_s=60.0))
+    (tmp_path / "settings").write_text(json.dumps(given))
     argv = [sys.executable, bridge.__file__, str(tmp_path / "settings"), str(tmp_path / "socket")]
-    program = subprocess.Popen(
-        argv,
-        env={
-            **os.environ,
-            "KUBECONFIG": str(tmp_path / "config"),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        },
-    )
+    program = subprocess.Popen(argv, env={**os.environ, "KUBECONFIG": str(config)})
     try:
         until(lambda: "POST" in server.asked)
         program.send_signal(number)
@@ -108,7 +91,7 @@ def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
     assert server.asked[-1] == "DELETE"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_object_is_deleted_before_streams_are_closed(
     tmp_path: Path, number: signal.Signals
 ) -> None:

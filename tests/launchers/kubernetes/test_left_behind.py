@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import base64
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
-from kubernetes.config import kube_config
 
 from pytest_mnode.launchers.kubernetes import api as module
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.bridge import Bridge, BridgeSettings
+from pytest_mnode.launchers.kubernetes.bridge import Bridge
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from tests.inner import need_program
+from tests.launchers.kubernetes.given import settings, use_kubeconfig
 
 
 @pytest.fixture
@@ -33,14 +32,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     server = {"server": "https://127.0.0.1:1", "certificate-authority-data": text(certificate)}
     user = {"client-key-data": text(key), "client-certificate-data": text(certificate)}
-    page = {
-        "clusters": [{"name": "c", "cluster": server}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": user}],
-        "current-context": "c",
-    }
-    (tmp_path / "config").write_text(json.dumps(page))
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    use_kubeconfig(monkeypatch, tmp_path, server, user)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -72,21 +64,22 @@ def test_a_renewed_key_does_not_stay_either(config: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _in_a_pod(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = tmp_path / "account"
     account.mkdir()
     (account / "token").write_text("t")
     (account / "namespace").write_text("team\n")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("MNODE_POD", "mnode-77")
     monkeypatch.setattr(module, "IN_POD", account)
-    return account
 
 
+@pytest.mark.usefixtures("_in_a_pod")
 @pytest.mark.parametrize(
     ("namespace", "owned"), [("team", True), ("elsewhere", False), ("denied", False)]
 )
 def test_objects_are_owned_by_the_pod_of_the_run(
-    config: Path, in_a_pod: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, owned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, owned: bool
 ) -> None:
     """An owner is of the same namespace."""
     made: list[dict[str, Any]] = []
@@ -101,28 +94,19 @@ def test_objects_are_owned_by_the_pod_of_the_run(
         return {"metadata": {"name": body["metadata"]["name"], "uid": "u-2"}}
 
     monkeypatch.setattr(Api, "request", request)
-    monkeypatch.setenv("MNODE_POD", "mnode-77")
     of = "team" if namespace == "denied" else namespace
-    pod = {
-        "kind": "PodTemplate",
-        "template": {"spec": {"containers": [{"name": "n", "image": "i"}]}},
-    }
-    settings = BridgeSettings("c", of, pod, "r", 2, "python3", ["wait"], 1.0, "/tmp/x", "")
-    bridge = Bridge(settings)
-    bridge.create()
+    Bridge(settings(tmp_path, context="c", namespace=of)).create()
     owners = made[0]["metadata"].get("ownerReferences")
     pod_of_run = {"apiVersion": "v1", "kind": "Pod", "name": "mnode-77", "uid": "u-1"}
     assert owners == ([pod_of_run] if owned else None)
 
 
-def test_a_pod_on_its_nodes_network_has_its_own_image(
-    config: Path, in_a_pod: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_in_a_pod")
+def test_a_pod_on_its_nodes_network_has_its_own_image(monkeypatch: pytest.MonkeyPatch) -> None:
     def request(self: Api, method: str, path: str) -> Any:
         assert (method, path) == ("GET", "/api/v1/namespaces/team/pods/mnode-77")
         return {"spec": {"containers": [{"name": "n", "image": "own:1"}]}}
 
     monkeypatch.setattr(Api, "request", request)
-    monkeypatch.setenv("MNODE_POD", "mnode-77")
     made = read_manifest(KubernetesOptions("c", "team"), 0)
     assert made["template"]["spec"]["containers"] == [{"name": "node", "image": "own:1"}]

@@ -11,6 +11,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.api import Warnings, warnings_about
 from pytest_mnode.launchers.kubernetes.manifest import (
     RUN_LABEL,
+    PodsOfRun,
     default_template,
     keep_on,
     pods_of_run,
@@ -30,6 +31,15 @@ def job(template: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": template, **spec}}
 
 
+def made(given: dict[str, Any], nodes: int = 3) -> PodsOfRun:
+    return pods_of_run(given, "r1", nodes, WAIT)
+
+
+def pod_spec(run: PodsOfRun) -> dict[str, Any]:
+    spec: dict[str, Any] = run.manifest["spec"]["template"]["spec"]
+    return spec
+
+
 def test_a_pod_becomes_an_indexed_job_that_keeps_its_fields() -> None:
     given = {
         "apiVersion": "v1",
@@ -37,10 +47,10 @@ def test_a_pod_becomes_an_indexed_job_that_keeps_its_fields() -> None:
         "metadata": {"name": "mine", "labels": {"kueue.x-k8s.io/queue-name": "gold"}},
         "spec": pod(hostNetwork=True, tolerations=[{"key": "gpu"}]),
     }
-    made = pods_of_run(given, "r1", 3, WAIT)
-    assert (made.kind, made.name, made.selector) == ("Job", "mnode-r1", f"{RUN_LABEL}=r1")
-    assert made.manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
-    spec = made.manifest["spec"]
+    run = made(given)
+    assert (run.kind, run.name, run.selector) == ("Job", "mnode-r1", f"{RUN_LABEL}=r1")
+    assert run.manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+    spec = run.manifest["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
     assert (spec["backoffLimit"], spec["backoffLimitPerIndex"]) == (1000, 1000)
     assert spec["activeDeadlineSeconds"] > 0
@@ -54,15 +64,12 @@ def test_a_pod_becomes_an_indexed_job_that_keeps_its_fields() -> None:
 
 
 def test_a_pod_that_restarts_for_ever_becomes_one_that_a_job_may_have() -> None:
-    given = {"kind": "Pod", "spec": pod(restartPolicy="Always")}
-    made = pods_of_run(given, "r1", 3, WAIT)
-    assert made.manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    run = made({"kind": "Pod", "spec": pod(restartPolicy="Always")})
+    assert pod_spec(run)["restartPolicy"] == "Never"
 
 
 def test_pods_that_restart_in_place_have_no_limit_per_index() -> None:
-    spec = pods_of_run(job({"spec": pod(restartPolicy="OnFailure")}), "r1", 3, WAIT).manifest[
-        "spec"
-    ]
+    spec = made(job({"spec": pod(restartPolicy="OnFailure")})).manifest["spec"]
     assert (spec["backoffLimit"], spec.get("backoffLimitPerIndex")) == (1000, None)
 
 
@@ -70,17 +77,16 @@ def test_all_pods_of_a_jobset_are_nodes_of_the_run() -> None:
     around = {"parallelism": 1, "template": {"spec": pod()}}
     jobs = [{"name": n, "template": {"spec": dict(around)}} for n in ("worker", "leader")]
     given = {"kind": "JobSet", "spec": {"replicatedJobs": jobs}}
-    found = pods_of_run(given, "r1", 4, WAIT).manifest["spec"]["replicatedJobs"]
+    found = made(given, 4).manifest["spec"]["replicatedJobs"]
     assert [one["template"]["spec"]["parallelism"] for one in found] == [3, 1]
     with pytest.raises(UsageError, match=r"^1 nodes: the template has 1 pods besides its first"):
-        pods_of_run(given, "r1", 1, WAIT)
+        made(given, 1)
 
 
 def test_a_task_of_volcano_waits_for_no_more_pods_than_it_has() -> None:
     task = {"name": "node", "replicas": 8, "minAvailable": 8, "template": {"spec": pod()}}
-    given = {"kind": "Job", "spec": {"tasks": [task]}}
-    [made] = pods_of_run(given, "r1", 4, WAIT).manifest["spec"]["tasks"]
-    assert (made["replicas"], "minAvailable" in made) == (4, False)
+    [found] = made({"kind": "Job", "spec": {"tasks": [task]}}, 4).manifest["spec"]["tasks"]
+    assert (found["replicas"], "minAvailable" in found) == (4, False)
 
 
 def test_an_annotation_that_names_no_container_is_ignored() -> None:
@@ -88,7 +94,7 @@ def test_an_annotation_that_names_no_container_is_ignored() -> None:
     two = {"containers": [{"name": "proxy"}, {"name": "train"}]}
     for given, container in (("train", "train"), ("gone", "proxy")):
         template = {"metadata": {"annotations": {name: given}}, "spec": two}
-        assert pods_of_run(job(template), "r1", 3, WAIT).container == container
+        assert made(job(template)).container == container
 
 
 GPU = {"limits": {"nvidia.com/gpu": 8}}
@@ -118,9 +124,9 @@ def beside(*resources: dict[str, Any], named: str = "") -> dict[str, Any]:
     ],
 )
 def test_commands_run_in_the_container_with_the_accelerators(resources: dict[str, Any]) -> None:
-    made = pods_of_run(job(beside({"limits": {"cpu": 4}}, resources)), "r1", 3, WAIT)
-    daemon, other, main = made.manifest["spec"]["template"]["spec"]["containers"]
-    assert made.container == main["name"] == "bench1"
+    run = made(job(beside({"limits": {"cpu": 4}}, resources)))
+    daemon, other, main = pod_spec(run)["containers"]
+    assert run.container == main["name"] == "bench1"
     assert main["command"] == WAIT
     assert daemon == DAEMON
     assert "command" not in other
@@ -134,10 +140,8 @@ def test_commands_run_in_the_container_with_the_accelerators(resources: dict[str
         {"limits": {"rdma/hca": 1, "vpc.amazonaws.com/efa": 4, "nvidia.com/hostdev": 8}},
     ],
 )
-def test_without_accelerators_commands_run_in_the_first_container(
-    resources: dict[str, Any],
-) -> None:
-    assert pods_of_run(job(beside(resources)), "r1", 3, WAIT).container == "tcpxo-daemon"
+def test_without_accelerators_commands_run_in_the_first_container(resources: Any) -> None:
+    assert made(job(beside(resources))).container == "tcpxo-daemon"
 
 
 @pytest.mark.parametrize(
@@ -152,12 +156,11 @@ def test_without_accelerators_commands_run_in_the_first_container(
 )
 def test_no_container_is_guessed(template: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        pods_of_run(job(template), "r1", 3, WAIT)
+        made(job(template))
 
 
 def test_the_annotation_chooses_between_containers_with_accelerators() -> None:
-    made = pods_of_run(job(beside(GPU, GPU, named="bench1")), "r1", 3, WAIT)
-    assert made.container == "bench1"
+    assert made(job(beside(GPU, GPU, named="bench1"))).container == "bench1"
 
 
 def test_all_pods_of_a_run_have_one_name_for_their_container() -> None:
@@ -167,7 +170,7 @@ def test_all_pods_of_a_run_have_one_name_for_their_container() -> None:
     }
     given = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
     with pytest.raises(UsageError, match="have different names, pytorch, worker: give them one"):
-        pods_of_run(given, "r1", 3, WAIT)
+        made(given)
 
 
 def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
@@ -184,14 +187,13 @@ def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
         "      nodeSelector: {gpu: }\n"
         "      containers: [{name: train, image: torch, volumeMounts: }]\n"
     )
-    made = pods_of_run(read_manifest(KubernetesOptions(template=path), 0), "r1", 3, WAIT)
-    spec = made.manifest["spec"]["template"]["spec"]
+    spec = pod_spec(made(read_manifest(KubernetesOptions(template=path), 0)))
     assert spec["nodeSelector"] == {"gpu": ""}
     assert spec["containers"] == [{"name": "train", "image": "torch", "command": WAIT}]
 
 
 def test_warnings_about_objects_that_were_made_for_the_run() -> None:
-    run = pods_of_run(job({"spec": pod()}), "r1", 3, WAIT)
+    run = made(job({"spec": pod()}))
 
     class Answers:
         def path(self, kind: str) -> str:
@@ -233,12 +235,12 @@ VOLCANO = {
     ],
 )
 def test_whether_pods_that_end_are_replaced(given: dict[str, Any], replaces: bool) -> None:
-    assert pods_of_run(given, "r1", 3, WAIT).replaces is replaces
+    assert made(given).replaces is replaces
 
 
 def test_the_users_manifest_is_not_changed() -> None:
     given = job({"spec": pod()})
-    pods_of_run(given, "r1", 3, WAIT)
+    made(given)
     assert given == job({"spec": pod()})
 
 
@@ -246,8 +248,8 @@ def test_pods_run_on_separate_nodes_in_addition_to_the_users_anti_affinity() -> 
     term = {"topologyKey": "zone", "labelSelector": {}}
     name = "requiredDuringSchedulingIgnoredDuringExecution"
     apart = {"affinity": {"podAntiAffinity": {name: [term]}}}
-    made = pods_of_run(job({"spec": pod(**apart)}), "r1", 2, WAIT)
-    found = made.manifest["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][name]
+    run = made(job({"spec": pod(**apart)}))
+    found = pod_spec(run)["affinity"]["podAntiAffinity"][name]
     assert found[0] == term
     assert found[1]["topologyKey"] == "kubernetes.io/hostname"
 
@@ -256,9 +258,9 @@ def test_commands_run_in_the_annotated_container() -> None:
     spec = pod()
     spec["containers"].append({"name": "side", "image": "proxy"})
     annotations = {"kubectl.kubernetes.io/default-container": "side"}
-    made = pods_of_run(job({"metadata": {"annotations": annotations}, "spec": spec}), "r", 2, WAIT)
-    first, side = made.manifest["spec"]["template"]["spec"]["containers"]
-    assert made.container == "side"
+    run = made(job({"metadata": {"annotations": annotations}, "spec": spec}))
+    first, side = pod_spec(run)["containers"]
+    assert run.container == "side"
     assert side["command"] == WAIT
     assert first["command"] == ["sleep"]
 
@@ -267,41 +269,28 @@ def test_commands_run_in_the_annotated_container() -> None:
     ("given", "count"),
     [
         (
-            {
-                "apiVersion": "jobset.x-k8s.io/v1alpha2",
-                "kind": "JobSet",
-                "spec": {"replicatedJobs": [{"name": "w", "template": {"spec": {}}}]},
-            },
+            jobset({"spec": {"template": {"spec": pod()}}}),
             lambda spec: spec["replicatedJobs"][0]["template"]["spec"]["completions"],
         ),
         (
             {
                 "apiVersion": "kubeflow.org/v1",
                 "kind": "PyTorchJob",
-                "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {}}},
+                "spec": {
+                    "pytorchReplicaSpecs": {
+                        "Master": {"replicas": 1, "template": {"spec": pod()}},
+                        "Worker": {"template": {"spec": pod()}},
+                    }
+                },
             },
             lambda spec: 1 + spec["pytorchReplicaSpecs"]["Worker"]["replicas"],
         ),
-        (
-            {
-                "apiVersion": "batch.volcano.sh/v1alpha1",
-                "kind": "Job",
-                "spec": {"tasks": [{"name": "w", "replicas": 1}]},
-            },
-            lambda spec: (spec["tasks"][0]["replicas"] + spec["minAvailable"]) / 2,
-        ),
+        (VOLCANO, lambda spec: (spec["tasks"][0]["replicas"] + spec["minAvailable"]) / 2),
     ],
     ids=["JobSet", "PyTorchJob", "Volcano"],
 )
 def test_counts_of_other_kinds(given: dict[str, Any], count: Any) -> None:
-    spec = given["spec"]
-    holders = [*spec.get("replicatedJobs", ()), *spec.get("tasks", ())]
-    holders += spec.get("pytorchReplicaSpecs", {}).values()
-    for holder in holders:
-        inner = holder["template"]["spec"] if "template" in holder else holder
-        inner["template"] = {"spec": pod()}
-    made = pods_of_run(given, "r1", 4, WAIT)
-    assert count(made.manifest["spec"]) == 4
+    assert count(made(given, 4).manifest["spec"]) == 4
 
 
 def test_a_train_job_gets_nodes_and_command() -> None:
@@ -310,17 +299,16 @@ def test_a_train_job_gets_nodes_and_command() -> None:
         "kind": "TrainJob",
         "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 1}},
     }
-    made = pods_of_run(given, "r1", 4, WAIT)
-    assert made.manifest["spec"]["trainer"] == {"numNodes": 4, "command": WAIT}
-    assert made.selector == (  # initializers are no nodes
+    run = made(given, 4)
+    assert run.manifest["spec"]["trainer"] == {"numNodes": 4, "command": WAIT}
+    assert run.selector == (  # initializers are no nodes
         "jobset.sigs.k8s.io/jobset-name=mnode-r1,"
         "jobset.sigs.k8s.io/replicatedjob-name notin (dataset-initializer,model-initializer)"
     )
 
 
 def test_the_default_template_requests_what_the_spec_promises() -> None:
-    made = pods_of_run(default_template("torch:2", {"nvidia.com/gpu": "8"}), "r1", 2, WAIT)
-    [container] = made.manifest["spec"]["template"]["spec"]["containers"]
+    [container] = pod_spec(made(default_template("torch:2", {"nvidia.com/gpu": "8"})))["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
@@ -336,7 +324,7 @@ def test_the_default_template_requests_what_the_spec_promises() -> None:
 )
 def test_other_objects_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        pods_of_run(given, "r1", 2, WAIT)
+        made(given)
 
 
 @pytest.mark.parametrize("terms", [[], [{"matchExpressions": ["a"]}, {"matchFields": ["b"]}]])
@@ -344,8 +332,8 @@ def test_pods_on_named_nodes_keep_their_own_affinity(terms: list[dict[str, Any]]
     """Terms are alternatives: each term is repeated for every name."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     own = {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}}
-    made = keep_on(job({"spec": pod(**(own if terms else {}))}), ["n1", "n2"])
-    spec = made["spec"]["template"]["spec"]
+    kept = keep_on(job({"spec": pod(**(own if terms else {}))}), ["n1", "n2"])
+    spec = kept["spec"]["template"]["spec"]
 
     def named(name: str) -> dict[str, Any]:
         return {"key": "metadata.name", "operator": "In", "values": [name]}

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kubernetes.config import kube_config
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.streams import connected
+from tests.launchers.kubernetes.given import use_kubeconfig
 
 PATH = "/api/v1/namespaces/default/pods"
 LIMIT_S = 30.0
+UNKNOWN = {"server": "https://api.invalid:6443"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +55,12 @@ class Server:
                 try:
                     if self._tls:
                         self._tls.wrap_socket(connection, server_side=True)
-                    lines = connection.makefile()
-                    self.heard.append(lines.readline().rpartition(" ")[0])
-                    for line in iter(lines.readline, "\n"):
-                        name, _, value = line.partition(": ")
-                        if name.lower() == "proxy-authorization":
-                            self.credentials.append(value.strip())
-                        if not name:
-                            break
+                    with connection.makefile() as lines:  # it would keep the connection open
+                        self.heard.append(lines.readline().rpartition(" ")[0])
+                        for line in takewhile(str.strip, lines):
+                            name, _, value = line.partition(": ")
+                            if name.lower() == "proxy-authorization":
+                                self.credentials.append(value.strip())
                 except OSError:  # it has no certificate
                     continue
 
@@ -73,81 +71,65 @@ class Server:
 
 
 @pytest.fixture
-def servers() -> Iterator[list[Server]]:
-    made: list[Server] = []
+def proxy() -> Iterator[Server]:
+    made = Server()
     yield made
-    for server in made:
-        server.close()
+    made.close()
 
 
-def api_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **cluster: str) -> Api:
-    config: dict[str, Any] = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-        "current-context": "c",
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
-    return Api()
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(tls=True)
+    yield made
+    made.close()
 
 
-def both_ways(api: Api) -> None:
-    """One request, and one stream; both fail."""
+def both_ways(monkeypatch: pytest.MonkeyPatch, directory: Path, cluster: dict[str, str]) -> None:
+    """One request, and one stream, to the server of a kubeconfig; both fail."""
+    use_kubeconfig(monkeypatch, directory, cluster)
+    api = Api()
     with pytest.raises(ApiError):
         api.request("GET", PATH)
     with pytest.raises(ApiError):
         asyncio.run(asyncio.wait_for(connected(api, PATH, ()), LIMIT_S))
 
 
-def test_requests_and_streams_use_the_proxy_of_the_kubeconfig(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+def test_requests_and_streams_use_the_proxy_of_the_kubeconfig_and_give_it_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Server
 ) -> None:
-    proxy = Server()
-    servers.append(proxy)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("NO_PROXY", "api.invalid")
-    url = {"server": "https://api.invalid:6443", "proxy-url": f"http://{proxy.address}"}
-    both_ways(api_of(tmp_path, monkeypatch, **url))
+    url = f"http://ada:s%403@{proxy.address}"
+    both_ways(monkeypatch, tmp_path, UNKNOWN | {"proxy-url": url})
     assert proxy.heard == ["CONNECT api.invalid:6443"] * 2
-
-
-def test_requests_and_streams_give_the_proxy_its_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
-) -> None:
-    proxy = Server()
-    servers.append(proxy)
-    url = {"server": "https://api.invalid:6443", "proxy-url": f"http://ada:s%403@{proxy.address}"}
-    both_ways(api_of(tmp_path, monkeypatch, **url))
     assert proxy.credentials == [f"Basic {base64.b64encode(b'ada:s@3').decode()}"] * 2
 
 
 @pytest.mark.parametrize("passed_by", [False, True])
 def test_requests_and_streams_use_the_proxy_of_the_environment_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server], passed_by: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    proxy: Server,
+    server: Server,
+    passed_by: bool,
 ) -> None:
-    proxy, server = Server(), Server(tls=True)
-    servers += [proxy, server]
     monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1" if passed_by else "other.invalid")
-    both_ways(api_of(tmp_path, monkeypatch, server=f"https://{server.address}"))
-    to_proxy = [] if passed_by else [f"CONNECT {server.address}"] * 2
-    assert proxy.heard == to_proxy
+    both_ways(monkeypatch, tmp_path, {"server": f"https://{server.address}"})
+    assert proxy.heard == ([] if passed_by else [f"CONNECT {server.address}"] * 2)
 
 
 def test_the_servers_certificate_has_the_name_of_the_kubeconfig(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    server = Server(tls=True)
-    servers.append(server)
     given = {"server": f"https://{server.address}", "tls-server-name": "api.lab.example"}
-    both_ways(api_of(tmp_path, monkeypatch, **given))
+    both_ways(monkeypatch, tmp_path, given)
     assert server.heard == ["api.lab.example"] * 2
 
 
 def test_a_proxy_that_needs_other_packages_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"server": "https://api.invalid:6443", "proxy-url": "socks5://a:s3@127.0.0.1:1080"}
+    use_kubeconfig(monkeypatch, tmp_path, UNKNOWN | {"proxy-url": "socks5://a:s3@127.0.0.1:1080"})
     with pytest.raises(UsageError, match=r"socks5://127.0.0.1:1080 needs .* PySocks and python"):
-        api_of(tmp_path, monkeypatch, **given)
+        Api()

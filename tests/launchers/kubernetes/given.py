@@ -1,0 +1,51 @@
+"""Values that tests of the launcher give it: a kubeconfig, and the settings of a bridge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.config import kube_config
+
+from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+
+MANIFEST = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "spec": {"containers": [{"name": "main", "image": "i"}]},
+}
+
+
+def write_kubeconfig(
+    directory: Path, cluster: Mapping[str, str], user: Mapping[str, str] | None = None
+) -> Path:
+    """A kubeconfig with one context."""
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": user or {}}],
+        "current-context": "c",
+    }
+    path = directory / "config"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def use_kubeconfig(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    cluster: Mapping[str, str],
+    user: Mapping[str, str] | None = None,
+) -> None:
+    path = write_kubeconfig(directory, cluster, user)
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+
+
+def settings(scratch: Path, **changes: Any) -> BridgeSettings:
+    """Settings for one pod."""
+    plain = BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 9.0, "/x", str(scratch))
+    return replace(plain, **changes)
