@@ -91,6 +91,10 @@ class World:
             assert self.agent.turn()
         return found
 
+    def pass_over_messages(self) -> None:
+        while self.message():
+            pass
+
     def message(self) -> Any:
         """The next message to the hub that is not a heartbeat."""
         while self.hub.poll(0):
@@ -169,43 +173,30 @@ def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None
     store.close()
 
 
-def between_messages(end: Pipe) -> None:
-    """The launcher's end is closed, and all its data were read."""
-    end.close()
-
-
-def within_a_message(end: Pipe) -> None:
-    os.write(end.fileno(), b"\0\0\0\x99half of it")
-    end.close()
-
-
-def behind_a_message(end: Pipe) -> None:
-    end.send(Pong(0, 1))
-    end.close()
-
-
-def with_an_order_unread(end: Pipe) -> None:
-    """A socket that is closed with unread data resets its connection."""
-    end.close()
+WHOLE_MESSAGE = pickle.dumps(Pong(0, 1))
 
 
 @pytest.mark.parametrize(
-    "dies", [between_messages, within_a_message, behind_a_message, with_an_order_unread]
+    "last_words",
+    [b"", b"\0\0\0\x99half of it", len(WHOLE_MESSAGE).to_bytes(4, "big") + WHOLE_MESSAGE],
+    ids=["between messages", "within a message", "behind a message"],
 )
 def test_an_elastic_launcher_that_dies_costs_its_node_only(
-    around: World, dies: Callable[[Pipe], None]
+    around: World, last_words: bytes
 ) -> None:
+    """Its socket is closed with an order unread, which resets its connection."""
     for node_rank in (1, 0):
         around.has_launched(node_rank)
     around.fork_server.send(LauncherForked("n1", "w1", 2**22))  # no process has such a large pid
     around.order(TakeStacks("n1", "w1"))
-    while around.message():
-        pass
-    dies(around.launchers.pop("n1"))
+    around.pass_over_messages()
+    end = around.launchers.pop("n1")
+    os.write(end.fileno(), last_words)
+    end.close()
     around.order(TakeStacks("n1", "w1"))
     around.order(StopWorld("n9", "w1"))
     around.launchers["n0"].send(Pong(1, 1))
-    messages = [around.next_message() for _ in range(3 if dies is behind_a_message else 2)]
+    messages = [around.next_message() for _ in range(3 if WHOLE_MESSAGE in last_words else 2)]
     assert [m for m in messages if isinstance(m, PartLost)] == [
         PartLost("n1", "w1", "the elastic launcher of this node ended")
     ]
@@ -216,8 +207,7 @@ def test_an_elastic_launcher_that_dies_costs_its_node_only(
 def test_a_launcher_that_stops_within_a_message_delays_no_other(around: World) -> None:
     for node_rank in (1, 0):
         around.has_launched(node_rank)
-    while around.message():
-        pass
+    around.pass_over_messages()
     os.write(around.launchers["n1"].fileno(), b"\0\0\xff\xff" + b"x" * 1000)
     around.launchers["n0"].send(Pong(0, 1))
     assert around.next_message() == Pong(0, 1)
@@ -249,11 +239,19 @@ time.sleep(60)
 """
 
 
-def test_a_part_is_ended_with_processes_orphaned_meanwhile(around: World) -> None:
+@pytest.fixture
+def tree() -> Iterator[subprocess.Popen[bytes]]:
+    """An elastic launcher with one rank, which has a child."""
+    with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        made.stdout.readline()
+        yield made
+
+
+def test_a_part_is_ended_with_processes_orphaned_meanwhile(
+    around: World, tree: subprocess.Popen[bytes]
+) -> None:
     around.has_launched(1)
-    tree = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
-    assert tree.stdout is not None
-    tree.stdout.readline()
     below = processes.descendants(tree.pid)
     assert len(below) == 2
     around.order(StopWorld("n1", "w1"))
@@ -262,21 +260,18 @@ def test_a_part_is_ended_with_processes_orphaned_meanwhile(around: World) -> Non
     around.turn_until(lambda: not around.agent.ending)
     assert tree.wait(LIMIT_S) == -signal.SIGKILL
     assert all(map(processes.has_ended, below))
-    tree.stdout.close()
 
 
-def test_what_a_launcher_that_ended_leaves_is_ended(around: World) -> None:
+def test_what_a_launcher_that_ended_leaves_is_ended(
+    around: World, tree: subprocess.Popen[bytes]
+) -> None:
     """The launcher may be killed, and its ranks may have left processes."""
     around.has_launched(1)
-    tree = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
-    assert tree.stdout is not None
-    tree.stdout.readline()
     around.fork_server.send(LauncherForked("n1", "w1", tree.pid))
     around.turn_until(lambda: around.agent.parts["n1", "w1"].pid)
     around.launchers["n1"].close()
     assert isinstance(around.next_message(), PartLost)
     around.turn_until(lambda: tree.poll() is not None)
-    tree.stdout.close()
 
 
 def test_a_part_whose_fork_is_never_reported_is_given_up(

@@ -60,11 +60,7 @@ class RunningAgent:
             [sys.executable, "-c", AGENT, below],
             cwd=directory,
             stdin=subprocess.PIPE,
-            env={
-                **clean_env(),
-                "TMPDIR": str(self.machine),
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
+            env={**clean_env(), "TMPDIR": str(self.machine)},
         )
         assert self.program.stdin is not None
         self.program.stdin.write(json.dumps(dataclasses.asdict(order)).encode() + b"\n")

@@ -46,18 +46,22 @@ def test_on_this_machine_the_order_is_applied_unchanged() -> None:
     assert sys_path_here(["/work", "/usr/lib/x"], ORDER) == ["/work", "/usr/lib/x"]
 
 
-def test_on_another_machine_an_agent_makes_its_own_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of temporary files of this machine."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_on_another_machine_an_agent_makes_its_own_directory(temporary: Path) -> None:
     order = settled(replace(ORDER, remote=True, run_dir="", log_dir=""))
-    assert Path(order.run_dir).parent == tmp_path
+    assert Path(order.run_dir).parent == temporary
     assert order.log_dir == f"{order.run_dir}/logs"
     assert order.logs_are_temporary
     assert order.own_sys_path == tuple(sys.path)
     shutil.rmtree(order.run_dir)
-    kept = settled(replace(ORDER, remote=True, run_dir="", log_dir=f"{tmp_path}/kept"))
-    assert kept.log_dir == f"{tmp_path}/kept"
+    kept = settled(replace(ORDER, remote=True, run_dir="", log_dir=f"{temporary}/kept"))
+    assert kept.log_dir == f"{temporary}/kept"
     assert not kept.logs_are_temporary
 
 
@@ -67,20 +71,10 @@ def test_another_python_keeps_its_own_packages() -> None:
         prefixes=("/home/me/venv", "/usr"),
         own_sys_path=("/opt/python/lib", "/opt/venv/site-packages", "/work"),
     )
-    given = [
-        "/work",
-        "/usr/lib/python3.11",
-        "/home/me/venv/lib/site-packages",
-        "/usrlocal",
-        "/home/me",
-    ]
-    assert sys_path_here(given, order) == [
-        "/work",
-        "/usrlocal",
-        "/home/me",
-        "/opt/python/lib",
-        "/opt/venv/site-packages",
-    ]
+    kept = ["/work", "/usrlocal", "/home/me"]
+    given = ["/usr/lib/python3.11", "/home/me/venv/lib/site-packages", *kept]
+    there = ["/opt/python/lib", "/opt/venv/site-packages"]
+    assert sys_path_here(given, order) == [*kept, *there]
 
 
 AGENT = """
@@ -94,11 +88,8 @@ sys.stdin.read()
 """
 
 
-def test_a_directory_is_removed_once_its_agent_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    others = [tmp_path / name for name in ("mnode-of-a-controller", "mnode-elsewhere", "else")]
+def test_a_directory_is_removed_once_its_agent_has_ended(temporary: Path) -> None:
+    others = [temporary / name for name in ("mnode-of-a-controller", "mnode-elsewhere", "else")]
     for other in others:
         other.mkdir()
         (other / "file").touch()
@@ -109,11 +100,11 @@ def test_a_directory_is_removed_once_its_agent_has_ended(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     assert agent.stdout is not None
     theirs = Path(agent.stdout.readline().strip())
-    assert theirs.parent == tmp_path
+    assert theirs.parent == temporary
     ours = Path(private_directory())
     assert theirs.is_dir(), "the agent of the directory lives"
     (theirs / "logs" / "w1").mkdir(parents=True)
@@ -121,40 +112,33 @@ def test_a_directory_is_removed_once_its_agent_has_ended(
     agent.wait()
     remove_leftovers()
     assert not theirs.exists()
-    assert {ours, *others} == set(tmp_path.iterdir())
+    assert {ours, *others} == set(temporary.iterdir())
     agent.communicate()
 
 
-def test_directories_of_other_users_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    precious = tmp_path / "precious"
+def test_directories_of_other_users_are_left(temporary: Path) -> None:
+    precious = temporary / "precious"
     precious.write_text(os.uname().nodename)
-    (tmp_path / "mnode-trap").mkdir()
-    (tmp_path / "mnode-trap" / "agent").symlink_to(precious)
+    (temporary / "mnode-trap").mkdir()
+    (temporary / "mnode-trap" / "agent").symlink_to(precious)
     remove_leftovers()
     assert precious.exists()
-    assert (tmp_path / "mnode-trap").is_dir()
+    assert (temporary / "mnode-trap").is_dir()
 
 
-def test_a_new_agent_removes_what_a_killed_one_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    left = tmp_path / "mnode-left"
+def test_a_new_agent_removes_what_a_killed_one_left(temporary: Path) -> None:
+    left = temporary / "mnode-left"
     left.mkdir()
     (left / "agent").write_text(os.uname().nodename)
     made = Path(private_directory())
-    assert list(tmp_path.iterdir()) == [made]
+    assert list(temporary.iterdir()) == [made]
 
 
 def test_without_locks_there_is_no_file_of_a_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(fcntl, "flock", refused)
     assert list(Path(private_directory()).iterdir()) == []

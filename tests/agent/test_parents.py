@@ -59,7 +59,6 @@ def test_a_stopped_child_ends_with_its_parent(code: str, chain: list[str]) -> No
         [sys.executable, "-c", STAYS + code],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert parent.stdout is not None
     pids = [int(parent.stdout.readline()) for _ in chain]

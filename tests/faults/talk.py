@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from pytest_mnode import faults
 from pytest_mnode.launchers.rack import Rack, cgroups
+from tests.inner import need_programs_of
 
 PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
 
@@ -86,6 +88,16 @@ def output_of(rack: Rack, index: int, argv: list[str]) -> str:
 
 def shell(rack: Rack, index: int, script: str) -> str:
     return output_of(rack, index, ["sh", "-c", script])
+
+
+@contextmanager
+def injected(rack: Rack, text: str) -> Iterator[None]:
+    need_programs_of(text)
+    undo = faults.inject(rack, text)
+    try:
+        yield
+    finally:
+        undo()
 
 
 @contextmanager

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pytest_mnode import processes
 from tests.faults.talk import quotas
 from tests.inner import need_programs_of, need_rack
+from tests.waiting import until
 
 CONTROLLER = """
 import sys, time
@@ -31,29 +31,10 @@ time.sleep(60)
 """
 
 
-def left(tag: str, besides: int) -> list[str]:
-    """Processes with this text in their environment, and control groups of their rack."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and tag.encode() in (entry / "environ").read_bytes():
-                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}")
-        except OSError:
-            continue
-    return [one for one in found if not one.startswith(f"{besides} ")]
-
-
-def groups(daemon_pid: int) -> set[str]:
+def groups(daemon_pid: int) -> set[object]:
     """Control groups of one rack: other racks may have some at the same time."""
     root, name = Path("/sys/fs/cgroup"), f"mnode-{daemon_pid}-*"
     return {str(p) for p in (*root.glob(name), *root.glob(f"*/{name}")) if p.is_dir()}
-
-
-def await_that(condition: Callable[[], bool], state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60  # a busy machine takes its time
-    while not condition():
-        assert time.monotonic() < deadline, state()
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("end", ["kill", "close"])
@@ -66,26 +47,28 @@ def test_faults_end_with_the_rack(end: str, tmp_path: Path) -> None:
         *(["cpu_quota:node0,cpu_quota:node1"] if quotas() else []),
     ]
     need_programs_of(",".join(texts))
-    tag = f"mnode-{uuid.uuid4()}"
+    tag = uuid.uuid4().hex
     mounts = Path("/proc/self/mountinfo").read_text()
     with subprocess.Popen(
         [sys.executable, "-c", CONTROLLER, ",".join(texts), end],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "MNODE_TEST_TAG": tag,
-        },
+        env={**os.environ, "MNODE_TEST_TAG": tag},
     ) as controller:
+
+        def left() -> set[object]:
+            """Processes other than the controller, and control groups of its rack."""
+            carriers = set(processes.started_with("MNODE_TEST_TAG", tag)) - {controller.pid}
+            return carriers | groups(int(pid))
+
         assert controller.stdout is not None
         assert controller.stdin is not None
         try:
             word, pid = controller.stdout.readline().split()
             assert word == "injected"
-            assert len(left(tag, controller.pid)) > 5
             assert len(groups(int(pid))) == (2 if quotas() else 0)
+            assert len(left()) > 7
             controller.stdin.write("\n")
             controller.stdin.flush()
             if end == "close":
@@ -93,10 +76,7 @@ def test_faults_end_with_the_rack(end: str, tmp_path: Path) -> None:
                 assert groups(int(pid)) == set()
             else:
                 controller.kill()
-            await_that(
-                lambda: not left(tag, controller.pid) and not groups(int(pid)),
-                lambda: (left(tag, controller.pid), groups(int(pid))),
-            )
+            until(lambda: not left(), "all has ended", 60.0)
         finally:
             controller.kill()
     assert list(tmp_path.iterdir()) == []

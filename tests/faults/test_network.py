@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,23 +11,14 @@ from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate
-from tests.faults.talk import (
-    connection,
-    echoes,
-    rate_mbit_s,
-    shell,
-)
+from tests.faults.talk import connection, echoes, injected, rate_mbit_s, shell
 from tests.inner import need_program, need_programs_of
+from tests.waiting import until
 
 
-@contextmanager
-def injected(rack: Rack, text: str) -> Iterator[None]:
-    need_programs_of(text)
-    undo = faults.inject(rack, text)
-    try:
-        yield
-    finally:
-        undo()
+def reboot(rack: Rack, node: str) -> None:
+    rack.ask(PowerOff(node))
+    rack.ask(PowerOn(node))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +56,14 @@ def test_a_slow_pair_survives_a_reboot_and_leaves_no_trace_after_undo(rack: Rack
     show = ["tc", "qdisc", "show", "dev", "fab0-node2"]
     before = on_switch(rack, show)
     with injected(rack, "slow_path:node1+node2:10"):
-        rack.ask(PowerOff("node2"))
-        rack.ask(PowerOn("node2"))
+        reboot(rack, "node2")
         assert rate_mbit_s(rack, 1, 2) < 11
     assert on_switch(rack, show) == before
 
 
 def test_packets_are_lost(rack: Rack) -> None:
     with injected(rack, "lossy_link:node1:50"):
-        back, _ = echoes(rack, 0, 1, count=60)
+        back, _ = echoes(rack, 0, 1, count=60, wait_s=0.5)
         assert 3 <= back <= 33  # a quarter survives both ways
         assert echoes(rack, 0, 2, count=60)[0] == 60
     assert echoes(rack, 0, 1, count=60)[0] == 60
@@ -85,10 +73,9 @@ def test_packets_get_through_one_way_only(rack: Rack) -> None:
     received = "cat /sys/class/net/fab0/statistics/rx_packets"
     with injected(rack, "one_way:node0+node1"):
         before = [int(shell(rack, i, received)) for i in (0, 1)]
-        assert echoes(rack, 1, 0, count=9)[0] == 0  # packets arrive, their answers do not
+        assert echoes(rack, 1, 0, count=9, wait_s=0.3)[0] == 0  # packets arrive, no answers do
         after = [int(shell(rack, i, received)) for i in (0, 1)]
-        assert after[0] - before[0] >= 9
-        assert after[1] - before[1] < 9
+        assert after[0] - before[0] >= 9 > after[1] - before[1]
         assert echoes(rack, 2, 1)[0] == 1
     assert echoes(rack, 1, 0)[0] == 1
 
@@ -96,7 +83,7 @@ def test_packets_get_through_one_way_only(rack: Rack) -> None:
 def test_a_blackhole_route_ends_with_the_fault(rack: Rack) -> None:
     routes = "ip route show type blackhole"
     with injected(rack, "refused_route:node0+node1"):
-        assert shell(rack, 0, routes).split() == ["blackhole", rack.plan.address(1, "fab0")]
+        assert rack.plan.address(1, "fab0") in shell(rack, 0, routes)
     assert shell(rack, 0, routes) == ""
 
 
@@ -111,8 +98,8 @@ def test_large_packets_vanish(rack: Rack) -> None:
     headers = 28  # IP and UDP
     with injected(rack, "mtu_hole:node1"):
         assert echoes(rack, 0, 1, size=1400 - headers)[0] == 1
-        assert echoes(rack, 0, 1, size=1401 - headers)[0] == 0
-        assert echoes(rack, 1, 0, size=1500 - headers)[0] == 0
+        assert echoes(rack, 0, 1, size=1401 - headers, wait_s=0.2)[0] == 0
+        assert echoes(rack, 1, 0, size=1500 - headers, wait_s=0.2)[0] == 0
         assert echoes(rack, 0, 2, size=1500 - headers)[0] == 1
     assert echoes(rack, 0, 1, size=1500 - headers)[0] == 1
 
@@ -133,12 +120,12 @@ def test_packets_are_late(rack: Rack) -> None:
     ports = ["ls", "/sys/class/net"]
     before = on_switch(rack, ports)
     with injected(rack, "delay:node1:40"):
-        back, least_s = echoes(rack, 0, 1, count=5, wait_s=2)
+        back, least_s = echoes(rack, 0, 1, count=5)
         assert back == 5
         assert 0.08 <= least_s < 1
-        assert echoes(rack, 0, 2, count=5, wait_s=2)[1] < 0.08
+        assert echoes(rack, 0, 2, count=5)[1] < 0.08
         assert rate_mbit_s(rack, 0, 1) > 3  # large segments pass unchanged, after a slow start
-    assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
+    assert echoes(rack, 0, 1, count=5)[1] < 0.08
     assert on_switch(rack, ports) == before
 
 
@@ -146,15 +133,14 @@ def test_a_link_has_one_relay_since_two_would_double_each_packet(rack: Rack) -> 
     with injected(rack, "delay:node1:40,corrupt_payload:node2,delay:node1:1:1:mgmt0"):
         with pytest.raises(ClusterError, match="corrupt_payload: not ready: fab0-node1 has a rel"):
             faults.inject(rack, "corrupt_payload:node1")
-        assert echoes(rack, 0, 1, count=5, wait_s=2)[1] >= 0.08
-    assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
+        assert echoes(rack, 0, 1, count=5)[1] >= 0.08
+    assert echoes(rack, 0, 1, count=5)[1] < 0.08
 
 
 def test_a_delay_ends_with_a_reboot(rack: Rack) -> None:
     with injected(rack, "delay:node1:40"):
-        rack.ask(PowerOff("node1"))
-        rack.ask(PowerOn("node1"))
-        assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
+        reboot(rack, "node1")
+        assert echoes(rack, 0, 1, count=5)[1] < 0.08
     assert echoes(rack, 0, 1)[0] == 1
 
 
@@ -170,12 +156,10 @@ def test_a_link_flaps(rack: Rack) -> None:
     def changes() -> int:
         return int(shell(rack, 1, "cat /sys/class/net/fab0/carrier_changes"))
 
-    before, end = changes(), time.monotonic() + 20
+    before = changes()
     with injected(rack, "flapping_link:node1:0.3"):
-        while changes() < before + 4 and time.monotonic() < end:
-            time.sleep(0.1)
+        until(lambda: changes() >= before + 4, "the link flaps")
     last = changes()
-    assert last >= before + 4
     assert shell(rack, 1, "cat /sys/class/net/fab0/carrier") == "1"
     time.sleep(0.6)
     assert changes() == last
@@ -186,8 +170,7 @@ def test_an_interface_is_missing(rack: Rack) -> None:
     with injected(rack, "interface_missing:node1"):
         assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]
         assert shell(rack, 0, "ls /sys/class/net").split() == ["fab0", "lo", "mgmt0"]
-        rack.ask(PowerOff("node1"))
-        rack.ask(PowerOn("node1"))
+        reboot(rack, "node1")
         assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]
         rack.ask(SetLinkRate("node1", "fab0", 40))
         rack.ask(SetLinkRate("node1", "fab0", 80))

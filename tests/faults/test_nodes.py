@@ -13,7 +13,7 @@ from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults.tools import inside
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-from tests.faults.talk import PYTHON, need_quotas, output_of, shell
+from tests.faults.talk import PYTHON, injected, need_quotas, output_of, shell
 from tests.inner import need_programs_of, need_rack
 
 WRITABLE = "touch '{dir}/x' && rm '{dir}/x' && echo written"
@@ -27,12 +27,8 @@ print((time.process_time() - spent) / 0.3)
 
 
 def test_shared_memory_is_small(rack: Rack) -> None:
-    size = "df -k --output=size /dev/shm | tail -1"
-    undo = faults.inject(rack, "small_shm:node1:1 MiB")
-    assert (shell(rack, 1, size), shell(rack, 0, size)) == ("1024", "8192")
-    assert "No space left" in shell(rack, 1, "head -c 2M /dev/zero > /dev/shm/x; rm /dev/shm/x")
-    undo()
-    assert shell(rack, 1, size) == "8192"
+    with injected(rack, "small_shm:node1:1 MiB"):
+        assert "No space left" in shell(rack, 1, "head -c 2M /dev/zero >/dev/shm/x; rm /dev/shm/x")
 
 
 def test_a_directory_is_read_only(rack: Rack, tmp_path: Path) -> None:
@@ -67,15 +63,10 @@ def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
     file = tmp_path / "code of mine.py"
     file.write_text("x = 1\n")
     file.chmod(0o640)
-    undo = faults.inject(rack, f"other_code:node1:{file}")
-    assert shell(rack, 1, f"cat '{file}'; stat -c %a '{file}'").split("\n") == [
-        "x = 1",
-        "",
-        "# Another version.",
-        "640",
-    ]
-    assert shell(rack, 0, f"cat '{file}'") == "x = 1"
-    undo()
+    with injected(rack, f"other_code:node1:{file}"):
+        there = shell(rack, 1, f"cat '{file}'; stat -c %a '{file}'")
+        assert there == "x = 1\n\n# Another version.\n640"
+        assert shell(rack, 0, f"cat '{file}'") == "x = 1"
     assert shell(rack, 1, f"cat '{file}'") == "x = 1"
     assert file.read_text() == "x = 1\n"
 
@@ -107,11 +98,12 @@ def test_a_disk_that_all_nodes_share_is_never_filled(rack: Rack) -> None:
     rack.ask(PowerOn("node2"))
 
 
-@pytest.mark.parametrize("first", ["numa_unbound:node1", "stale_results:node1"])
-def test_two_that_exclude_each_other_are_refused(rack: Rack, first: str) -> None:
-    second = {"numa_unbound": "numa_unbound", "stale_results": "wrong_layers"}[first[:-6]]
+@pytest.mark.parametrize(
+    ("first", "second"), [("numa_unbound", "numa_unbound"), ("stale_results", "wrong_layers")]
+)
+def test_two_that_exclude_each_other_are_refused(rack: Rack, first: str, second: str) -> None:
     with pytest.raises(UsageError, match=f"^fault '{second}:node1': node1 has one of .* already"):
-        faults.inject(rack, f"{first},{second}:node1")
+        faults.inject(rack, f"{first}:node1,{second}:node1")
     start = rack.rank_start(rack.nodes[1])
     assert (start.first, start.cpus) == ((), None)
 
@@ -121,25 +113,23 @@ def test_two_of_one_kind_are_both_undone(rack: Rack) -> None:
     assert shell(rack, 1, "ls /dev/shm") == ""
 
 
+TCP_BUFFERS = "cat /proc/sys/net/ipv4/tcp_rmem /proc/sys/net/ipv4/tcp_wmem"
+
+
 @pytest.mark.parametrize(
     ("fault", "ask", "low"),
-    [("low_memlock:node1:32 KiB", "ulimit -l", "32"), ("low_nofile:node1:99", "ulimit -n", "99")],
+    [
+        ("low_memlock:node1:32 KiB", "ulimit -l", "32"),
+        ("low_nofile:node1:99", "ulimit -n", "99"),
+        ("small_buffers:node1:8 KiB", TCP_BUFFERS, "4096 8192 8192 4096 8192 8192"),
+        ("small_shm:node1:1 MiB", "df -k --output=size /dev/shm | tail -1", "1024"),
+    ],
 )
 def test_a_limit_is_low(rack: Rack, fault: str, ask: str, low: str) -> None:
     before = shell(rack, 0, ask)
-    undo = faults.inject(rack, fault)
-    assert (shell(rack, 1, ask), shell(rack, 0, ask)) == (low, before)
-    undo()
-    assert shell(rack, 1, ask) == before
-
-
-def test_buffers_of_connections_are_small(rack: Rack) -> None:
-    ask = "cat /proc/sys/net/ipv4/tcp_rmem /proc/sys/net/ipv4/tcp_wmem"
-    before = shell(rack, 1, ask)
-    undo = faults.inject(rack, "small_buffers:node1:8 KiB")
-    assert shell(rack, 1, ask).split() == ["4096", "8192", "8192"] * 2
-    assert shell(rack, 0, ask) == before
-    undo()
+    with injected(rack, fault):
+        assert shell(rack, 1, ask).split() == low.split()
+        assert shell(rack, 0, ask) == before
     assert shell(rack, 1, ask) == before
 
 
@@ -174,10 +164,8 @@ def test_a_name_resolves_to_another_node(
     undo = faults.inject(rack, fault)
     assert _addresses(shell(rack, 1, look_up)) == wrong
     assert _addresses(shell(rack, 2, look_up)) == right
-    unharmed = 3 - other - 1 if other != 1 else 0
-    assert _addresses(shell(rack, 1, f"getent ahostsv4 node{unharmed}")) == {
-        rack.nodes[unharmed].address
-    }
+    unharmed = rack.nodes[2 - other if other != 1 else 0]
+    assert _addresses(shell(rack, 1, f"getent ahostsv4 {unharmed.name}")) == {unharmed.address}
     undo()
     assert _addresses(shell(rack, 1, look_up)) == right
 
@@ -191,12 +179,11 @@ def test_lookups_of_names_and_addresses_are_slow(rack: Rack) -> None:
         "import socket, time; start = time.monotonic(); "
         "print(socket.getnameinfo(('10.77.0.3', 0), 0)[0], time.monotonic() - start)"
     )
-    undo = faults.inject(rack, "slow_names:node1:1")
-    name, took_s = output_of(rack, 1, [*PYTHON, code]).split()
-    assert name == "node2"
-    assert 0.9 <= float(took_s) < 10
-    assert float(output_of(rack, 0, [*PYTHON, code]).split()[1]) < 0.9
-    undo()
+    with injected(rack, "slow_names:node1:1"):
+        name, took_s = output_of(rack, 1, [*PYTHON, code]).split()
+        assert name == "node2"
+        assert 0.9 <= float(took_s) < 10
+        assert float(output_of(rack, 0, [*PYTHON, code]).split()[1]) < 0.9
     assert float(output_of(rack, 1, [*PYTHON, code]).split()[1]) < 0.9
 
 
@@ -220,19 +207,17 @@ def _groups(rack: Rack) -> list[str]:
 def test_other_processes_use_the_cpus(rack: Rack) -> None:
     cpus = len(os.sched_getaffinity(0))
     count = "grep -l '[w]hile True: pass' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
-    undo = faults.inject(rack, "busy_neighbour:node1:1")
-    assert int(shell(rack, 1, count)) == cpus
-    assert int(shell(rack, 0, count)) == 0
-    undo()
+    with injected(rack, "busy_neighbour:node1:1"):
+        assert int(shell(rack, 1, count)) == cpus
+        assert int(shell(rack, 0, count)) == 0
     assert int(shell(rack, 1, count)) == 0
 
 
 def test_a_node_is_stopped(rack: Rack) -> None:
     state = "grep State: /proc/1/status"
-    undo = faults.inject(rack, "stopped:node1")
-    assert "T (stopped)" in shell(rack, 1, state)
-    assert "T (stopped)" not in shell(rack, 0, state)
-    undo()
+    with injected(rack, "stopped:node1"):
+        assert "T (stopped)" in shell(rack, 1, state)
+        assert "T (stopped)" not in shell(rack, 0, state)
     assert "S (sleeping)" in shell(rack, 1, state)
 
 

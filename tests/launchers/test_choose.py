@@ -29,21 +29,17 @@ def _no_rack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rack, "unavailable", staticmethod(lambda: NO))
 
 
-@pytest.fixture
-def _rack(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of an allocation, where a rack is possible."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(Rack, "unavailable", staticmethod(lambda: None))
 
 
-@pytest.mark.usefixtures("_rack")
-def test_the_rack_by_default() -> None:
+def test_the_rack_by_default_with_the_links_of_the_spec() -> None:
     launcher, reason = choose(Settings(launcher="auto"), 3, SPEC, [], HERE)
     assert (launcher.name, reason) == ("rack", "no cluster was named")
     assert len(launcher.nodes) == 3
-
-
-@pytest.mark.usefixtures("_rack")
-def test_the_racks_links_are_those_of_the_spec() -> None:
-    launcher, _ = choose(Settings(launcher="rack"), 1, SPEC, [], HERE)
     assert isinstance(launcher, Rack)
     assert [(link.name, link.rate_mbit_s) for link in launcher.plan.links] == [
         ("mgmt0", 20.0),
@@ -63,7 +59,6 @@ def test_a_requested_rack_is_not_replaced() -> None:
         choose(Settings(launcher="rack"), 2, SPEC, [], HERE)
 
 
-@pytest.mark.usefixtures("_rack")
 def test_a_rack_that_fails_to_start_is_replaced_only_if_not_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -77,50 +72,37 @@ def test_a_rack_that_fails_to_start_is_replaced_only_if_not_requested(
         pool._started(Settings(launcher="rack"), 2, SPEC, Path("/nowhere"), HERE)
 
 
-@pytest.fixture
-def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-
-
 def _hosts(launcher: str, directory: Path, count: int) -> Settings:
     path = directory / "hosts"
     path.write_text("".join(f"n{number}\n" for number in range(count)))
     return Settings(launcher=launcher, hostfile=path, silence_limit_s=20.0)
 
 
-@pytest.mark.usefixtures("_outside_slurm")
 @pytest.mark.parametrize("wanted", ["auto", "ssh"])
 def test_ssh_if_hosts_are_named(tmp_path: Path, wanted: str) -> None:
     need_program("ssh", "openssh-client")
     settings = _hosts(wanted, tmp_path, 3)
-    launcher, reason = choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
+    launcher, reason = choose(settings, 2, SPEC, [], tmp_path)
     assert launcher.name == "ssh"
     assert reason == ("requested" if wanted == "ssh" else f"hostfile {settings.hostfile}")
     assert list(getattr(launcher, "unused", ())) == ["n2"]
     assert launcher.silence_limit_s == 20.0
 
 
-@pytest.mark.usefixtures("_outside_slurm")
-def test_ssh_requires_hosts(tmp_path: Path) -> None:
+def test_ssh_requires_enough_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--mnode-launcher=ssh: no nodes given: use --mnode-hostf"):
-        choose(Settings(launcher="ssh"), 2, SPEC, [str(tmp_path)], tmp_path)
-
-
-@pytest.mark.usefixtures("_outside_slurm")
-def test_too_few_hosts_are_named(tmp_path: Path) -> None:
-    message = "4 nodes are needed, but .*hosts names 3: n0, n1, n2; add hosts to it, or give --mn"
-    with pytest.raises(UsageError, match=message):
-        choose(_hosts("ssh", tmp_path, 3), 4, SPEC, [str(tmp_path)], tmp_path)
+        choose(Settings(launcher="ssh"), 2, SPEC, [], tmp_path)
+    with pytest.raises(UsageError, match=r"4 nodes are needed, but .*hosts names 3: n0, n1, n2;"):
+        choose(_hosts("ssh", tmp_path, 3), 4, SPEC, [], tmp_path)
 
 
 def test_slurm_inside_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
-    launcher, reason = choose(_hosts("auto", tmp_path, 3), 2, SPEC, [str(tmp_path)], tmp_path)
+    launcher, reason = choose(_hosts("auto", tmp_path, 3), 2, SPEC, [], tmp_path)
     assert (launcher.name, reason) == ("slurm", "inside of job 17")
 
 
-@pytest.mark.usefixtures("_outside_slurm", "_rack")
 @pytest.mark.parametrize(
     ("wanted", "hostfile", "message"),
     [
@@ -136,15 +118,14 @@ def test_slurm_arguments_of_an_allocation_that_is_not_requested(
     settings = _hosts(wanted, tmp_path, 2) if hostfile else Settings(launcher=wanted)
     settings = replace(settings, slurm_args=("--partition=gpu", "-A x"))
     with pytest.raises(UsageError, match=f"^--mnode-slurm-args=--partition=gpu -A x: {message}"):
-        choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
+        choose(settings, 2, SPEC, [], tmp_path)
 
 
-@pytest.mark.usefixtures("_outside_slurm", "_rack")
 @pytest.mark.parametrize("wanted", ["rack", "local", "slurm", "kubernetes"])
 def test_a_hostfile_with_a_launcher_that_ignores_it_is_refused(tmp_path: Path, wanted: str) -> None:
     message = f"^--mnode-hostfile=.*hosts: --mnode-launcher={wanted} uses other nodes; leave one"
     with pytest.raises(UsageError, match=message):
-        choose(_hosts(wanted, tmp_path, 2), 2, SPEC, [str(tmp_path)], tmp_path)
+        choose(_hosts(wanted, tmp_path, 2), 2, SPEC, [], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +147,6 @@ def test_options_of_kubernetes_whose_nodes_would_not_be_used_are_refused(
     assert found == (message if refused else None)
 
 
-@pytest.mark.usefixtures("_outside_slurm", "_rack")
 def test_only_an_option_makes_pods_not_the_pod_that_pytest_runs_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,30 +154,27 @@ def test_only_an_option_makes_pods_not_the_pod_that_pytest_runs_in(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     (tmp_path / "token").write_text("secret")
     monkeypatch.setattr(api, "IN_POD", tmp_path)
-    launcher, reason = choose(Settings(), 2, SPEC, [str(tmp_path)], tmp_path)
+    launcher, reason = choose(Settings(), 2, SPEC, [], tmp_path)
     assert (launcher.name, reason) == ("rack", "no cluster was named")
-    given = Settings(k8s_image="train:3")
-    assert choose(given, 2, SPEC, [str(tmp_path)], tmp_path)[1] == "--mnode-k8s-image=train:3"
-    given = Settings(launcher="kubernetes", k8s_image="train:3")
-    assert choose(given, 2, SPEC, [str(tmp_path)], tmp_path)[1] == "requested"
+    for wanted, why in (("auto", "--mnode-k8s-image=train:3"), ("kubernetes", "requested")):
+        given = Settings(launcher=wanted, k8s_image="train:3")
+        assert choose(given, 2, SPEC, [], tmp_path)[1] == why
 
 
-@pytest.mark.usefixtures("_outside_slurm", "_rack")
 def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> None:
     need_program("ssh", "openssh-client")
     criteria = SPEC.criteria.model_copy(update={"gang": GangCriterion.model_validate({})})
     spec = SPEC.model_copy(update={"criteria": criteria})
     settings = replace(_hosts("auto", tmp_path, 2), slurm_args=("--partition=gpu",))
-    assert choose(settings, 2, spec, [str(tmp_path)], tmp_path)[0].name == "ssh"
+    assert choose(settings, 2, spec, [], tmp_path)[0].name == "ssh"
     settings = replace(settings, hostfile=None)
     on_rack = replace(settings, launcher="rack")
-    assert choose(on_rack, 2, spec, [str(tmp_path)], tmp_path)[0].name == "rack"
+    assert choose(on_rack, 2, spec, [], tmp_path)[0].name == "rack"
     # Its own tests need no nodes; other criteria would get the rack's nodes and certify them.
     with pytest.raises(UsageError, match="add --mnode-launcher=slurm"):
-        choose(settings, 2, spec, [str(tmp_path)], tmp_path)
+        choose(settings, 2, spec, [], tmp_path)
 
 
-@pytest.mark.usefixtures("_outside_slurm")
 @pytest.mark.parametrize("launcher", ["auto", "ssh"])
 def test_ranks_per_node_are_the_fewest_slots_of_the_used_hosts(
     tmp_path: Path, launcher: str

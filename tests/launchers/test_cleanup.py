@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.launchers.rack import Rack
+from tests.waiting import until
 
 CONTROLLER = """
 import subprocess, sys, time
@@ -33,16 +34,9 @@ if sys.argv[3] != "end":
 """
 
 
-def carriers(tag: str) -> dict[int, str]:
-    """Command line of every process that has this text in its environment."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and tag.encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
-        except OSError:
-            continue
-    return found
+def carriers(tag: str) -> set[int]:
+    """Every process that has this tag in its environment."""
+    return set(processes.started_with("MNODE_TEST_TAG", tag))
 
 
 def interfaces() -> list[str]:
@@ -52,15 +46,8 @@ def interfaces() -> list[str]:
 HANGS_S = 60.0
 
 
-def await_that(condition: Callable[[], bool], state: Callable[[], str]) -> None:
-    deadline = time.monotonic() + HANGS_S
-    while not condition():
-        assert time.monotonic() < deadline, state()
-        time.sleep(0.02)
-
-
-def await_none(tag: str, besides: int | None = None) -> None:
-    await_that(lambda: set(carriers(tag)) <= {besides}, lambda: f"left behind: {carriers(tag)}")
+def await_none(tag: str, besides: int = 0) -> None:
+    until(lambda: carriers(tag) <= {besides}, "processes are left", HANGS_S)
 
 
 Start = Callable[[str], tuple["subprocess.Popen[str]", int]]
@@ -68,7 +55,7 @@ Start = Callable[[str], tuple["subprocess.Popen[str]", int]]
 
 @pytest.fixture
 def tag() -> str:
-    return f"mnode-{uuid.uuid4()}"
+    return uuid.uuid4().hex
 
 
 @pytest.fixture
@@ -91,11 +78,7 @@ def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "MNODE_TEST_TAG": tag,
-            },
+            env={**os.environ, "MNODE_TEST_TAG": tag},
         )
         started.append(process)
         assert process.stdout is not None
@@ -103,7 +86,7 @@ def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
         keeper = int(process.stdout.readline())
         # Controller, daemon, rack, 2 nodes, 2 commands of 5 processes each: otherwise the search
         # for leftovers would prove nothing.
-        await_that(lambda: len(carriers(tag)) == 15, lambda: f"running: {carriers(tag)}")
+        until(lambda: len(carriers(tag)) == 15, "all run", HANGS_S)
         process.stdin.write("\n")
         process.stdin.flush()
         return process, keeper
@@ -168,10 +151,10 @@ def test_controller_and_daemon_are_terminated_at_once(
 
 def test_the_racks_first_process_is_killed(start: Start, tag: str, run_dir: Path) -> None:
     controller, keeper = start("sleep")
-    (inside,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-    os.kill(int(inside), signal.SIGKILL)
+    (inside,) = processes.children(keeper)
+    os.kill(inside, signal.SIGKILL)
     # The daemon still has a directory to remove.
-    await_that(lambda: set(carriers(tag)) == {controller.pid, keeper}, lambda: str(carriers(tag)))
+    until(lambda: carriers(tag) == {controller.pid, keeper}, "the rack has ended", HANGS_S)
     assert run_dir.exists()
     controller.kill()
     controller.wait(HANGS_S)

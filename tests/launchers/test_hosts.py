@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,20 @@ from pytest_mnode.launchers.hosts import Host, parse_hosts, read_hostfile, slots
 from pytest_mnode.launchers.slurm import compress, expand
 
 
+def refusal(read: Callable[[], object]) -> str:
+    """The error of a read, which is one short line."""
+    with pytest.raises(UsageError) as error:
+        read()
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 240
+    return str(error.value)
+
+
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
         ("", []),
-        ("node1", ["node1"]),
         ("node1,login", ["node1", "login"]),
-        ("node[1-3]", ["node1", "node2", "node3"]),
         ("node[08-10,20]", ["node08", "node09", "node10", "node20"]),
         ("a[1-2],b,c[3]", ["a1", "a2", "b", "c3"]),
         ("rack[0-1]n[2-3]", ["rack0n2", "rack0n3", "rack1n2", "rack1n3"]),
@@ -44,16 +52,11 @@ def test_host_lists_are_read(text: str, hosts: list[str]) -> None:
         ("node[1-99999999]", "more than 65536"),
         ("a[0-999]b[0-999]", "more than 65536"),
         ("n[" + "9" * 5000 + "]", "accepted: numbers and ranges, [01-16,20]"),
-        ("n[1-" + "9" * 10 + "]", "accepted: numbers and ranges, [01-16,20]"),
         ("a b", "' b' is not part of a host name"),
     ],
 )
 def test_invalid_host_lists_are_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        expand(text)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 240
+    assert message in refusal(lambda: expand(text))
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=30, unique=True))
@@ -93,11 +96,9 @@ def test_written_host_lists_read_back(hosts: list[str]) -> None:
          [("node1", 8), ("node2", 4)]),
         ("node[01-03,7] slots=2", [("node01", 2), ("node02", 2), ("node03", 2), ("node7", 2)]),
         ("r[1-2]n[1-2]", [("r1n1", None), ("r1n2", None), ("r2n1", None), ("r2n2", None)]),
-        ("a,b slots=1", [("a", 1), ("b", 1)]),
         ("10.0.0.1\nfe80::1%eth0\nn1.lab.example.org", [
             ("10.0.0.1", None), ("fe80::1%eth0", None), ("n1.lab.example.org", None)]),
         ("a\nb\na\na\n", [("a", 3), ("b", None)]),
-        ("a slots=2\na slots=2", [("a", 4)]),
         ("a slots=4 max-slots=4", [("a", 4)]),
         ("a slots = 4\nb slots= 2", [("a", 4), ("b", 2)]),
         ("[2001:db8::1] slots=8\n2001:db8::2", [("2001:db8::1", 8), ("2001:db8::2", None)]),
@@ -118,24 +119,18 @@ def test_the_user_and_line_of_a_host() -> None:
     ("text", "expected"),
     [
         ("n:2222", ["n:2222"]),
-        ("n:222\n", ["n:222"]),
         ("n:22", ["n:22"]),
-        ("n:8 slots=4", ["n:8"]),
-        ("n port=222 slots=4", ["n:222"]),
         ("n slots=4 port = 222", ["n:222"]),
         ("root@10.0.0.1:2222 slots=8\nroot@10.0.0.2:2222 slots=8",
          ["root@10.0.0.1:2222", "root@10.0.0.2:2222"]),
-        ("[2001:db8::1]:2222", ["[2001:db8::1]:2222"]),
         ("ops@[2001:db8::1]:8", ["ops@[2001:db8::1]:8"]),
         ("2001:db8::1 port=2222", ["[2001:db8::1]:2222"]),
         ("ssh://ops@n:2222", ["ops@n:2222"]),
         ("n[1-2]:2222 slots=8", ["n1:2222", "n2:2222"]),
         ("ops@n[1-2] port=2222", ["ops@n1:2222", "ops@n2:2222"]),
         ("a:2222,b:2223,[::1]:2224", ["a:2222", "b:2223", "[::1]:2224"]),
-        ("ops@a,b", ["ops@a", "ops@b"]),
         ("n:2222\nn:2223\nn:2222", ["n:2222", "n:2223"]),  # two containers of one machine
         ("n user=ops\nm username=eve port=222", ["ops@n", "eve@m:222"]),
-        ("n", ["n"]),
     ],
 )  # fmt: skip
 def test_the_port_of_a_host(text: str, expected: list[str]) -> None:
@@ -157,42 +152,32 @@ def test_ssh_gets_the_port(text: str, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "hosts: names no host; accepted: host, user@host or node[01-16], then slots=N"),
-        ("# nothing\n", "hosts: names no host"),
-        ("node1 slots=0", "hosts:1: slots=0: accepted: a whole number of 1 or more"),
-        ("node1 slots=8x", "hosts:1: slots=8x: accepted: a whole number"),
-        ("node1 slots", "hosts:1: slots: accepted: a whole number"),
-        ("\nnode1 cpus=3", "hosts:2: cpus=3: accepted: host, user@host or node[01-16]"),
-        ("node1 node2", "hosts:1: node2: accepted: host, user@host"),
-        ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host name"),
-        ("a@-b", "hosts:1: '-b' is not a host name"),
-        ("a;b@c", "hosts:1: a;b@c: 'a;b' is not a user name"),
-        ("node[1-3", "hosts:1: hosts 'node[1-3': brackets do not match"),
-        ("node[3-1]", "hosts:1: hosts 'node[3-1]': 3-1 runs backwards"),
-        ("node[1-99999999]", "hosts:1: hosts 'node[1-99999999]': more than 65536"),
-        ("node1:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
-        ("node[1-2]:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
-        ("10.0.0.1:4", "hosts:1: 10.0.0.1:4: ':4' is not read here; write 10.0.0.1 slots=4"),
-        ("[::1]:0", "hosts:1: port 0: accepted: a port, 1 to 65535"),
-        ("[x::1]:4", "hosts:1: hosts '[x::1]:4': [x::1]: accepted: numbers and ranges"),
-        ("node1 port=0", "hosts:1: port 0: accepted: a port, 1 to 65535"),
-        ("node1:65536", "hosts:1: port 65536: accepted: a port, 1 to 65535"),
-        ("node1 port=ssh", "hosts:1: port ssh: accepted: a port, 1 to 65535"),
-        ("node1:2222 port=222", "hosts:1: node1:2222: two ports, 2222 and port=222"),
-        ("node1 user=a;b", "hosts:1: user=a;b: 'a;b' is not a user name"),
-        ("a:b:2222", "hosts:1: 'a:b:2222' is not a host name"),
-        ("node1:eth0", "hosts:1: 'node1:eth0' is not a host name"),
-        ("node1 slots=" + "9" * 5000, "hosts:1: slots=" + "9" * 51 + "…: accepted: a whole number"),
-        ("n[" + "9" * 5000 + "]", "hosts:1: hosts 'n[9999"),
-        ("node$(reboot)", "hosts:1: 'node$(reboot)' is not a host name"),
+        ("", " names no host; accepted: host, user@host or node[01-16], then slots=N"),
+        ("node1 slots=0", "1: slots=0: accepted: a whole number of 1 or more"),
+        ("node1 slots=8x", "1: slots=8x: accepted: a whole number"),
+        ("\nnode1 cpus=3", "2: cpus=3: accepted: host, user@host or node[01-16]"),
+        ("node1 node2", "1: node2: accepted: host, user@host"),
+        ("-oProxyCommand=x", "1: '-oProxyCommand=x' is not a host name"),
+        ("a@-b", "1: '-b' is not a host name"),
+        ("a;b@c", "1: a;b@c: 'a;b' is not a user name"),
+        ("node[1-3", "1: hosts 'node[1-3': brackets do not match"),
+        ("node1:8", "1: node1:8: ':8' is not read here; write node1 slots=8"),
+        ("node[1-2]:8", "1: node1:8: ':8' is not read here; write node1 slots=8"),
+        ("[::1]:0", "1: port 0: accepted: a port, 1 to 65535"),
+        ("[x::1]:4", "1: hosts '[x::1]:4': [x::1]: accepted: numbers and ranges"),
+        ("node1:65536", "1: port 65536: accepted: a port, 1 to 65535"),
+        ("node1 port=ssh", "1: port ssh: accepted: a port, 1 to 65535"),
+        ("node1:2222 port=222", "1: node1:2222: two ports, 2222 and port=222"),
+        ("node1 user=a;b", "1: user=a;b: 'a;b' is not a user name"),
+        ("a:b:2222", "1: 'a:b:2222' is not a host name"),
+        ("node1:eth0", "1: 'node1:eth0' is not a host name"),
+        ("node1 slots=" + "9" * 5000, "1: slots=" + "9" * 51 + "…: accepted: a whole number"),
+        ("n[" + "9" * 5000 + "]", "1: hosts 'n[9999"),
+        ("node$(reboot)", "1: 'node$(reboot)' is not a host name"),
     ],
 )
 def test_refused_hostfiles(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_hosts(text, "hosts")
-    assert str(raised.value).startswith(message)
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 240
+    assert refusal(lambda: parse_hosts(text, "hosts")).startswith(f"hosts:{message}")
 
 
 @pytest.mark.parametrize(

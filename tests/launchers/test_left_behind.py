@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ from pytest_mnode.protocol.launcher_requests import PowerOff
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Power
 from tests.programs import write_program
+from tests.waiting import until
 
 # Racks.
 
@@ -180,21 +182,12 @@ def test_an_allocation_ends_with_the_launcher(fails: bool) -> None:
         if fails:
             raise ClusterError("no answer")
 
-    launcher = SlurmLauncher.__new__(SlurmLauncher)
+    launcher: Any = SlurmLauncher.__new__(SlurmLauncher)
+    launcher._closed, launcher._watch, launcher._shared = False, None, None
+    launcher._watchers = SimpleNamespace(close=lambda: None)
     daemon = SimpleNamespace(close=lambda: done.append("daemon"))
-    parts: dict[str, Any] = {
-        "_closed": False,
-        "_watch": None,
-        "_watchers": SimpleNamespace(close=lambda: None),
-        "_shared": None,
-        "allocation": SimpleNamespace(close=close, daemon=daemon),
-    }
-    for name, value in parts.items():
-        setattr(launcher, name, value)
-    if fails:
-        with pytest.raises(ClusterError):
-            launcher.close()
-    else:
+    launcher.allocation = SimpleNamespace(close=close, daemon=daemon)
+    with pytest.raises(ClusterError) if fails else nullcontext():
         launcher.close()
     assert done == ["released", "daemon"]
 
@@ -227,11 +220,7 @@ def test_a_stopped_daemon_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_signals_of_a_terminal_end_no_daemon(number: signal.Signals, tmp_path: Path) -> None:
     daemon = CleanupDaemon(lambda _: None)
     pid = daemon.start([str(tmp_path)])
-    end = time.monotonic() + 20.0
-    while not ignores(pid, number):
-        assert time.monotonic() < end
-        assert not processes.has_ended(pid)
-        time.sleep(0.01)
+    until(lambda: ignores(pid, number), "the daemon ignores it")
     daemon.close([str(tmp_path)])
     assert not tmp_path.exists()
 

@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.inner import need_program
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -26,11 +26,15 @@ HANGS_S = 60.0
 Losses = queue.SimpleQueue[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
-def losses(rack: Rack) -> Losses:
+def losses_of(rack: Rack) -> Losses:
     losses: Losses = queue.SimpleQueue()
     rack.watch(lambda node, reason: losses.put((node, reason)))
     return losses
+
+
+@pytest.fixture(scope="module")
+def losses(rack: Rack) -> Losses:
+    return losses_of(rack)
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +51,8 @@ def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> 
     sleepers = [
         subprocess.Popen(command) for command in rack.commands(rack.nodes[:2], ["sleep", "300"])
     ]
-    deadline = time.monotonic() + HANGS_S
-    while on_switch(rack, ["ps", "ax", "-o", "comm"]).split().count("sleep") < 2:
-        assert time.monotonic() < deadline
+    ps = ["ps", "ax", "-o", "comm"]
+    until(lambda: on_switch(rack, ps).split().count("sleep") == 2, "both sleep", HANGS_S)
     rack.ask(PowerOff("node1"))
     assert sleepers[1].wait(HANGS_S) == 137
     assert sleepers[0].poll() is None
@@ -76,9 +79,8 @@ def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> No
     rack.ask(PowerOff(node.name))
     rack.ask(PowerOn(node.name))
     assert rack.namespace_pid(node) != old
-    done = run_on(
-        rack, node, ["sh", "-c", "uname -n; ls /dev/shm; cat /sys/class/net/fab0/address"]
-    )
+    script = "uname -n; ls /dev/shm; cat /sys/class/net/fab0/address"
+    done = run_on(rack, node, ["sh", "-c", script])
     assert done.stdout == f"node1\n{rack.plan.mac(1, 'fab0')}\n"
 
 
@@ -126,10 +128,7 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
     rack.ask(PowerOff("node1"))
     on_switch(rack, ["sh", "-c", f"echo 0 > {limit}"])
     try:
-        with pytest.raises(
-            ClusterError,
-            match=r"cannot switch nodes on: node1 did not boot: failed at namespaces: .*space",
-        ):
+        with pytest.raises(ClusterError, match=r"node1 did not boot: failed at namespaces: .*sp"):
             rack.ask(PowerOn("node1"))
     finally:
         on_switch(rack, ["sh", "-c", f"echo {before} > {limit}"])
@@ -142,8 +141,7 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
 def test_the_end_of_the_daemon_is_the_end_of_all_nodes(
     one_node: Rack, number: signal.Signals, why: str
 ) -> None:
-    losses: Losses = queue.SimpleQueue()
-    one_node.watch(lambda node, reason: losses.put((node, reason)))
+    losses = losses_of(one_node)
     sleeper = subprocess.Popen(one_node.agent_command(["sleep", "300"]))
     assert one_node.daemon_pid is not None
     os.kill(one_node.daemon_pid, number)
@@ -157,8 +155,7 @@ def test_the_end_of_the_daemon_is_the_end_of_all_nodes(
 
 
 def test_the_end_of_the_first_process_is_the_end_of_all_nodes(one_node: Rack) -> None:
-    losses: Losses = queue.SimpleQueue()
-    one_node.watch(lambda node, reason: losses.put((node, reason)))
+    losses = losses_of(one_node)
     assert one_node.daemon_pid is not None
     [first] = processes.children(one_node.daemon_pid)
     os.kill(first, signal.SIGKILL)

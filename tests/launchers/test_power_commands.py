@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.power import recover
 from pytest_mnode.protocol.launcher_requests import LauncherRequest, PowerOn
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Power
+from tests.waiting import until
 
 NODE = Node("n1", 0, "10.0.0.1")
 
@@ -27,6 +27,13 @@ NODE = Node("n1", 0, "10.0.0.1")
 def section_of(off: str, on: str, limit: str = "60 s") -> Power:
     page = {"switch_off": off, "switch_on": on, "command_within": limit}
     return Power.model_validate(page)
+
+
+def spec_with(directory: Path, section: str) -> Spec:
+    """The default spec with this power section."""
+    page = directory / "spec.yaml"
+    page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
+    return load_spec(page)
 
 
 def test_the_node_is_named_in_the_command(tmp_path: Path) -> None:
@@ -72,10 +79,7 @@ def test_a_command_that_exceeds_its_limit_is_ended_with_its_children(tmp_path: P
     with pytest.raises(ClusterError, match="had not ended after 1 s"):
         power.switch(section, "on", NODE)
     assert processes.children(os.getpid()) == before, "a zombie is left"
-    end = time.monotonic() + 10
-    while psutil.pid_exists(int(note.read_text())):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: not psutil.pid_exists(int(note.read_text())))
 
 
 def test_a_spec_without_a_command() -> None:
@@ -87,47 +91,31 @@ def test_a_spec_without_a_command() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            "{switch_off: reboot, switch_on: 'wake {node}'}",
-            "power.switch_off: 'reboot' does not say which node; acc",
-        ),
-        (
-            "{switch_off: 'x {node}', switch_on: \"y '{node}\"}",
-            'power.switch_on: "y \'{node}": No closing quotation',
-        ),
+        ("{switch_off: off, switch_on: 'on {node}'}", "power.switch_off: 'off' does not say which"),
+        ("{switch_off: 'x {node}', switch_on: \"y '{node}\"}", '{node}": No closing quotation'),
         ("{switch_off: 'x {node}'}", "power.switch_on: missing"),
     ],
 )
 def test_an_invalid_power_section(tmp_path: Path, section: str, message: str) -> None:
-    page = tmp_path / "spec.yaml"
-    page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
     with pytest.raises(SpecError, match=re.escape(message)):
-        load_spec(page)
+        spec_with(tmp_path, section)
 
 
 def test_the_power_section_of_a_spec(tmp_path: Path) -> None:
-    page = tmp_path / "spec.yaml"
     section = "{switch_off: 'bmc {node} off', switch_on: 'bmc {node} on', within: 15 min}"
-    page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
-    found = load_spec(page).power
+    found = spec_with(tmp_path, section).power
     assert found is not None
-    assert (found.switch_off, found.within_s, found.command_within_s) == (
-        "bmc {node} off",
-        900.0,
-        60.0,
-    )
-
-
-NODE_recover = Node("n1", 0, "10.0.0.1")
+    assert found.switch_off == "bmc {node} off"
+    assert (found.within_s, found.command_within_s) == (900.0, 60.0)
 
 
 class Switchless(Local):
-    """A launcher that knows whether its node runs commands; None: the node is gone."""
+    """A launcher that reaches its node by this command; empty: the node is gone."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(1)
-        self.name = "made"
-        self.command = list(command)
+        self.name, self.command = "made", list(command)
+        self.switched: list[str] = []
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         if not self.command:
@@ -138,10 +126,6 @@ class Switchless(Local):
 class Switched(Switchless):
     """A launcher that can boot the node."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        super().__init__(command)
-        self.switched: list[str] = []
-
     def ask(self, request: LauncherRequest) -> None:
         assert isinstance(request, PowerOn)
         self.switched.append(request.node)
@@ -149,7 +133,7 @@ class Switched(Switchless):
 
 def test_a_node_that_runs_commands_is_on() -> None:
     launcher = Switched(["true"])
-    recover(launcher, NODE_recover)
+    recover(launcher, NODE)
     assert launcher.switched == []
 
 
@@ -161,11 +145,11 @@ def test_a_node_that_runs_commands_is_on() -> None:
 def test_a_node_that_runs_no_commands_is_switched_on(command: list[str]) -> None:
     """Whatever the launcher reports: for minutes Slurm calls a lost node available."""
     launcher = Switched(command)
-    recover(launcher, NODE_recover, 0.3)
+    recover(launcher, NODE, 0.3)
     assert launcher.switched == ["n1"]
 
 
 def test_a_launcher_without_a_power_switch() -> None:
-    recover(Switchless(["true"]), NODE_recover)
+    recover(Switchless(["true"]), NODE)
     with pytest.raises(ClusterError, match=r"^the made launcher cannot switch nodes on; use"):
-        recover(Switchless(["false"]), NODE_recover)
+        recover(Switchless(["false"]), NODE)

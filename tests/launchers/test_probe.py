@@ -18,10 +18,16 @@ from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack, mounts, probe
 from pytest_mnode.machine import namespaces
 from tests.programs import write_program
+from tests.waiting import until
 
 
 def deny(number: int, step: str) -> OSError:
     return OSError(number, os.strerror(number), step)
+
+
+def python(text: str) -> list[str]:
+    """A program that imports what this process can import, wherever it runs."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{text}"]
 
 
 @pytest.mark.parametrize(
@@ -39,8 +45,7 @@ def test_reason_when_namespaces_are_denied(
         raise deny(number, "unshare")
 
     monkeypatch.setattr(namespaces, "unshare", denied)
-    reason = Rack.unavailable(mode)
-    assert reason is not None
+    reason = str(Rack.unavailable(mode))
     assert re.match(message, reason)
     assert "\n" not in reason
 
@@ -50,9 +55,7 @@ def test_reason_names_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     setting.write_text("0\n")
     monkeypatch.setattr(probe, "_HINTS", ((str(setting), "0", "user.max_user_namespaces=0"),))
     error = deny(errno.ENOSPC, "unshare(user)")
-    assert probe.reason(error, rootless=True) == (
-        "unshare(user) in a user namespace: No space left on device (user.max_user_namespaces=0)"
-    )
+    assert probe.reason(error, rootless=True).endswith("(user.max_user_namespaces=0)")
     assert "max_user" not in probe.reason(error, rootless=False)
 
 
@@ -62,9 +65,7 @@ def test_reason_when_mounts_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
         raise deny(errno.EPERM, "mount sysfs on /sys")
 
     monkeypatch.setattr(mounts, "mount_sys", denied)
-    reason = Rack.unavailable()
-    assert reason is not None
-    assert reason.startswith("mount sysfs on /sys ")
+    assert str(Rack.unavailable()).startswith("mount sysfs on /sys ")
 
 
 def test_a_probe_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +96,8 @@ def test_probing_does_not_change_this_process(mode: str) -> None:
 def test_a_failed_start_reports_the_last_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, why: str
 ) -> None:
-    python = tmp_path / "python"
-    write_program(python, f"#!/bin/sh\n{script}\n")
-    monkeypatch.setattr(sys, "executable", str(python))
+    write_program(tmp_path / "python", f"#!/bin/sh\n{script}\n")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     rack = Rack(1)
     with pytest.raises(ClusterError, match=f"rack: start: the rack has ended: {why}$"):
         rack.start()
@@ -120,14 +120,11 @@ except ClusterError as error:
 @pytest.mark.usefixtures("_rack_possible")
 def test_a_start_that_is_refused_names_the_step() -> None:
     """A rack within a rack, whose limits can be lowered safely."""
-    nested = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{NESTED}"]
+    nested = python(NESTED)
     with Rack(1, mode="rootless") as rack:
         assert on_switch(rack, nested) == "nested\n"
         on_switch(rack, ["sh", "-c", "echo 0 > /proc/sys/user/max_uts_namespaces"])
-        assert on_switch(rack, nested) == (
-            "rack: cannot start: node0 did not boot: failed at namespaces: [Errno 28]"
-            " No space left on device: 'unshare(net+uts+ipc+mnt)'\n"
-        )
+        assert "node0 did not boot: failed at namespaces: [Errno 28]" in on_switch(rack, nested)
 
 
 # Python may be in a directory that only root can enter: a mount namespace makes it accessible.
@@ -202,13 +199,7 @@ def test_a_mount_can_be_undone() -> None:
     allowed = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--ipc", "--pid", "true"]
     if subprocess.run(allowed, check=False, capture_output=True).returncode:
         pytest.skip("namespaces are not allowed here")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{UNMOUNT}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = subprocess.run(python(UNMOUNT), capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "True False\n", done.stderr
 
 
@@ -223,16 +214,8 @@ time.sleep(60)
 
 
 def test_a_process_can_be_tied_to_its_parent() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{TIED}"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.kill()
-    deadline = time.monotonic() + 30
-    while not processes.has_ended(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    parent.communicate()
+    with subprocess.Popen(python(TIED), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        until(lambda: processes.has_ended(child))

@@ -56,12 +56,12 @@ def test_cpus_are_distributed_over_nodes(
     assert [socket.cpus for socket in shown.sockets] == expected
 
 
-def test_threads_of_a_core_stay_together_if_there_are_enough_cores() -> None:
-    assert [s.cpus for s in board(machine(6, threads=2), Layout(), 0, 1).sockets] == [
-        (0, 1, 2, 3),
-        (4, 5),
-    ]
-    assert [s.cpus for s in board(machine(2, threads=2), Layout(), 0, 1).sockets] == [(0,), (1,)]
+@pytest.mark.parametrize(("cpus", "expected"), [(6, [(0, 1, 2, 3), (4, 5)]), (2, [(0,), (1,)])])
+def test_threads_of_a_core_stay_together_if_there_are_enough_cores(
+    cpus: int, expected: list[tuple[int, ...]]
+) -> None:
+    shown = board(machine(cpus, threads=2), Layout(), 0, 1)
+    assert [socket.cpus for socket in shown.sockets] == expected
 
 
 def test_memory_is_shown_on_its_numa_node() -> None:
@@ -71,11 +71,9 @@ def test_memory_is_shown_on_its_numa_node() -> None:
     assert [(s.number, bool(s.size_bytes)) for s in two.sockets] == [(0, True), (1, True)]
     # Only one of the machine's NUMA nodes has usable CPUs: the other socket has none of its memory.
     lone = [NumaCores(0, 4 * GIB, ()), NumaCores(1, 4 * GIB, ((4,), (5,)))]
-    sockets = board(lone, Layout(), 0, 1).sockets
-    assert [(s.number, s.cpus, bool(s.size_bytes)) for s in sockets] == [
-        (0, (4,), False),
-        (1, (5,), True),
-    ]
+    first, second = board(lone, Layout(), 0, 1).sockets
+    assert (first.cpus, bool(first.size_bytes)) == ((4,), False)
+    assert (second.cpus, bool(second.size_bytes)) == ((5,), True)
 
 
 def test_nodes_take_turns() -> None:
@@ -118,11 +116,8 @@ def test_readers_find_the_planned_hardware_in_the_tree(tmp_path: Path) -> None:
     layout = Layout(sockets=3, accelerators=(0, 0, 1, 2))
     write(tmp_path, board(machine(8), layout, 0, 1))
     numa = read_numa(tmp_path)
-    assert [(n.number, sorted(n.cpus or ())) for n in numa.nodes] == [
-        (0, [0, 1, 2]),
-        (1, [3, 4, 5]),
-        (2, [6, 7]),
-    ]
+    planned = [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [(n.number, sorted(n.cpus or ())) for n in numa.nodes] == list(enumerate(planned))
     assert [n.memory_bytes for n in numa.nodes] == [4 * GIB, 0, 0]
     assert (numa.distance(0, 0), numa.distance(0, 2)) == (10, 21)
     devices = tmp_path / "sys/bus/pci/devices"
@@ -136,20 +131,16 @@ def test_readers_find_the_planned_hardware_in_the_tree(tmp_path: Path) -> None:
     assert (tmp_path / "sys/class/net/mgmt0/device/numa_node").read_text() == "1\n"
     # Ranks that bind themselves get the planned CPUs.
     found = numa_cores(tmp_path, usable=range(8))
-    assert [[cpu for core in m.cores for cpu in core] for m in found] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6, 7],
-    ]
+    assert [[cpu for core in m.cores for cpu in core] for m in found] == planned
 
 
 def write(root: Path, shown: object) -> None:
     made = tree(shown, "fab0", "mgmt0")  # type: ignore[arg-type]
-    for name, text in made.files.items():
+    for name in (*made.files, *made.links):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, text in made.files.items():
         (root / name).write_text(f"{text}\n")
     for name, target in made.links.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).symlink_to(target)
 
 

@@ -6,8 +6,7 @@ import json
 import queue
 import subprocess
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -29,6 +28,7 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from tests.inner import need_program
 from tests.launchers.remote.test_node_report import WELL
 from tests.programs import write_program
+from tests.waiting import until
 
 SPEC = load_spec(default_spec_path())
 # In place of ssh: a master creates its socket file and stays until an order ends it.
@@ -60,7 +60,7 @@ exec sleep 300
 """
 
 
-def made(directory: Path, hosts: str = "n1 n2".replace(" ", "\n")) -> Ssh:
+def made(directory: Path, hosts: str = "n1\nn2") -> Ssh:
     run_dir = directory / "run"
     run_dir.mkdir()
     return Ssh(parse_hosts(hosts, "hosts"), SPEC, RemoteOptions(str(run_dir), directory))
@@ -71,10 +71,21 @@ def _ssh() -> None:
     need_program("ssh", "openssh-client")
 
 
-def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = directory / "ssh with blank"
-    write_program(path, text)
-    monkeypatch.setenv(SSH_COMMAND, f"{quote(str(path))} -F none")
+Use = Callable[[str], Path]
+
+
+@pytest.fixture
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Use:
+    """use(program): what stands in for ssh, and its log. It knows its `{directory}` and `{log}`."""
+
+    def use(text: str) -> Path:
+        path, log = tmp_path / "ssh with blank", tmp_path / "log"
+        directory = quote(str(tmp_path))
+        write_program(path, text.format(directory=directory, log=quote(str(log))))
+        monkeypatch.setenv(SSH_COMMAND, f"{quote(str(path))} -F none")
+        return log
+
+    return use
 
 
 @pytest.mark.parametrize(
@@ -92,8 +103,8 @@ def test_a_missing_ssh(
         made(tmp_path)
 
 
-def test_each_host_that_refuses_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, FAILS, monkeypatch)
+def test_each_host_that_refuses_has_a_line(tmp_path: Path, use: Use) -> None:
+    use(FAILS)
     with pytest.raises(ClusterError) as raised:
         made(tmp_path, "n1\nme@n2").start()
     assert str(raised.value).splitlines() == [
@@ -105,17 +116,16 @@ def test_each_host_that_refuses_has_a_line(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_host_to_which_ssh_never_connects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "_CONNECT_LIMIT_S", 0.5)
-    program(tmp_path, "#!/bin/sh\nexec sleep 60\n", monkeypatch)
+    use("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(ClusterError, match="n1: no connection in time"):
         made(tmp_path, "n1").start()
 
 
-def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "log"
-    program(tmp_path, STAYS.format(log=quote(str(log))), monkeypatch)
+def test_connections_end_with_the_launcher(tmp_path: Path, use: Use) -> None:
+    log = use(STAYS)
     launcher = made(tmp_path)
     launcher.silence_limit_s = 40.0
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
@@ -126,18 +136,14 @@ def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.M
     assert [words for words in started if "-M" in words] == asked
     masters = [int(words[0]) for words in started if "-M" in words]
     assert len(masters) == 2
-    end = time.monotonic() + 5.0
-    while any(psutil.pid_exists(pid) for pid in masters):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: not any(map(psutil.pid_exists, masters)))
     for words in started:
         assert words[1:3] == ["-F", "none"]
         assert "BatchMode=yes" in words
 
 
-def test_ssh_uses_the_port_of_the_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "log"
-    program(tmp_path, STAYS.format(log=quote(str(log))), monkeypatch)
+def test_ssh_uses_the_port_of_the_hostfile(tmp_path: Path, use: Use) -> None:
+    log = use(STAYS)
     launcher = made(tmp_path, "me@n1:2222\nn2 port=222")
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used") as raised:
         launcher.start()
@@ -156,11 +162,8 @@ def test_a_launcher_has_no_nodes_before_its_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["x" * 90, "my jobs"])
-def test_sockets_go_elsewhere_if_ssh_cannot_use_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
-) -> None:
-    log = tmp_path / "log"
-    program(tmp_path, STAYS.format(log=quote(str(log))), monkeypatch)
+def test_sockets_go_elsewhere_if_ssh_cannot_use_the_directory(use: Use, prefix: str) -> None:
+    log = use(STAYS)
     with (
         tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp") as directory,
         pytest.raises(ClusterError, match="n1: not here"),
@@ -187,11 +190,8 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ClusterError) as raised:
         nodes_from(looks)
-    assert str(raised.value).splitlines() == [
-        "ssh: 1 of 2 nodes cannot be used:",
-        "  n1: its address 127.0.1.1 is a loopback address; name it by an address at which the "
-        "other nodes reach it",
-    ]
+    [_, line] = str(raised.value).splitlines()
+    assert line.startswith("  n1: its address 127.0.1.1 is a loopback address; name it by")
     [first, second] = nodes_from(looks | {"n1": replace(WELL, connection="")})
     assert (first.address, second.address) == ("n1", "10.7.0.1")
 
@@ -219,9 +219,9 @@ def test_a_refused_shared_directory_leaves_no_socket_directory(
 
 
 def test_a_lost_connection_is_reopened_without_power_switching(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, THIS.format(directory=quote(str(tmp_path))), monkeypatch)
+    use(THIS)
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     launcher = made(tmp_path, "n1")
     losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()

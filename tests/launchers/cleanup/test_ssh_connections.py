@@ -7,7 +7,7 @@ import queue
 import resource
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ import pytest
 
 from pytest_mnode.launchers.cleanup import ssh_connections
 from pytest_mnode.launchers.cleanup.client import Connections
+from tests.waiting import until
 
 Losses = queue.SimpleQueue[tuple[str, str]]
 Way = Callable[..., tuple[list[str], str]]
@@ -38,11 +39,12 @@ def held(losses: Losses) -> Iterator[Connections]:
 
 @pytest.fixture
 def way(tmp_path: Path) -> Way:
-    """way(name, script): the program in place of ssh; "$up" is the socket that it must create."""
+    """way(name, script): the program in place of ssh; "$up" is the socket that it must create.
+    It runs in tmp_path."""
 
     def way(name: str, script: str = ': > "$up"; exec sleep 300') -> tuple[list[str], str]:
         socket = str(tmp_path / f"s-{name}")
-        return ["sh", "-c", f"up={shlex.quote(socket)}; {script}"], socket
+        return ["sh", "-c", f"cd {shlex.quote(str(tmp_path))}; up=s-{name}; {script}"], socket
 
     return way
 
@@ -55,89 +57,69 @@ def test_failed_and_lost_connections_are_named(held: Connections, losses: Losses
     assert losses.empty()
 
 
+# A connection that is up, and notes its pid and that of its own child.
+NOTED = 'sleep 300 & echo $$ $! > pids; : > "$up";'
+
+
+def await_ends(directory: Path) -> None:
+    """Of the noted processes."""
+    for pid in map(int, (directory / "pids").read_text().split()):
+        until(lambda pid=pid: not psutil.pid_exists(pid), "it has ended")  # type: ignore[misc]
+
+
 def test_a_connection_that_times_out_ends_with_its_children(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
     """Like ssh's own ssh to a jump host that accepts the connection and stays silent."""
-    note = tmp_path / "pid"
-    script = f"sleep 300 & echo $! > {shlex.quote(str(note))}; wait"
-    assert held.connect({"n1": way("n1", script)}, 1.0) == {"n1": "no connection in time"}
-    jump = int(note.read_text())
-    end = time.monotonic() + 10
-    while psutil.pid_exists(jump):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    silent = way("n1", "sleep 300 & echo $! > pids; wait")
+    assert held.connect({"n1": silent}, 1.0) == {"n1": "no connection in time"}
+    await_ends(tmp_path)
 
 
 def test_an_ended_connection_ends_its_children(held: Connections, way: Way, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    script = f"trap '' TERM; sleep 300 & echo $! > {shlex.quote(str(note))}; : > \"$up\"; wait"
-    assert held.connect({"n1": way("n1", script)}, 10) == {}
+    assert held.connect({"n1": way("n1", f"trap '' TERM; {NOTED} wait")}, 10) == {}
     held.end("n1")
-    end = time.monotonic() + ssh_connections.END_S + 10
-    while psutil.pid_exists(int(note.read_text())):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def await_end(pid: int) -> None:
-    end = time.monotonic() + 20
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def noted(note: Path, before: str = "", after: str = "wait") -> str:
-    """A connection that is up, and notes its pid and that of its own child."""
-    return f'{before} sleep 300 & echo $$ $! > {shlex.quote(str(note))}; : > "$up"; {after}'
+    await_ends(tmp_path)
 
 
 def test_an_ended_connection_is_asked_to_end_first(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
     """ssh removes its socket, and tells the other end."""
-    asked = shlex.quote(str(tmp_path / "asked"))
-    script = noted(tmp_path / "pids", f"trap 'touch {asked}; exit' TERM;")
+    script = f"trap 'touch asked; exit' TERM; {NOTED} wait"
     assert held.connect({"n1": way("n1", script)}, 10) == {}
     held.end("n1")
-    for pid in map(int, (tmp_path / "pids").read_text().split()):
-        await_end(pid)
+    await_ends(tmp_path)
     assert (tmp_path / "asked").exists()
 
 
 def test_what_a_lost_connection_leaves_is_ended(
     held: Connections, losses: Losses, way: Way, tmp_path: Path
 ) -> None:
-    assert (
-        held.connect({"n1": way("n1", noted(tmp_path / "pids", after="sleep 0.5; exit 3"))}, 10)
-        == {}
-    )
+    assert held.connect({"n1": way("n1", f"{NOTED} sleep 0.5; exit 3")}, 10) == {}
     assert losses.get(timeout=10) == ("n1", "ssh ended with status 3")
-    for pid in map(int, (tmp_path / "pids").read_text().split()):
-        await_end(pid)
+    await_ends(tmp_path)
 
 
 def test_a_new_connection_replaces_the_old_one(held: Connections, way: Way, tmp_path: Path) -> None:
-    assert held.connect({"n1": way("n1", noted(tmp_path / "pids"))}, 10) == {}
+    assert held.connect({"n1": way("n1", f"{NOTED} wait")}, 10) == {}
     assert held.connect({"n1": way("n1")}, 10) == {}
-    for pid in map(int, (tmp_path / "pids").read_text().split()):
-        await_end(pid)
+    await_ends(tmp_path)
 
 
 def test_connections_end_with_the_run(held: Connections, way: Way, tmp_path: Path) -> None:
-    assert held.connect({"n1": way("n1", noted(tmp_path / "pids", "trap '' TERM;"))}, 10) == {}
+    assert held.connect({"n1": way("n1", f"trap '' TERM; {NOTED} wait")}, 10) == {}
     held.close()
-    for pid in map(int, (tmp_path / "pids").read_text().split()):
-        await_end(pid)
+    await_ends(tmp_path)
 
 
 def test_connections_end_with_the_daemon(held: Connections, way: Way, tmp_path: Path) -> None:
-    assert held.connect({"n1": way("n1", noted(tmp_path / "pids"))}, 10) == {}
+    assert held.connect({"n1": way("n1", f"{NOTED} wait")}, 10) == {}
     master = int((tmp_path / "pids").read_text().split()[0])
     parents = psutil.Process(master).parents()
     [daemon] = [parent for parent in parents if parent.name() == "mnode-cleanup"]
     daemon.kill()
-    await_end(master)
+    until(lambda: not psutil.pid_exists(master), "ssh has ended")
 
 
 def test_a_program_that_cannot_be_started_affects_one_host(held: Connections, way: Way) -> None:
@@ -186,29 +168,35 @@ def test_the_end_of_the_daemon_is_reported_as_the_reason(
     assert losses.empty()
 
 
+def noting(names: Sequence[str], way: Way, script: str) -> dict[str, tuple[list[str], str]]:
+    """Connections whose `$name` is their own, in a directory for those that are made at once."""
+    up = ': > "../$up"; exec sleep 300'
+    start = "mkdir -p at-once; cd at-once; name="
+    return {name: way(name, f"{start}{name}; {script} {up}") for name in names}
+
+
+def counts(directory: Path) -> list[int]:
+    """How many were made at once, as each connection saw it."""
+    return [int(word) for word in (directory / "counts").read_text().split()]
+
+
 def test_dropped_connections_are_retried_a_few_at_a_time(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
     """A jump host accepts only some connections at once; here the first of each node is dropped."""
-    at_once = tmp_path / "at once"
-    at_once.mkdir()
     script = (
-        f"cd {shlex.quote(str(at_once))}; if mkdir ../{{0}}.first 2> /dev/null; then {DROPPED}; fi;"
-        'touch {0}; ls | wc -l >> ../counts; sleep 0.2; rm {0}; : > "$up"; exec sleep 300'
+        f"if mkdir ../$name.first 2> /dev/null; then {DROPPED}; fi;"
+        "touch $name; ls | wc -l >> ../counts; sleep 0.2; rm $name;"
     )
-    names = [f"n{number}" for number in range(20)]
-    ways = {name: way(name, script.replace("{0}", name)) for name in names}
-    assert held.connect(ways, 30) == {}
-    counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
-    assert len(counts) == 20
-    assert max(counts) <= ssh_connections.AGAIN_AT_ONCE
+    assert held.connect(noting([f"n{number}" for number in range(20)], way, script), 30) == {}
+    assert len(counts(tmp_path)) == 20
+    assert max(counts(tmp_path)) <= ssh_connections.AGAIN_AT_ONCE
 
 
 def test_a_connection_that_is_always_dropped_is_reported(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
-    script = f"echo x >> {shlex.quote(str(tmp_path))}/tries; {DROPPED}"
-    problems = held.connect({"n1": way("n1", script)}, 60)
+    problems = held.connect({"n1": way("n1", f"echo x >> tries; {DROPPED}")}, 60)
     assert problems == {"n1": "kex_exchange_identification: Connection closed by remote host"}
     assert (tmp_path / "tries").read_text().count("x") == ssh_connections.TRIES
 
@@ -217,33 +205,19 @@ def test_many_connections_are_made_some_at_a_time_and_each_has_the_whole_limit(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
     """All together take longer than the limit of one; that they wait for a turn is no failure."""
-    at_once = tmp_path / "at once"
-    at_once.mkdir()
-    script = (
-        f"cd {shlex.quote(str(at_once))}; touch {{0}}; ls | wc -l >> ../counts; sleep 1.5;"
-        'rm {0}; : > "$up"; exec sleep 300'
-    )
+    script = "touch $name; ls | wc -l >> ../counts; sleep 1.5; rm $name;"
     names = [f"n{number}" for number in range(2 * ssh_connections.AT_ONCE + 10)]
-    ways = {name: way(name, script.replace("{0}", name)) for name in names}
     began = time.monotonic()
-    assert held.connect(ways, 4.0) == {}
+    assert held.connect(noting(names, way, script), 4.0) == {}
     assert time.monotonic() - began > 4.0
-    counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
-    assert len(counts) == len(names)
-    assert max(counts) <= ssh_connections.AT_ONCE
+    assert len(counts(tmp_path)) == len(names)
+    assert max(counts(tmp_path)) <= ssh_connections.AT_ONCE
 
 
-def test_after_a_drop_all_connections_are_made_a_few_at_a_time(
-    held: Connections, way: Way, tmp_path: Path
-) -> None:
+def test_after_a_drop_all_connections_are_made_a_few_at_a_time(held: Connections, way: Way) -> None:
     """A jump host that lets a few authenticate at once, and drops the others."""
-    at_once = tmp_path / "at once"
-    at_once.mkdir()
     script = (
-        f"cd {shlex.quote(str(at_once))}; touch {{0}}; if [ $(ls | wc -l) -gt 9 ]; then rm {{0}};"
-        f"{DROPPED}; fi; sleep 0.4; rm {{0}};"
-        ' : > "$up"; exec sleep 300'
+        f"touch $name; if [ $(ls | wc -l) -gt 9 ]; then rm $name; {DROPPED}; fi;"
+        " sleep 0.4; rm $name;"
     )
-    names = [f"n{number}" for number in range(48)]
-    ways = {name: way(name, script.replace("{0}", name)) for name in names}
-    assert held.connect(ways, 10.0) == {}
+    assert held.connect(noting([f"n{number}" for number in range(48)], way, script), 10.0) == {}

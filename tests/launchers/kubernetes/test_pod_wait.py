@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from pytest_mnode.launchers.kubernetes import pod_wait
+from tests.waiting import until
 
 LIMIT_S = 20.0
 
@@ -30,11 +30,7 @@ def test_it_fails_if_it_is_ended(tmp_path: Path) -> None:
     """Otherwise its Job would not replace it."""
     pod = start(str(tmp_path / "alive"), "1000", "1000")
     signals = Path(f"/proc/{pod.pid}/status")
-    end = time.monotonic() + LIMIT_S
-    while f"SigCgt:\t{1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1):016x}" not in (
-        signals.read_text()
-    ):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    caught = f"SigCgt:\t{1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1):016x}"
+    until(lambda: caught in signals.read_text())
     pod.terminate()
     assert pod.wait(LIMIT_S) == 128 + signal.SIGTERM

@@ -14,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.launchers.remote import bootstrap, remote_proxy
-from tests.launchers.remote.proxies import LIMIT_S, Way, run
+from tests.launchers.remote.proxies import LIMIT_S, SLEEPS, Way, over, ready, remote_end, run
+from tests.waiting import until
 
 
 def test_arguments_streams_environment_and_directory_are_the_callers(
@@ -28,12 +30,8 @@ def test_arguments_streams_environment_and_directory_are_the_callers(
         "import os, sys; print(ascii(sys.argv[1:])); print(sys.stdin.read());"
         "print(os.getcwd()); sys.stderr.write(os.environ['MNODE_TEST'])"
     )
-    done = run(
-        way([sys.executable, "-c", script, *argv]),
-        input="typed",
-        cwd=directory,
-        env={**os.environ, "MNODE_TEST": "é x"},
-    )
+    env = {**os.environ, "MNODE_TEST": "é x"}
+    done = run(way([sys.executable, "-c", script, *argv]), input="typed", cwd=directory, env=env)
     assert done.stdout == f"{argv!a}\ntyped\n{directory}\n"
     assert (done.returncode, done.stderr) == (0, "é x")
 
@@ -45,21 +43,13 @@ def test_a_node_keeps_its_own_environment_and_gets_no_secrets(way: Way) -> None:
         **{"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0", "PATH": os.environ["PATH"]},
     }
     own = ("HOME=/home/ada", "TMPDIR=/scratch", "NCCL_IB_HCA=mlx5_3", "UCX_NET_DEVICES=mlx5_3:1")
-    daemon = subprocess.Popen(["sleep", "300"], env=of_pytest)
-    try:
+    with subprocess.Popen(["sleep", "300"], env=of_pytest) as daemon:
         env = {**of_pytest, "NCCL_ALGO": "Ring", "OF_THE_JOB": "1"}
         done = run(way(["env"], daemon=daemon.pid, own=own), env=env)
-    finally:
         daemon.kill()
-        daemon.wait()
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    path = found.pop("PATH")
-    assert path.split(":") == [
-        str(Path(sys.executable).parent),
-        "/usr/local/bin",
-        "/usr/bin",
-        "/bin",
-    ]
+    python = str(Path(sys.executable).parent)
+    assert found.pop("PATH") == f"{python}:/usr/local/bin:/usr/bin:/bin"
     assert {n: v for n, v in found.items() if n not in ("USER", "LOGNAME", "LC_CTYPE")} == {
         **{"HOME": "/home/ada", "TMPDIR": "/scratch", "NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
         **{"NCCL_IB_HCA": "mlx5_3", "UCX_NET_DEVICES": "mlx5_3:1", "OF_THE_JOB": "1"},
@@ -97,8 +87,7 @@ def test_a_missing_directory_becomes_root(way: Way, tmp_path: Path, gone: str) -
     directory.mkdir()
     remove = shlex.join(["rmdir", str(directory)])
     if gone == "there":
-        far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
-        command = way(["pwd"], f"{remove}; exec {far_end}")
+        command = way(["pwd"], over(remove))
     else:
         command = ["sh", "-c", f"{remove}; exec {shlex.join(way(['pwd']))}"]
     done = run(command, cwd=directory)
@@ -107,47 +96,35 @@ def test_a_missing_directory_becomes_root(way: Way, tmp_path: Path, gone: str) -
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_are_passed_on(way: Way, number: signal.Signals) -> None:
-    script = f"trap 'echo caught; exit 3' {number.name.removeprefix('SIG')}; echo ready; " + (
-        "while :; do sleep 0.05; done"
-    )
-    program = subprocess.Popen(way(["sh", "-c", script]), stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
-    program.send_signal(number)
-    assert program.stdout.read() == "caught\n"
-    assert program.wait(LIMIT_S) == 3
+    caught = f"trap 'echo caught; exit 3' {number.name.removeprefix('SIG')}"
+    script = f"{caught}; echo ready; while :; do sleep 0.05; done"
+    with ready(way(["sh", "-c", script])) as program:
+        program.send_signal(number)
+        assert program.communicate(timeout=LIMIT_S)[0] == "caught\n"
+        assert program.returncode == 3
 
 
 def test_a_signal_that_ended_the_command_is_reported_like_in_a_shell(way: Way) -> None:
-    program = subprocess.Popen(
-        way(["sh", "-c", "echo ready; exec sleep 60"]), stdout=subprocess.PIPE
-    )
-    assert program.stdout is not None
-    program.stdout.readline()
-    program.terminate()
-    assert program.wait(LIMIT_S) == 143
-    program.stdout.close()
+    with ready(way(SLEEPS)) as program:
+        program.terminate()
+        assert program.wait(LIMIT_S) == 143
 
 
 def test_large_amounts_of_data_both_ways(way: Way) -> None:
     data = os.urandom(1 << 20) * 8
-    command = way(["cat"])
-    done = subprocess.run(command, input=data, capture_output=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0
-    assert done.stdout == data
+    done = subprocess.run(way(["cat"]), input=data, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout == data) == (0, True)
 
 
 def test_a_caller_that_reads_late_gets_all_output(way: Way) -> None:
     """The command blocks on its output for longer than the limit for silence."""
     count = 4 << 20
-    program = subprocess.Popen(
-        way([sys.executable, "-c", f"print('x' * {count})"], silence_s=2.0),
-        stdout=subprocess.PIPE,
-    )
-    assert program.stdout is not None
-    time.sleep(3.5)
-    assert len(program.stdout.read()) == count + 1
-    assert program.wait(LIMIT_S) == 0
+    script = f"print('ready'); print('x' * {count})"
+    with ready(way([sys.executable, "-c", script], silence_s=2.0)) as program:
+        time.sleep(3.5)
+        assert program.stdout is not None
+        assert len(program.stdout.read()) == count + 1
+        assert program.wait(LIMIT_S) == 0
 
 
 def test_input_stops_if_the_command_does_not_read(way: Way) -> None:
@@ -158,23 +135,30 @@ def test_input_stops_if_the_command_does_not_read(way: Way) -> None:
     program.wait(LIMIT_S)
 
 
-def marked(mark: str) -> list[str]:
-    """Names of the processes that have this environment variable."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.name())
-        except psutil.Error:
-            continue
-    return found
+class Marked:
+    """The environment of a command, by which its processes are found."""
+
+    def __init__(self) -> None:
+        self.value = uuid.uuid4().hex
+        self.env = {**os.environ, "MNODE_MARK": self.value}
+
+    def names(self) -> list[str]:
+        found = []
+        for pid in processes.started_with("MNODE_MARK", self.value):
+            try:
+                found.append(psutil.Process(pid).name())
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def until_none(self) -> None:
+        """The processes that end here would run for minutes."""
+        until(lambda: not self.names(), "a process of the command is left", 60.0)
 
 
-def until_none(mark: str) -> None:
-    end = time.monotonic() + 60  # the processes ended here would run for minutes
-    while left := marked(mark):
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+@pytest.fixture
+def mark() -> Marked:
+    return Marked()
 
 
 # Ignores all signals that it can, and so does its child, in a separate session.
@@ -187,110 +171,62 @@ STUBBORN = (
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_the_command_ends_with_its_local_end(way: Way, stubborn: bool) -> None:
-    mark = f"MARK_{uuid.uuid4().hex}"
+def test_the_command_ends_with_its_local_end(way: Way, mark: Marked, stubborn: bool) -> None:
     argv = [sys.executable, "-c", STUBBORN] if stubborn else ["sh", "-c", "echo ready; sleep 300"]
-    program = subprocess.Popen(
-        way(argv), stdout=subprocess.PIPE, env={**os.environ, mark: "1"}, stdin=subprocess.DEVNULL
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == b"ready\n"
-    program.kill()
-    program.wait()
-    until_none(mark)
-    program.stdout.close()
-
-
-def remote_end(program: subprocess.Popen[str]) -> psutil.Process:
-    [found] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
-    return found
+    with ready(way(argv), env=mark.env, stdin=subprocess.DEVNULL) as program:
+        program.kill()
+        program.wait()
+        mark.until_none()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_command_ends_with_its_remote_end(way: Way, number: signal.Signals) -> None:
+def test_a_command_ends_with_its_remote_end(way: Way, mark: Marked, number: signal.Signals) -> None:
     """A node that shuts down, or an administrator, may end it."""
-    mark = f"MARK_{uuid.uuid4().hex}"
     script = "trap '' TERM; echo ready; exec sleep 300"
     if number != signal.SIGKILL:  # it can end what is below the command, too
         script = "echo ready; setsid sleep 300"
-    program = subprocess.Popen(
-        way(["sh", "-c", script]),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, mark: "1"},
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
-    remote_end(program).send_signal(number)
-    program.communicate(timeout=LIMIT_S)
-    until_none(mark)
+    with ready(way(["sh", "-c", script]), env=mark.env) as program:
+        remote_end(program).send_signal(number)
+        program.communicate(timeout=LIMIT_S)
+        mark.until_none()
 
 
 def test_a_command_is_asked_to_end_with_its_connection(way: Way, tmp_path: Path) -> None:
     script = f"trap 'touch {tmp_path}/asked; exit' TERM; echo ready; while :; do sleep 0.05; done"
-    program = subprocess.Popen(way(["sh", "-c", script]), stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
-    program.kill()
-    program.communicate(timeout=LIMIT_S)
-    end = time.monotonic() + LIMIT_S
-    while not (tmp_path / "asked").exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    with ready(way(["sh", "-c", script])) as program:
+        program.kill()
+        until((tmp_path / "asked").exists)
 
 
-def test_background_processes_end_with_the_command(way: Way) -> None:
-    mark = f"MARK_{uuid.uuid4().hex}"
-    done = run(way(["sh", "-c", "setsid sleep 300 & echo on"]), env={**os.environ, mark: "1"})
+def test_background_processes_end_with_the_command(way: Way, mark: Marked) -> None:
+    done = run(way(["sh", "-c", "setsid sleep 300 & echo on"]), env=mark.env)
     assert (done.returncode, done.stdout) == (0, "on\n")
-    until_none(mark)
+    mark.until_none()
 
 
-def test_silence_ends_both_sides(way: Way) -> None:
+def test_silence_ends_both_sides(way: Way, mark: Marked) -> None:
     """The remote end hangs, like behind a cut link: the proxy reports it."""
-    mark = f"MARK_{uuid.uuid4().hex}"
-    program = subprocess.Popen(
-        way(["sh", "-c", "echo ready; sleep 300"], silence_s=2.0),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, mark: "1"},
-    )
-    assert program.stdout is not None
-    program.stdout.readline()
-    [remote] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
-    remote.suspend()
-    _, err = program.communicate(timeout=LIMIT_S)
-    assert err == "n1: the connection was lost: no data for 2 s\n"
-    assert program.returncode == remote_proxy.LOST
-    remote.resume()
-    until_none(mark)
+    command = way(["sh", "-c", "echo ready; sleep 300"], silence_s=2.0)
+    with ready(command, stderr=subprocess.PIPE, env=mark.env) as program:
+        remote = remote_end(program)
+        remote.suspend()
+        _, err = program.communicate(timeout=LIMIT_S)
+        assert err == "n1: the connection was lost: no data for 2 s\n"
+        assert program.returncode == remote_proxy.LOST
+        remote.resume()
+        mark.until_none()
 
 
-def test_a_local_end_that_hangs_is_noticed(way: Way) -> None:
-    mark = f"MARK_{uuid.uuid4().hex}"
-    program = subprocess.Popen(
-        way(["sh", "-c", "echo ready; exec sleep 300"]),
-        stdout=subprocess.PIPE,
-        env={**os.environ, mark: "1"},
-        start_new_session=True,
-    )
-    assert program.stdout is not None
-    program.stdout.readline()
-    end = time.monotonic() + LIMIT_S
-    while "sleep" not in marked(mark):  # the shell becomes the remote end after its output
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    os.kill(program.pid, signal.SIGSTOP)
-    try:
-        end = time.monotonic() + LIMIT_S  # the command itself would run for 300 s
-        while "sleep" in marked(mark):
-            assert time.monotonic() < end
-            time.sleep(0.1)
-    finally:
-        os.kill(program.pid, signal.SIGCONT)
-    assert program.wait(LIMIT_S) == remote_proxy.LOST
-    program.stdout.close()
+def test_a_local_end_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
+    with ready(way(SLEEPS, silence_s=2.0), env=mark.env, start_new_session=True) as program:
+        # The shell becomes the remote end after its output.
+        until(lambda: "sleep" in mark.names())
+        os.kill(program.pid, signal.SIGSTOP)
+        try:
+            until(lambda: "sleep" not in mark.names())  # it would run for 300 s
+        finally:
+            os.kill(program.pid, signal.SIGCONT)
+        assert program.wait(LIMIT_S) == remote_proxy.LOST
 
 
 @pytest.mark.parametrize(
@@ -300,14 +236,8 @@ def test_a_local_end_that_hangs_is_noticed(way: Way) -> None:
             "echo 'x@n1: Permission denied (publickey).' >&2; exit 255",
             "x@n1: Permission denied (pu",
         ),
-        (
-            "exec /no/python -c x",
-            "Python did not start on the node (status 127: sh: 1: exec: /no/python: not",
-        ),
-        (
-            "echo This account is not available.; exit 1",
-            "Python did not start on the node (status 1: This ",
-        ),
+        ("exec /no/python -c x", "Python did not start on the node (status 127: sh: 1: exec: /no"),
+        ("echo This account is not available.; exit 1", "Python did not start on the node (sta"),
         ("exit 255", "ssh ended and printed nothing"),
     ],
 )
@@ -320,34 +250,20 @@ def test_a_failed_start_reports_its_reason(way: Way, shell: str, line: str) -> N
 
 def test_the_command_ends_with_the_run(way: Way) -> None:
     daemon = subprocess.Popen(["sleep", "300"])
-    command = way(["sh", "-c", "echo ready; exec sleep 300"], daemon=daemon.pid)
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    program.stdout.readline()
-    daemon.kill()
-    daemon.wait()
-    _, err = program.communicate(timeout=LIMIT_S)
-    assert err == "n1: the run that started this command is over\n"
+    command = way(SLEEPS, daemon=daemon.pid)
+    with ready(command, stderr=subprocess.PIPE) as program:
+        daemon.kill()
+        daemon.wait()
+        _, err = program.communicate(timeout=LIMIT_S)
+        assert err == "n1: the run that started this command is over\n"
     done = run(command)
-    assert (done.returncode, done.stderr) == (
-        remote_proxy.LOST,
-        "n1: the run that made this command is over\n",
-    )
+    assert done.returncode == remote_proxy.LOST
+    assert done.stderr == "n1: the run that made this command is over\n"
 
 
 def test_no_variable_appears_in_an_argument_list(way: Way) -> None:
     secret = uuid.uuid4().hex
-    program = subprocess.Popen(
-        way(["sh", "-c", "echo ready; exec sleep 300"]),
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TOKEN": secret},
-    )
-    assert program.stdout is not None
-    program.stdout.readline()
-    family = [psutil.Process(program.pid), *psutil.Process(program.pid).children(True)]
-    assert len(family) >= 3
-    for process in family:
-        assert secret not in " ".join(process.cmdline())
-    program.kill()
-    program.wait()
-    program.stdout.close()
+    with ready(way(SLEEPS), env={**os.environ, "TOKEN": secret}) as program:
+        family = [psutil.Process(program.pid), *psutil.Process(program.pid).children(True)]
+        assert len(family) >= 3
+        assert not [one for one in family if secret in " ".join(one.cmdline())]

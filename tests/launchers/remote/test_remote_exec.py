@@ -18,7 +18,7 @@ from pytest_mnode.launchers import node_env as node_env_module
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
 from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from tests.launchers.remote.proxies import LIMIT_S
+from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, run
 
 SET = {"NCCL_DEBUG": "INFO"}
 PASSED = {"NCCL_IB_HCA": "mlx5_9", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"}
@@ -69,11 +69,8 @@ def test_what_is_sent_to_a_node() -> None:
 
 def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
     """Frames that a remote end sends for an order, read `late_s` seconds late."""
-    program = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    pipe = subprocess.PIPE
+    program = subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe)
     assert program.stdin is not None
     assert program.stdout is not None
     sent = json.dumps({"silence_s": wire.SILENCE_S, **order}).encode()
@@ -96,16 +93,10 @@ def test_a_command_that_cannot_be_started_fails_with_the_reason() -> None:
 
 
 def test_a_crash_of_the_remote_end_is_told_and_is_no_success() -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    frame = wire.frame(wire.ORDER, b"no json")
-    _, errors = program.communicate(bootstrap.source() + frame, timeout=LIMIT_S)
-    assert program.returncode == 1
-    assert errors.startswith(b"mnode-exec: JSONDecodeError: Expecting value")
+    order = bootstrap.source() + wire.frame(wire.ORDER, b"no json")
+    done = run(REMOTE_END, input=order, text=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"mnode-exec: JSONDecodeError: Expecting value")  # type: ignore[arg-type]
 
 
 def test_a_late_reader_gets_all_output_of_an_ended_command() -> None:

@@ -6,14 +6,22 @@ import os
 import resource
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from pytest_mnode.launchers.remote import bootstrap, remote_proxy
-from tests.launchers.remote.proxies import LIMIT_S, Way, run
+from pytest_mnode.launchers.remote import remote_proxy
+from tests.launchers.remote.proxies import (
+    LIMIT_S,
+    REMOTE_END,
+    SLEEPS,
+    Way,
+    over,
+    proxy_command,
+    ready,
+    remote_end,
+    run,
+)
 
 
 def test_arguments_keep_their_bytes_in_any_locale(way: Way, tmp_path: Path) -> None:
@@ -21,9 +29,8 @@ def test_arguments_keep_their_bytes_in_any_locale(way: Way, tmp_path: Path) -> N
     if not (tmp_path / "de_DE.ISO-8859-1").exists():
         pytest.skip(f"no locale could be made: {made.stderr}")
     latin = f"env LOCPATH={shlex.quote(str(tmp_path))} LC_ALL=de_DE.ISO-8859-1"
-    far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
     argv = ["sh", "-c", "echo $MNODE_TEST $0", "Łódź \udcff"]
-    command = way(argv, f"exec {latin} {far_end}")
+    command = way(argv, f"exec {latin} {shlex.join(REMOTE_END)}")
     env = {**os.environ, "MNODE_TEST": "Łukasz"}
     for ours in (command, [*shlex.split(latin), *command]):
         done = subprocess.run(ours, capture_output=True, env=env, timeout=LIMIT_S, check=False)
@@ -31,20 +38,11 @@ def test_arguments_keep_their_bytes_in_any_locale(way: Way, tmp_path: Path) -> N
 
 
 def test_output_of_a_login_shell_is_not_the_reason_of_a_loss(way: Way) -> None:
-    far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
-    shell = f"echo 'Lmod: loading cuda/12.4' >&2; exec {far_end}"
-    program = subprocess.Popen(
-        way(["sh", "-c", "echo ready; exec sleep 300"], shell),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout is not None
-    program.stdout.readline()
-    [far_end_itself] = psutil.Process(program.pid).children()
-    far_end_itself.kill()
-    _, err = program.communicate(timeout=LIMIT_S)
-    assert (program.returncode, err) == (remote_proxy.LOST, "n1: the connection was lost\n")
+    command = way(SLEEPS, over("echo 'Lmod: loading cuda/12.4' >&2"))
+    with ready(command, stderr=subprocess.PIPE) as program:
+        remote_end(program).kill()
+        _, err = program.communicate(timeout=LIMIT_S)
+        assert (program.returncode, err) == (remote_proxy.LOST, "n1: the connection was lost\n")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +67,15 @@ def test_a_python_or_a_kernel_without_pidfd_open(way: Way, change: str, line: st
 
 def test_ssh_has_no_prompts_and_the_run_s_original_open_file_limit(tmp_path: Path) -> None:
     """The controller raises its own limit; srun would pass that on to its steps."""
-    output, config = tmp_path / "output", tmp_path / "config"
+    output = tmp_path / "output"
     script = f"(echo $SSH_ASKPASS_REQUIRE; ulimit -Sn) > {shlex.quote(str(output))}"
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        config.write_text(bootstrap.config(None, {"n1": ["sh", "-c", script]}))
+        command = proxy_command(tmp_path, ["sh", "-c", script], ["true"])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
+    run(command)
     assert output.read_text().split() == ["never", "512"]
 
 
@@ -86,12 +84,9 @@ def test_a_slow_start_within_the_limit_is_awaited(
     tmp_path: Path, start_s: float, status: int
 ) -> None:
     """Slurm's Prolog runs before the first step of a node."""
-    config, python = tmp_path / "config", [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-    slow = ["sh", "-c", f"echo srun: waiting >&2; sleep 3; exec {shlex.join(python)}"]
-    config.write_text(
-        bootstrap.config(None, {"n1": slow}, start_s=start_s, late="its Prolog is slow")
-    )
-    done = run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
+    slow = ["sh", "-c", over("echo srun: waiting >&2; sleep 2")]
+    late = "its Prolog is slow"
+    done = run(proxy_command(tmp_path, slow, ["true"], start_s=start_s, late=late))
     line = (
         "n1: no answer within 0.5 s (srun: waiting): its Prolog is slow; raise --mnode-start-limit "
         "if it is slow\n"
@@ -100,8 +95,6 @@ def test_a_slow_start_within_the_limit_is_awaited(
 
 
 def test_an_ssh_that_outlives_its_connection_is_not_awaited(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    stays = "exec sleep 60 >&- 2>&-"
-    config.write_text(bootstrap.config(None, {"n1": ["sh", "-c", stays]}))
-    done = run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
+    stays = ["sh", "-c", "exec sleep 60 >&- 2>&-"]
+    done = run(proxy_command(tmp_path, stays, ["true"]))
     assert done.returncode == remote_proxy.LOST

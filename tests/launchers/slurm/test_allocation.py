@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +23,7 @@ from pytest_mnode.launchers.slurm.allocation import (
     on_first,
 )
 from tests.programs import write_program
+from tests.waiting import until
 
 # Grants at once, or after its "--begin" of a million years; records how it ended.
 SALLOC = f"""#!{sys.executable}
@@ -95,13 +94,6 @@ def lines(notes: Path) -> list[str]:
     return notes.read_text().splitlines() if notes.exists() else []
 
 
-def await_line(notes: Path, text: str) -> None:
-    end = time.monotonic() + 30
-    while not any(text in line for line in lines(notes)):
-        assert time.monotonic() < end, lines(notes)
-        time.sleep(0.02)
-
-
 def test_chosen_nodes_of_an_allocation_come_before_the_others() -> None:
     granted = Granted(7, ("n0", "n1", "n2", "n3"))
     assert on_first(granted, ("n3", "n1")).names == ("n1", "n3", "n0", "n2")
@@ -113,10 +105,7 @@ def test_the_surrounding_allocation_is_read() -> None:
     assert CurrentAllocation(environ).get(2) == Granted(7, ("n0", "n1"))
     with pytest.raises(ClusterError) as error:
         CurrentAllocation(environ).get(4)
-    assert str(error.value) == (
-        "slurm: 4 nodes requested, but allocation 7 has 2: n0, n1; missing: 2; "
-        "allocate them with --nodes=4"
-    )
+    assert "4 nodes requested, but allocation 7 has 2: n0, n1; missing: 2;" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -152,39 +141,27 @@ def test_an_allocation_with_too_few_nodes_is_released(make: Make, notes: Path) -
     assert lines(notes)[1:] == ["given back after 0"]
 
 
-def test_a_refusal_has_its_reason(make: Make, notes: Path) -> None:
-    with pytest.raises(ClusterError) as error:
-        make(["--bad"]).get(2)
-    assert str(error.value) == (
-        "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account"
-    )
-
-
-def test_a_refusal_explains_why_gpus_were_requested(make: Make, notes: Path) -> None:
-    scontrol = notes.parent / "bin" / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_refusal_has_its_reason_and_explains_why_gpus_were_requested(
+    make: Make, notes: Path, counted: bool
+) -> None:
+    if counted:
+        scontrol = notes.parent / "bin" / "scontrol"
+        scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
     with pytest.raises(ClusterError) as error:
         make(["--bad"], 8).get(2)
-    assert "--gpus-per-node=8" in lines(notes)[0]
-    assert str(error.value) == (
-        "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account "
-        "(--gpus-per-node=8 is requested because the spec sets accelerators.per_node; set --gpus "
-        "or --gres in --mnode-slurm-args to override it)"
-    )
-
-
-def test_no_gpus_are_requested_if_slurm_counts_none(make: Make, notes: Path) -> None:
-    held = make([], 8)
-    held.get(2)
-    held.close()
-    assert "--gpus-per-node" not in lines(notes)[0]
+    refusal = "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account"
+    why = " (--gpus-per-node=8 is requested because the spec sets accelerators.per_node;"
+    assert str(error.value).startswith(refusal + why * counted)
+    assert (str(error.value) == refusal) is not counted
+    assert ("--gpus-per-node=8" in lines(notes)[0]) is counted
 
 
 def test_a_request_that_waits_too_long_is_withdrawn(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "queue_limit_s", lambda _: 3.0)
-    with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); set "):
+    monkeypatch.setattr(module, "queue_limit_s", lambda _: 2.0)
+    with pytest.raises(ClusterError, match=r"within 2 s: job 7 is PENDING \(Resources\); set "):
         make(["--begin"]).get(2)
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
@@ -192,7 +169,7 @@ def test_a_request_that_waits_too_long_is_withdrawn(
 def test_a_request_larger_than_the_cluster_is_not_waited_for(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.5)
+    monkeypatch.setattr(module, "_LOOK_S", 0.1)
     texts: list[str] = []
     monkeypatch.setattr(module, "progress", texts.append)
     with pytest.raises(ClusterError) as error:
@@ -210,7 +187,7 @@ def test_a_request_that_is_broken_off_is_withdrawn(
     def cut(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_LOOK_S", 0.5)
+    monkeypatch.setattr(module, "_LOOK_S", 0.1)
     monkeypatch.setattr(module, "hopeless", cut)
     with pytest.raises(KeyboardInterrupt):
         make(["--begin"]).get(2)
@@ -219,9 +196,7 @@ def test_a_request_that_is_broken_off_is_withdrawn(
 
 def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ClusterError, match=r"^slurm: 2 nodes not allocated: No such file or directory$"
-    ):
+    with pytest.raises(ClusterError, match=r"2 nodes not allocated: No such file or directory$"):
         make().get(2)
 
 
@@ -238,28 +213,25 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "until", "after"),
-    [([], "--nodes=2", "given back after 0"), (["--begin"], "--begin", "withdrawn")],
+    ("arguments", "after"),
+    [([], "given back after 0"), (["--begin"], "withdrawn")],
     ids=["granted", "waiting"],
 )
 def test_the_allocation_of_a_killed_owner_is_released(
-    notes: Path, arguments: Sequence[str], until: str, after: str
+    notes: Path, arguments: Sequence[str], after: str
 ) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, *arguments], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        await_line(notes, until)
-        if not arguments:
+    argv = [sys.executable, "-c", OWNER, *arguments]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
+        try:
             assert owner.stdout is not None
-            assert owner.stdout.readline() == "granted\n"
-        else:
-            await_line(notes, "waits")
-        owner.send_signal(signal.SIGKILL)
-        await_line(notes, after)
-    finally:
-        owner.kill()
-        owner.communicate()
+            if arguments:
+                until(lambda: "waits" in lines(notes))
+            else:
+                assert owner.stdout.readline() == "granted\n"
+            owner.kill()
+            until(lambda: after in lines(notes))
+        finally:
+            owner.kill()
 
 
 def test_the_end_of_an_allocation_is_reported(
@@ -268,13 +240,10 @@ def test_the_end_of_an_allocation_is_reported(
     monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would skip jobs that still run
     held = make()
     held.get(2)
-    pid = held.daemon.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
-    end = time.monotonic() + 20
-    while held.gone() is None:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    assert held.daemon.pid is not None
+    [program] = processes.children(held.daemon.pid)
+    processes.kill(program)
+    until(held.gone)
     held.close()
     assert lines(notes)[1:] == ["cancelled 7"]
 
@@ -295,10 +264,7 @@ NEVER = '#!/bin/sh\necho "cancelled $*" >>"$NOTES"\nexit 1\n'
 
 @pytest.mark.parametrize("scancel", [FAILS_ONCE, NEVER], ids=["fails once", "fails"])
 def test_an_allocation_that_does_not_end_is_cancelled_again(
-    notes: Path,
-    make: Make,
-    capsys: pytest.CaptureFixture[str],
-    scancel: str,
+    notes: Path, make: Make, capsys: pytest.CaptureFixture[str], scancel: str
 ) -> None:
     """salloc ignores SIGTERM and holds it, and Slurm does not take the first scancel."""
     for name, text in (("salloc", DEAF), ("scancel", scancel), ("squeue", SQUEUE)):
@@ -360,10 +326,7 @@ def test_a_heterogeneous_job_is_refused_with_its_groups(kind: str) -> None:
         f"SLURM_JOB_NODELIST_{kind}_GROUP_0": "n[0-1]",
         f"SLURM_JOB_NODELIST_{kind}_GROUP_1": "big[3-9]",
     }
-    message = (
-        r"^allocation 7 is a heterogeneous job of 2 components \(group 0: n\[0-1\]; group 1: "
-        r"big\[3-9\]\), and a run uses the nodes of one; start pytest in an allocation of one"
-    )
+    message = r"a heterogeneous job of 2 components \(group 0: n\[0-1\]; group 1: big\[3-9\]\)"
     with pytest.raises(UsageError, match=message):
         Granted.read(environ)
     environ[f"SLURM_{kind}_SIZE"] = "1"

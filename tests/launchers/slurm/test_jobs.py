@@ -60,13 +60,19 @@ READ = JobState(
 )
 
 
-def as_json(*entries: dict[str, Any]) -> str:
-    return json.dumps({"meta": {}, "errors": [], "jobs": list(entries)})
+def as_json(**changes: Any) -> str:
+    """One job, with these fields in place of its own."""
+    return json.dumps({"meta": {}, "errors": [], "jobs": [OLD | changes]})
+
+
+def job_of(text: str) -> JobState:
+    (job,) = jobs_from_json(text) if text.startswith("{") else jobs_from_text(text)
+    return job
 
 
 @pytest.mark.parametrize("entry", [OLD, NEW], ids=["old", "new"])
 def test_jobs_are_read_from_json(entry: dict[str, Any]) -> None:
-    assert jobs_from_json(as_json(entry)) == (READ,)
+    assert jobs_from_json(as_json(**entry)) == (READ,)
 
 
 def test_jobs_are_read_from_text() -> None:
@@ -75,12 +81,12 @@ def test_jobs_are_read_from_text() -> None:
 
 
 def test_a_name_may_have_words_that_look_like_fields() -> None:
-    (job,) = jobs_from_text(TEXT.replace("JobName=gang a", "JobName=sweep LR=0.1 Nodes=2"))
+    job = job_of(TEXT.replace("JobName=gang a", "JobName=sweep LR=0.1 Nodes=2"))
     assert (job.name, job.user) == ("sweep LR=0.1 Nodes=2", "ada")
 
 
 def test_a_component_of_a_heterogeneous_job() -> None:
-    (job,) = jobs_from_text(
+    job = job_of(
         "JobId=301 HetJobId=300 HetJobOffset=1 JobName=pretrain\n   HetJobIdSet=300-301\n"
         "   UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A\n"
         "   JobState=RUNNING Reason=None NodeList=gpu[01-02] TRES=cpu=16,node=2,gres/gpu=16\n"
@@ -93,7 +99,7 @@ def test_text_without_a_job_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:
         jobs_from_text(text)
     printed = repr(text.strip()) if text.strip() else "it printed nothing"
-    assert str(error.value) == f"scontrol show job: cannot be read: {printed}"
+    assert str(error.value).endswith(f": cannot be read: {printed}")
 
 
 @pytest.mark.parametrize(
@@ -107,25 +113,22 @@ def test_text_without_a_job_is_an_error(text: str) -> None:
     ],
 )
 def test_gpus_are_counted_if_slurm_accounts_for_them(resources: str, gpus: int | None) -> None:
-    (job,) = jobs_from_json(as_json(OLD | {"tres_alloc_str": resources}))
-    assert job.gpus == gpus
-    (job,) = jobs_from_text(f"JobId=1 JobState=RUNNING AllocTRES={resources}")
-    assert job.gpus == gpus
+    for text in (
+        as_json(tres_alloc_str=resources),
+        f"JobId=1 JobState=RUNNING AllocTRES={resources}",
+    ):
+        assert job_of(text).gpus == gpus
 
 
 def test_the_reservation_of_a_job() -> None:
-    (job,) = jobs_from_text("JobId=1 JobState=PENDING Reservation=maint_1")
-    assert job.reservation == "maint_1"
-    (job,) = jobs_from_json(as_json(OLD | {"resv_name": "maint_1"}))
-    assert job.reservation == "maint_1"
+    for text in ("JobId=1 JobState=PENDING Reservation=maint_1", as_json(resv_name="maint_1")):
+        assert job_of(text).reservation == "maint_1"
 
 
 def test_a_pending_job_has_no_nodes() -> None:
-    waiting = OLD | {"job_state": "PENDING", "state_reason": "Resources", "nodes": ""}
-    (job,) = jobs_from_json(as_json(waiting))
+    job = job_of(as_json(job_state="PENDING", state_reason="Resources", nodes=""))
     assert (job.waits, job.runs, job.over) == (True, False, False)
-    assert job.reason == "Resources"
-    assert job.nodes == ()
+    assert (job.reason, job.nodes) == ("Resources", ())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_a_pending_job_has_no_nodes() -> None:
     ],
 )
 def test_phases_of_job_states(states: Any, waits: bool, runs: bool, over: bool) -> None:
-    (job,) = jobs_from_json(as_json(OLD | {"job_state": states}))
+    job = job_of(as_json(job_state=states))
     assert (job.waits, job.runs, job.over) == (waits, runs, over)
     assert job.known is (states != "SOMETHING_NEW")
 
@@ -151,7 +154,7 @@ def test_phases_of_job_states(states: Any, waits: bool, runs: bool, over: bool) 
 @pytest.mark.parametrize(
     "text",
     ["", "squeue: error: no", "[]", "{}", '{"jobs": [{}]}', '{"jobs": [1]}',
-     as_json(OLD | {"job_state": []}), as_json(OLD | {"nodes": "node[3-"})],
+     as_json(job_state=[]), as_json(nodes="node[3-")],
 )  # fmt: skip
 def test_unreadable_output_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:
@@ -168,14 +171,9 @@ def test_output_of_an_unreachable_controller_is_an_error() -> None:
     assert jobs_from_json(json.dumps({"meta": {}, "errors": [], "jobs": []})) == ()
 
 
-def test_a_job_without_a_state_is_an_error() -> None:
-    with pytest.raises(ClusterError, match="cannot be read"):
-        jobs_from_text("JobId=17 JobName=x")
-
-
 def test_a_record_on_several_lines_and_one_without_a_state() -> None:
     text = "JobId=31 JobName=a b\n   UserId=ada(7)\n   JobState=RUNNING\n   NodeList=n[3-4]\n"
-    (job,) = jobs_from_text(text)
+    job = job_of(text)
     assert (job.name, job.user, job.state, job.nodes) == ("a b", "ada", "RUNNING", ("n3", "n4"))
     with pytest.raises(ClusterError, match="cannot be read: no JobState="):
         jobs_from_text("JobId=31 JobName=a\n")
@@ -183,6 +181,6 @@ def test_a_record_on_several_lines_and_one_without_a_state() -> None:
 
 @pytest.mark.parametrize("state", ["RECONFIG_FAIL", "EXPEDITING", "REQUEUE_HOLD"])
 def test_a_requeued_job_is_pending(state: str) -> None:
-    for text in (f"JobId=1 JobState={state}", as_json(OLD | {"job_state": ["PENDING", state]})):
-        (job,) = jobs_from_json(text) if text.startswith("{") else jobs_from_text(text)
+    for text in (f"JobId=1 JobState={state}", as_json(job_state=["PENDING", state])):
+        job = job_of(text)
         assert (job.known, job.waits, job.runs, job.over) == (True, True, False, False)
