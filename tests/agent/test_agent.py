@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -308,23 +309,12 @@ def test_the_status_of_the_fork_server_is_not_awaited_for_long(
     assert failed.text == "the process that imports torch and the tests ended"
 
 
-class Clock:
-    """Seconds that advance as the test sets them."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-
 def test_silence_of_the_hub_ends_an_agent_on_another_machine(
     around: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    clock = Clock()
-    around.agent._clock = clock  # type: ignore[assignment]
+    clock = SimpleNamespace(seconds=100.0)
+    around.agent._clock = SimpleNamespace(now=lambda: clock.seconds)  # type: ignore[assignment]
     around.agent.order = AgentOrder(0, "", {}, "", "", remote=True)
-    clock.seconds = 100.0
     assert around.agent.turn(), "the agent has no message from the hub yet, and waits"
     around.order(BEAT)
     around.turn_until(lambda: around.agent._heard)

@@ -20,6 +20,7 @@ from pytest_mnode.protocol.terminal_messages import (
     TerminalOpened,
     TerminalOutput,
 )
+from tests.waiting import until
 
 PLACE = ("node0", "w1", 3)
 PROGRAM = """
@@ -76,10 +77,8 @@ class Held:
 
     def until_it_reads(self) -> None:
         """A signal between its prompt and its read is noticed only after the read."""
-        end, stat = time.monotonic() + LIMIT_S, Path(f"/proc/{self.program.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "S":
-            assert time.monotonic() < end, self.output
-            time.sleep(0.01)
+        stat = Path(f"/proc/{self.program.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", self.output)
 
 
 @contextmanager

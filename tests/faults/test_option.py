@@ -31,11 +31,12 @@ def test_limit(world):
 """
 
 
-@pytest.mark.parametrize("xdist", [[], ["-n2", "-pxdist"]])
-def test_a_fault_is_present_from_the_first_test_on(tmp_path: Path, xdist: list[str]) -> None:
+def test_a_fault_is_present_from_the_first_test_on(tmp_path: Path) -> None:
+    """With xdist, whose controller injects it; red runs have faults without xdist."""
     need_rack()
     write_files(tmp_path, test_link=TESTS)
     fault = "--mnode-fault=link_down:node1,low_nofile:node1:200"
+    xdist = ("-n2", "-pxdist")
     run = run_pytest(tmp_path, "--mnode-nodes=2", fault, "--mnode-report=report", *xdist)
     assert run.outcomes() == {"test_rate": "passed", "test_limit": "passed"}, run.output
     assert "fault injected: link_down:node1,low_nofile:node1:200\n" in run.output
@@ -62,7 +63,7 @@ def test_a_bad_fault_is_a_usage_error(
 ) -> None:
     need_rack()
     pytester.makepyfile("def test_one(world): pass")
-    result = pytester.runpytest("--mnode-nodes=2", *args)
+    result = pytester.runpytest_inprocess("--mnode-nodes=2", *args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])
     assert len([line for line in result.errlines if line.strip()]) == 1

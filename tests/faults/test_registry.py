@@ -31,10 +31,8 @@ def test_a_text_is_read(text: str, nodes: tuple[str, ...], values: tuple[object,
 
 
 def test_several_are_read_in_order() -> None:
-    assert [i.text for i in parse("slow_tx:node0, link_down:node1")] == [
-        "slow_tx:node0",
-        "link_down:node1",
-    ]
+    found = [injection.text for injection in parse("slow_tx:node0, link_down:node1")]
+    assert found == ["slow_tx:node0", "link_down:node1"]
 
 
 @pytest.mark.parametrize(

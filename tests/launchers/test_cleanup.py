@@ -50,7 +50,7 @@ def await_none(tag: str, besides: int = 0) -> None:
     until(lambda: carriers(tag) <= {besides}, "processes are left", HANGS_S)
 
 
-Start = Callable[[str], tuple["subprocess.Popen[str]", int]]
+Start = Callable[..., tuple["subprocess.Popen[str]", int]]
 
 
 @pytest.fixture
@@ -67,12 +67,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
+def start(_rack_possible: None, tag: str, run_dir: Path) -> Iterator[Start]:
     """start(then): a controller with a running rack, which then does this; and its daemon's pid."""
     started = []
     before = interfaces()
 
-    def start(then: str) -> tuple[subprocess.Popen[str], int]:
+    def start(then: str, mode: str = "auto") -> tuple[subprocess.Popen[str], int]:
         process = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER, mode, str(run_dir), then],
             stdin=subprocess.PIPE,
@@ -101,9 +101,9 @@ def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_controller_is_killed(
-    start: Start, tag: str, run_dir: Path, number: signal.Signals
+    start: Start, mode: str, tag: str, run_dir: Path, number: signal.Signals
 ) -> None:
-    controller, _ = start("sleep")
+    controller, _ = start("sleep", mode)
     controller.send_signal(number)
     controller.wait(HANGS_S)
     await_none(tag)
@@ -130,9 +130,9 @@ def test_the_rack_is_closed(start: Start, tag: str, run_dir: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_cleanup_daemon_is_killed(
-    start: Start, tag: str, run_dir: Path, number: signal.Signals
+    start: Start, mode: str, tag: str, number: signal.Signals
 ) -> None:
-    controller, keeper = start("sleep")
+    controller, keeper = start("sleep", mode)
     os.kill(keeper, number)
     await_none(tag, besides=controller.pid)
     assert controller.poll() is None

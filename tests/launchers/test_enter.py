@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import pytest
 from pytest_mnode import processes
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
+from tests.launchers.remote.proxies import SLEEPS, ready
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -70,15 +70,13 @@ def test_signals_are_passed_on_once(rack: Rack, number: signal.Signals) -> None:
     script = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: print('got', flush=True))\n"
-        "print('up', flush=True); time.sleep(0.3)"
+        "print('ready', flush=True); time.sleep(0.3)"
     )
     (command,) = rack.commands(rack.nodes[:1], [sys.executable, "-c", script])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
+    with ready(command) as process:
         process.send_signal(number)
-        assert process.stdout.read() == "got\n"
-    assert process.returncode == 0
+        assert process.communicate(timeout=30)[0] == "got\n"
+        assert process.returncode == 0
 
 
 @pytest.fixture
@@ -99,31 +97,23 @@ def _bad_init() -> Iterator[None]:
 def test_the_command_dies_and_is_reaped_with_the_entering_process(
     rack: Rack, run_on: RunOn, group: bool
 ) -> None:
-    (command,) = rack.commands(rack.nodes[:1], ["sh", "-c", "echo up; exec sleep 60"])
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        began = time.monotonic()
+    (command,) = rack.commands(rack.nodes[:1], SLEEPS)
+    with ready(command, start_new_session=True) as process:
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
-        assert process.stdout.read() == ""  # the sleeper held the other end
-        assert time.monotonic() - began < 40, "the sleeper slept to its end"
+        process.communicate(timeout=40)  # the sleeper holds the other end
     # A zombie would keep the node from ending.
     pids = ["sh", "-c", "echo /proc/[0-9]*"]
     until(lambda: len(run_on(rack, rack.nodes[0], pids).stdout.split()) == 2)
 
 
 def test_the_command_dies_with_its_guard(rack: Rack) -> None:
-    (entering,) = rack.commands(rack.nodes[:1], ["sh", "-c", "echo up; exec sleep 60"])
-    with subprocess.Popen(entering, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
+    (entering,) = rack.commands(rack.nodes[:1], SLEEPS)
+    with ready(entering) as process:
         [guard] = processes.children(process.pid)
         [command] = processes.children(guard)
         os.kill(guard, signal.SIGKILL)
         until(lambda: processes.has_ended(command))
-    assert process.returncode == 128 + signal.SIGKILL
+        assert process.wait(30) == 128 + signal.SIGKILL
 
 
 def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) -> None:

@@ -9,14 +9,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Link, Rack
-from pytest_mnode.launchers.rack.protocol import (
-    Booted,
-    Lost,
-    Packet,
-    Reply,
-    Request,
-    Setup,
-)
+from pytest_mnode.launchers.rack.protocol import Booted, Lost, Packet, Reply, Request, Setup
 from pytest_mnode.protocol.launcher_requests import PowerOff, SetLinkRate, SetLinkUp
 
 
@@ -102,9 +95,7 @@ def test_a_rack_that_is_not_started_is_an_error() -> None:
         rack.commands(rack.nodes, ["true"])
     with pytest.raises(ClusterError, match="rack: not started"):
         rack.agent_command(["true"])
-    with pytest.raises(
-        ClusterError, match="rack: cannot switch nodes off: node0: the rack is not started"
-    ):
+    with pytest.raises(ClusterError, match="switch nodes off: node0: the rack is not started"):
         rack.ask(PowerOff("node0"))
     rack.close()
     with pytest.raises(ClusterError, match="rack: closed"):

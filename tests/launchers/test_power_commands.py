@@ -91,7 +91,10 @@ def test_a_spec_without_a_command() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{switch_off: off, switch_on: 'on {node}'}", "power.switch_off: 'off' does not say which"),
+        (
+            "{switch_off: reboot, switch_on: 'on {node}'}",
+            "power.switch_off: 'reboot' does not say which",
+        ),
         ("{switch_off: 'x {node}', switch_on: \"y '{node}\"}", '{node}": No closing quotation'),
         ("{switch_off: 'x {node}'}", "power.switch_on: missing"),
     ],

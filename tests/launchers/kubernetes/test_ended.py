@@ -191,12 +191,8 @@ def test_a_relay_ends_with_its_pod() -> None:
 
 
 def test_the_bridge_ends_with_the_launcher(tmp_path: Path) -> None:
-    launcher = Kubernetes(
-        2,
-        load_spec(default_spec_path()),
-        RemoteOptions(str(tmp_path), tmp_path),
-        KubernetesOptions(image="i"),
-    )
+    spec, options = load_spec(default_spec_path()), RemoteOptions(str(tmp_path), tmp_path)
+    launcher = Kubernetes(2, spec, options, KubernetesOptions(image="i"))
     closed: list[str] = []
     ours, theirs = socket.socketpair()
     launcher._connections = SimpleNamespace(close=lambda: closed.append("bridge"))  # type: ignore[assignment]

@@ -31,6 +31,18 @@ def job(template: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": template, **spec}}
 
 
+PLAIN = {"spec": pod()}
+"""The template of a pod."""
+
+
+def jobset(template: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "JobSet", "spec": {"replicatedJobs": [{"name": "w", "template": template}]}}
+
+
+def pytorch_job(**replicas: Any) -> dict[str, Any]:
+    return {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
+
+
 def made(given: dict[str, Any], nodes: int = 3) -> PodsOfRun:
     return pods_of_run(given, "r1", nodes, WAIT)
 
@@ -41,12 +53,9 @@ def pod_spec(run: PodsOfRun) -> dict[str, Any]:
 
 
 def test_a_pod_becomes_an_indexed_job_that_keeps_its_fields() -> None:
-    given = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "mine", "labels": {"kueue.x-k8s.io/queue-name": "gold"}},
-        "spec": pod(hostNetwork=True, tolerations=[{"key": "gpu"}]),
-    }
+    metadata = {"name": "mine", "labels": {"kueue.x-k8s.io/queue-name": "gold"}}
+    spec = pod(hostNetwork=True, tolerations=[{"key": "gpu"}])
+    given = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     run = made(given)
     assert (run.kind, run.name, run.selector) == ("Job", "mnode-r1", f"{RUN_LABEL}=r1")
     assert run.manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
@@ -74,7 +83,7 @@ def test_pods_that_restart_in_place_have_no_limit_per_index() -> None:
 
 
 def test_all_pods_of_a_jobset_are_nodes_of_the_run() -> None:
-    around = {"parallelism": 1, "template": {"spec": pod()}}
+    around = {"parallelism": 1, "template": PLAIN}
     jobs = [{"name": n, "template": {"spec": dict(around)}} for n in ("worker", "leader")]
     given = {"kind": "JobSet", "spec": {"replicatedJobs": jobs}}
     found = made(given, 4).manifest["spec"]["replicatedJobs"]
@@ -84,7 +93,7 @@ def test_all_pods_of_a_jobset_are_nodes_of_the_run() -> None:
 
 
 def test_a_task_of_volcano_waits_for_no_more_pods_than_it_has() -> None:
-    task = {"name": "node", "replicas": 8, "minAvailable": 8, "template": {"spec": pod()}}
+    task = {"name": "node", "replicas": 8, "minAvailable": 8, "template": PLAIN}
     [found] = made({"kind": "Job", "spec": {"tasks": [task]}}, 4).manifest["spec"]["tasks"]
     assert (found["replicas"], "minAvailable" in found) == (4, False)
 
@@ -150,7 +159,7 @@ def test_without_accelerators_commands_run_in_the_first_container(resources: Any
         (beside(GPU, GPU), "containers bench0, bench1 have accelerators, and tests run in one of"),
         (
             beside(GPU, named="tcpxo-daemon"),
-            r"container tcpxo-daemon, which kubectl.* names, has no accelerators, and bench0 has",
+            r"tcpxo-daemon, .* has no accelerators, and bench0 has",
         ),
     ],
 )
@@ -164,11 +173,8 @@ def test_the_annotation_chooses_between_containers_with_accelerators() -> None:
 
 
 def test_all_pods_of_a_run_have_one_name_for_their_container() -> None:
-    replicas = {
-        "Master": {"template": {"spec": {"containers": [{"name": "pytorch"}]}}},
-        "Worker": {"template": {"spec": {"containers": [{"name": "worker"}]}}},
-    }
-    given = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
+    master, worker = ({"spec": {"containers": [{"name": n}]}} for n in ("pytorch", "worker"))
+    given = pytorch_job(Master={"template": master}, Worker={"template": worker})
     with pytest.raises(UsageError, match="have different names, pytorch, worker: give them one"):
         made(given)
 
@@ -193,7 +199,7 @@ def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
 
 
 def test_warnings_about_objects_that_were_made_for_the_run() -> None:
-    run = made(job({"spec": pod()}))
+    run = made(job(PLAIN))
 
     class Answers:
         def path(self, kind: str) -> str:
@@ -208,18 +214,10 @@ def test_warnings_about_objects_that_were_made_for_the_run() -> None:
     assert found == Warnings(("about mnode-r1", "about mnode-r1-node-0"))
 
 
-def jobset(template: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "spec": {"replicatedJobs": [{"name": "w", "template": template}]},
-    }
-
-
 VOLCANO = {
     "apiVersion": "batch.volcano.sh/v1alpha1",
     "kind": "Job",
-    "spec": {"tasks": [{"name": "w", "replicas": 1, "template": {"spec": pod()}}]},
+    "spec": {"tasks": [{"name": "w", "replicas": 1, "template": PLAIN}]},
 }
 
 
@@ -227,10 +225,10 @@ VOLCANO = {
     ("given", "replaces"),
     [
         ({"kind": "Pod", "spec": pod()}, True),
-        (job({"spec": pod()}), True),
-        (job({"spec": pod()}, backoffLimit=0), False),
-        (jobset({"spec": {"template": {"spec": pod()}}}), True),
-        (jobset({"spec": {"template": {"spec": pod()}, "backoffLimit": 0}}), False),
+        (job(PLAIN), True),
+        (job(PLAIN, backoffLimit=0), False),
+        (jobset({"spec": {"template": PLAIN}}), True),
+        (jobset({"spec": {"template": PLAIN, "backoffLimit": 0}}), False),
         (VOLCANO, False),
     ],
 )
@@ -239,9 +237,9 @@ def test_whether_pods_that_end_are_replaced(given: dict[str, Any], replaces: boo
 
 
 def test_the_users_manifest_is_not_changed() -> None:
-    given = job({"spec": pod()})
+    given = job(PLAIN)
     made(given)
-    assert given == job({"spec": pod()})
+    assert given == job(PLAIN)
 
 
 def test_pods_run_on_separate_nodes_in_addition_to_the_users_anti_affinity() -> None:
@@ -269,20 +267,11 @@ def test_commands_run_in_the_annotated_container() -> None:
     ("given", "count"),
     [
         (
-            jobset({"spec": {"template": {"spec": pod()}}}),
+            jobset({"spec": {"template": PLAIN}}),
             lambda spec: spec["replicatedJobs"][0]["template"]["spec"]["completions"],
         ),
         (
-            {
-                "apiVersion": "kubeflow.org/v1",
-                "kind": "PyTorchJob",
-                "spec": {
-                    "pytorchReplicaSpecs": {
-                        "Master": {"replicas": 1, "template": {"spec": pod()}},
-                        "Worker": {"template": {"spec": pod()}},
-                    }
-                },
-            },
+            pytorch_job(Master={"replicas": 1, "template": PLAIN}, Worker={"template": PLAIN}),
             lambda spec: 1 + spec["pytorchReplicaSpecs"]["Worker"]["replicas"],
         ),
         (VOLCANO, lambda spec: (spec["tasks"][0]["replicas"] + spec["minAvailable"]) / 2),
@@ -294,11 +283,8 @@ def test_counts_of_other_kinds(given: dict[str, Any], count: Any) -> None:
 
 
 def test_a_train_job_gets_nodes_and_command() -> None:
-    given = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 1}},
-    }
+    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 1}}
+    given = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
     run = made(given, 4)
     assert run.manifest["spec"]["trainer"] == {"numNodes": 4, "command": WAIT}
     assert run.selector == (  # initializers are no nodes
@@ -316,10 +302,7 @@ def test_the_default_template_requests_what_the_spec_promises() -> None:
     ("given", "message"),
     [
         ({"kind": "Service", "spec": {}}, "kind Service has no pod template; accepted: Pod"),
-        (
-            {"kind": "Deployment", "spec": {"template": {"spec": pod()}}},
-            "kind Deployment is not sup",
-        ),
+        ({"kind": "Deployment", "spec": {"template": PLAIN}}, "kind Deployment is not supported"),
     ],
 )
 def test_other_objects_are_refused(given: dict[str, Any], message: str) -> None:
@@ -338,10 +321,7 @@ def test_pods_on_named_nodes_keep_their_own_affinity(terms: list[dict[str, Any]]
     def named(name: str) -> dict[str, Any]:
         return {"key": "metadata.name", "operator": "In", "values": [name]}
 
-    expected: list[dict[str, Any]] = [
-        {"matchFields": [named("n1")]},
-        {"matchFields": [named("n2")]},
-    ]
+    expected: list[dict[str, Any]] = [{"matchFields": [named(name)]} for name in ("n1", "n2")]
     if terms:
         expected = [{"matchExpressions": ["a"], **one} for one in expected]
         expected += [{"matchFields": ["b", named(name)]} for name in ("n1", "n2")]

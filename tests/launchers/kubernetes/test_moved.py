@@ -37,12 +37,9 @@ class Run:
         spec = load_spec(default_spec_path())
         on = f"touch {directory}/on-{{node}}"
         section = Power.model_validate({"switch_off": "true {node}", "switch_on": on})
-        self.launcher = Kubernetes(
-            2,
-            spec.model_copy(update={"power": section}),
-            RemoteOptions(str(directory), directory),
-            KubernetesOptions(image="i"),
-        )
+        spec = spec.model_copy(update={"power": section})
+        options = RemoteOptions(str(directory), directory)
+        self.launcher = Kubernetes(2, spec, options, KubernetesOptions(image="i"))
         self.launcher._hosts_by_name = {"n1": "0", "n2": "1"}
         self.launcher.nodes = (Node("n1", 0, "at-n1"), Node("n2", 1, "at-n2"))
         self.pods = RunPods(2)

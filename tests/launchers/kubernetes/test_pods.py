@@ -51,52 +51,35 @@ def test_a_finished_init_container_hides_no_problem() -> None:
     assert (pod.problem, pod.hopeless) == ("c: CreateContainerConfigError: no secret", True)
 
 
+OOM = {"reason": "OOMKilled", "exitCode": 137}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "message": "by job b"}
+
+
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        (
-            {"phase": "Failed", **container(terminated={"reason": "OOMKilled", "exitCode": 137})},
-            "its container was killed for memory (OOMKilled)",
-        ),
-        (
-            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"},
-            "its pod ended: Evicted: The node was low on memory",
-        ),
-        (
-            {"phase": "Failed", **container(terminated={"exitCode": 137})},
-            "its pod ended with status 137 (SIGKILL)",
-        ),
-        (
-            {
-                "phase": "Running",
-                "conditions": [
-                    {"type": "DisruptionTarget", "status": "True", "message": "preempted by job b"}
-                ],
-            },
-            "its pod was disrupted: preempted by job b",
-        ),
+        (container(terminated=OOM), "its container was killed for memory (OOMKilled)"),
+        ({"reason": "Evicted", "message": "memory"}, "its pod ended: Evicted: memory"),
+        (container(terminated={"exitCode": 137}), "its pod ended with status 137 (SIGKILL)"),
+        ({"phase": "Running", "conditions": [PREEMPTED]}, "its pod was disrupted: by job b"),
     ],
     ids=["memory", "evicted", "killed", "preempted"],
 )
 def test_the_reason_why_a_pod_ended(status: dict[str, Any], why: str) -> None:
-    pod = read(status)
+    pod = read({"phase": "Failed", **status})
     assert (pod.over, pod.ready) == (why, False)
 
 
 def beside(main: dict[str, Any], other: dict[str, Any], again: str) -> PodState:
     """A pod whose main container has another container beside it."""
-    containers = [
-        {"name": "train", "restartCount": 0, **main},
-        {"name": "tcpx-daemon", "restartCount": 0, **other},
-    ]
-    return PodState.read(
-        {
-            "metadata": {"name": "p", "uid": "u"},
-            "spec": {"nodeName": "n1", "restartPolicy": again},
-            "status": {"phase": "Running", "containerStatuses": containers},
-        },
-        "train",
-    )
+    train = {"name": "train", "restartCount": 0, **main}
+    daemon = {"name": "tcpx-daemon", "restartCount": 0, **other}
+    pod = {
+        "metadata": {"name": "p", "uid": "u"},
+        "spec": {"nodeName": "n1", "restartPolicy": again},
+        "status": {"phase": "Running", "containerStatuses": [train, daemon]},
+    }
+    return PodState.read(pod, "train")
 
 
 def test_containers_beside_the_main_one_neither_keep_nor_end_its_node() -> None:

@@ -34,39 +34,27 @@ async def through(port: int, data: bytes) -> bytes:
 async def relayed(alive: Path) -> list[bytes]:
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     relay = Relay(server.sockets[0].getsockname()[1])
-    text = Path(pod_relay.__file__).read_text()
+    argv = [*pod_relay.argv(sys.executable, str(alive)), "0"]
     pipe = asyncio.subprocess.PIPE
-    pod = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        text,
-        str(alive),
-        "0",
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-    )
-    assert pod.stdin is not None
-    assert pod.stdout is not None
+    pod = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe)
+    to, of = pod.stdin, pod.stdout
+    assert to is not None
+    assert of is not None
 
     async def to_pod() -> None:
-        assert pod.stdin is not None
         while True:
-            pod.stdin.write(await relay.read())
-            await pod.stdin.drain()
+            to.write(await relay.read())
+            await to.drain()
 
     async def from_pod() -> None:
-        assert pod.stdout is not None
-        while data := await pod.stdout.read(1 << 15):
+        while data := await of.read(1 << 15):
             await relay.write(STDOUT, data)
 
     feeding, ended = asyncio.ensure_future(to_pod()), asyncio.ensure_future(from_pod())
     await relay.opened(ended)
     back = await asyncio.gather(*(through(relay.port, BIG[number:]) for number in range(3)))
     feeding.cancel()
-    pod.stdin.close()
+    to.close()
     await pod.wait()
     await ended
     relay.close()

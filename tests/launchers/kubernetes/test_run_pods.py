@@ -16,6 +16,10 @@ def pod(name: str, node: str, **changes: Any) -> PodState:
     return PodState(**{**fields, **changes})
 
 
+def back(host: str, node: str, name: str) -> dict[str, str]:
+    return {"back": host, "node": node, "address": f"at-{node}", "pod": name}
+
+
 def up(*pods: PodState) -> RunPods:
     found = RunPods(len(pods))
     events = found.listed(pods)
@@ -39,27 +43,19 @@ def test_a_pod_that_disappeared_between_watches_is_lost() -> None:
 
 def test_a_new_pod_replaces_the_pod_of_its_node_then_of_its_index() -> None:
     pods = up(pod("a", "n1", index=0), pod("b", "n2", index=1))
-    assert pods.heard(pod("a", "n1", index=0, ready=False, over="evicted")) == [
-        {"lost": "0", "why": "evicted"}
-    ]
-    assert pods.heard(pod("b", "n2", index=1), deleted=True) == [
-        {"lost": "1", "why": "its pod was deleted"}
-    ]
-    assert pods.heard(pod("c", "n2", index=0)) == [
-        {"back": "1", "node": "n2", "address": "at-n2", "pod": "c"}
-    ]
-    assert pods.heard(pod("d", "n3", index=0)) == [
-        {"back": "0", "node": "n3", "address": "at-n3", "pod": "d"}
-    ]
+    over = pod("a", "n1", index=0, ready=False, over="evicted")
+    assert pods.heard(over) == [{"lost": "0", "why": "evicted"}]
+    deleted = {"lost": "1", "why": "its pod was deleted"}
+    assert pods.heard(pod("b", "n2", index=1), deleted=True) == [deleted]
+    assert pods.heard(pod("c", "n2", index=0)) == [back("1", "n2", "c")]
+    assert pods.heard(pod("d", "n3", index=0)) == [back("0", "n3", "d")]
     assert pods.heard(pod("d", "n3", index=0)) == []
 
 
 def test_a_new_pod_without_an_index_replaces_the_only_missing_one() -> None:
     pods = up(pod("a", "n1"), pod("b", "n2"), pod("c", "n3"))
     pods.heard(pod("a", "n1"), deleted=True)
-    assert pods.heard(pod("d", "n4")) == [
-        {"back": "0", "node": "n4", "address": "at-n4", "pod": "d"}
-    ]
+    assert pods.heard(pod("d", "n4")) == [back("0", "n4", "d")]
     pods.heard(pod("b", "n2"), deleted=True)
     pods.heard(pod("c", "n3"), deleted=True)
     assert pods.heard(pod("e", "n5")) == []
@@ -69,10 +65,8 @@ def test_a_new_pod_without_an_index_replaces_the_only_missing_one() -> None:
 def test_a_restarted_container_is_lost_and_available_again() -> None:
     pods = up(pod("a", "n1"))
     again = pod("a", "n1", uid="uid-a.1", before="its container was killed for memory")
-    assert pods.heard(again) == [
-        {"lost": "0", "why": "its container was killed for memory"},
-        {"back": "0", "node": "n1", "address": "at-n1", "pod": "a"},
-    ]
+    lost = {"lost": "0", "why": "its container was killed for memory"}
+    assert pods.heard(again) == [lost, back("0", "n1", "a")]
     assert pods.is_there("0", "uid-a.1")
     assert not pods.is_there("0", "uid-a")
 

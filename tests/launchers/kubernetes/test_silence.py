@@ -37,18 +37,16 @@ SOON_S = 15.0
 
 @pytest.fixture(autouse=True)
 def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module, limit in (
-        (api_module, "REQUEST_S"),
-        (api_module, "WATCH_S"),
-        (streams, "CONNECT_S"),
-        (pod_streams, "CONNECT_S"),
-        (pod_streams, "_END_S"),
-        (relay, "OPEN_S"),
-        (launcher, "RELAY_S"),
-        (launcher, "_SLACK_S"),
-        (launcher, "REPLACED_S"),
-    ):
-        monkeypatch.setattr(module, limit, 0.2)
+    limits = {
+        api_module: ("REQUEST_S", "WATCH_S"),
+        streams: ("CONNECT_S",),
+        pod_streams: ("CONNECT_S", "_END_S"),
+        relay: ("OPEN_S",),
+        launcher: ("RELAY_S", "_SLACK_S", "REPLACED_S"),
+    }
+    for module, names in limits.items():
+        for name in names:
+            monkeypatch.setattr(module, name, 0.2)
     began = time.monotonic()
     yield
     assert time.monotonic() - began < SOON_S

@@ -33,42 +33,28 @@ def test_nodes_with_the_same_name(boot: str | None, line: str) -> None:
     assert check_distinct({"a": ONE, "b": replace(ONE, boot=boot)}, FAR) == {"b": line}
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "127.0.1.1",
-        "::1",
-        "::ffff:127.0.0.1",
-        "localhost",
-        "localhost.localdomain",
-        "localhost6",
-    ],
-)
+LOOPBACK = "127.0.0.1 127.0.1.1 ::1 ::ffff:127.0.0.1 localhost localhost.localdomain localhost6"
+
+
+@pytest.mark.parametrize("address", LOOPBACK.split())
 def test_an_address_that_others_cannot_use(address: str) -> None:
-    problems = check_distinct({"a": ONE, "b": TWO}, FAR | {"a": address})
-    assert problems == {
-        "a": f"its address {address} is a loopback address; name it by an address at which the "
-        "other nodes reach it"
-    }
+    [(node, why)] = check_distinct({"a": ONE, "b": TWO}, FAR | {"a": address}).items()
+    assert node == "a"
+    assert why.startswith(f"its address {address} is a loopback address; name it by")
     assert check_distinct({"a": ONE}, {"a": address}) == {}
 
 
 @pytest.mark.parametrize("others", [{}, {"b": TWO}], ids=["alone", "among others"])
 def test_an_address_valid_on_one_link_only(others: dict[str, NodeReport]) -> None:
-    problems = check_distinct({"a": ONE} | others, FAR | {"a": "fe80::1"})
-    assert problems == {
-        "a": "its address fe80::1 is link-local and needs a scope id, which differs between "
-        "machines; name it by an address at which the other nodes reach it"
-    }
+    [(node, why)] = check_distinct({"a": ONE} | others, FAR | {"a": "fe80::1"}).items()
+    assert node == "a"
+    assert why.startswith("its address fe80::1 is link-local and needs a scope id")
     # For example two machines connected by one cable.
     assert check_distinct({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}
 
 
 def test_an_address_shared_by_several_nodes() -> None:
     """Like guests behind a NAT, which all have the same inner address."""
-    problems = check_distinct({"a": ONE, "b": TWO}, dict.fromkeys(FAR, "10.0.2.15"))
-    assert problems == {
-        "b": "its address 10.0.2.15 is also a's; ranks need an address of this node alone, at "
-        "which the other nodes reach it"
-    }
+    [(node, why)] = check_distinct({"a": ONE, "b": TWO}, dict.fromkeys(FAR, "10.0.2.15")).items()
+    assert node == "b"
+    assert why.startswith("its address 10.0.2.15 is also a's; ranks need an address of this node")

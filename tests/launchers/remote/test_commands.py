@@ -232,10 +232,7 @@ def test_a_local_end_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
 @pytest.mark.parametrize(
     ("shell", "line"),
     [
-        (
-            "echo 'x@n1: Permission denied (publickey).' >&2; exit 255",
-            "x@n1: Permission denied (pu",
-        ),
+        ("echo 'x@n1: Permission denied (key).' >&2; exit 255", "x@n1: Permission denied (key)."),
         ("exec /no/python -c x", "Python did not start on the node (status 127: sh: 1: exec: /no"),
         ("echo This account is not available.; exit 1", "Python did not start on the node (sta"),
         ("exit 255", "ssh ended and printed nothing"),

@@ -45,14 +45,14 @@ def test_output_of_a_login_shell_is_not_the_reason_of_a_loss(way: Way) -> None:
         assert (program.returncode, err) == (remote_proxy.LOST, "n1: the connection was lost\n")
 
 
+NO_PIDFD = "def none(pid): raise OSError(38, os.strerror(38))\nos.pidfd_open = none"
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         ("del os.pidfd_open", ""),  # as in conda's Python
-        (
-            "def none(pid): raise OSError(38, os.strerror(38))\nos.pidfd_open = none",
-            "n1: pidfd_open on this machine: Function not implemented\n",
-        ),
+        (NO_PIDFD, "n1: pidfd_open on this machine: Function not implemented\n"),
     ],
 )
 def test_a_python_or_a_kernel_without_pidfd_open(way: Way, change: str, line: str) -> None:

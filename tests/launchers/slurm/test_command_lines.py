@@ -112,9 +112,8 @@ def test_a_step_gets_the_whole_node_and_shares_it() -> None:
     command = step_command(7, "n1", ["python", "-c", "x"])
     at = command.index("srun")
     assert command[0] == "env"
-    assert {"--jobid=7", "--nodelist=n1", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0"} <= set(
-        command[at:]
-    )
+    step = {"--jobid=7", "--nodelist=n1", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0"}
+    assert step <= set(command[at:])
     assert command[-4:] == ["--", "python", "-c", "x"]
     # A job script's options would limit the step to a part of the node, or change its streams.
     unset = [command[i + 1] for i in range(at) if command[i] == "-u"]
