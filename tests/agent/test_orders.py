@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,8 +138,6 @@ def test_a_new_agent_removes_what_a_killed_one_left(temporary: Path) -> None:
 def test_without_locks_there_is_no_file_of_a_lock(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-
-    monkeypatch.setattr(fcntl, "flock", refused)
+    refused = OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=refused))
     assert list(Path(private_directory()).iterdir()) == []

@@ -48,15 +48,10 @@ def test_ranks_have_the_variables_that_torchrun_sets(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     write_files(tmp_path, test_it=TESTS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    rendezvous = ["--master-addr=127.0.0.1", "--master-port=0", "--rdzv-backend=c10d"]
-    subprocess.run(
-        [*torchrun, *rendezvous, "--rdzv-endpoint=127.0.0.1:0", f"--log-dir={tmp_path}/logs",
-         "program.py", str(tmp_path)],
-        cwd=tmp_path,
-        env=clean_env(),
-        check=True,
-        timeout=120,
-    )  # fmt: skip
+    torchrun += ["--master-addr=127.0.0.1", "--master-port=0", "--rdzv-backend=c10d"]
+    torchrun += ["--rdzv-endpoint=127.0.0.1:0", f"--log-dir={tmp_path}/logs"]
+    program = ["program.py", str(tmp_path)]
+    subprocess.run([*torchrun, *program], cwd=tmp_path, env=clean_env(), check=True, timeout=120)
     args = ("--mnode-nodes=1", "--mnode-procs-per-node=2", "--mnode-launcher=local")
     run = run_pytest(tmp_path, *args)
     assert run.outcomes() == {"test_it": "passed"}, run.output

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -75,15 +76,8 @@ except OSError as error:
 def output_of(rack: Rack, index: int, argv: list[str]) -> str:
     """Output of a command on a node, with errors."""
     (command,) = rack.commands([rack.nodes[index]], argv)
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    return done.stdout.strip()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return str(subprocess.run(command, timeout=20, check=False, **pipes).stdout).strip()
 
 
 def shell(rack: Rack, index: int, script: str) -> str:
@@ -128,10 +122,8 @@ def echoes(
     """Number of `count` UDP packets that returned over the fabric, and the shortest time, s."""
     address = rack.nodes[target].fabric_address or ""
     with server(rack, target, ECHO, address):
-        words = output_of(
-            rack, source, [*PYTHON, CALL, address, str(size), str(count), str(wait_s)]
-        )
-    number, least = words.split()
+        call = [*PYTHON, CALL, address, str(size), str(count), str(wait_s)]
+        number, least = output_of(rack, source, call).split()
     return int(number), float(least)
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Link, Rack
 from tests.inner import need
-
-RunOn = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _require(mode: str) -> None:
@@ -48,17 +43,3 @@ def one_node(_rack_possible: None) -> Iterator[Rack]:
     """A rack of one node, the cheapest, for tests that break it."""
     with Rack(1) as rack:
         yield rack
-
-
-@pytest.fixture(scope="session")
-def run_on() -> RunOn:
-    """run_on(rack, node, argv, …): the completed command on a node."""
-
-    def run_on(
-        rack: Rack, node: Node, argv: Sequence[str], **options: Any
-    ) -> subprocess.CompletedProcess[str]:
-        (command,) = rack.commands([node], argv)
-        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 20}
-        return subprocess.run(command, check=False, **settings, **options)
-
-    return run_on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,10 +63,8 @@ def test_a_requested_rack_is_not_replaced() -> None:
 def test_a_rack_that_fails_to_start_is_replaced_only_if_not_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(self: Rack) -> None:
-        raise ClusterError("rack: no tbf in this kernel")
-
-    monkeypatch.setattr(Rack, "start", fail)
+    refused = ClusterError("rack: no tbf in this kernel")
+    monkeypatch.setattr(Rack, "start", Mock(side_effect=refused))
     launcher, reason = pool._started(SETTINGS, 2, SPEC, Path("/nowhere"), HERE)
     assert (launcher.name, reason) == ("local", "no rack: rack: no tbf in this kernel")
     with pytest.raises(ClusterError, match="no tbf"):

@@ -9,30 +9,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
+from tests.launchers.on_nodes import run_on
 from tests.launchers.remote.proxies import SLEEPS, ready
 from tests.waiting import until
 
-if TYPE_CHECKING:
-    from tests.launchers.conftest import RunOn
 
-
-def test_arguments_arrive_as_they_are(rack: Rack, run_on: RunOn) -> None:
+def test_arguments_arrive_as_they_are(rack: Rack) -> None:
     argv = ["a b", "", "it's", '"$HOME"', "new\nline", "-c", "--", "ü*"]
     script = "import sys; print(ascii(sys.argv[1:]))"
     done = run_on(rack, rack.nodes[0], [sys.executable, "-c", script, *argv])
     assert done.stdout == ascii(argv) + "\n"
 
 
-def test_streams_environment_and_directory_are_the_callers(
-    rack: Rack, run_on: RunOn, tmp_path: Path
-) -> None:
+def test_streams_environment_and_directory_are_the_callers(rack: Rack, tmp_path: Path) -> None:
     directory = tmp_path / "with blank 'and quote"
     directory.mkdir()
     script = 'cat; printf %s "$MNODE_TEST" >&2; pwd'
@@ -41,7 +36,7 @@ def test_streams_environment_and_directory_are_the_callers(
     assert (done.returncode, done.stdout, done.stderr) == (0, f"typed\n{directory}\n", "é x")
 
 
-def test_a_directory_missing_on_the_node_becomes_root(rack: Rack, run_on: RunOn) -> None:
+def test_a_directory_missing_on_the_node_becomes_root(rack: Rack) -> None:
     done = run_on(rack, rack.nodes[0], ["pwd"], cwd="/dev/shm")
     assert done.stdout == "/dev/shm\n"
     done = run_on(rack, rack.nodes[0], ["pwd"], cwd=f"/proc/{os.getpid()}")
@@ -52,11 +47,11 @@ def test_a_directory_missing_on_the_node_becomes_root(rack: Rack, run_on: RunOn)
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
 )
-def test_the_exit_status_is_passed_on(rack: Rack, run_on: RunOn, script: str, status: int) -> None:
+def test_the_exit_status_is_passed_on(rack: Rack, script: str, status: int) -> None:
     assert run_on(rack, rack.nodes[0], ["sh", "-c", script]).returncode == status
 
 
-def test_a_command_that_cannot_run_has_an_error(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
+def test_a_command_that_cannot_run_has_an_error(rack: Rack, tmp_path: Path) -> None:
     done = run_on(rack, rack.nodes[1], ["no-such-program", "x"])
     assert (done.returncode, done.stderr) == (127, "node1: no such command: no-such-program\n")
     (tmp_path / "plain").write_text("text")
@@ -68,14 +63,16 @@ def test_a_command_that_cannot_run_has_an_error(rack: Rack, run_on: RunOn, tmp_p
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on_once(rack: Rack, number: signal.Signals) -> None:
     script = (
-        "import signal, sys, time\n"
-        f"signal.signal({int(number)}, lambda *_: print('got', flush=True))\n"
-        "print('ready', flush=True); time.sleep(0.3)"
+        "import signal, time; got = []\n"
+        f"signal.signal({int(number)}, lambda *_: got.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not got: time.sleep(0.01)\n"
+        "time.sleep(0.3); print(len(got))"
     )
     (command,) = rack.commands(rack.nodes[:1], [sys.executable, "-c", script])
     with ready(command) as process:
         process.send_signal(number)
-        assert process.communicate(timeout=30)[0] == "got\n"
+        assert process.communicate(timeout=30)[0] == "1\n"
         assert process.returncode == 0
 
 
@@ -94,9 +91,7 @@ def _bad_init() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_bad_init")
 @pytest.mark.parametrize("group", [False, True])
-def test_the_command_dies_and_is_reaped_with_the_entering_process(
-    rack: Rack, run_on: RunOn, group: bool
-) -> None:
+def test_the_command_dies_and_is_reaped_with_the_entering_process(rack: Rack, group: bool) -> None:
     (command,) = rack.commands(rack.nodes[:1], SLEEPS)
     with ready(command, start_new_session=True) as process:
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
@@ -116,7 +111,7 @@ def test_the_command_dies_with_its_guard(rack: Rack) -> None:
         assert process.wait(30) == 128 + signal.SIGKILL
 
 
-def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) -> None:
+def test_a_command_from_before_a_reboot_is_refused(rack: Rack) -> None:
     node = rack.nodes[2]
     (old,) = rack.commands([node], ["uname", "-n"])
     rack.ask(PowerOff(node.name))

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,9 +99,7 @@ def test_a_rack_that_cannot_be_entered_is_closed(
 
 
 def test_a_node_whose_links_cannot_be_made_is_ended() -> None:
-    def refused(*_: object) -> None:
-        raise OSError("no links")
-
+    refused = Mock(side_effect=OSError("no links"))
     unplugged: list[int] = []
     init = RackInit.__new__(RackInit)
     init._plan = Rack(1).plan
@@ -122,12 +121,8 @@ def test_a_directory_that_cannot_be_used_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a quota, directories can be made but no files written."""
-
-    def full(*_: object) -> None:
-        raise OSError("quota")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(Path, "write_text", Mock(side_effect=OSError("quota")))
         assert SharedDir(None, tmp_path).directory is None
     assert list(tmp_path.iterdir()) == []
 
@@ -135,8 +130,9 @@ def test_a_directory_that_cannot_be_used_is_removed(
 def test_a_directory_that_a_node_does_not_see_is_removed(tmp_path: Path) -> None:
     shared = SharedDir(None, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    blind: Any = SimpleNamespace(token="another")
-    assert shared.settle({"n0": blind}) is None
+    sees: Any = SimpleNamespace(token=shared.token.read_text())
+    blind: Any = SimpleNamespace(token=None)
+    assert shared.settle({"n0": sees, "n1": blind}) is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +12,7 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.rack.wiring import burst_bytes
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate, SetLinkUp
-
-if TYPE_CHECKING:
-    from tests.launchers.conftest import RunOn
+from tests.launchers.on_nodes import run_on
 
 PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
 # The first megabyte is not timed: it uses up the queues' burst allowance and opens TCP's window.
@@ -37,6 +34,12 @@ import socket, sys
 with socket.create_connection((sys.argv[1], 7000), 5) as peer:
     peer.sendall(bytes(int(sys.argv[2])))
 """
+
+
+@pytest.fixture(scope="module")
+def mode(_rack_possible: None) -> str:
+    """Links are the same in both modes, once they are there."""
+    return "auto"
 
 
 def transfer(
@@ -104,7 +107,7 @@ def test_a_changed_rate_applies_in_both_directions_and_outlives_a_reboot(rack: R
         rack.ask(PowerOn(node.name))
 
 
-def test_a_port_that_is_down_removes_the_carrier(rack: Rack, run_on: RunOn) -> None:
+def test_a_port_that_is_down_removes_the_carrier(rack: Rack) -> None:
     node = rack.nodes[1]
     carrier = ["cat", "/sys/class/net/fab0/carrier"]
     assert run_on(rack, node, carrier).stdout == "1\n"
@@ -121,7 +124,7 @@ def test_a_port_that_is_down_removes_the_carrier(rack: Rack, run_on: RunOn) -> N
     assert transfer(rack, rack.nodes[0], node, "node1-fab", 10)[0] == rack.nodes[0].fabric_address
 
 
-def test_a_node_reaches_only_the_rack(rack: Rack, run_on: RunOn) -> None:
+def test_a_node_reaches_only_the_rack(rack: Rack) -> None:
     script = (
         "import socket\n"
         "try: socket.create_connection(('192.0.2.1', 80), 2); print('reached')\n"
@@ -131,14 +134,14 @@ def test_a_node_reaches_only_the_rack(rack: Rack, run_on: RunOn) -> None:
     assert done.stdout == "Network is unreachable\n"
 
 
-def test_idle_links_carry_no_packets(rack: Rack, run_on: RunOn) -> None:
+def test_idle_links_carry_no_packets(rack: Rack) -> None:
     files = [f"/sys/class/net/fab0/statistics/{way}_packets" for way in ("tx", "rx")]
     before = run_on(rack, rack.nodes[2], ["cat", *files]).stdout
     run_on(rack, rack.nodes[2], ["sleep", "0.5"])
     assert run_on(rack, rack.nodes[2], ["cat", *files]).stdout == before
 
 
-def test_only_ipv4_on_links(rack: Rack, run_on: RunOn) -> None:
+def test_only_ipv4_on_links(rack: Rack) -> None:
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     done = run_on(rack, rack.nodes[0], ["cat", "/proc/net/if_inet6"])

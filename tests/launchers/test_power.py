@@ -7,7 +7,6 @@ import queue
 import signal
 import subprocess
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +16,8 @@ from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.inner import need_program
+from tests.launchers.on_nodes import run_on
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.launchers.conftest import RunOn
 
 HANGS_S = 60.0
 Losses = queue.SimpleQueue[tuple[str, str]]
@@ -72,7 +69,7 @@ def test_a_node_that_is_off_is_named(rack: Rack, losses: Losses) -> None:
     assert rack.commands(rack.nodes[:1], ["true"])
 
 
-def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> None:
+def test_boot_gives_a_new_node_of_the_same_name(rack: Rack) -> None:
     node = rack.nodes[1]
     old = rack.namespace_pid(node)
     run_on(rack, node, ["touch", "/dev/shm/trace"])
@@ -94,7 +91,7 @@ def test_off_and_on_may_be_repeated(rack: Rack, losses: Losses) -> None:
     assert losses.empty()
 
 
-def test_a_node_that_dies_by_itself_is_reported(rack: Rack, losses: Losses, run_on: RunOn) -> None:
+def test_a_node_that_dies_by_itself_is_reported(rack: Rack, losses: Losses) -> None:
     node = rack.nodes[2]
     (command,) = rack.commands([node], ["true"])
     place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,10 +42,7 @@ def python(text: str) -> list[str]:
 def test_reason_when_namespaces_are_denied(
     monkeypatch: pytest.MonkeyPatch, mode: str, number: int, message: str
 ) -> None:
-    def denied(flags: int) -> None:
-        raise deny(number, "unshare")
-
-    monkeypatch.setattr(namespaces, "unshare", denied)
+    monkeypatch.setattr(namespaces, "unshare", Mock(side_effect=deny(number, "unshare")))
     reason = str(Rack.unavailable(mode))
     assert re.match(message, reason)
     assert "\n" not in reason
@@ -61,10 +59,8 @@ def test_reason_names_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @pytest.mark.usefixtures("_rack_possible")
 def test_reason_when_mounts_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied() -> None:
-        raise deny(errno.EPERM, "mount sysfs on /sys")
-
-    monkeypatch.setattr(mounts, "mount_sys", denied)
+    denied = deny(errno.EPERM, "mount sysfs on /sys")
+    monkeypatch.setattr(mounts, "mount_sys", Mock(side_effect=denied))
     assert str(Rack.unavailable()).startswith("mount sysfs on /sys ")
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +17,7 @@ from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses, tree
 from pytest_mnode.machine.numa import NumaCores, numa_cores, read_numa
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-
-if TYPE_CHECKING:
-    from tests.launchers.conftest import RunOn
+from tests.launchers.on_nodes import output_on
 
 GIB = 1 << 30
 
@@ -148,31 +144,27 @@ def test_a_machine_without_numa_information_is_one_numa_node(tmp_path: Path) -> 
     assert numa_cores(tmp_path, usable=[3, 1]) == [NumaCores(0, 0, ((1,), (3,)))]
 
 
-def test_only_the_node_itself_shows_its_sockets(mode: str, tmp_path: Path, run_on: RunOn) -> None:
+def test_only_the_node_itself_shows_its_sockets(mode: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one CPU")
     tmp_path.chmod(0o755)
     place = tmp_path / "shown"
     with Rack(2, mode=mode, layout=Layout(), shown_at=place) as rack:
-        lists = [output(run_on, rack, i, "sys/devices/system/node/node0/cpulist") for i in (0, 1)]
+        lists = [output(rack, i, "sys/devices/system/node/node0/cpulist") for i in (0, 1)]
         assert lists[0] == lists[1]
-        sides = [output(run_on, rack, i, "sys/class/net/fab0/device/numa_node") for i in (0, 1)]
+        sides = [output(rack, i, "sys/class/net/fab0/device/numa_node") for i in (0, 1)]
         assert sides == ["0\n", "1\n"]
         # The other files of an interface are the node's real ones.
-        assert output(run_on, rack, 0, "sys/class/net/fab0/operstate") == "up\n"
+        assert output(rack, 0, "sys/class/net/fab0/operstate") == "up\n"
         assert rack.nodes[0].shown.sysfs_root == str(place)
         assert list(place.iterdir()) == []
         rack.ask(PowerOff("node1"))
         rack.ask(PowerOn("node1"))
-        assert output(run_on, rack, 1, "sys/class/net/fab0/device/numa_node") == "1\n"
+        assert output(rack, 1, "sys/class/net/fab0/device/numa_node") == "1\n"
     assert list(place.iterdir()) == []
     assert str(place) not in Path("/proc/self/mountinfo").read_text()
 
 
-def output(run_on: RunOn, rack: Rack, index: int, file: str) -> str:
+def output(rack: Rack, index: int, file: str) -> str:
     node = rack.nodes[index]
-    done: subprocess.CompletedProcess[str] = run_on(
-        rack, node, ["cat", f"{node.shown.sysfs_root}/{file}"]
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_on(rack, node, ["cat", f"{node.shown.sysfs_root}/{file}"])

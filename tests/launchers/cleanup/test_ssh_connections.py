@@ -72,7 +72,7 @@ def test_a_connection_that_times_out_ends_with_its_children(
 ) -> None:
     """Like ssh's own ssh to a jump host that accepts the connection and stays silent."""
     silent = way("n1", "sleep 300 & echo $! > pids; wait")
-    assert held.connect({"n1": silent}, 1.0) == {"n1": "no connection in time"}
+    assert held.connect({"n1": silent}, 2.0) == {"n1": "no connection in time"}
     await_ends(tmp_path)
 
 

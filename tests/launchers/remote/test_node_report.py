@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -149,14 +150,10 @@ def test_of_many_nodes_every_reason_has_its_line() -> None:
     assert every.endswith("\n  n31: why 31\n  and 68 more reasons")
 
 
-@pytest.mark.parametrize("by_all", [True, False])
-def test_a_directory_that_one_node_does_not_see_is_not_used(tmp_path: Path, by_all: bool) -> None:
+def test_a_directory_shared_by_all_nodes_is_kept(tmp_path: Path) -> None:
     shared = SharedDir(None, tmp_path)
     seen = replace(WELL, token=shared.token.read_text())
-    other = seen if by_all else replace(seen, token=None)
-    found = shared.settle({"n1": seen, "n2": other})
-    assert found == (shared.directory if by_all else None)
-    assert any(tmp_path.iterdir()) is by_all
+    assert shared.settle({"n1": seen, "n2": seen}) == shared.directory
     shared.remove()
     assert not list(tmp_path.iterdir())
 
@@ -178,14 +175,11 @@ def test_an_unwritable_directory_is_not_used() -> None:
     assert shared.settle({"n1": WELL}) is None
 
 
-def test_a_directory_on_a_full_disk_is_not_used_and_left_empty(
+def test_a_directory_of_the_user_on_a_full_disk_is_named_and_left_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    assert SharedDir(None, tmp_path).directory is None
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
     with pytest.raises(UsageError, match=r"^--mnode-shared-dir=.*: No space left"):
         SharedDir(tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())

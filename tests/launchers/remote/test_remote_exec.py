@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from pytest_mnode.launchers import node_env as node_env_module
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
 from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, run
+from tests.launchers.remote.proxies import REMOTE_END, run
 
 SET = {"NCCL_DEBUG": "INFO"}
 PASSED = {"NCCL_IB_HCA": "mlx5_9", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"}
@@ -70,17 +71,14 @@ def test_what_is_sent_to_a_node() -> None:
 def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
     """Frames that a remote end sends for an order, read `late_s` seconds late."""
     pipe = subprocess.PIPE
-    program = subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe)
-    assert program.stdin is not None
-    assert program.stdout is not None
     sent = json.dumps({"silence_s": wire.SILENCE_S, **order}).encode()
-    program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, sent))
-    program.stdin.flush()
-    time.sleep(late_s)
-    _, _, data = program.stdout.read().partition(wire.HELLO)
-    program.stdin.close()
-    program.wait(LIMIT_S)
-    program.stdout.close()
+    with subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, sent))
+        program.stdin.flush()
+        time.sleep(late_s)
+        _, _, data = program.stdout.read().partition(wire.HELLO)
     return wire.Frames().feed(data)
 
 
@@ -128,13 +126,9 @@ def test_output_that_is_held_by_a_process_elsewhere_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The command has ended, and the process that has its output is no descendant."""
-
-    def no_child(*_: int) -> None:
-        raise ChildProcessError
-
     monkeypatch.setattr(remote_exec, "DRAIN_S", 0.1)
     monkeypatch.setattr(remote_exec, "descendants", lambda _: [])
-    monkeypatch.setattr(os, "waitpid", no_child)
+    monkeypatch.setattr(os, "waitpid", Mock(side_effect=ChildProcessError))
     end = a_far_end()
     end.status, end.reported, end.outputs = 0, False, {7: wire.OUT}
     end.close_output = end.outputs.pop

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -184,11 +185,8 @@ def test_a_request_larger_than_the_cluster_is_not_waited_for(
 def test_a_request_that_is_broken_off_is_withdrawn(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(*_: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(module, "_LOOK_S", 0.1)
-    monkeypatch.setattr(module, "hopeless", cut)
+    monkeypatch.setattr(module, "hopeless", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         make(["--begin"]).get(2)
     assert lines(notes)[1:] == ["waits", "withdrawn"]

@@ -197,16 +197,10 @@ def test_features_of_a_node() -> None:
 def test_records_on_several_lines() -> None:
     """The output of scontrol without --oneliner."""
     text = (
-        "NodeName=hall-7 Arch=x86_64 CoresPerSocket=64 \n"
-        "   CPUAlloc=3 CPUTot=256\n"
-        "   Gres=gpu:mi300x:8(S:0-1)\n"
-        "   State=MIXED+DRAIN ThreadsPerCore=2\n"
-        "   Partitions=train,debug \n"
-        "   Reason=fan 3 is slow [ada@2026-11-21T10:00:00]\n"
-        "\n"
-        "NodeName=hall-8 Arch=x86_64\n"
-        "   CPUAlloc=0 CPUTot=128\n"
-        "   State=IDLE ThreadsPerCore=2\n"
+        "NodeName=hall-7 Arch=x86_64 CoresPerSocket=64 \n   CPUAlloc=3 CPUTot=256\n"
+        "   Gres=gpu:mi300x:8(S:0-1)\n   State=MIXED+DRAIN ThreadsPerCore=2\n"
+        "   Partitions=train,debug \n   Reason=fan 3 is slow [ada@2026-11-21T10:00:00]\n\n"
+        "NodeName=hall-8 Arch=x86_64\n   CPUAlloc=0 CPUTot=128\n   State=IDLE ThreadsPerCore=2\n"
     )
     one, other = nodes_from_text(text)
     assert (one.gpus, one.cpus, one.partitions) == (8, 256, ("train", "debug"))
