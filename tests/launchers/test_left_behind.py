@@ -18,7 +18,7 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.cleanup import client, queue_cleanup
+from pytest_mnode.launchers.cleanup import queue_cleanup
 from pytest_mnode.launchers.cleanup import rack as rack_task
 from pytest_mnode.launchers.cleanup.client import CleanupDaemon
 from pytest_mnode.launchers.cleanup.queue_cleanup import SlurmCleanup
@@ -200,15 +200,6 @@ def test_a_stopped_clean_up_of_a_job_that_has_ended_is_killed(
     [pid] = set(processes.children(os.getpid())) - set(before)
     os.kill(pid, signal.SIGSTOP)
     cleanup.close(done=True)
-    assert processes.has_ended(pid)
-
-
-def test_a_stopped_daemon_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_CLOSE_S", 0.3)
-    daemon = CleanupDaemon(lambda _: None)
-    pid = daemon.start([])
-    os.kill(pid, signal.SIGSTOP)
-    daemon.close()
     assert processes.has_ended(pid)
 
 
