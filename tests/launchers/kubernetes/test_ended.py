@@ -35,7 +35,6 @@ from tests.waiting import until
 
 LIMIT_S = 30.0
 POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
-SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 class Server(ThreadingHTTPServer):
@@ -72,9 +71,8 @@ def server() -> Iterator[Server]:
         made.shutdown()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
 def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
-    server: Server, tmp_path: Path, number: signal.Signals
+    server: Server, tmp_path: Path
 ) -> None:
     config = write_kubeconfig(tmp_path, {"server": f"http://127.0.0.1:{server.server_port}"})
     given = asdict(settings(tmp_path, wait_s=60.0))
@@ -83,7 +81,7 @@ def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
     program = subprocess.Popen(argv, env={**os.environ, "KUBECONFIG": str(config)})
     try:
         until(lambda: "POST" in server.asked)
-        program.send_signal(number)
+        program.terminate()
         program.wait(LIMIT_S)
     finally:
         program.kill()
@@ -91,7 +89,7 @@ def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
     assert server.asked[-1] == "DELETE"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_object_is_deleted_before_streams_are_closed(
     tmp_path: Path, number: signal.Signals
 ) -> None:

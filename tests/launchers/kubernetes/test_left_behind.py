@@ -24,7 +24,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kubeconfig that holds the client's key itself; the empty directory of temporary files."""
     need_program("openssl", "openssl")
     key, certificate = tmp_path / "key", tmp_path / "certificate"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=ada"]
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-subj", "/CN=ada"]
+    made += ["-pkeyopt", "ec_paramgen_curve:prime256v1"]  # many times faster than RSA
     subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
 
     def text(path: Path) -> str:
