@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Link, Rack
-from pytest_mnode.launchers.rack.protocol import Booted, Lost, Packet, Reply, Request, Setup
 from pytest_mnode.protocol.launcher_requests import PowerOff, SetLinkRate, SetLinkUp
 
 
@@ -100,17 +97,3 @@ def test_a_rack_that_is_not_started_is_an_error() -> None:
     rack.close()
     with pytest.raises(ClusterError, match="rack: closed"):
         rack.agent_command(["true"])
-
-
-@pytest.mark.parametrize(
-    "packet",
-    [
-        Setup(Rack(2).plan, True),
-        Request(1, SetLinkRate("node2", "fab0", 12.5)),
-        Reply(3, "why"),
-        Booted(1, 2),
-        Lost(1, "why"),
-    ],
-)
-def test_packets_arrive_as_they_were_sent(packet: Packet) -> None:
-    assert pickle.loads(pickle.dumps(packet)) == packet

@@ -28,11 +28,6 @@ def test_the_host_keeps_its_network_names_and_mounts(rack: Rack) -> None:
     assert "/etc/hosts" not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_a_node_has_its_own_name(rack: Rack) -> None:
-    for node in rack.nodes:
-        assert output_on(rack, node, ["uname", "-n"]).strip() == node.name
-
-
 def test_names_resolve_both_ways_on_nodes_and_for_the_agent(rack: Rack) -> None:
     script = (
         "import json, socket\n"

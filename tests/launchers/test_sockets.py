@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.rack import Layout, Rack
 from pytest_mnode.launchers.rack.plan import Link, Plan
-from pytest_mnode.launchers.rack.protocol import Setup
 from pytest_mnode.launchers.rack.sockets import board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses, tree
 from pytest_mnode.machine.numa import NumaCores, numa_cores, read_numa
@@ -99,13 +97,6 @@ def test_a_layout_with_a_place_outside_all_sockets_is_refused() -> None:
         Layout(sockets=9)
     with pytest.raises(UsageError, match="a layout of sockets needs a directory"):
         Rack(1, layout=Layout())
-
-
-def test_the_plan_survives_its_transfer() -> None:
-    links = Link("fab0", 80), Link("mgmt0", 8)
-    plan = Plan(2, *links, 1 << 20, Layout(accelerators=(0, 0, 1)), tuple(machine(4, 4)), "/x")
-    setup = Setup(plan, True)
-    assert pickle.loads(pickle.dumps(setup)) == setup
 
 
 def test_readers_find_the_planned_hardware_in_the_tree(tmp_path: Path) -> None:

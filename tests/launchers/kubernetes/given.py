@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kubernetes.config import kube_config
 
+from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
 
 MANIFEST = {
@@ -49,3 +51,12 @@ def settings(scratch: Path, **changes: Any) -> BridgeSettings:
     """Settings for one pod."""
     plain = BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 9.0, "/x", str(scratch))
     return replace(plain, **changes)
+
+
+def plain_api(port: int) -> Api:
+    """Access to a server without TLS at a port of this machine, by no kubeconfig."""
+    made: Any = Api.__new__(Api)
+    host = f"http://127.0.0.1:{port}"
+    made._settings = SimpleNamespace(host=host, auth_settings=dict)
+    made.namespace, made.tls, made.tls_name, made.proxy = "default", None, None, None
+    return made  # type: ignore[no-any-return]

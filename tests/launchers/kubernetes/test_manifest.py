@@ -252,17 +252,6 @@ def test_pods_run_on_separate_nodes_in_addition_to_the_users_anti_affinity() -> 
     assert found[1]["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_commands_run_in_the_annotated_container() -> None:
-    spec = pod()
-    spec["containers"].append({"name": "side", "image": "proxy"})
-    annotations = {"kubectl.kubernetes.io/default-container": "side"}
-    run = made(job({"metadata": {"annotations": annotations}, "spec": spec}))
-    first, side = pod_spec(run)["containers"]
-    assert run.container == "side"
-    assert side["command"] == WAIT
-    assert first["command"] == ["sleep"]
-
-
 @pytest.mark.parametrize(
     ("given", "count"),
     [

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 from pytest_mnode.launchers.kubernetes.streams import connected
+from tests.launchers.kubernetes.given import plain_api
 
 LIMIT_S = 30.0
 
@@ -45,11 +45,7 @@ def watched(*, reads: bool) -> Iterator[PodStreams]:
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
     assert listening.wait(LIMIT_S)
-    api: Any = Api.__new__(Api)
-    host = f"http://127.0.0.1:{ports[0]}"
-    api._settings = SimpleNamespace(host=host, auth_settings=dict)
-    api.namespace, api.tls, api.tls_name, api.proxy = "default", None, None, None
-    streams = Nothing(api, "run=1")
+    streams = Nothing(plain_api(ports[0]), "run=1")
     try:
         yield streams
     finally:

@@ -19,6 +19,7 @@ from pytest_mnode.launchers.kubernetes import launcher, pod_streams, relay, stre
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
+from tests.launchers.kubernetes.given import plain_api
 from tests.launchers.kubernetes.test_broken_off import (
     CHUNK,
     HELD,
@@ -56,11 +57,7 @@ def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def silent() -> Iterator[Api]:
     """A server that accepts connections, by its backlog, and answers none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        made: Any = Api.__new__(Api)
-        host = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        made._settings = SimpleNamespace(host=host, auth_settings=dict)
-        made.namespace, made.tls, made.tls_name, made.proxy = "default", None, None, None
-        yield made
+        yield plain_api(listener.getsockname()[1])
 
 
 def test_a_stream_that_is_never_opened(silent: Api) -> None:
