@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_mnode.criteria.launching.contract import more_visible
+from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.criteria.launching.variables import wrong_variables
 from tests.criteria.launching.made import but, changed, expected, right
 
@@ -59,20 +60,21 @@ def test_accelerators_are_all_visible_or_one_each(
 def test_device_ids_decide_before_visible_device_variables() -> None:
     """With cgroups each rank's device is number 0; equal numbers need not be one device."""
     wanted = expected("torchrun", 8, accelerators=8)
-    own = same = parts = right(wanted)
-    for rank in range(wanted.size):
-        local = rank % 8
-        one = {"accelerators": 1, "devices": (f"GPU-{local}",)}
-        own = changed(but(own, rank, **one), rank, CUDA_VISIBLE_DEVICES="0")
-        one["devices"] = ("GPU-0",)
-        same = changed(but(same, rank, **one), rank, CUDA_VISIBLE_DEVICES=str(local))
-        parts = changed(but(parts, rank, **one), rank, CUDA_VISIBLE_DEVICES=f"MIG-{local}")
-    assert wrong_variables(wanted, own) == []
+
+    def seen(device: str, visible: str) -> list[RankReport]:
+        reports = right(wanted)
+        for rank in range(wanted.size):
+            ids = (device.format(rank % 8),)
+            reports = but(reports, rank, accelerators=1, devices=ids)
+            reports = changed(reports, rank, CUDA_VISIBLE_DEVICES=visible.format(rank % 8))
+        return reports
+
+    assert wrong_variables(wanted, seen("GPU-{}", "0")) == []
+    same = seen("GPU-0", "{}")
     assert len(wrong_variables(wanted, same)) == wanted.size
-    assert wrong_variables(wanted, parts) == [], "parts of one device are separate devices"
+    assert wrong_variables(wanted, seen("GPU-0", "MIG-{}")) == [], "parts of one device"
     # If one rank reports no device ids, the variables decide.
-    mixed = but(same, 0, devices=())
-    nodes = [text.split()[0] for text in wrong_variables(wanted, mixed)]
+    nodes = [text.split()[0] for text in wrong_variables(wanted, but(same, 0, devices=()))]
     assert nodes == ["node1"] * 8 + ["node2"] * 8 + ["node3"] * 8
 
 

@@ -38,13 +38,16 @@ def test_a_rank_that_is_slow_by_itself_is_named(
     assert (found.rank if found else None) == rank
 
 
+SLOW = "node2 (rank 2: 0.80 s to connect to the store alone)"
+
+
 @pytest.mark.parametrize(
     ("init_s", "connect_s", "verdict", "culprit"),
     [
         (0.9, 0.01, Verdict.PASS, None),
         (3.1, 0.01, Verdict.FAIL, "no single rank; rank 2 on node2 was the last"),
-        (3.1, 0.8, Verdict.FAIL, "node2 (rank 2: 0.80 s to connect to the store alone)"),
-        (None, 0.8, Verdict.INCONCLUSIVE, "node2 (rank 2: 0.80 s to connect to the store alone)"),
+        (3.1, 0.8, Verdict.FAIL, SLOW),
+        (None, 0.8, Verdict.INCONCLUSIVE, SLOW),
     ],
 )
 def test_a_rendezvous_is_judged_by_its_slowest_rank(
@@ -80,8 +83,7 @@ def test_fewer_ranks_in_a_group_than_promised_fail(
     if verdict is Verdict.FAIL:
         assert (judged.value, judged.culprit) == (15, "rank 15 on node1")
     if verdict is Verdict.INCONCLUSIVE:
-        note = "2 nodes × 8 accelerators allow 16 ranks; the promised number needs 16 nodes"
-        assert judged.note == note
+        assert "allow 16 ranks; the promised number needs 16 nodes" in judged.note
 
 
 def test_ranks_are_spread_evenly_and_have_an_accelerator_each() -> None:

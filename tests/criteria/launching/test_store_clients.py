@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,10 +21,6 @@ def waiting(start: Start) -> tuple[list[threading.Thread], list[bool]]:
     ], given
 
 
-def nothing() -> None:
-    pass
-
-
 def test_all_threads_start_after_the_agreement() -> None:
     start = Start(20)
     threads, given = waiting(start)
@@ -35,15 +31,11 @@ def test_all_threads_start_after_the_agreement() -> None:
     assert before < began < time.perf_counter()
 
 
-def no_agreement() -> None:
-    raise RuntimeError("nobody agreed")
-
-
 def test_without_an_agreement_no_thread_starts() -> None:
     start = Start(20)
     threads, given = waiting(start)
     with pytest.raises(RuntimeError, match="nobody agreed"):
-        start.run(threads, no_agreement)
+        start.run(threads, Mock(side_effect=RuntimeError("nobody agreed")))
     assert given == [False] * COUNT
     assert not any(thread.is_alive() for thread in threads)
 
@@ -51,14 +43,10 @@ def test_without_an_agreement_no_thread_starts() -> None:
 def test_if_one_thread_cannot_start_no_thread_starts() -> None:
     start = Start(20)
     threads, given = waiting(start)
-
-    def refuse() -> None:
-        raise RuntimeError("can't start new thread")
-
-    refused: Callable[[], None] = refuse
+    refused = Mock(side_effect=RuntimeError("can't start new thread"))
     threads[3].start = refused  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        start.run(threads, nothing)
+        start.run(threads, Mock())
     assert given == [False] * 3
     assert not any(thread.is_alive() for thread in threads)
 
