@@ -195,6 +195,7 @@ def _master(survey: Survey, lost: set[int]) -> Survey:
     [
         (4, {2}, {"gpu2": "gpu2 (gpu1, gpu3 can connect)"}),
         (4, {1, 2, 3}, {"gpu0": "gpu0 10.1.0.1"}),
+        (3, {1, 2}, {"gpu0": "gpu0 10.1.0.1"}),
         (2, {1}, {"gpu1": "gpu1 or gpu0"}),
         (4, {2, 3}, {name: f"{name} (gpu1 can connect)" for name in ("gpu2", "gpu3")}),
     ],
