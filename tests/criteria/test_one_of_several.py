@@ -100,6 +100,7 @@ class Mute(Bad):
     """A whole node, which gave no answer."""
 
 
+Broken = Callable[[Survey, Bad], Survey]
 Ask = Callable[[Path, Bad | None], Sequence[Measurement]]
 """Measurements of a cluster with one bad device, or a healthy one."""
 
@@ -122,8 +123,8 @@ INDICES = ("accelerator 0", "accelerator 1")
 V1 = PORT.gids and PORT.gids[:1]
 
 
-def _changed(those: Iterable[Any], index: int, **changes: Any) -> tuple[Any, ...]:
-    return tuple(replace(o, **changes) if i == index else o for i, o in enumerate(those))
+def _changed(those: Iterable[Any] | None, index: int, **changes: Any) -> tuple[Any, ...]:
+    return tuple(replace(o, **changes) if i == index else o for i, o in enumerate(those or ()))
 
 
 @cache
@@ -188,9 +189,7 @@ def _machine() -> Machine:
     return _survey().nodes[0].machine
 
 
-def _preflight(
-    judge: Judge, promise: str, broken: Callable[[Survey, Bad], Survey], kind: str = "roce"
-) -> Ask:
+def _preflight(judge: Judge, promise: str, broken: Broken, kind: str = "roce") -> Ask:
     def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
         survey = _survey()
         if isinstance(bad, Mute):
@@ -204,22 +203,24 @@ def _preflight(
     return ask
 
 
-def _link(**changes: Any) -> Callable[[Survey, Bad], Survey]:
+def _link(**changes: Any) -> Broken:
     return lambda survey, bad: with_interface(survey, bad.node, RAILS[bad.device], **changes)
 
 
-def _gpu(**changes: Any) -> Callable[[Survey, Bad], Survey]:
-    def broken(survey: Survey, bad: Bad) -> Survey:
-        those = survey.nodes[bad.node].machine.accelerators or ()
-        return with_facts(survey, bad.node, accelerators=_changed(those, bad.device, **changes))
+def _machine_with(change: Callable[[Machine, int], dict[str, Any]]) -> Broken:
+    """Other facts of the node's machine, from those that it had and the place of the device."""
+    return lambda survey, bad: with_facts(
+        survey, bad.node, **change(survey.nodes[bad.node].machine, bad.device)
+    )
 
-    return broken
+
+def _gpu(**changes: Any) -> Broken:
+    return _machine_with(lambda m, at: {"accelerators": _changed(m.accelerators, at, **changes)})
 
 
-def _gpu_lost(survey: Survey, bad: Bad) -> Survey:
-    those = [*(survey.nodes[bad.node].machine.accelerators or ())]
-    those[bad.device] = Accelerator(index=bad.device)
-    return with_facts(survey, bad.node, accelerators=tuple(those))
+def _gpu_lost(machine: Machine, at: int) -> dict[str, Any]:
+    left = (machine.accelerators or ())[1 - at]
+    return {"accelerators": sorted((Accelerator(index=at), left), key=lambda one: one.index or 0)}
 
 
 def _ports(survey: Survey, bad: Bad, **changes: Any) -> tuple[Any, ...]:
@@ -229,11 +230,11 @@ def _ports(survey: Survey, bad: Bad, **changes: Any) -> tuple[Any, ...]:
     return _changed(there, bad.device, ports=(port,))
 
 
-def _port(**changes: Any) -> Callable[[Survey, Bad], Survey]:
+def _port(**changes: Any) -> Broken:
     return lambda survey, bad: with_facts(survey, bad.node, rdma=_ports(survey, bad, **changes))
 
 
-def _counted(by: int) -> Callable[[Survey, Bad], Survey]:
+def _counted(by: int) -> Broken:
     def broken(survey: Survey, bad: Bad) -> Survey:
         last = survey.nodes[bad.node].last
         assert last is not None
@@ -245,40 +246,28 @@ def _counted(by: int) -> Callable[[Survey, Bad], Survey]:
     return broken
 
 
-def _firmware(survey: Survey, bad: Bad) -> Survey:
-    there = survey.nodes[bad.node].machine.rdma or ()
-    return with_facts(survey, bad.node, rdma=_changed(there, bad.device, firmware="1.0"))
+def _pcie(addresses: Sequence[str], width: int | None) -> Broken:
+    def change(machine: Machine, at: int) -> dict[str, Any]:
+        functions = machine.pci.functions
+        number = [one.address for one in functions].index(addresses[at])
+        return {"pci": PciTree(functions=_changed(functions, number, link_width=width))}
+
+    return _machine_with(change)
 
 
-def _verbs(survey: Survey, bad: Bad) -> Survey:
-    there = survey.nodes[bad.node].machine.verbs or ()
-    return with_facts(survey, bad.node, verbs=_changed(there, bad.device, problem="denied"))
-
-
-def _pcie(addresses: Sequence[str], width: int | None) -> Callable[[Survey, Bad], Survey]:
-    def broken(survey: Survey, bad: Bad) -> Survey:
-        functions = survey.nodes[bad.node].machine.pci.functions
-        at = [one.address for one in functions].index(addresses[bad.device])
-        tree = PciTree(functions=_changed(functions, at, link_width=width))
-        return with_facts(survey, bad.node, pci=tree)
-
-    return broken
-
-
-def _cpuset(survey: Survey, bad: Bad) -> Survey:
-    return with_facts(survey, bad.node, limits=Limits(None, 1024, frozenset({1 - bad.device})))
-
-
-def _sysctl(survey: Survey, bad: Bad) -> Survey:
-    there = survey.nodes[bad.node].machine.settings or {}
-    odd = {f"net.ipv4.conf.{RAILS[bad.device]}.rp_filter": "1"}
-    return with_facts(survey, bad.node, settings={**there, **odd})
-
-
-def _flapped(survey: Survey, bad: Bad) -> Survey:
+def _flapped(_: Machine, at: int) -> dict[str, Any]:
     downs = [Event(Severity.LINK_DOWN, "1", rail, "down") for rail in RAILS]
-    again = Event(Severity.LINK_DOWN, "2", RAILS[bad.device], "down")
-    return with_facts(survey, bad.node, kernel_log=Log((*downs, again)))
+    return {"kernel_log": Log((*downs, Event(Severity.LINK_DOWN, "2", RAILS[at], "down")))}
+
+
+def _sysctl(machine: Machine, at: int) -> dict[str, Any]:
+    odd = {f"net.ipv4.conf.{RAILS[at]}.rp_filter": "1"}
+    return {"settings": {**(machine.settings or {}), **odd}}
+
+
+FIRMWARE = _machine_with(lambda m, at: {"rdma": _changed(m.rdma, at, firmware="1.0")})
+VERBS = _machine_with(lambda m, at: {"verbs": _changed(m.verbs, at, problem="denied")})
+CPUSET = _machine_with(lambda _, at: {"limits": Limits(None, 1024, frozenset({1 - at}))})
 
 
 def _around(bad: Bad) -> set[tuple[int, int]]:
@@ -304,7 +293,7 @@ def _lost(survey: Survey, bad: Bad) -> Survey:
     return cut(survey, _around(bad), rails=RAILS[bad.device : bad.device + 1])
 
 
-def _payloads(size_bytes: int, wrong_bytes: int) -> Callable[[Survey, Bad], Survey]:
+def _payloads(size_bytes: int, wrong_bytes: int) -> Broken:
     """What a node received over one rail, and what others received from that rail of it."""
 
     def broken(survey: Survey, bad: Bad) -> Survey:
@@ -349,17 +338,24 @@ IN_PREFLIGHT: dict[str, Row] = {
         ("state of a port", rdma.rdma_ports, RDMA, _port(state="INIT"), NICS, FAIL),
         ("unknown state of a port", rdma.rdma_ports, RDMA, _port(state=None), NICS, UNKNOWN),
         ("GID", rdma.rdma_ports, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1), NICS, FAIL),
-        ("port that cannot be opened", rdma.rdma_opened, RDMA, _verbs, NICS, FAIL),
+        ("port that cannot be opened", rdma.rdma_opened, RDMA, VERBS, NICS, FAIL),
         ("errors", rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(1), NICS, FAIL),
         ("reset", rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(-1), NICS, UNKNOWN),
-        ("firmware", partial(system.same, part="firmware"), SAME, _firmware, NICS, FAIL),
-        ("sysctl", partial(system.same, part="sysctl"), SAME, _sysctl, RAILS, FAIL),
+        ("firmware", partial(system.same, part="firmware"), SAME, FIRMWARE, NICS, FAIL),
+        ("sysctl", partial(system.same, part="sysctl"), SAME, _machine_with(_sysctl), RAILS, FAIL),
         ("PCIe of a NIC", devices.pcie, "{pcie: full}", _pcie(NIC_ADDRESSES, 8), NICS, FAIL),
         ("PCIe of a GPU", devices.pcie, "{pcie: full}", _pcie(GPUS, 8), GPUS, FAIL),
         ("unknown PCIe", devices.pcie, "{pcie: full}", _pcie(GPUS, None), GPUS, UNKNOWN),
-        ("CPUs", cpus.cpus_near, "{cpus: near}", _cpuset, INDICES, FAIL),
-        ("kernel log", devices.kernel_log, KERNEL_LOG, _flapped, RAILS, FAIL),
-        ("GPU that does not answer", devices.accelerators, STATES, _gpu_lost, INDICES, FAIL),
+        ("CPUs", cpus.cpus_near, "{cpus: near}", CPUSET, INDICES, FAIL),
+        ("kernel log", devices.kernel_log, KERNEL_LOG, _machine_with(_flapped), RAILS, FAIL),
+        (
+            "GPU that does not answer",
+            devices.accelerators,
+            STATES,
+            _machine_with(_gpu_lost),
+            INDICES,
+            FAIL,
+        ),
     )
 }
 for what, verdict, mbits_s in (("speed", FAIL, 100_000), ("unknown speed", UNKNOWN, None)):

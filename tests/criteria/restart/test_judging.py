@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +42,6 @@ LOSSES = "losses that differ"
 BACK = "kills that the job did not come back from"
 TIME = "time from the kill to the first new step"
 GOOD = KILLED + resumed()
-LEFT = {"came_back": False, "ended_how": "torchrun ended with 1 on node0"}
 
 
 def test_a_correct_resume_passes() -> None:
@@ -153,135 +153,101 @@ def test_steps_after_the_last_one_are_found() -> None:
     assert "rank 0 on node0 ended with 15 of 12 steps" in (found.culprit or "")
 
 
+def check(cut: Sequence[Record], name: str, count: int, culprit: str, **kill: Any) -> None:
+    """The wrong measurement whose name begins so has this value and culprit."""
+    wrong = verdicts([*KILLED, *cut], **kill)
+    [found] = [one for title, one in wrong.items() if title.startswith(name)]
+    assert found.value == count, str(found)
+    assert (found.culprit or "").startswith(culprit), str(found)
+
+
 @pytest.mark.parametrize(
-    ("cut", "kill", "name", "count", "culprit"),
+    ("name", "count", "culprit", "change"),
     [
-        # A resume that loses steps, that begins at a wrong step, and from scratch.
-        (resumed(7), {}, ONCE, 2, "step 5: not done, though step 4 was loaded; step 6: not done"),
-        (resumed(3), {}, ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
-        (resumed(1, loaded=None), {}, LOST, 4, "the resume: it continued from no checkpoint"),
-        # It loads an older checkpoint.
+        ("random states", 8, "rank 1 on node1 from step 5 on", only(StepRecord, 5, 1, rng="new")),
+        # The schedule begins anew.
         (
-            resumed(5),
-            {"listing": StoreListing((8, 4))},
-            LOST,
-            4,
-            "the resume: it continued from the checkpoint of step 4, and step 8 was saved",
+            "learning rates",
+            16,
+            "rank 0 on node0 from step 5",
+            only(StepRecord, lr=lambda r: r.step),
+        ),
+        (LOSSES, 8, "rank 0 on node0 from step 9 on", only(StepRecord, 9, loss=1.0)),
+        (AGAIN, 1, "step 6: rank 1 on node1: another loss", only(StepRecord, 6, 1, loss=1.0)),
+        # A difference in the last bit, which the text must show.
+        (
+            LOSSES,
+            16,
+            "rank 0 on node0 from step 5 on",
+            only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52)),
         ),
         (
-            resumed(change=only(StartRecord, rank=1, loaded=8)),
-            {},
-            "ranks that loaded another checkpoint than rank 0",
-            1,
-            "rank 1 on node1 loaded the checkpoint of step 8, rank 0 the checkpoint of step 4",
-        ),
-        # Samples of the epoch are repeated.
-        (
-            resumed(change=only(StepRecord, 5, samples=lambda r: (r.step - 5, 30 - r.rank))),
-            {},
             SAMPLES,
             27,
             "sample 0 of epoch 0: 3 times, step 1 on rank 0, step 5 on rank 0, step 5 on rank 1",
+            only(StepRecord, 5, samples=lambda r: (r.step - 5, 30 - r.rank)),
         ),
         (
-            resumed(change=only(StepRecord, 5, 1, rng="new")),
-            {},
-            "random states that differ",
-            8,
-            "rank 1 on node1 from step 5 on",
-        ),
-        # The learning rate schedule is not restored.
-        (
-            resumed(change=only(StepRecord, lr=lambda r: 0.1 * (r.step - 4))),
-            {},
-            "learning rates that differ",
-            16,
-            "rank 0 on node0 from step 5 on",
-        ),
-        (
-            resumed(change=only(StepRecord, 9, loss=1.0)),
-            {},
-            LOSSES,
-            8,
-            "rank 0 on node0 from step 9",
-        ),
-        # A difference in the last bit, which the text must show.
-        (
-            resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52))),
-            {},
-            LOSSES,
-            16,
-            "rank 0 on node0 from step 5 on",
-        ),
-        (
-            resumed(change=only(StepRecord, 6, 1, loss=1.0)),
-            {},
-            AGAIN,
+            "ranks that loaded another checkpoint than rank 0",
             1,
-            "step 6: rank 1 on node1: another loss",
+            "rank 1 on node1 loaded the checkpoint of step 8, rank 0 the checkpoint of step 4",
+            only(StartRecord, rank=1, loaded=8),
         ),
-        (
-            resumed(change=only(EndRecord, rank=1, parameters="q")),
-            {},
-            "final parameters that differ",
-            1,
-            "rank 1 on node1",
-        ),
-        (
-            resumed(change=only(EndRecord, optimiser="q")),
-            {},
-            "final optimiser states that differ",
-            2,
-            "rank 0 on node0; rank 1 on node1",
-        ),
-        (
-            resumed(change=only(EndRecord, lr=1.0)),
-            {},
-            "final learning rates that differ",
-            2,
-            "rank 0 on node0",
-        ),
-        (resumed(ends=False), {}, "ranks that did not finish", 2, "rank 0; rank 1"),
-        (
-            resumed(),
-            {"alive": ["pid 101 on node1"]},
-            "processes that outlived the kill",
-            1,
-            "pid 101 on node1",
-        ),
-        (
-            resumed(),
-            {"preempted": True},
-            "steps lost although the job was asked to end",
-            2,
-            "the resume: it continued from the checkpoint of step 4, and step 6 was finished",
-        ),
-        (
-            resumed(),
-            {"preempted": True, "late": ["node1"]},
-            "nodes where the job was killed after the grace time",
-            1,
-            "node1",
-        ),
-        ([], LEFT, BACK, 1, f"no rank trained again after {KILL.what}; torchrun ended with 1"),
-        (
-            resumed(),
-            LEFT,
-            BACK,
-            1,
-            f"started again after {KILL.what}, and did not continue: torchrun ended",
-        ),
-        # Rank 0 alone started again.
-        (resumed(ends=False)[:1], LEFT, BACK, 1, f"started again after {KILL.what}, and did not"),
+        ("final parameters", 1, "rank 1 on node1", only(EndRecord, rank=1, parameters="q")),
+        ("final optimiser", 2, "rank 0 on node0; rank 1 on node1", only(EndRecord, optimiser="q")),
+        ("final learning rates", 2, "rank 0 on node0", only(EndRecord, lr=1.0)),
     ],
 )
-def test_each_fault_is_counted_and_named(
-    cut: list[Record], kill: dict[str, Any], name: str, count: int, culprit: str
+def test_other_values_after_the_resume_are_counted_and_named(
+    name: str, count: int, culprit: str, change: Change
 ) -> None:
-    found = verdicts(KILLED + cut, **kill)
-    assert name in found, found
-    assert found[name].value == count, str(found[name])
-    assert (found[name].culprit or "").startswith(culprit), str(found[name])
+    check(resumed(change=change), name, count, culprit)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "culprit", "cut"),
+    [
+        (ONCE, 2, "step 5: not done, though step 4 was loaded; step 6: not done", resumed(7)),
+        (ONCE, 2, "step 3: done 2 times; step 4: done 2 times", resumed(3)),
+        (LOST, 4, "the resume: it continued from no checkpoint, and", resumed(1, loaded=None)),
+        ("ranks that did not finish", 2, "rank 0; rank 1", resumed(ends=False)),
+    ],
+)
+def test_steps_lost_or_done_twice_are_named(
+    name: str, count: int, culprit: str, cut: list[Record]
+) -> None:
+    check(cut, name, count, culprit)
+
+
+FROM_4 = "the resume: it continued from the checkpoint of step 4, and step"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "culprit", "kill"),
+    [
+        (LOST, 4, f"{FROM_4} 8 was saved", {"listing": StoreListing((8, 4))}),
+        ("processes that outlived", 1, "pid 101 on node1", {"alive": ["pid 101 on node1"]}),
+        ("steps lost although", 2, f"{FROM_4} 6 was finished", {"preempted": True}),
+        ("nodes where the job was killed", 1, "node1", {"preempted": True, "late": ["node1"]}),
+    ],
+)
+def test_what_a_kill_left_or_lost_is_named(
+    name: str, count: int, culprit: str, kill: dict[str, Any]
+) -> None:
+    check(resumed(), name, count, culprit, **kill)
+
+
+@pytest.mark.parametrize(
+    ("cut", "culprit"),
+    [
+        ([], f"no rank trained again after {KILL.what}; torchrun ended with 1 on"),
+        (resumed(), f"started again after {KILL.what}, and did not continue: torchrun ended"),
+        # Rank 0 alone started again.
+        (resumed(ends=False)[:1], f"started again after {KILL.what}, and did not continue: "),
+    ],
+)
+def test_a_job_that_did_not_come_back(cut: list[Record], culprit: str) -> None:
+    check(cut, BACK, 1, culprit, came_back=False, ended_how="torchrun ended with 1 on node0")
 
 
 def test_an_incomplete_checkpoint_is_not_lost() -> None:
@@ -305,57 +271,44 @@ HALF = incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else N
 
 
 @pytest.mark.parametrize(
-    ("note", "cut", "whole", "kill", "name"),
+    ("note", "name", "kill"),
     [
-        ("the checkpoints were not listed between", GOOD, WHOLE, {"listing": None}, LOST),
-        (
-            "the processes could not be listed",
-            GOOD,
-            WHOLE,
-            {"alive": None},
-            "processes that outlived the kill",
-        ),
+        ("the checkpoints were not listed between", LOST, {"listing": None}),
+        ("the processes could not be listed", "processes that outlived the kill", {"alive": None}),
         (
             "checkpoint of step 8: no unfinished checkpoint was found",
-            GOOD,
-            WHOLE,
-            {"in_writing": 8},
             "kills that missed the writing of a checkpoint",
+            {"in_writing": 8},
         ),
-        ("the uninterrupted run wrote no records", KILLED, [], {}, BACK),
-        (
-            "the uninterrupted run did 11 of 12 steps in 1 starts, ranks [0, 1] did",
-            KILLED,
-            incarnation(1, 11),
-            {},
-            BACK,
-        ),
+        ("there was no kill", BACK, {"missed": "there was no kill: why"}),
+    ],
+)
+def test_a_kill_of_which_something_is_unknown(note: str, name: str, kill: dict[str, Any]) -> None:
+    [(title, found)] = verdicts(GOOD, **kill).items()
+    assert (title, found.value) == (name, None)
+    assert found.note.startswith(note), found.note
+
+
+@pytest.mark.parametrize(
+    ("note", "cut", "whole"),
+    [
+        ("the uninterrupted run wrote no records", KILLED, []),
+        ("the uninterrupted run did 11 of 12 steps in 1 starts, ", KILLED, incarnation(1, 11)),
         (
             "the run that was killed wrote no records; rank0.jsonl:1: torn",
             [UnreadableRecord("rank0.jsonl", 1, "torn")],
             WHOLE,
-            {},
-            BACK,
         ),
-        (
-            "the run ended before the kill",
-            incarnation(1, 12) + resumed(),
-            WHOLE,
-            {"at": 1012.0},
-            BACK,
-        ),
-        ("nothing written by ranks [1]", HALF + resumed(), WHOLE, {}, BACK),
-        ("there was no kill", GOOD, WHOLE, {"missed": "there was no kill: why"}, BACK),
+        ("the run ended before the kill", incarnation(1, 12) + resumed(began=1100.0), WHOLE),
+        ("nothing written by ranks [1]", HALF + resumed(), WHOLE),
     ],
 )
-def test_missing_evidence_is_inconclusive(
-    note: str, cut: list[Record], whole: list[Record], kill: dict[str, Any], name: str
+def test_missing_records_are_inconclusive(
+    note: str, cut: list[Record], whole: list[Record]
 ) -> None:
-    found = verdicts(cut, whole=whole, **kill)
-    [finding] = found.values()
-    assert finding.name == name
-    assert finding.value is None
-    assert finding.note.startswith(note), finding.note
+    [(title, found)] = verdicts(cut, whole=whole, at=1012.0).items()
+    assert (title, found.value) == (BACK, None)
+    assert found.note.startswith(note), found.note
 
 
 def test_a_kill_during_a_write_is_proven() -> None:
@@ -401,18 +354,15 @@ def test_runs_on_other_numbers_of_ranks_are_compared_by_shared_values(ranks: int
 
 
 def test_two_kills_of_one_run_are_judged_separately() -> None:
-    first = resumed(began=1025.0, ends=False, change=lambda r: r)
-    first = [r for r in first if getattr(r, "step", 0) <= 10]
-    second = incarnation(9, 12, loaded=8, began=1060.0, number=2, ends=True)
+    first = [r for r in resumed(ends=False) if getattr(r, "step", 0) <= 10]
+    again: dict[str, Any] = {"loaded": 8, "began": 1060.0, "number": 2, "ends": True}
+    second = incarnation(9, 12, **again)
     cut = KILLED + first + second
     one = replace(KILL, incarnations=2)
     two = replace(KILL, incarnation=1, at=1050.0, listing=StoreListing((8, 4)))
     assert verdicts(cut, one) == {}
     assert verdicts(cut, two) == {}
-    wrong = incarnation(
-        9, 12, loaded=8, began=1060.0, number=2, ends=True, change=only(StepRecord, lr=9)
-    )
-    cut = KILLED + first + wrong
+    cut = KILLED + first + incarnation(9, 12, **again, change=only(StepRecord, lr=9))
     assert verdicts(cut, one) == {}
     assert "learning rates that differ" in verdicts(cut, two)
     bad = [replace(r, lr=9.0) if isinstance(r, StepRecord) else r for r in first]
