@@ -26,24 +26,58 @@ def judged(
     return {m.name: m for m in found}
 
 
-def recorded(*rates: float | None, floor: float | None = None) -> dict[str, Measurement]:
+def recorded(*rates: float | None, **bounds: float) -> dict[str, Measurement]:
     """The same of ranks with these rates, of which rank 1 is cold."""
     cold = ["cold" if i == 1 else "" for i in range(len(rates))]
     rows = [RankRate(f"rank {i} on node{i}", rate, cold[i]) for i, rate in enumerate(rates)]
-    return judged(*rows, floor=floor)
+    return judged(*rows, **bounds)
 
 
-def test_the_slow_rank_is_named_with_its_value_the_median_and_the_cause() -> None:
-    found = recorded(100, 40, 98, 101)[SLOWEST]
-    assert found.verdict is Verdict.FAIL
-    assert found.value == 40
-    assert found.culprit == "rank 1 on node1 (40 GFLOP/s, median 100): cold"
-    assert found.source == "at_least_fraction 0.8 × 100, the median of 4 ranks"
+FAST = (*[100.0] * 30, 150.0, 151.0)
 
 
-def test_healthy_ranks_pass_without_a_culprit() -> None:
-    found = recorded(100, 97, 98, 101)
-    assert (found[SLOWEST].verdict, found[SLOWEST].culprit) == (Verdict.PASS, None)
+@pytest.mark.parametrize(
+    ("rates", "bounds", "verdict", "words"),
+    [
+        ((100, 97, 98, 101), {}, Verdict.PASS, ""),
+        ((100, 40, 98, 101), {}, Verdict.FAIL, "rank 1 on node1 (40 GFLOP/s, median 100): cold"),
+        (
+            (30, 31, 100),  # most ranks are slow
+            {},
+            Verdict.FAIL,
+            "rank 0 on node0 (30 GFLOP/s, fastest 100); rank 1 on node1 (31 GFLOP/s, fastest 100)",
+        ),
+        ((100, 94), {"fraction": 0.9}, Verdict.PASS, ""),
+        ((100, 94), {"fraction": 0.95}, Verdict.INCONCLUSIVE, "2 ranks cannot tell a slow rank"),
+        ((100, 80), {"fraction": 0.95}, Verdict.FAIL, "rank 1 on node1 (80 GFLOP/s, median 100)"),
+        # One fast GPU turns no other red; of few, an absolute floor decides.
+        ((*[100.0] * 127, 106.0), {"fraction": 0.95}, Verdict.PASS, ""),
+        (
+            FAST,
+            {"fraction": 0.95},
+            Verdict.INCONCLUSIVE,
+            "rank 31 on node31 (151 GFLOP/s, median 100",
+        ),
+        (FAST, {"fraction": 0.95, "floor": 95}, Verdict.PASS, ""),
+        (FAST, {"fraction": 0.95, "floor": 110}, Verdict.INCONCLUSIVE, "most ranks are slow, or"),
+        # They cannot be compared.
+        ((100, None, 100), {}, Verdict.INCONCLUSIVE, "rank 1 on node1: cold"),
+        ((100,), {}, Verdict.INCONCLUSIVE, "a single rank has no other rank to be"),
+    ],
+)
+def test_the_slowest_rank_is_compared_with_the_others(
+    rates: tuple[float | None, ...], bounds: dict[str, float], verdict: Verdict, words: str
+) -> None:
+    found = recorded(*rates, **bounds)[SLOWEST]
+    assert found.verdict is verdict
+    assert words in (found.note if verdict is Verdict.INCONCLUSIVE else str(found.culprit))
+    assert (found.culprit is None) is (verdict is not Verdict.FAIL)
+
+
+def test_the_slowest_rank_has_its_value_and_the_source_of_its_bound() -> None:
+    found = recorded(100, 40, 98, 101)
+    assert found[SLOWEST].value == 40
+    assert found[SLOWEST].source == "at_least_fraction 0.8 × 100, the median of 4 ranks"
     assert found["matmul, median of ranks"].value == 100
 
 
@@ -74,28 +108,6 @@ def test_noise_larger_than_the_margin_is_inconclusive() -> None:
     assert noisy(wild, wild, shared=True).verdict is Verdict.PASS
 
 
-def test_if_most_ranks_are_slow_they_are_compared_with_the_fastest() -> None:
-    found = recorded(30, 31, 100)[SLOWEST]
-    assert found.verdict is Verdict.FAIL
-    assert found.culprit == (
-        "rank 0 on node0 (30 GFLOP/s, fastest 100); rank 1 on node1 (31 GFLOP/s, fastest 100): cold"
-    )
-
-
-def compared(*rates: float, fraction: float = 0.95, floor: float | None = None) -> Measurement:
-    rows = [RankRate(f"rank {i}", rate, "") for i, rate in enumerate(rates)]
-    return judged(*rows, fraction=fraction, floor=floor)[SLOWEST]
-
-
-def test_few_ranks_that_differ_little_are_inconclusive() -> None:
-    found = compared(100, 94)
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.note.startswith("2 ranks cannot tell a slow rank from the spread of healthy ones")
-    assert found.note.endswith(": rank 1 (94 GFLOP/s, median 100)")
-    assert compared(100, 94, fraction=0.9).verdict is Verdict.PASS
-    assert compared(100, 80).verdict is Verdict.FAIL
-
-
 def test_beside_a_slow_rank_one_that_may_be_slow_is_a_suspect() -> None:
     names = [Culprit(f"rank {i} on node{i}", f"node{i}") for i in range(4)]
     rows = [RankRate(n, r, "") for n, r in zip(names, (100, 92, 40, 100), strict=True)]
@@ -104,35 +116,6 @@ def test_beside_a_slow_rank_one_that_may_be_slow_is_a_suspect() -> None:
     assert culprit == "rank 2 on node2 (40 GFLOP/s, median 100)"
     assert culprit.nodes == {"node2"}
     assert culprit.either == {frozenset(["node1"])}
-
-
-def test_few_fast_ranks_are_judged_by_the_floor_alone() -> None:
-    rates = [100.0] * 30 + [150.0, 151.0]
-    found = compared(*rates)
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.note.startswith("most ranks are slow, or these are of another kind; ")
-    assert "rank 31 (151 GFLOP/s, median 100); rank 30 (150 GFLOP/s, median 100)" in found.note
-    assert compared(*rates, floor=95).verdict is Verdict.PASS
-    assert compared(*rates, floor=110).verdict is Verdict.INCONCLUSIVE
-
-
-def test_one_fast_gpu_of_many_turns_no_other_red() -> None:
-    assert compared(*[100.0] * 127, 106.0).verdict is Verdict.PASS
-
-
-@pytest.mark.parametrize(
-    ("rates", "note"),
-    [
-        ((100, None, 100), "rank 1 on node1: cold"),
-        ((100,), "a single rank has no other rank to be"),
-    ],
-)
-def test_ranks_that_cannot_be_compared_are_inconclusive(
-    rates: tuple[float | None, ...], note: str
-) -> None:
-    found = recorded(*rates)[SLOWEST]
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert note in found.note
 
 
 def test_wrong_rows_of_all_ranks_add_up() -> None:

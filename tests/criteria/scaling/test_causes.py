@@ -79,13 +79,6 @@ def test_the_largest_cause_comes_first(job: dict[str, Any], kind: str, culprit: 
     assert judged.causes[0].kind == kind
 
 
-def test_one_rank_of_several_on_a_node_is_named_by_its_number() -> None:
-    plan = made.plan(2, per_node=2)
-    job = made.later(made.timings(plan), lambda rank, count: 0.1 if rank == 3 else 0.0)
-    culprit = str(made.last(made.judged(plan, job)).culprit)
-    assert culprit.startswith("rank 3 on node1 computes 1.5× slower: 300 ms"), culprit
-
-
 def test_a_different_slow_rank_in_each_step_blames_no_rank() -> None:
     plan = made.plan(4)
     job = made.timings(plan)
@@ -175,40 +168,34 @@ def test_a_busy_machine_is_inconclusive_unless_a_rank_is_to_blame() -> None:
     assert made.last(made.judged(plan, slow)).verdict is Verdict.FAIL
 
 
-def test_bytes_that_no_counter_shows_are_inconclusive() -> None:
-    plan = made.plan(4)
-    job = made.timings(plan)
-    unseen = [replace(t, sent_bytes=tuple({"fab0": 100} for _ in t.nodes)) for t in job.trained]
-    found = made.measured(made.judged(plan, replace(job, trained=tuple(unseen))))
-    unseen_at_all = found["bytes sent on other networks during the steps"]
-    assert unseen_at_all.verdict is Verdict.INCONCLUSIVE
-    assert unseen_at_all.note.startswith("no counter shows the ")
-    off_fabric = made.measured(made.judged(plan, made.timings(plan, nic="mgmt0")))
-    network = off_fabric["bytes sent on other networks during the steps"]
-    assert network.verdict is Verdict.FAIL
-    assert network.culprit == "all nodes sent over mgmt0 instead of fab0"
-
-
 def test_parts_that_do_not_add_up_to_the_step_fail() -> None:
     plan = made.plan(4)
     found = made.measured(made.judged(plan, made.timings(plan, missed_s=0.01)))
     one = found["step time that differs from its parts, 4 nodes"]
     assert one.verdict is Verdict.FAIL
-    assert one.culprit is not None
-    assert one.culprit.startswith("rank ")
+    assert str(one.culprit).startswith("rank ")
 
 
 def test_the_table_shows_emulated_time_and_waiting_ranks() -> None:
     plan = made.plan(4)
-    text = table(made.judged(plan, made.timings(plan, made.slow_on("node3", compute=0.28))))
+    found = made.judged(plan, made.timings(plan, made.slow_on("node3", compute=0.28)))
+    text = table(found)
     assert "emulated: forward and backward take 200 ms, as declared" in text
     assert "4 nodes lose " in text
     assert "node3 computes 1.4× slower" in text
+    [row] = [line.split() for line in text.splitlines() if line.split()[:2] == ["4", "287.0"]]
+    assert f"{found.counts[-1].row.efficiency:.3f}" in row
+
+
+def test_slow_links_are_named_where_the_fabric_is_slow() -> None:
+    plan, links = made.plan(4), Culprit("node2 fab0 (50 Mbit/s)", "node2")
     located = made.judged(plan, made.timings(plan, line=0.4, needed_s=made.exposed_by(0.1)))
     assert located.falls_short_by_fabric
-    with_who = replace(located, slow_links=Culprit("node2 fab0 (50 Mbit/s)", "node2"))
-    assert "node2 fab0 (50 Mbit/s)" in str(made.last(with_who).culprit)
-    assert "slow links: node2 fab0 (50 Mbit/s)" in table(with_who)
+    located = replace(located, slow_links=links)
+    assert str(links) in str(made.last(located).culprit)
+    assert f"slow links: {links}" in table(located)
+    slow = made.judged(plan, made.timings(plan, made.slow_on("node3", compute=0.28)))
+    assert str(links) not in str(made.last(replace(slow, slow_links=links)).culprit)
 
 
 @pytest.mark.parametrize(

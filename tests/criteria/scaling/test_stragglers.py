@@ -117,6 +117,7 @@ def test_random_imbalance_explains_no_more_than_its_cost(
 def test_a_straggler_is_separated_from_imbalance_within_every_node() -> None:
     found = judged_many(lambda rank, _: 0.016 * (rank % 8 == 0) + 0.08 * (rank == 13))
     assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "rank 13 on node1")
+    assert found.causes[0].text.startswith("rank 13 on node1 computes 1.")
     assert found.causes[0].seconds == pytest.approx(0.064)
     assert all(cause.seconds == pytest.approx(0, abs=1e-3) for cause in found.causes[1:])
 

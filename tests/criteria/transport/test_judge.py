@@ -437,6 +437,18 @@ def test_bytes_on_the_wrong_nic_although_the_log_is_correct() -> None:
     assert note.startswith("mgmt0, ")
 
 
+def test_a_setting_of_one_algorithm_or_protocol_changes_the_expected_bytes() -> None:
+    def expected(**settings: str) -> tuple[float, float]:
+        facts = with_env(healthy("infiniband"), **settings)
+        found = expected_bytes(facts, spec_of("infiniband").fabric, PROMISE)
+        return found.least_bytes / found.payload_bytes, found.most_bytes
+
+    least, most = expected()
+    assert expected(NCCL_ALGO="Ring")[0] == 1 - PROMISE.under_fraction > least
+    assert expected(NCCL_ALGO="Ring,Tree") == expected(NCCL_ALGO="^Ring") == (least, most)
+    assert expected(NCCL_PROTO="LL")[1] > expected(NCCL_PROTO="Simple")[1]
+
+
 def test_more_bytes_than_the_algorithm_moves() -> None:
     facts = healthy("ethernet")
     most = expected_bytes(facts, spec_of("ethernet").fabric, PROMISE).most_bytes
@@ -528,17 +540,12 @@ def test_traffic_within_a_node_sent_over_the_nic() -> None:
 
 def test_efa() -> None:
     judged_as("efa", with_env(healthy("efa"), FI_PROVIDER="tcp"), "-+++", {Case.NET_CHOSEN})
+    judged_as("efa", with_env(healthy("efa"), NCCL_NET="IB"), "-+++", {Case.NET_CHOSEN})
     fine = with_env(healthy("efa"), FI_PROVIDER="efa", NCCL_NET="AWS Libfabric")
     judged_as("efa", fine, "++++", set())
     before = "NET/OFI Selected provider is tcp (found 1 nics)"
     over_tcp = with_logs(healthy("efa"), "efa", before=before, net="Socket")
     judged_as("efa", over_tcp, "+-++", {Case.SOCKETS}, "libfabric chose the provider tcp")
-
-
-def test_infiniband_where_roce_is_promised() -> None:
-    facts = with_logs(healthy("roce"), "infiniband")
-    words = "channels run over NET/IB (infiniband), promised is roce"
-    judged_as("roce", facts, "+-++", {Case.OTHER_NETWORK}, words)
 
 
 def test_bytes_of_links_and_of_interfaces_over_the_fabric_are_not_counted_twice() -> None:

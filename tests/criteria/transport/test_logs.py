@@ -88,6 +88,11 @@ def test_remarks_on_each_example_log(
     assert (_verdict(remarks), {remark.case for remark in remarks}) == (verdict, cases)
 
 
+def test_another_network_than_promised_is_named() -> None:
+    text = _against(_remarks("ib-gdr-2.21", "roce", 4, None))
+    assert "channels run over NET/IB (infiniband), promised is roce" in text
+
+
 def test_a_connection_that_died_names_nic_peer_and_remedy() -> None:
     text = _against(_remarks("ib-aborted-2.29", "infiniband", 4, None))
     assert text.startswith("rank 3 on larch02: RDMA peer did not answer (mlx5_3, peer 10.44.0.11, ")

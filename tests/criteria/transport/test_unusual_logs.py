@@ -131,6 +131,9 @@ def test_the_version_printed_by_one_rank_counts_for_all(version: str, answers: s
     old = "-" in answers
     words = [f"all nodes: NCCL {version}+cuda12.9 takes GID 0"] * old
     judged_as("roce", facts, answers, {Case.GID_TYPE} if old else set(), *words)
+    assert judged("roce", with_env(facts, NCCL_IB_GID_INDEX="3")).verdict is Verdict.PASS
+    fallen = fallen_back("roce", facts, None, "mgmt0", version=version)
+    assert Case.GID_TYPE not in judged("roce", fallen).cases
 
 
 def test_libfabric_over_another_fabric() -> None:
