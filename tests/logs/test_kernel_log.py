@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -306,59 +307,55 @@ def test_the_time_that_a_log_covers() -> None:
         assert since("\n".join([later] * 50 + [first])), form
 
 
-def _printing(
-    directory: Path, text: str, status: int = 0, names: tuple[str, ...] = ("dmesg", "journalctl")
-) -> None:
-    """Make these programs there print this text, and end with this status."""
-    for name in names:
-        program = directory / name
-        write_program(program, f"#!/bin/sh\nprintf '%s' '{text}'\nexit {status}\n")
-
-
+Printing = Callable[..., None]
 WHOLE = "[    0.000000] Linux version 6.8.0\n[    5.1] x: y"
+
+
+@pytest.fixture
+def printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Printing:
+    """Makes programs that print this text, and end with this status; there are no others."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(text: str, status: int = 0, names: Sequence[str] = ("dmesg", "journalctl")) -> None:
+        for name in names:
+            write_program(tmp_path / name, f"#!/bin/sh\nprintf '%s' '{text}'\nexit {status}\n")
+
+    return make
 
 
 @pytest.mark.parametrize("kind", ["pipe", "null", "file"])
 def test_reading_ends_if_a_container_replaces_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, printing: Printing, kind: str
 ) -> None:
     path = Path("/dev/null") if kind == "null" else tmp_path / "kmsg"
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "file":
         path.write_text("no log\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    _printing(tmp_path, WHOLE)
+    printing(WHOLE)
     assert kernel_log.read(str(path)) == Log((), "")
 
 
 def test_the_log_of_the_kernel_comes_before_that_of_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printing: Printing
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    _printing(tmp_path, "[    9.1] x: y")
+    printing("[    9.1] x: y")
     kmsg = tmp_path / "kmsg"
     kmsg.write_text("6,1,0,-;Linux version 6.8.0\n")
     assert kernel_log.read(str(kmsg)) == Log((), "")
 
 
-def test_a_program_that_fails_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    _printing(tmp_path, "[    9.1] x: y", 1)
+def test_a_program_that_fails_is_not_believed(printing: Printing) -> None:
+    printing("[    9.1] x: y", 1)
     with pytest.raises(OSError, match=r"dmesg: .*journalctl: "):
         kernel_log.read("/dev/null")
-    _printing(tmp_path, WHOLE, names=("journalctl",))
+    printing(WHOLE, names=("journalctl",))
     assert kernel_log.read("/dev/null") == Log((), "")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-- No entries --\n", "Hint: not seeing messages\n"])
-def test_a_log_without_kernel_lines_is_unreadable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_a_log_without_kernel_lines_is_unreadable(printing: Printing, text: str) -> None:
     assert since(text) is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    _printing(tmp_path, text)
+    printing(text)
     with pytest.raises(OSError, match="no line of the kernel"):
         kernel_log.read("/dev/null")
