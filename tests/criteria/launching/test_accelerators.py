@@ -29,20 +29,20 @@ def test_more_accelerators_than_asked_for_are_listed() -> None:
     ]
 
 
+CUDA = "CUDA_VISIBLE_DEVICES"
+OTHERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
 @pytest.mark.parametrize(
-    ("visible", "count", "wrong"),
+    ("variable", "visible", "count", "wrong"),
     [
-        (None, 8, 0),  # every rank sees all
-        ("own", 1, 0),  # the scheduler gives each its own
-        ("same", 1, 32),
-        (None, 7, 32),
-        (None, None, 32),
-        (None, 9, 0),  # other jobs' accelerators are visible: not the job's fault
+        (CUDA, None, 8, 0),  # every rank sees all
+        (CUDA, None, 7, 32),
+        (CUDA, None, None, 32),
+        (CUDA, None, 9, 0),  # other jobs' accelerators are visible: not the job's fault
+        *[(variable, "own", 1, 0) for variable in (CUDA, *OTHERS)],  # by the scheduler
+        *[(variable, "same", 1, 32) for variable in (CUDA, *OTHERS)],
     ],
-)
-@pytest.mark.parametrize(
-    "variable",
-    ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"],
 )
 def test_accelerators_are_all_visible_or_one_each(
     variable: str, visible: str | None, count: int | None, wrong: int

@@ -97,11 +97,11 @@ ONE_WAY = "path from gpu1 to gpu3 (one way)"
         ),
     ],
 )
-@pytest.mark.parametrize("rails", [RAILS, RAILS[:1], RAILS[1:]])
 def test_directions_nodes_and_paths_are_distinguished(
-    spec: Spec, edges: list[tuple[int, int]], found: dict[str, str], rails: tuple[str, ...]
+    spec: Spec, edges: list[tuple[int, int]], found: dict[str, str]
 ) -> None:
-    assert culprits(reach.peers, cut(healthy(), edges, rails=rails), spec) == found
+    for rails in (RAILS, RAILS[:1], RAILS[1:]):
+        assert culprits(reach.peers, cut(healthy(), edges, rails=rails), spec) == found, rails
 
 
 def test_other_nodes_are_judged_without_the_one_at_fault(spec: Spec) -> None:
