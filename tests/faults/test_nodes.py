@@ -33,10 +33,9 @@ def test_shared_memory_is_small(rack: Rack) -> None:
 
 def test_a_directory_is_read_only(rack: Rack, tmp_path: Path) -> None:
     write = WRITABLE.format(dir=tmp_path)
-    undo = faults.inject(rack, f"read_only_path:node1:{tmp_path}")
-    assert "Read-only file system" in shell(rack, 1, write)
-    assert shell(rack, 0, write) == "written"
-    undo()
+    with injected(rack, f"read_only_path:node1:{tmp_path}"):
+        assert "Read-only file system" in shell(rack, 1, write)
+        assert shell(rack, 0, write) == "written"
     assert shell(rack, 1, write) == "written"
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pytest_mnode import processes
-from pytest_mnode.launchers.remote import bootstrap, remote_proxy
+from pytest_mnode.launchers.remote import remote_proxy
 from tests.launchers.remote.proxies import LIMIT_S, SLEEPS, Way, over, ready, remote_end, run
 from tests.waiting import until
 
@@ -57,16 +57,6 @@ def test_a_node_keeps_its_own_environment_and_gets_no_secrets(way: Way) -> None:
     }
 
 
-def test_variables_of_the_login_session_stay_local(way: Way) -> None:
-    ours = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE")
-    env = {**os.environ, **dict.fromkeys(ours, "/x"), "XDG_CACHE_HOME": "/scratch"}
-    env.pop("SSH_CONNECTION", None)
-    done = run(way(["env"]), env=env)
-    names = {line.partition("=")[0] for line in done.stdout.splitlines()}
-    assert "XDG_CACHE_HOME" in names  # a place that the user chose
-    assert not {name for name in names if name.startswith(bootstrap.OF_THE_SESSION)}
-
-
 @pytest.mark.parametrize(
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
@@ -102,12 +92,6 @@ def test_signals_are_passed_on(way: Way, number: signal.Signals) -> None:
         program.send_signal(number)
         assert program.communicate(timeout=LIMIT_S)[0] == "caught\n"
         assert program.returncode == 3
-
-
-def test_a_signal_that_ended_the_command_is_reported_like_in_a_shell(way: Way) -> None:
-    with ready(way(SLEEPS)) as program:
-        program.terminate()
-        assert program.wait(LIMIT_S) == 143
 
 
 def test_large_amounts_of_data_both_ways(way: Way) -> None:

@@ -59,10 +59,12 @@ def test_what_is_sent_to_a_node() -> None:
         **{"NCCL_IB_HCA": "mlx5_9", "HF_TOKEN": "s", "HF_HOME": "/hf", "PYTHONPATH": "/src"},
         **{"SSH_AUTH_SOCK": "/a", "JOBS": "1", "OTHER": "1"},
     }
-    environ = inherited | {"JOBS": "2", "OMP_NUM_THREADS": "1", "DISPLAY": ":0"}
+    environ = inherited | {"JOBS": "2", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": "/scratch"}
+    of_the_session = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE")
+    environ |= dict.fromkeys(of_the_session, "/x")
     names = {node_env_module.SET: "OTHER", node_env_module.DEFAULTS: "OMP_NUM_THREADS"}
     assert bootstrap.sent(environ | names, inherited) == bootstrap.Sent(
-        env={"PYTHONPATH": "/src", "JOBS": "2", "OTHER": "1"},
+        env={"PYTHONPATH": "/src", "JOBS": "2", "OTHER": "1", "XDG_CACHE_HOME": "/scratch"},
         passed={"NCCL_IB_HCA": "mlx5_9", "HF_HOME": "/hf"},
         defaults={"OMP_NUM_THREADS": "1"},
     )

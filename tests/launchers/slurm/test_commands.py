@@ -84,11 +84,6 @@ def test_more_nodes_than_fit_into_an_argument_by_name(fake: Path) -> None:
 JOB = json.dumps({"jobs": [{"job_id": 1, "name": "a", "job_state": "RUNNING", "nodes": "n[0-1]"}]})
 
 
-def test_jobs_by_json(fake: Path) -> None:
-    write(fake, "squeue", f"echo '{JOB}'")
-    assert [job.nodes for job in Slurm().jobs()] == [("n0", "n1")]
-
-
 @pytest.mark.parametrize(
     "squeue",
     ["echo \"squeue: unrecognized option '--json'\" >&2; exit 1", 'echo "not JSON"'],
