@@ -83,7 +83,7 @@ def test_a_closed_pool_leaves_nothing(
     assert launcher.closed == 1
     assert list(temporary.iterdir()) == []
     assert soft_limit() == soft
-    assert descriptors() == before
+    assert descriptors() <= before  # earlier tests may close theirs meanwhile
 
 
 class Broken(Exception):
@@ -121,7 +121,7 @@ def test_a_pool_whose_start_fails_leaves_nothing(  # noqa: PLR0917  fixtures
     assert launcher.closed == closed
     assert list(temporary.iterdir()) == []
     assert soft_limit() == soft
-    assert descriptors() == before
+    assert descriptors() <= before  # earlier tests may close theirs meanwhile
 
 
 def test_a_directory_whose_path_is_too_long_for_sockets_is_removed(

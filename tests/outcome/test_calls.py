@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
 from pytest_mnode.outcome import calls as calls_module
 from pytest_mnode.outcome.call_record import (
@@ -31,6 +33,8 @@ from pytest_mnode.outcome.call_record import (
 )
 from pytest_mnode.outcome.calls import absent, agree, difference, is_deadlock, passed_difference
 from pytest_mnode.protocol.rank_messages import Made
+from pytest_mnode.rank.call_arguments import arguments
+from pytest_mnode.rank.recorder import Recorder
 
 SUM = "of [2] float32 with SUM"
 
@@ -223,49 +227,39 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
     assert read(tmp_path / "none") is None
 
 
-RECORDED = """
-import sys
-from datetime import timedelta
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-
-from pytest_mnode.rank.call_arguments import arguments
-from pytest_mnode.rank.recorder import Recorder
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-short = dist.new_group([0], timeout=timedelta(seconds=3))
-recorder = Recorder(Path(sys.argv[1]), 1)
-recorder.begin()
-enter = lambda *call: recorder.enter(*call)
-ones = torch.ones(2)
-for group in (None, short):
-    enter("barrier", {"group": group})
-enter("monitored_barrier", {"timeout": timedelta(seconds=3)})
-enter("all_gather", {"tensor_list": [torch.ones(size) for size in range(1, 40)]})
-recorder._groups.clear()
-dist.get_process_group_ranks = lambda _: range(0, 999, 2)
-enter("reduce_scatter_tensor", {"group": short, "input": ones})
-other = Recorder(Path(sys.argv[2]), 4)
-other.begin()
-assert other.enter("barrier", {}) is None
-splits = {"input": torch.ones(4), "output_split_sizes": [1, 3]}
-assert "(here" in arguments("all_to_all_single", splits)
-double = dist._make_nccl_premul_sum(2.0)
-print(arguments("all_reduce", {"tensor": ones, "op": double}))
-"""
-
-
-def test_recordedarguments(tmp_path: Path) -> None:
+def test_recorded_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a group with a short timeout, of long lists and many ranks, and of other sizes."""
-    argv = [sys.executable, "-c", RECORDED, str(tmp_path / "one"), str(tmp_path / "other")]
-    ran = subprocess.run(argv, check=False, capture_output=True, text=True)
-    assert ran.stdout == "of [2] float32 with PREMUL_SUM\n", ran.stderr
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        limit = timedelta(seconds=3)
+        short = dist.new_group([0], timeout=limit)
+        recorder = Recorder(tmp_path / "one", 1)
+        recorder.begin()
+        for group in (None, short):
+            recorder.enter("barrier", {"group": group})
+        recorder.enter("monitored_barrier", {"timeout": limit})
+        recorder.enter("all_gather", {"tensor_list": [torch.ones(size) for size in range(1, 40)]})
+        recorder._groups.clear()
+        monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: range(0, 999, 2))
+        recorder.enter("reduce_scatter_tensor", {"group": short, "input": torch.ones(2)})
+        other = Recorder(tmp_path / "other", 4)
+        other.begin()
+        assert other.enter("barrier", {}) is None
+    finally:
+        dist.destroy_process_group()
     calls = parse(read(tmp_path / "one") or "")
     assert [call.state for call in calls] == [INSIDE, LIMITED, LIMITED, INSIDE, LIMITED]
     assert [call.number for call in calls] == [1, 2, 3, 4, 5]
     assert parse(read(tmp_path / "other") or "") == []
+
+
+def test_arguments_of_unequal_parts_and_of_a_factor() -> None:
+    splits = {"input": torch.ones(4), "output_split_sizes": [1, 3]}
+    assert "(here" in arguments("all_to_all_single", splits)
+    double = dist._make_nccl_premul_sum(2.0)  # type: ignore[attr-defined]
+    assert arguments("all_reduce", {"tensor": torch.ones(2), "op": double}) == (
+        "of [2] float32 with PREMUL_SUM"
+    )
 
 
 @given(st.binary(max_size=3 * SLOT_BYTES))

@@ -213,12 +213,6 @@ def test_any_dump_is_read(lines: list[str], separator: str) -> None:
     assert len(tidy(text).splitlines()) <= len(text.splitlines())
 
 
-@given(st.text())
-def test_any_text_is_read(text: str) -> None:
-    where_of_rank(parse(text))
-    tidy(text)
-
-
 @pytest.mark.parametrize("folder", ["lib/python3.12/dist-packages/mylib", "tests/torch"])
 def test_users_code_is_neither_pythons_nor_torchs(tmp_path: Path, folder: str) -> None:
     file = tmp_path / folder / "comm.py"

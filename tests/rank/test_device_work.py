@@ -112,7 +112,7 @@ COUNTS = """
             kept.append(begin(process_group))
             [sent] = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 1)])
             sent.wait()
-            time.sleep(4)
+            time.sleep(2.5)
         else:
             dist.recv(torch.ones(1), 0)
 

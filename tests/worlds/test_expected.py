@@ -37,7 +37,7 @@ TESTS = """
 
     @strict
     def test_a_slow_rank(rank):
-        time.sleep(3 * rank)
+        time.sleep(2 * rank)
 
     @strict
     def test_a_dead_rank(rank):
@@ -49,7 +49,7 @@ TESTS = """
     class TestOfUnittest(unittest.TestCase):
         @unittest.expectedFailure
         def test_of_unittest(self):
-            time.sleep(3 * int(os.environ["RANK"]))
+            time.sleep(2 * int(os.environ["RANK"]))
 
     @pytest.fixture(scope="class")
     def shelf(rank):

@@ -70,13 +70,6 @@ def test_a_rank_that_still_runs_is_waited_for(ran: Scenario) -> None:
     assert case.text.count("assert 4 == 6") == 1
 
 
-def test_two_groups(ran: Scenario) -> None:
-    case = ran["two_groups"]
-    assert "OverflowError: even" in case.part("ranks 0,2 of 4 on local0,local2")
-    assert "OverflowError: odd" in case.part("ranks 1,3 of 4 on local1,local3")
-    assert case.text.count("Error: ") == 2
-
-
 def test_errors_whose_places_are_not_shown_are_not_at_the_same_place(ran: Scenario) -> None:
     groups = ran["groups_of_errors"]
     assert "ValueError: shard 0" in groups.part("rank 0 of 4")
@@ -93,8 +86,6 @@ def test_skip_on_all(ran: Scenario) -> None:
 @pytest.mark.parametrize(
     ("name", "outcome", "who"),
     [
-        ("skip_on_some", "failure", "ranks 1-2 of 4 on local1,local2: skipped (no such device), "
-         "but ranks 0,3 did not"),
         ("skip_on_some_while_others_wait", "failure", "rank 1 of 4 on local1: skipped "
          "(no such device), but ranks 0,2-3 did not"),
         ("skip_on_some_in_setup", "error", "rank 3 of 4 on local3: skipped (device is busy), "
@@ -106,10 +97,7 @@ def test_skip_on_some_lists_the_ranks(ran: Scenario, name: str, outcome: str, wh
     assert who in ran[name].message.removeprefix("failed on setup with ").strip('"')
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["xfail_on_all", "xfail_on_one", "xfail_on_one_while_others_wait", "xfail_strict_on_one"],
-)
+@pytest.mark.parametrize("name", ["xfail_on_all", "xfail_on_one_while_others_wait"])
 def test_expected_failure(ran: Scenario, name: str) -> None:
     assert ran[name].outcome == "skipped"
     assert f"test_{name} XFAIL (known)" in ran.run.output
@@ -120,9 +108,6 @@ def test_unexpected_failures_of_tests_expected_to_fail(ran: Scenario) -> None:
     assert other.outcome == "failure"
     assert "TypeError: not as known" in other.part("rank 1 of 4 on local1]")
     assert "[ranks 0,2-3 of 4 on local0,local2,local3: failed as expected]" in other.text
-    strict = ran["xpass_strict"]
-    assert strict.outcome == "failure"
-    assert "[ranks 0-3 of 4 on local0,local1,local2,local3]\n[XPASS(strict)] known" in strict.text
     died = ran["xfail_does_not_cover_a_death"]
     assert died.outcome == "failure"
     assert "exited with code 3, in the test" in died.message
@@ -236,9 +221,9 @@ def test_module_fixture_that_fails_on_one(ran: Scenario) -> None:
 
 def test_frames_of_a_library_are_short(ran: Scenario) -> None:
     text = ran["library_frames"].text
-    assert "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))" in text
+    assert "    model = torch.nn.Sequential(torch.nn.Linear(2, 2))" in text
     assert ">       model(torch.ones(1, 3))" in text
-    assert "distributed.py:" in text
+    assert "linear.py:" in text
     assert "def forward" not in text
     assert "return self._call_impl" not in text
     assert "mat1 and mat2 shapes cannot be multiplied" in text

@@ -174,6 +174,6 @@ def test_slow_message(rank: int, process_group: Any) -> None:
     if rank == 3:
         dist.recv(torch.ones(2), 1)
     elif rank == 1:
-        time.sleep(4)
+        time.sleep(2.5)
         dist.send(torch.ones(2), 3)
     dist.barrier()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # once for all ranks
 import torch.distributed as dist
 from torch.distributed import checkpoint, rpc
 from torch.distributed._functional_collectives import all_reduce as functional_all_reduce
