@@ -25,22 +25,13 @@ NODES = "accepted: a whole number of 1 or more"
             "ERROR: --mnode-nodes=99: h100-ib.yaml says nodes: 16; accepted: 1*",
         ),
         (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
-        (
-            ["--mnode-launcher=cloud"],
-            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm, kubernetes",
-        ),
+        (["--mnode-launcher=cloud"], "ERROR: --mnode-launcher=cloud: accepted: auto, local*"),
         (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
         (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
         (["--mnode-timeout=soon"], "ERROR: --mnode-timeout=soon: accepted: seconds, more than 0"),
-        (
-            ["--mnode-locate-budget=0"],
-            "ERROR: --mnode-locate-budget=0: accepted: seconds, more than 0",
-        ),
+        (["--mnode-locate-budget=0"], "ERROR: --mnode-locate-budget=0: accepted: seconds, m*"),
         (["--mnode-timeout=nan"], "ERROR: --mnode-timeout=nan: accepted: seconds, more than 0"),
-        (
-            ["--mnode-slurm-args=--partition='gpu"],
-            "ERROR: --mnode-slurm-args=--partition='gpu: accepted: arguments as for a shell*",
-        ),
+        (["--mnode-slurm-args=--partition='gpu"], "ERROR: --mnode-slurm-args=--partition='gpu: a*"),
         (["--mnode-shared-dir=file.txt"], "ERROR: --mnode-shared-dir=*file.txt: accepted: a dir*"),
         (["--mnode-launcher=ssh", "--mnode-nodes=2"], "ERROR: --mnode-launcher=ssh: no nodes *"),
         (
@@ -51,14 +42,8 @@ NODES = "accepted: a whole number of 1 or more"
             ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=file.txt"],
             "ERROR: *file.txt: names no host; accepted: host, user@host or *",
         ),
-        (
-            ["--mnode-hostfile=~nosuchuser/hosts"],
-            "ERROR: --mnode-hostfile=~nosuchuser/hosts: accepted: a path (Could not determine *",
-        ),
-        (
-            [f"--mnode-report={'a' * 300}"],
-            "ERROR: --mnode-report=a*: accepted: a directory, or a new name (File name too long)",
-        ),
+        (["--mnode-hostfile=~nosuchuser/hosts"], "ERROR: --mnode-hostfile=~nosuchuser/hosts: a*"),
+        ([f"--mnode-report={'a' * 300}"], "ERROR: --mnode-report=a*: accepted: a directory, or*"),
         (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],
@@ -143,15 +128,13 @@ def test_patterns_in_toml_are_a_list(pytester: pytest.Pytester) -> None:
     ],
 )
 def test_a_bad_mark(pytester: pytest.Pytester, mark: str, line: str) -> None:
-    pytester.makepyfile(
-        f"""
+    pytester.makepyfile(f"""
         import pytest
 
         @pytest.mark.mnode({mark})
         def test_it(world):
             pass
-        """
-    )
+    """)
     result = pytester.runpytest()
     assert result.ret != pytest.ExitCode.OK
     assert any(line_matches(text, line) for text in (*result.errlines, *result.outlines))

@@ -129,19 +129,19 @@ def covered(
     (directory / "program.py").write_text(PROGRAM)
     (directory / "start.py").write_text(START)
     (directory / ".coveragerc").write_text(RC)
-    env = {**clean_env(), "PYTHONPATH": str(released_plugins()), "COLUMNS": "200"}
+    env = {"PYTHONPATH": str(released_plugins()), "COLUMNS": "200"}
     args = ["--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly"]
-    cov = ["--cov", "--cov-context=test", "--cov-report=json", "--cov-fail-under=99"]
-    argv = junit_command(
-        directory, *args, *{"alone": cov, "xdist": [*cov, "-n1"], "coverage run": []}[how]
-    )
     if how == "coverage run":  # with `patch`, the data files must be combined
-        argv = [argv[0], "-m", "coverage", "run", *argv[1:]]
-    run = run_to_end(argv, directory, env, limit_s=120)
-    if how == "coverage run":
+        env = clean_env() | env
+        python, *argv = junit_command(directory, *args)
+        coverage = [python, "-m", "coverage"]
+        run = run_to_end([*coverage, "run", *argv], directory, env, limit_s=120)
         for words in (["combine"], ["json", "--show-contexts"]):
-            command = [argv[0], "-m", "coverage", *words]
-            subprocess.run(command, cwd=directory, env=env, timeout=60, check=False)
+            subprocess.run([*coverage, *words], cwd=directory, env=env, timeout=60, check=False)
+    else:
+        cov = ["--cov", "--cov-context=test", "--cov-report=json", "--cov-fail-under=99"]
+        cov += ["-n1"] if how == "xdist" else []
+        run = run_pytest(directory, *args, *cov, env=env, limit_s=120, cold=True)
     report = directory / "coverage.json"
     assert report.exists(), run.output
     return how, run, json.loads(report.read_text())

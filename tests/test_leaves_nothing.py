@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import socket
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
 
 from tests.acceptance.certified import ACCEPTANCE
 from tests.inner import clean_env, command, need_rack, write_files
+from tests.waiting import until
 
 TESTS = """
     import os, pathlib, subprocess, time
@@ -79,7 +79,7 @@ class Watched:
         )
 
     def wait_until_busy(self, programs: int) -> None:
-        self.until(lambda: len(list(self.directory.glob("busy*"))) == programs, 60, "all are busy")
+        until(lambda: len(list(self.directory.glob("busy*"))) == programs, "not all are busy", 60)
 
     def alive(self) -> list[str]:
         found = []
@@ -93,27 +93,23 @@ class Watched:
 
     def left(self) -> list[str]:
         """Processes, temporary files and interfaces of the run that still exist."""
-        files = [str(p) for p in self.temporary.glob("mnode-*")]
-        files += [str(p) for p in self.temporary.glob("torchelastic*")]
-        files += [str(p) for p in self.temporary.glob("pytorch-errorfile*")]
+        names = ("mnode-*", "torchelastic*", "pytorch-errorfile*")
+        files = [str(path) for name in names for path in self.temporary.glob(name)]
         return [*self.alive(), *files, *(interfaces() - self.interfaces)]
 
     def expect_nothing_left(self) -> None:
-        self.until(lambda: not self.left(), GONE_LIMIT_S, "nothing is left", self.left)
+        until(lambda: not self.left(), self.left, GONE_LIMIT_S)
 
-    def until(
-        self,
-        condition: Callable[[], bool],
-        limit_s: float,
-        what: str,
-        detail: Callable[[], object] = lambda: "",
-    ) -> None:
-        end = time.monotonic() + limit_s
-        while not condition():
-            assert time.monotonic() < end, f"not within {limit_s} s: {what}; {detail()}"
-            time.sleep(0.05)
+    def kill(self) -> None:
+        """Kill the controller, and wait until nothing else of the run is there."""
+        self.process.kill()
+        self.process.communicate(timeout=30)
+        self.expect_nothing_left()
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
@@ -129,15 +125,16 @@ def launcher(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def busy(tmp_path: Path, launcher: str) -> Iterator[Watched]:
     write_files(tmp_path, test_it=TESTS)
-    run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}")
-    try:
+    with Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}") as run:
         run.wait_until_busy(2)
         yield run
-    finally:
-        run.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("local", signal.SIGINT), ("rack", signal.SIGINT), ("rack", signal.SIGTERM)],
+    indirect=["launcher"],
+)
 def test_an_ended_run_leaves_nothing(busy: Watched, number: signal.Signals) -> None:
     assert len(busy.alive()) > 5
     os.kill(busy.process.pid, number)
@@ -150,33 +147,18 @@ def test_an_ended_run_leaves_nothing(busy: Watched, number: signal.Signals) -> N
 
 def test_a_run_killed_with_ranks_and_a_job_leaves_nothing(tmp_path: Path, launcher: str) -> None:
     write_files(tmp_path, test_it=JOB)
-    run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}")
-    try:
+    with Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}") as run:
         run.wait_until_busy(4)
         assert len(run.alive()) > 5
-        os.kill(run.process.pid, signal.SIGKILL)
-        run.process.communicate(timeout=30)
-        run.expect_nothing_left()
-    finally:
-        run.end()
+        run.kill()
 
 
 def test_a_run_killed_while_it_measures_training_steps_leaves_nothing(tmp_path: Path) -> None:
     need_rack()
     suite = str(ACCEPTANCE / "test_scaling.py")
-    run = Watched(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", suite)
-
-    def trains() -> bool:
-        found = itertools.chain.from_iterable(names for _, _, names in os.walk(run.temporary))
-        return any(name.startswith("rank") and name.endswith(".jsonl") for name in found)
-
-    try:
-        run.until(trains, 300, "records of steps are there")
-        os.kill(run.process.pid, signal.SIGKILL)
-        run.process.communicate(timeout=30)
-        run.expect_nothing_left()
-    finally:
-        run.end()
+    with Watched(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", suite) as run:
+        until(lambda: list(run.temporary.rglob("rank*.jsonl")), "no records of steps", 300)
+        run.kill()
 
 
 def test_a_run_whose_agent_is_killed_leaves_nothing(busy: Watched) -> None:

@@ -126,15 +126,13 @@ def test_values_are_judged_when_the_body_has_ended(
 
 
 def test_an_expected_failure_covers_a_broken_bound(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest
 
         @pytest.mark.xfail(reason="known slow link")
         def test_it(measure):
             measure("x", 1, at_least=2)
-        """
-    )
+    """)
     pytester.runpytest().assert_outcomes(xfailed=1)
 
 
@@ -212,8 +210,7 @@ def test_whatever_was_recorded_is_judged(
 
 
 def test_a_broken_bound_is_reported_once(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest
 
         @pytest.fixture
@@ -223,8 +220,7 @@ def test_a_broken_bound_is_reported_once(pytester: pytest.Pytester) -> None:
 
         def test_it(measure, late):
             measure("early", 1, at_least=2)
-        """
-    )
+    """)
     result = pytester.runpytest()
     result.assert_outcomes(failed=1, errors=1)
     lines = [line.partition(":")[0] for line in result.outlines if "expected at least 2" in line]
@@ -232,33 +228,27 @@ def test_a_broken_bound_is_reported_once(pytester: pytest.Pytester) -> None:
 
 
 def test_a_test_that_runs_again_is_judged_anew(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(
-        """
+    pytester.makeconftest("""
         from _pytest.runner import runtestprotocol
 
         def pytest_runtest_protocol(item, nextitem):
             runtestprotocol(item, log=False, nextitem=None)
-        """
-    )
-    pytester.makepyfile(
-        """
+    """)
+    pytester.makepyfile("""
         values = [1, 3]
         def test_it(request):
             request.getfixturevalue("measure")("x", values.pop(0), at_least=2)
-        """
-    )
+    """)
     pytester.runpytest().assert_outcomes(passed=1)
 
 
 def test_measure_is_of_its_own_test(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         kept = []
         def test_a(measure): kept.append(measure)
         def test_b(): kept[0]("x", 1, at_least=2)
         def test_c(): kept[0].record([])
-        """
-    )
+    """)
     result = pytester.runpytest()
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["*RuntimeError: measure of *::test_a was used after the end of*"])

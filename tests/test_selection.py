@@ -145,16 +145,14 @@ def test_without_the_plugin_its_fixtures_are_unknown(pytester: pytest.Pytester) 
 
 
 def test_user_fixtures_of_the_same_name_are_kept(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest
 
         @pytest.fixture
         def device(): return "mine"
 
         def test_it(device): assert device == "mine"
-        """
-    )
+    """)
     pytester.runpytest().assert_outcomes(passed=1)
 
 

@@ -1,4 +1,4 @@
-"""A project of real libraries gives the same results with all released plugins and without them."""
+"""A project of real libraries gives the same results with all released plugins and without."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def run_project(directory: Path, *args: str, beside: tuple[Path, ...]) -> InnerR
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    return run_project(tmp_path_factory.mktemp("plain"), beside=(released_libraries(),))
+    """Those tests without plugins that fail, or record values."""
+    words = ["accelerate", "ddp_trains", "redistributed", *FAILED]
+    directory = tmp_path_factory.mktemp("plain")
+    return run_project(directory, "-k", " or ".join(words), beside=(released_libraries(),))
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +66,21 @@ def recorded(run: InnerRun) -> dict[str, dict[str, str]]:
     }
 
 
-def test_every_test_of_the_project_passes(plain: InnerRun) -> None:
-    outcomes = plain.outcomes()
+def test_every_test_of_the_project_passes(beside_all: InnerRun) -> None:
+    outcomes = beside_all.outcomes()
     assert len(outcomes) == 25
-    assert {name for name, outcome in outcomes.items() if outcome != "passed"} == set(FAILED), (
-        plain.output
-    )
+    failed = {name for name, outcome in outcomes.items() if outcome != "passed"}
+    assert failed == set(FAILED), beside_all.output
     for name, message in FAILED.items():
-        assert messages(plain)[name].startswith(message)
-    assert "losses" in recorded(plain)["test_accelerate_prepares_and_gathers"]
+        assert messages(beside_all)[name].startswith(message)
+    assert "losses" in recorded(beside_all)["test_accelerate_prepares_and_gathers"]
 
 
-def test_results_are_the_same_beside_all_plugins(plain: InnerRun, beside_all: InnerRun) -> None:
-    assert beside_all.outcomes() == plain.outcomes(), beside_all.output
-    assert messages(beside_all) == messages(plain)
-    assert recorded(beside_all) == recorded(plain)
+def test_results_are_the_same_without_plugins(plain: InnerRun, beside_all: InnerRun) -> None:
+    assert len(plain.outcomes()) == 5, plain.output
+    assert plain.outcomes().items() <= beside_all.outcomes().items(), plain.output
+    assert messages(plain) == messages(beside_all)
+    assert recorded(plain) == recorded(beside_all)
 
 
 def test_the_plugins_were_loaded(beside_all: InnerRun) -> None:

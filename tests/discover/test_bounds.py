@@ -15,6 +15,7 @@ from pytest_mnode.machine.pci import PciTree
 from pytest_mnode.spec import Spec, load_spec
 from pytest_mnode.spec.review import wire_allows_fraction
 from tests.discover.made import cluster_of, efa_node, gpus, ib_node, roce_node, tcp_node
+from tests.spec.conftest import busbw_of, preflight_of
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures/clusters"
 
@@ -61,20 +62,14 @@ def spec_of(directory: Path, *args: object, **changes: object) -> Spec:
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
 def test_no_bound_is_above_the_wire_or_lets_half_of_it_pass(make: object, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, make)
-    assert spec.criteria.fabric is not None
-    busbw = spec.criteria.fabric.all_reduce_busbw
-    assert busbw is not None
     allowed, _ = wire_allows_fraction(spec)
-    assert allowed / 2 < busbw.at_least_fraction < allowed
+    assert allowed / 2 < busbw_of(spec).at_least_fraction < allowed
 
 
 def test_nccl_over_sockets_has_a_lower_bound_than_gloo(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, lambda i: replace(tcp_node(i), **gpus(8)))
     assert spec.fabric.kind == "ethernet"
-    assert spec.criteria.fabric is not None
-    busbw = spec.criteria.fabric.all_reduce_busbw
-    assert busbw is not None
-    assert busbw.at_least_fraction == 0.5
+    assert busbw_of(spec).at_least_fraction == 0.5
 
 
 def test_a_restart_waits_for_a_directory_of_checkpoints(tmp_path: Path) -> None:
@@ -90,26 +85,22 @@ def test_keys_without_a_promise_for_cpus_are_left_open(tmp_path: Path) -> None:
     assert not spec.promised("scaling")
     assert not spec.promised("restart")
     assert not spec.promised("numa")
-    assert spec.criteria.preflight is not None
-    assert "nccl" not in (spec.criteria.preflight.same or ())
+    assert "nccl" not in (preflight_of(spec).same or ())
 
 
 def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: Path) -> None:
-    preflight = spec_of(tmp_path, ib_node).criteria.preflight
-    assert preflight is not None
-    assert preflight.reachable is not None
-    assert preflight.reachable.networks == ("management",)
-    assert preflight.mtu is not None
-    assert preflight.mtu.networks == ("management",)
-    assert preflight.payload is not None
-    assert preflight.payload.networks == ("management",)
+    preflight = preflight_of(spec_of(tmp_path, ib_node))
+    for promise in (preflight.reachable, preflight.mtu, preflight.payload):
+        assert promise is not None
+        assert promise.networks == ("management",)
     assert preflight.rdma is not None
     assert preflight.rdma.gid_types == ("IB",)
 
 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
-@pytest.mark.parametrize("readable", [True, False])
-@pytest.mark.parametrize("silent", [None, 0, 3])
+@pytest.mark.parametrize(
+    ("readable", "silent"), [(True, None), (True, 0), (True, 3), (False, None)]
+)
 def test_device_states_of_all_nodes_are_promised(
     tmp_path: Path, make: Callable[[int], Machine], readable: bool, silent: int | None
 ) -> None:
@@ -131,8 +122,7 @@ def test_device_states_of_all_nodes_are_promised(
             kernel_log=Log(()) if shown else None,
         )
 
-    preflight = spec_of(tmp_path, node).criteria.preflight
-    assert preflight is not None
+    preflight = preflight_of(spec_of(tmp_path, node))
     everywhere = readable and silent is None
     assert preflight.pcie == ("full" if everywhere and make is not tcp_node else None)
     assert (preflight.kernel_log is not None) is everywhere
@@ -150,8 +140,7 @@ PROFILES = ("a100-ib", "h100-ib", "h100-roce", "h100-efa")
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_profiles_of_real_hardware_promise_the_health_of_devices(name: str) -> None:
-    preflight = load_spec(CLUSTERS / f"{name}.yaml").criteria.preflight
-    assert preflight is not None
+    preflight = preflight_of(load_spec(CLUSTERS / f"{name}.yaml"))
     assert preflight.kernel_log is not None
     assert preflight.pcie == "full"
     state = preflight.accelerators

@@ -36,6 +36,7 @@ from tests.discover.made import (
     tcp_node,
     without_nvml,
 )
+from tests.spec.conftest import busbw_of, preflight_of
 
 
 def loaded(page: Draft, directory: Path) -> Spec:
@@ -93,16 +94,12 @@ def test_values_are_those_of_the_nodes(tmp_path: Path) -> None:
     assert spec.fabric.gpudirect is True
     assert spec.promised("numa")
     assert not spec.promised("restart")  # no node knows the directory of checkpoints
-    preflight = spec.criteria.preflight
-    assert preflight is not None
+    preflight = preflight_of(spec)
     assert preflight.gpudirect == "dma-buf"
     assert preflight.limits is not None
     assert preflight.limits.memlock_bytes == "unlimited"
     assert preflight.limits.shm_bytes == 250 << 30  # a slightly larger size
-    assert spec.criteria.fabric is not None
-    busbw = spec.criteria.fabric.all_reduce_busbw
-    assert busbw is not None
-    assert busbw.plateau_from_bytes == 8 << 30  # more nodes saturate later
+    assert busbw_of(spec).plateau_from_bytes == 8 << 30  # more nodes saturate later
 
 
 def test_a_differing_node_is_named_with_its_value(tmp_path: Path) -> None:
@@ -130,8 +127,7 @@ def test_one_node_without_gpudirect_is_named_and_keeps_the_promise(tmp_path: Pat
     assert page.differences == ("GPUDirect (most: dma-buf): node1: none",)
     spec = loaded(page, tmp_path)
     assert spec.fabric.gpudirect is True
-    assert spec.criteria.preflight is not None
-    assert spec.criteria.preflight.gpudirect == "dma-buf"
+    assert preflight_of(spec).gpudirect == "dma-buf"
     assert "Seen on 3 of 4 nodes (node0, node2, node3)" in unwrapped(page.text())
     on_tcp = draft(changed(cluster_of(lambda i: replace(tcp_node(i), **gpus())), 1, **closed))
     assert on_tcp.differences == ()
@@ -160,9 +156,7 @@ def test_unknown_keys_are_left_out_and_requested_by_the_loader(tmp_path: Path) -
     page = draft(mute)
     assert page.missing == ("fabric.line_rate",)
     assert "# line_rate: 400 Gbit/s" in page.text()
-    with pytest.raises(
-        SpecError, match=r"fabric\.line_rate: missing; needed: Line rate of one NIC"
-    ):
+    with pytest.raises(SpecError, match=r"fabric\.line_rate: missing; needed: Line rate"):
         loaded(page, tmp_path)
     filled = page.text().replace("# line_rate: 400 Gbit/s", "line_rate: 10 Gbit/s")
     path = tmp_path / "filled.yaml"
@@ -180,9 +174,9 @@ def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
         loaded(page, tmp_path)
 
 
-@pytest.mark.parametrize("shown", [0, 4])
 @pytest.mark.parametrize(
-    ("launcher", "hint"), [("slurm", "; request them with --gpus-per-node"), ("ssh", "")]
+    ("shown", "launcher", "hint"),
+    [(0, "slurm", "; request them with --gpus-per-node"), (4, "ssh", "")],
 )
 def test_if_nvml_shows_fewer_devices_no_number_is_promised(
     tmp_path: Path, shown: int, launcher: str, hint: str
@@ -222,8 +216,7 @@ def test_accelerators_without_a_driver_are_counted_and_not_named(tmp_path: Path)
     assert "on PCI (NVIDIA)" in text
     assert f"Left out: node0: {NO_NVML}" in text
     assert not spec.promised("numa")  # their NUMA nodes are unknown
-    assert spec.criteria.preflight is not None
-    assert spec.criteria.preflight.accelerators is None
+    assert preflight_of(spec).accelerators is None
 
 
 def test_unreadable_parts_are_named_with_their_nodes() -> None:
@@ -256,9 +249,7 @@ def test_shared_file_systems_are_suggested_and_missing_mounts_named() -> None:
     assert "Mounted on all nodes: /data (nfs4 filer:/data)." in text
     assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
     [line] = page.differences
-    assert line == (
-        "/home (lustre mds@tcp:/home) is mounted on node1, node2, node3, and not on node0"
-    )
+    assert line.endswith("/home) is mounted on node1, node2, node3, and not on node0")
     on_demand = Mount("/home", "autofs", "auto.home")
     assert draft(changed(shown, 0, mounts=(data, on_demand))).differences == ()
 
@@ -276,14 +267,10 @@ def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
     text = unwrapped(page.text())
     assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
     assert "Mounted on all nodes: /data (nfs4 from 10 sources: 10.9.0.1:/data, " in text
-    assert (
-        ", and 7 more; check that they are one file system); /home (lustre mds@tcp:/home)." in text
-    )
+    assert ", and 7 more; check that they are one file system); /home (lustre" in text
     of_two_kinds = changed(cluster_of(seen_by), 1, mounts=(Mount("/data", "nfs", "x:/data"),))
-    lines = draft(of_two_kinds).differences
-    assert any(
-        line.startswith("/data (nfs x:/data) is mounted on node1, and not") for line in lines
-    )
+    expected = "/data (nfs x:/data) is mounted on node1, and not"
+    assert any(line.startswith(expected) for line in draft(of_two_kinds).differences)
 
 
 @pytest.mark.parametrize(
@@ -315,8 +302,7 @@ def test_slurm_counts_if_nodes_can_query_it_except_on_emulated_nodes() -> None:
 def test_one_node_has_no_promises_between_nodes(tmp_path: Path) -> None:
     spec = loaded(draft(cluster_of(count=1)), tmp_path)
     assert not spec.promised("fabric")
-    assert spec.criteria.preflight is not None
-    assert spec.criteria.preflight.same is None
+    assert preflight_of(spec).same is None
 
 
 _WORDS = st.text(st.characters(codec="utf-8"), max_size=20)

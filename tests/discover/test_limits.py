@@ -10,12 +10,11 @@ from pytest_mnode.machine.limits import Limits
 from pytest_mnode.spec import Spec
 from tests.discover.made import changed, cluster_of
 from tests.discover.test_draft import loaded
+from tests.spec.conftest import preflight_of
 
 
 def limits_of(spec: Spec) -> tuple[int | None, int | str | None, int | None]:
-    preflight = spec.criteria.preflight
-    assert preflight is not None
-    limits = preflight.limits
+    limits = preflight_of(spec).limits
     return (limits.shm_bytes, limits.memlock_bytes, limits.open_files) if limits else (None,) * 3
 
 

@@ -28,10 +28,15 @@ from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 CONTROL = "10.1.0.1"
 
 
+def fabric_of(machine: Machine) -> FoundNetwork:
+    fabric = networks_of(FoundNode("node0", CONTROL, machine)).fabric
+    assert fabric is not None
+    return fabric
+
+
 def found_with(
     nics: tuple[Interface, ...] | None = (),
     rdma: tuple[RdmaDevice, ...] = (),
-    *,
     accelerators: int = 0,
 ) -> Networks:
     machine = replace(MACHINE, interfaces=nics, rdma=rdma, **gpus(accelerators))
@@ -40,9 +45,9 @@ def found_with(
 
 
 def fabric_with(
-    nics: tuple[Interface, ...] = (), rdma: tuple[RdmaDevice, ...] = (), *, accelerators: int = 0
+    nics: tuple[Interface, ...] = (), rdma: tuple[RdmaDevice, ...] = (), accelerators: int = 0
 ) -> FoundNetwork:
-    fabric = found_with(nics, rdma, accelerators=accelerators).fabric
+    fabric = found_with(nics, rdma, accelerators).fabric
     assert fabric is not None
     return fabric
 
@@ -78,16 +83,14 @@ def test_rdma_needs_accelerators_and_other_ranks_use_tcp(layer: str, kind: str) 
     assert any("mlx5_0 could do RDMA" in text for text in without.not_chosen)
 
 
-def test_software_rdma_is_not_a_fabric() -> None:
+@pytest.mark.parametrize(
+    "port",
+    [device("rxe0", "RoCE", virtual=True), device("irdma0", "iWARP", netdevs=("eth1",))],
+    ids=["software", "iWARP"],
+)
+def test_neither_software_rdma_nor_iwarp_is_a_fabric(port: RdmaDevice) -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
-    fabric = fabric_with(nics, (device("rxe0", "RoCE", virtual=True),))
-    assert fabric.interfaces == ("eth1",)
-
-
-def test_iwarp_is_not_a_roce_fabric() -> None:
-    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
-    ports = (device("irdma0", "iWARP", netdevs=("eth1",)),)
-    fabric = fabric_with(nics, ports, accelerators=8)
+    fabric = fabric_with(nics, (port,), accelerators=8)
     assert (fabric.kind, fabric.interfaces) == ("ethernet", ("eth1",))
 
 
@@ -109,8 +112,7 @@ def test_efa_is_recognised_by_its_driver() -> None:
 
 
 def test_each_rail_of_roce_has_its_interface() -> None:
-    fabric = networks_of(FoundNode("node0", CONTROL, roce_node(0))).fabric
-    assert fabric is not None
+    fabric = fabric_of(roce_node(0))
     assert (fabric.nics, fabric.mtu_bytes, fabric.addressed) == (8, 9000, True)
 
 
@@ -283,9 +285,7 @@ def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Pat
         replace(one, addresses=("10.2.0.1",) if one.name == "ens1" else ())
         for one in machine.interfaces or ()
     ]
-    machine = replace(machine, interfaces=tuple(addressed))
-    fabric = networks_of(FoundNode("n0", CONTROL, machine)).fabric
-    assert fabric is not None
+    fabric = fabric_of(replace(machine, interfaces=tuple(addressed)))
     assert (fabric.interfaces, fabric.nics) == (("mlx5_0",), 1)
     assert "mlx5_1 is a virtual function" in fabric.not_chosen
 
@@ -321,10 +321,7 @@ def twins(
                 state="4: ACTIVE" if up else "1: DOWN",
                 sys_image_guid=GUID,
             )
-    machine = Machine.read(tree.root)
-    fabric = networks_of(FoundNode("n0", CONTROL, machine)).fabric
-    assert fabric is not None
-    return fabric
+    return fabric_of(Machine.read(tree.root))
 
 
 @pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
@@ -335,18 +332,21 @@ def test_two_functions_of_one_wire_share_its_rate(tmp_path: Path, layer: str, wi
     assert fabric.why.endswith(", 2 PCI functions to each wire of 200 Gbit/s")
 
 
-def test_functions_of_one_slot_share_its_link(tmp_path: Path) -> None:
-    fabric = twins(tmp_path, 2)
-    assert (fabric.nics, fabric.rate_mbits_s) == (4, 53_000)
-    assert fabric.why.endswith(", limited by PCIe x4 at 32 GT/s for 2 functions")
-
-
-def test_wide_links_do_not_limit_a_wire(tmp_path: Path) -> None:
-    assert twins(tmp_path, 2, width=16).rate_mbits_s == 100_000
-
-
-def test_links_that_a_virtual_machine_makes_up_are_ignored(tmp_path: Path) -> None:
-    assert twins(tmp_path, 1, width=1).rate_mbits_s == 100_000
+@pytest.mark.parametrize(
+    ("cables", "width", "rate_mbits_s", "limit"),
+    [
+        (2, 4, 53_000, ", limited by PCIe x4 at 32 GT/s for 2 functions"),
+        (2, 16, 100_000, ""),
+        (1, 1, 100_000, ""),  # a link that a virtual machine makes up
+    ],
+)
+def test_functions_of_one_slot_share_its_link(
+    tmp_path: Path, cables: int, width: int, rate_mbits_s: int, limit: str
+) -> None:
+    fabric = twins(tmp_path, cables, width=width)
+    assert (fabric.nics, fabric.rate_mbits_s) == (2 * cables, rate_mbits_s)
+    assert fabric.why.endswith(limit)
+    assert ("PCIe" in fabric.why) is bool(limit)
 
 
 @pytest.mark.parametrize(
@@ -375,8 +375,7 @@ def test_the_rate_of_a_nic_is_at_most_that_of_its_slot(
             state="4: ACTIVE" if port == 0 else "1: DOWN",
             sys_image_guid=GUID,
         )
-    fabric = networks_of(FoundNode("n0", CONTROL, Machine.read(tree.root))).fabric
-    assert fabric is not None
+    fabric = fabric_of(Machine.read(tree.root))
     assert (fabric.nics, fabric.rate_mbits_s) == (1, rate_mbits_s)
 
 
@@ -413,6 +412,5 @@ def test_virtual_functions_of_one_card_share_its_wire(tmp_path: Path) -> None:
         tree.interface(name, path, speed=400000)
         gids = [("fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", name)]
         tree.rdma(f"mlx5_{number}", path, gids=gids, link_layer="Ethernet")
-    fabric = networks_of(FoundNode("n0", CONTROL, Machine.read(tree.root))).fabric
-    assert fabric is not None
+    fabric = fabric_of(Machine.read(tree.root))
     assert (fabric.nics, fabric.rate_mbits_s) == (2, 200_000)

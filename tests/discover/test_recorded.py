@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.discover.draft import draft
-from pytest_mnode.discover.networks import networks_of
 from pytest_mnode.discover.nodes import FoundCluster, FoundNode
 from pytest_mnode.machine.model import Machine
 from tests.recorded import NAMES, Recorded
-from tests.trees import GPU, NIC, NVIDIA, Tree
+from tests.trees import GPU, NVIDIA, Tree
 
 
 def cluster(**machines: Machine) -> FoundCluster:
@@ -58,36 +57,6 @@ def test_recorded_machines_with_addresses_make_a_page(recorded: Recorded) -> Non
     assert "line_rate: 100 Gbit/s" in text
     assert "interfaces: [eth0]" in text
     assert "line_rate: 25 Gbit/s" in text
-
-
-def test_veth_has_only_the_rate_of_its_queue(recorded: Recorded) -> None:
-    machine = addressed(Machine.read(recorded("numa1-veth-rxe")), veth0="10.2.0.1")
-    assert networks_of(FoundNode("node0", "10.1.0.1", machine)).fabric is None
-    shaped = tuple(
-        replace(one, shaped_mbits_s=200.0 if one.name == "veth0" else None)
-        for one in machine.interfaces or ()
-    )
-    node = FoundNode("node0", "10.1.0.1", replace(machine, interfaces=shaped))
-    fabric = networks_of(node).fabric
-    assert fabric is not None
-    assert (fabric.interfaces, fabric.rate_mbits_s) == (("veth0",), 200)
-
-
-def test_interfaces_made_of_one_nic_share_its_wire(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    for i, name in enumerate(("eth0", "eth1")):
-        path = f"pci0000:00/0000:00:0{i + 1}.0"
-        tree.pci(path, NIC, "0x15b3", 0, "0")
-        tree.interface(name, path, speed=100000)
-    for name in ("eth1.100", "vlan300"):
-        tree.interface(name, speed=100000)
-        tree.link(f"sys/devices/virtual/net/{name}/lower_eth1", "sys/class/net/eth1")
-    addresses = {"eth0": "10.1.0.1", "eth1.100": "10.2.0.1", "vlan300": "10.3.0.1"}
-    machine = addressed(Machine.read(tmp_path), **addresses)
-    fabric = networks_of(FoundNode("node0", "10.1.0.1", machine)).fabric
-    assert fabric is not None
-    assert fabric.interfaces == ("eth1.100",)
-    assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
 
 
 def test_accelerators_of_other_vendors_and_virtual_functions_need_no_nvml(

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec.fabric import BusbwPromise
+from pytest_mnode.spec.preflight import PreflightCriterion
 
 Page = Callable[[str, str], Path]
 Load = Callable[[str, str], Spec]
@@ -32,6 +34,18 @@ def page(tmp_path: Path) -> Page:
 def load(page: Page) -> Load:
     """The loaded spec that `page` writes."""
     return lambda old, new: load_spec(page(old, new))
+
+
+def preflight_of(spec: Spec) -> PreflightCriterion:
+    assert spec.criteria.preflight is not None
+    return spec.criteria.preflight
+
+
+def busbw_of(spec: Spec) -> BusbwPromise:
+    fabric = spec.criteria.fabric
+    assert fabric is not None
+    assert fabric.all_reduce_busbw is not None
+    return fabric.all_reduce_busbw
 
 
 RACK = yaml.safe_load(default_spec_path().read_text())

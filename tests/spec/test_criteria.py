@@ -13,7 +13,7 @@ from pytest_mnode.spec.devices import DevicesCriterion
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion
-from tests.spec.conftest import changed
+from tests.spec.conftest import changed, preflight_of
 
 
 def test_default_promise_of_restart() -> None:
@@ -112,8 +112,7 @@ def test_promise_of_preflight(tmp_path: Path) -> None:
     page = """{reachable: {within: 500 ms}, names: {}, clocks: {skew: 2 ms}, same: [code, kernel],
                limits: {memlock: unlimited, shm: 64 GiB}, disk: [{path: /tmp, free: 1 TB}]}"""
     spec = changed(tmp_path, {"criteria.preflight": page})
-    promise = spec.criteria.preflight
-    assert promise is not None
+    promise = preflight_of(spec)
     assert promise.reachable is not None
     assert (promise.reachable.within_s, promise.reachable.networks) == (0.5, ("fabric",))
     assert promise.names is not None

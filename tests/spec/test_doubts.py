@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.spec import Criteria, default_spec_path, doubts, load_spec
-from tests.spec.conftest import Load, changed
+from pytest_mnode.spec.fabric import FabricCriterion
+from tests.spec.conftest import Load, busbw_of, changed
 
 FRACTION = "criteria.fabric.all_reduce_busbw.at_least_fraction"
 ALLOWED = "0.956 of the line rate (TCP payload at MTU 1500)"
@@ -18,46 +19,18 @@ def test_the_racks_spec_has_no_doubts() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (
-            "fraction: 0.85",
-            "fraction: 0.96",
-            f"{FRACTION}: 0.96 is more than the wire allows, {ALLOWED}: no healthy cluster ",
-        ),
-        (
-            "fraction: 0.85",
-            "fraction: 0.47",
-            f"{FRACTION}: 0.47 is below half of what the wire allows, {ALLOWED}: a cluster at half",
-        ),
-        (
-            "tolerance_fraction: 0",
-            "tolerance_fraction: 0.4",
-            f"{FRACTION}: 0.85 less tolerance_fraction 0.4 is below half of what the wire allows, ",
-        ),
-        (
-            "20 Mbit/s",
-            "200 Mbit/s",
-            "management.line_rate: 200 Mbit/s is no slower than the fabric's 200 Mbit/s: ",
-        ),
+        ("fraction: 0.85", "fraction: 0.96", f"{FRACTION}: 0.96 is more than the wire allows"),
+        ("fraction: 0.85", "fraction: 0.47", f"{FRACTION}: 0.47 is below half of what the wire"),
+        ("tolerance_fraction: 0", "tolerance_fraction: 0.4", f"{FRACTION}: 0.85 less tolerance_fr"),
+        ("20 Mbit/s", "200 Mbit/s", "management.line_rate: 200 Mbit/s is no slower than the"),
         ("[mgmt0]", "['*b0']", "management.interfaces: fab0 is in fabric.interfaces too: "),
         ("[fab0]", "['*0']", "management.interfaces: mgmt0 is in fabric.interfaces too: "),
-        (
-            "[fab0]",
-            "[a, b]",
-            "fabric.nics_per_node: 1, but fabric.interfaces names 2 (a, b)",
-        ),
+        ("[fab0]", "[a, b]", "fabric.nics_per_node: 1, but fabric.interfaces names 2 (a, b)"),
         ("name: rack", "name: rack\nnodes: 1", "criteria.fabric: promised for nodes: 1, "),
         ("per_node: 0", "per_node: 0\n  memory: 80 GB", "accelerators.memory: given, but "),
         ("per_node: 0", "per_node: 0\n  model: H100", "accelerators.model: given, but "),
-        (
-            "kind: ethernet",
-            "gpudirect: true\n  kind: ethernet",
-            "fabric.gpudirect: promised, with ",
-        ),
-        (
-            "question: gang",
-            "question: mesh",
-            "not_promised[2].question: mesh is promised by criteria.mesh at once",
-        ),
+        ("kind: ethernet", "gpudirect: true\n  kind: ethernet", "fabric.gpudirect: promised, with"),
+        ("question: gang", "question: mesh", "not_promised[2].question: mesh is promised by"),
         ("question: gang", "question: storage", "not_promised[2].question: storage is listed tw"),
     ],
 )
@@ -90,12 +63,9 @@ def test_values_that_the_wire_allows_are_not_doubted(load: Load, old: str, new: 
 
 def test_rdma_may_promise_the_line_rate_and_no_more(load: Load) -> None:
     spec = load("kind: ethernet", "kind: roce")
-    busbw = spec.criteria.fabric
-    assert busbw is not None
-    assert busbw.all_reduce_busbw is not None
     for fraction, count in ((1.0, 0), (1.01, 1)):
-        promise = busbw.all_reduce_busbw.model_copy(update={"at_least_fraction": fraction})
-        fabric = busbw.model_copy(update={"all_reduce_busbw": promise})
+        promise = busbw_of(spec).model_copy(update={"at_least_fraction": fraction})
+        fabric = FabricCriterion(all_reduce_busbw=promise)
         criteria = spec.criteria.model_copy(update={"fabric": fabric})
         found = doubts(spec.model_copy(update={"criteria": criteria}))
         assert len(found) == count, found

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from pytest_mnode.checks.data.in_ranks import Indices, read, shard_of
+from pytest_mnode.checks.data.readings import Reading
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.checks import DataCriterion
 
@@ -40,6 +41,29 @@ def test_sample_counts_are_never_divisible(size: int) -> None:
         DataCriterion.model_validate({}), World(0, size, 0, 1, "node0", ("node0",))
     )
     assert samples % size or size == 1
+
+
+def test_orders_are_of_padded_epochs_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the last samples count too; loaders with workers are tested for shards."""
+    from pytest_mnode.checks.data import checks
+
+    readings, loaders, sharded = list[Reading](), list[Any](), checks.sharded
+
+    def gathered(mine: Reading) -> tuple[Reading]:
+        readings.append(mine)
+        return (mine,)
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        made = sharded(*args, **options)
+        loaders.append(made[0])
+        return made
+
+    monkeypatch.setattr("pytest_mnode.checks.data.in_ranks.gathered", gathered)
+    monkeypatch.setattr(checks, "sharded", recorded)
+    promise, world = DataCriterion.model_validate({}), World(1, 3, 0, 1, "node0", ("node0",))
+    checks.orders(promise, world)
+    assert {len(one.indices) for one in readings} == {promise.samples_per_rank + 1}
+    assert [loader.num_workers for loader in loaders] == [0, 0]
 
 
 @pytest.fixture
