@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import InnerRun, run_pytest, write_files
+from tests.inner import InnerRun, run_here, run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
 RETRY = """
@@ -117,8 +117,10 @@ def test_lines_and_snapshots_of_the_controller_are_kept_alone(tmp_path: Path) ->
     assert "lines [{'test_it.py': {3, 4}}]" in run.output
 
 
-def test_snapshots_of_ranks_are_not_updated(tmp_path: Path) -> None:
+def test_snapshots_of_ranks_are_not_updated(pytester: pytest.Pytester) -> None:
     tests = "def test_snap(world, snapshot): pass"
-    run = run_with(tmp_path, "syrupy", SYRUPY, "--snapshot-update", tests=tests)
+    write_files(pytester.path, syrupy=SYRUPY, test_it=tests)
+    pytester.syspathinsert()
+    run = run_here(pytester, *LOCAL, "-p", "syrupy", "--snapshot-update")
     assert "--snapshot-update: test_it.py::test_snap runs in ranks, where" in run.output
     assert run.returncode == pytest.ExitCode.USAGE_ERROR

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.inner import need_rack, run_pytest, write_files
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
 
 FACTS = """
     import json, os, pathlib, re, resource, signal, sys
@@ -43,7 +43,7 @@ FACTS = """
 
 
 def test_a_run_without_a_junit_shows_its_output(tmp_path: Path) -> None:
-    run = run_pytest(tmp_path, "--no-such-option")
+    run = InnerRun(4, "unrecognized arguments: --no-such-option", tmp_path / "junit.xml")
     with pytest.raises(pytest.fail.Exception, match=r"status 4:[^$]*arguments: --no-such-option"):
         run.outcomes()
 

@@ -146,12 +146,12 @@ WAYS = {
             {measures}
         def test_it(made): pass
     """,
-    "by-name": """
+    "by_name": """
         def test_it(request):
             measure = request.getfixturevalue("measure")
             {measures}
     """,
-    "by-name-in-teardown": """
+    "by_name_in_teardown": """
         @pytest.fixture
         def made(request):
             measure = request.getfixturevalue("measure")
@@ -159,12 +159,12 @@ WAYS = {
             {measures}
         def test_it(made): pass
     """,
-    "before-skip": """
+    "before_skip": """
         def test_it(measure):
             {measures}
             pytest.skip("enough")
     """,
-    "before-skip-in-setup": """
+    "before_skip_in_setup": """
         @pytest.fixture
         def made(request):
             measure = request.getfixturevalue("measure")
@@ -172,7 +172,7 @@ WAYS = {
             pytest.skip("enough")
         def test_it(made): pass
     """,
-    "before-skip-in-teardown": """
+    "before_skip_in_teardown": """
         @pytest.fixture
         def made(measure):
             yield
@@ -180,7 +180,7 @@ WAYS = {
             pytest.skip("enough")
         def test_it(made): pass
     """,
-    "before-skip-of-unittest": """
+    "before_skip_of_unittest": """
         import unittest
         class TestIt(unittest.TestCase):
             @pytest.fixture(autouse=True)
@@ -194,19 +194,21 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("measures", [BROKEN, UNKNOWN], ids=["broken", "unknown"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("measures", "said"),
+    [(BROKEN, "x: 1, expected at least 2"), (UNKNOWN, "inconclusive: x: not measured")],
+    ids=["broken", "unknown"],
+)
 def test_whatever_was_recorded_is_judged(
-    pytester: pytest.Pytester, way: str, measures: str
+    pytester: pytest.Pytester, measures: str, said: str
 ) -> None:
-    body = textwrap.dedent(WAYS[way]).format(measures=measures)
-    pytester.makepyfile(f"import pytest\n{body}")
-    result = pytester.runpytest()
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    outcomes = result.parseoutcomes()
-    assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1, outcomes
-    said = "x: 1, expected at least 2*" if measures == BROKEN else "inconclusive: x: not measured*"
-    result.stdout.fnmatch_lines([said])
+    for way, text in WAYS.items():
+        body = textwrap.dedent(text).format(measures=measures)
+        pytester.makepyfile(**{f"test_{way}": f"import pytest\n{body}"})
+    lines = pytester.runpytest("-rfE").outlines
+    judged = [line.partition(".py")[0] for line in lines if line.startswith(("FAILED", "ERROR "))]
+    assert sorted(name.rpartition("test_")[2] for name in judged) == sorted(WAYS), judged
+    assert sum(line.startswith(said) for line in lines) == len(WAYS)
 
 
 def test_a_broken_bound_is_reported_once(pytester: pytest.Pytester) -> None:
