@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
-from pytest_mnode.checks.data.in_ranks import Indices, read, shard_of
+from pytest_mnode.checks.data.in_ranks import Indices, read, shard_of, sharded
 from pytest_mnode.checks.data.readings import Reading
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.checks import DataCriterion
@@ -45,9 +45,9 @@ def test_sample_counts_are_never_divisible(size: int) -> None:
 
 def test_orders_are_of_padded_epochs_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the last samples count too; loaders with workers are tested for shards."""
-    from pytest_mnode.checks.data import checks
+    from pytest_mnode.checks.data.checks import orders
 
-    readings, loaders, sharded = list[Reading](), list[Any](), checks.sharded
+    readings, loaders = list[Reading](), list[Any]()
 
     def gathered(mine: Reading) -> tuple[Reading]:
         readings.append(mine)
@@ -59,9 +59,9 @@ def test_orders_are_of_padded_epochs_without_workers(monkeypatch: pytest.MonkeyP
         return made
 
     monkeypatch.setattr("pytest_mnode.checks.data.in_ranks.gathered", gathered)
-    monkeypatch.setattr(checks, "sharded", recorded)
+    monkeypatch.setattr("pytest_mnode.checks.data.checks.sharded", recorded)
     promise, world = DataCriterion.model_validate({}), World(1, 3, 0, 1, "node0", ("node0",))
-    checks.orders(promise, world)
+    orders(promise, world)
     assert {len(one.indices) for one in readings} == {promise.samples_per_rank + 1}
     assert [loader.num_workers for loader in loaders] == [0, 0]
 
