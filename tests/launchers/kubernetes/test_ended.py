@@ -34,6 +34,7 @@ from tests.launchers.kubernetes.given import settings, write_kubeconfig
 from tests.waiting import until
 
 LIMIT_S = 30.0
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
 
 
@@ -71,9 +72,11 @@ def server() -> Iterator[Server]:
         made.shutdown()
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, number: signal.Signals
 ) -> None:
+    """The program's own handlers of signals: those of its event loop do not run yet."""
     config = write_kubeconfig(tmp_path, {"server": f"http://127.0.0.1:{server.server_port}"})
     given = asdict(settings(tmp_path, wait_s=60.0))
     (tmp_path / "settings").write_text(json.dumps(given))
@@ -81,7 +84,7 @@ def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
     program = subprocess.Popen(argv, env={**os.environ, "KUBECONFIG": str(config)})
     try:
         until(lambda: "POST" in server.asked)
-        program.terminate()
+        program.send_signal(number)
         program.wait(LIMIT_S)
     finally:
         program.kill()
@@ -89,7 +92,7 @@ def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
     assert server.asked[-1] == "DELETE"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_object_is_deleted_before_streams_are_closed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
