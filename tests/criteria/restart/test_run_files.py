@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,35 @@ def steps(first: int, last: int) -> str:
     return "".join(f'{{"kind":"step","step":{n}}}\n' for n in range(first, last + 1))
 
 
+class Waiting:
+    """The program that waits for a step of rank 1, run here by a clock that only its sleep moves.
+
+    meanwhile: called with the time after each sleep.
+    """
+
+    def __init__(self, directory: Path, text: str) -> None:
+        self.directory, self.now_s = directory, 0.0
+        self.file = directory / "records" / "rank1.jsonl"
+        self.file.parent.mkdir()
+        self.file.write_text(text)
+
+    def run(
+        self, starts: int, step: int, limit_s: float, meanwhile: Callable[[float], None]
+    ) -> object:
+        def sleep(seconds: float) -> None:
+            self.now_s += seconds
+            meanwhile(self.now_s)
+
+        words = [str(self.directory), "1", str(starts), str(step), str(limit_s)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["-c", *words])
+            patch.setattr(time, "sleep", sleep)
+            patch.setattr(time, "monotonic", lambda: self.now_s)
+            with pytest.raises(SystemExit) as ended:
+                exec(_AWAIT, {})
+        return ended.value.code
+
+
 @pytest.mark.parametrize(
     ("text", "starts", "step", "status"),
     [
@@ -41,27 +71,23 @@ def steps(first: int, last: int) -> str:
 def test_exit_status_of_the_wait_for_a_step(
     tmp_path: Path, text: str, starts: int, step: int, status: int
 ) -> None:
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "rank1.jsonl").write_text(text)
-    words = [str(tmp_path), "1", str(starts), str(step), "0.1"]
-    done = subprocess.run([sys.executable, "-S", "-c", _AWAIT, *words], check=False, timeout=20)
-    assert done.returncode == status
+    waiting = Waiting(tmp_path, text)
+    assert waiting.run(starts, step, 5.0, lambda _: None) == status
+    assert waiting.now_s == pytest.approx(5.0 if status else 0.0, abs=0.021)
 
 
-def test_the_error_says_how_long_the_step_was_missing(tmp_path: Path) -> None:
-    (tmp_path / "records").mkdir()
-    file = tmp_path / "records" / "rank1.jsonl"
-    file.write_text(START)
+def test_the_output_says_how_long_the_step_was_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = Waiting(tmp_path, START)
+
+    def write_after_1_s(now_s: float) -> None:
+        if now_s >= 1.0:
+            waiting.file.write_text(START + steps(1, 1))
+
+    assert waiting.run(1, 1, 20.0, write_after_1_s) == 0
+    assert 0.95 < float(capsys.readouterr().out) <= 1.0
     argv = [sys.executable, "-S", "-c", _AWAIT, str(tmp_path), "1", "1", "1", "20"]
-    began = time.monotonic()
-    watcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    time.sleep(1.0)
-    with file.open("a") as more:
-        more.write(steps(1, 1))
-    written_s = time.monotonic() - began
-    output, _ = watcher.communicate(timeout=20)
-    assert watcher.returncode == 0
-    assert 0.0 < float(output) < written_s
     at_once = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
     assert float(at_once.stdout) == 0.0
 
