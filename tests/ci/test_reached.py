@@ -102,7 +102,8 @@ def test_tests_that_a_change_reaches_run(
     "changed",
     [
         *("pyproject.toml", "Makefile", ".ci/run", ".ci/bare", ".gitignore", "conftest.py"),
-        *("tests/conftest.py", "tests/reached.py", "tests/red.py", "tests/plugins.txt"),
+        *("tests/conftest.py", "tests/again.py", "tests/reached.py", "tests/red.py"),
+        "tests/plugins.txt",
         *("pytest_mnode/gone.py", "tests/gone.py", "acceptance/test_gone.py"),  # removed
         *("a-new-file", "pytest_mnode/new.css"),
     ],
