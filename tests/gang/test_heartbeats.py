@@ -68,7 +68,7 @@ def test_lines_that_are_no_heartbeat(line: str) -> None:
 def test_a_gap_between_heartbeats_is_an_absence() -> None:
     found = spans([*beats_of(0, 10.0, 10.2, 10.4, 20.0, 20.2), *beats_of(1, 10.1)], gap_s=3.0)
     assert [(s.rank, s.began_s, s.ended_s) for s in found] == [
-        *((0, 10.0, 10.4), (1, 10.1, 10.1), (0, 20.0, 20.2)),
+        *((0, 10.0, 10.4), (1, 10.1, 10.1), (0, 20.0, 20.2))
     ]
 
 

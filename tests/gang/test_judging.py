@@ -109,8 +109,7 @@ def test_ranks_on_other_nodes_are_still_blamed() -> None:
 
 def test_nodes_taken_by_others() -> None:
     shown = both(
-        course("1", 101, 107),
-        lambda t: {"2": waits("2") if t < 185 else over("2", "CANCELLED")},
+        course("1", 101, 107), lambda t: {"2": waits("2") if t < 185 else over("2", "CANCELLED")}
     )
     observations = watched(shown, all_ran("1", 101.3, 106.3), 190)
     alone = raced(observations, 184.0, not_free=("n2",))

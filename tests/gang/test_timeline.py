@@ -57,7 +57,7 @@ def test_states_of_a_gang_made_of_several_jobs() -> None:
     a, b = JobRecord("1", H, ("node0",)), JobRecord("2", H, ("node1",))
     waits = JobRecord("2", W)
     assert states((a, waits), (a, b), (JobRecord("1", O), b), ()) == [
-        *("a part", "whole", "ending", "over"),
+        *("a part", "whole", "ending", "over")
     ]
     # A job that never was whole cannot be ending while a part of it waits.
     assert states((JobRecord("1", E), waits)) == ["waiting"]

@@ -169,8 +169,6 @@ def filled(
 
 def small_at(began: float, ended: float) -> Shown:
     def at(t: float) -> dict[str, JobRecord]:
-        return {
-            "3": waits("3") if t < began else holds("3", "n0") if t < ended else over("3"),
-        }
+        return {"3": waits("3") if t < began else holds("3", "n0") if t < ended else over("3")}
 
     return at

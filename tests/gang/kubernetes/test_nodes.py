@@ -86,11 +86,7 @@ def test_sidecars_run_beside_containers_started_after_them() -> None:
 
     spec = {
         "containers": [of("3", "1Gi")],
-        "initContainers": [
-            of("1", "7Gi"),
-            of("2", "1Gi", restartPolicy="Always"),
-            of("6", "1Gi"),
-        ],
+        "initContainers": [of("1", "7Gi"), of("2", "1Gi", restartPolicy="Always"), of("6", "1Gi")],
     }
     assert requests_of(spec) == {"cpu": 8, "memory": 7 * 2**30, "pods": 1}
     spec["initContainers"].pop()

@@ -63,10 +63,7 @@ def _named(rates: Rates) -> str | None:
         ),
         # Readings of a slow node vary: its other paths are not at fault.
         (lambda a, b, r: (52 if a == 2 else 69) if 2 in (a, b) else 190, "node2 fab0 (69)"),
-        (
-            lambda a, b, r: 52 if (a, b) == (2, 1) else 69 if 2 in (a, b) else 190,
-            "node2 fab0 (69)",
-        ),
+        (lambda a, b, r: 52 if (a, b) == (2, 1) else 69 if 2 in (a, b) else 190, "node2 fab0 (69)"),
         (
             lambda a, b, r: 50 if 0 in (a, b) else 100,
             "the fabric as a whole: every pair is slow, e.g. 100 Mbit/s; node0 fab0 (50)",

@@ -231,8 +231,7 @@ def test_a_path_without_a_reading_is_not_measured(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("nics", "ranks", "left_out"),
-    [(3, 8, 2), (10, 8, 2), (4, 6, 3), (8, 16, 0), (32, 8, 0)],
+    ("nics", "ranks", "left_out"), [(3, 8, 2), (10, 8, 2), (4, 6, 3), (8, 16, 0), (32, 8, 0)]
 )
 def test_nics_that_ranks_cannot_cover_are_not_measured(
     monkeypatch: pytest.MonkeyPatch, nics: int, ranks: int, left_out: int

@@ -455,9 +455,7 @@ def test_a_device_without_affinity_has_no_near_cpus(tmp_path: Path) -> None:
     assert "does not know the NUMA node of mlx5_9" in placed.unknown
 
 
-def test_a_device_beside_memory_without_cpus_is_near_the_next_cpus(
-    tmp_path: Path,
-) -> None:
+def test_a_device_beside_memory_without_cpus_is_near_the_next_cpus(tmp_path: Path) -> None:
     _machine(tmp_path, {0: "0-3", 1: "4", 2: "5-7", 3: ""}, 3)
     for one, row in enumerate(("10 20 20 40", "20 10 20 40", "20 20 10 15", "40 40 15 10")):
         Tree(tmp_path).write(f"sys/devices/system/node/node{one}/distance", row)
