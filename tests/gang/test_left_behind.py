@@ -126,16 +126,11 @@ def test_an_engine_names_all_that_it_may_leave(monkeypatch: pytest.MonkeyPatch) 
         commands.extend([shlex.split(show), shlex.split(end)])
         return Cleanup()
 
-    for name, value in {
-        "Api": Api,
-        "QueueCleanup": started,
-        "Streams": lambda *_: None,
-        "admitted": lambda *_: {},
-        "api_version": lambda *_: "v1",
-        "check_logs": lambda _: None,
-        "pod_template": lambda _: {},
-    }.items():
-        monkeypatch.setattr(engine_module, name, value)
+    monkeypatch.setattr(engine_module, "Api", Api)
+    monkeypatch.setattr(engine_module, "QueueCleanup", started)
+    monkeypatch.setattr(engine_module, "api_version", lambda *_: "v1")
+    for name in ("Streams", "admitted", "check_logs", "pod_template"):
+        monkeypatch.setattr(engine_module, name, lambda *_: {})
     monkeypatch.setattr(Api, "namespace", "team", raising=False)
     monkeypatch.setattr(Api, "owners", lambda _: [], raising=False)
     scheduler: Any = SimpleNamespace(engine="jobset", namespace="team")

@@ -25,37 +25,27 @@ QUEUE = {"kueue.x-k8s.io/queue-name": "q"}
 
 def test_a_job_keeps_pod_fields_and_queue_labels() -> None:
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    rule = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rule}}
     pod = {**POD, "hostNetwork": True, "affinity": affinity, "restartPolicy": "OnFailure"}
-    spec: dict[str, Any] = {
-        "backoffLimit": 3,
-        "suspend": True,
-        "completions": 9,
-        "template": {"spec": pod},
-    }
+    spec: dict[str, Any] = {"backoffLimit": 3, "suspend": True, "completions": 9}
+    spec["template"] = {"spec": pod}
     metadata = {"name": "mine", "labels": QUEUE}
     given = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     made, container = job_manifest(given, "j-0", OWNER, ["n1", "n2"], ["run"])
     assert container == "main"
-    assert made["metadata"] == {
-        "name": "j-0",
-        "labels": {**QUEUE, JOB_LABEL: "j-0"},
-        "ownerReferences": [OWNER],
-    }
+    labels = {**QUEUE, JOB_LABEL: "j-0"}
+    assert made["metadata"] == {"name": "j-0", "labels": labels, "ownerReferences": [OWNER]}
     assert "backoffLimit" not in made["spec"]
     asked = {key: made["spec"][key] for key in ("suspend", "completions", "parallelism")}
     assert asked == {"suspend": True, "completions": 2, "parallelism": 2}
     found = made["spec"]["template"]["spec"]
     assert (found["hostNetwork"], found["restartPolicy"]) == (True, "Never")
     assert found["containers"] == [{"name": "main", "image": "i", "command": ["run"]}]
-    [*placed] = found["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
-    assert [(t["matchExpressions"], t["matchFields"][0]["values"]) for t in placed] == [
-        ([zone], ["n1"]),
-        ([zone], ["n2"]),
-    ]
+    required = found["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = required["nodeSelectorTerms"]
+    placed = [(term["matchExpressions"], term["matchFields"][0]["values"]) for term in terms]
+    assert placed == [([zone], ["n1"]), ([zone], ["n2"])]
     assert pod["restartPolicy"] == "OnFailure"
 
 
@@ -120,9 +110,8 @@ def test_a_pytorchjobs_container_keeps_the_annotation_that_names_it() -> None:
     name = "kubectl.kubernetes.io/default-container"
     two = {"containers": [{"name": "proxy"}, {"name": "train"}]}
     given = {"kind": "Pod", "metadata": {"annotations": {name: "train"}}, "spec": two}
-    made, container = job_manifest(
-        of_engine(given, "pytorchjob", None), "j", OWNER, ["n1"], ["run"]
-    )
+    template = of_engine(given, "pytorchjob", None)
+    made, container = job_manifest(template, "j", OWNER, ["n1"], ["run"])
     containers = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     assert container == "pytorch"
     assert containers == [{"name": "proxy"}, {"name": "pytorch", "command": ["run"]}]

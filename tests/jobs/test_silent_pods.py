@@ -22,15 +22,13 @@ SOON_S = 10.0
 
 @pytest.fixture(autouse=True)
 def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module, limit in (
-        (pod_start, "REFUSED_S"),
-        (pod_start, "_ORDERED_S"),
-        (pod_start, "_ENDED_S"),
-        (job_pods, "_OVER_S"),
-        (job_pods, "_PRINTED_S"),
-        (in_pod, "LINGER_S"),
+    for module, limits in (
+        (pod_start, ("REFUSED_S", "_ORDERED_S", "_ENDED_S")),
+        (job_pods, ("_OVER_S", "_PRINTED_S")),
+        (in_pod, ("LINGER_S",)),
     ):
-        monkeypatch.setattr(module, limit, 0.2)
+        for limit in limits:
+            monkeypatch.setattr(module, limit, 0.2)
     began = time.monotonic()
     yield
     assert time.monotonic() - began < SOON_S

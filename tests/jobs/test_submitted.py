@@ -20,33 +20,23 @@ COMPLETED = JobState(7, "x", "COMPLETED", nodes=NODES, restarts=0)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> SubmittedJob:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubmittedJob:
     """A job that was observed running, with a queue that the test fills."""
-    made = SubmittedJob.__new__(SubmittedJob)
-    parts: dict[str, Any] = {
-        "_events": [],
-        "_requeue": 0,
-        "_noted": set(),
-        "_result": None,
-        "_looked_at": -10.0,
-        "_preempted": False,
-        "_job": Job(["t.py"]),
-        "_history": JobHistory(1, NODES, 0),
-        "_read": files.JobFiles(tmp_path),
-        "_losses": SimpleNamespace(look=lambda _: {}, lost=()),
-        "_queued": SimpleNamespace(answers=lambda: True, number=7, state=COMPLETED),
-        "_missing_since": None,
-    }
-    for name, value in parts.items():
-        setattr(made, name, value)
-    return made
-
-
-def test_status_files_may_arrive_late(
-    job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm reports the end of all tasks before their files are visible."""
     monkeypatch.setattr(submitted, "LOOK_S", 0.0)
+    made: Any = SubmittedJob.__new__(SubmittedJob)
+    made._events, made._noted, made._requeue, made._preempted = [], set(), 0, False
+    made._result = made._missing_since = None
+    made._looked_at = -10.0
+    made._job, made._history = Job(["t.py"]), JobHistory(1, NODES, 0)
+    made._read = files.JobFiles(tmp_path)
+    made._losses = SimpleNamespace(look=lambda _: {}, lost=())
+    made._queued = SimpleNamespace(answers=lambda: True, number=7, state=COMPLETED)
+    found: SubmittedJob = made
+    return found
+
+
+def test_status_files_may_arrive_late(job: SubmittedJob, tmp_path: Path) -> None:
+    """Slurm reports the end of all tasks before their files are visible."""
     files.write_status(tmp_path, "node0", 0, WELL)
     assert job.poll() is None
     assert job.poll() is None
@@ -60,7 +50,6 @@ def test_status_files_may_arrive_late(
 def test_a_status_file_that_never_arrives(
     job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitted, "LOOK_S", 0.0)
     monkeypatch.setattr(files, "NFS_DELAY_S", 0.0)
     files.write_status(tmp_path, "node0", 0, WELL)
     result = job.poll()

@@ -18,16 +18,12 @@ BASE_S = 40e-6
 
 def _of(nodes: int, slow: dict[int, float], seed: int = 1) -> Latencies:
     """Healthy times of 40 µs ± 20 %, and of these nodes' pairs so many times as long."""
-    random.seed(seed)
-    return Latencies(
-        8,
-        3,
-        20e-6,
-        {
-            (a, b): BASE_S * random.uniform(0.8, 1.2) * max(slow.get(a, 1), slow.get(b, 1))
-            for a, b in combinations(range(nodes), 2)
-        },
-    )
+    chance = random.Random(seed)
+    by_pair = {
+        (a, b): BASE_S * chance.uniform(0.8, 1.2) * max(slow.get(a, 1), slow.get(b, 1))
+        for a, b in combinations(range(nodes), 2)
+    }
+    return Latencies(8, 3, 20e-6, by_pair)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 16, 64])

@@ -18,7 +18,6 @@ TESTS = """
 
     FAULTS = {  # name: (node or two, way or nothing, Mbit/s), undone by the line rate
         "rx": [("node3", "rx", 70)],
-        "path": [(("node1", "node3"), 60)],
         "pair": [(("node1", "node3"), 60), (("node3", "node1"), 60)],
         "two nodes": [("node0", "both", 90), ("node3", "tx", 60)],
         "node and path": [("node0", "both", 90), (("node2", "node1"), 60)],
@@ -101,7 +100,6 @@ def test_a_healthy_rack_has_no_culprit(reports: Reports) -> None:
             "rx",
             r"node3 fab0 rx \(RATE, alone with node0 or node1( or node2)?; other nodes \d\d\d\)",
         ),
-        ("path", r"the path node1→node3 \(RATE\): both nodes are fast with others"),
         ("pair", r"the path node1↔node3 \(RATE\): both nodes are fast with others"),
         (
             "two nodes",
