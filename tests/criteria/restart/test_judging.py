@@ -255,6 +255,11 @@ def test_an_incomplete_checkpoint_is_not_lost() -> None:
     assert verdicts(KILLED + resumed(5), listing=listing) == {}
 
 
+def test_the_largest_difference_of_losses_is_relative_to_the_larger_one() -> None:
+    found = verdicts(KILLED + resumed(change=only(StepRecord, 9, loss=1.0)))[LOSSES]
+    assert "by 0.74 at most, relative" in found.note  # 3.875 in step 9
+
+
 def test_time_from_the_kill_to_the_first_new_step_has_a_bound() -> None:
     [(name, figure)] = verdicts(KILLED + resumed(began=1100.0)).items()
     assert (name, figure.value) == (TIME, 90.5)
