@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -102,14 +101,3 @@ class Controller:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(30)
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)  # its input stays open, so that only the signal ends it
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-
-def hidden(directory: Path) -> list[str]:
-    return [path.name for path in directory.iterdir() if "mnode-" in path.name]

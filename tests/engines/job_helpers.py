@@ -8,12 +8,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-QUICK = str(Path(__file__).parents[1] / "jobs" / "quick")
-"""A replacement of torchrun that starts quickly."""
+from tests.inner import InnerRun, write_files
+from tests.jobs.ranks import RANK
+
+_TESTS = Path(__file__).parents[1]
+_CONSTANTS = {
+    "RANK": RANK,
+    "JOBS": str(_TESTS.parent / "fixtures" / "jobs"),
+    "QUICK": str(_TESTS / "jobs" / "quick"),  # in place of torchrun
+}
+_CONSTANT_LINES = "".join(f"{name} = {value!r}\n" for name, value in _CONSTANTS.items())
 JOB_HELPERS = """
-    import time
+    import os, signal, subprocess, time
+    from pathlib import Path
     import pytest
     from pytest_mnode import Job
+    from pytest_mnode.criteria.launching.contract import leaked
+    from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
+    from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
+    from pytest_mnode.criteria.launching.starting import path_of, start
+    from pytest_mnode.errors import TimeLimitError
+
+    class Promise:
+        within_s = 90.0
+
+    def judge(cluster, measure, started, nodes):
+        measure.record(judged_start(started, Promise(), "criteria.launch"))
+        addresses = {node: cluster.address(node) for node in cluster.nodes}
+        measure.record(judged_place(started, nodes, addresses))
+
+    def plain(nodes, *command):
+        page = {"name": "a", "nodes": nodes, "accelerators_per_node": 0, "style": "plain"}
+        return LaunchJob.model_validate(page | {"command": command}).placed(nodes, 0)
 
     def quick(argv, **fields):
         # Its torchrun is a stand-in that starts in a moment.
@@ -65,3 +91,15 @@ PREEMPTED = """
         assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 0
         assert (job.events[-1].what, job.events[-1].detail) == ("ended", "status 1")
 """
+
+
+def write(directory: Path, tests: str) -> None:
+    """Write a test_it.py that begins with JOB_HELPERS."""
+    write_files(directory, test_it=tests)
+    path = directory / "test_it.py"
+    path.write_text(_CONSTANT_LINES + path.read_text())
+
+
+def assert_passed(run: InnerRun, tests: int) -> None:
+    """All tests of a run passed, which are so many."""
+    assert list(run.outcomes().values()) == ["passed"] * tests, run.output

@@ -6,41 +6,20 @@ The run holds one CPU of each of its nodes, so that a job fits beside it.
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
-import pytest
-
 from tests.engines.inside import run_pytest, running_pytest, spec_for
-from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, QUICK
+from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, assert_passed, write
 from tests.engines.slurm import SlurmOnRack
-from tests.inner import InnerRun, write_files
-from tests.jobs.ranks import RANK
 
 SHARED = "--mnode-slurm-args=--exclusive=user --ntasks-per-node=1 --cpus-per-task=1 --time=10"
-ROOT = Path(__file__).parents[2]
-CONSTANTS = {
-    "RANK": RANK,
-    "JOBS": str(ROOT / "fixtures" / "jobs"),
-    "QUICK": QUICK,
-}
-
 HELPERS = (
     JOB_HELPERS
     + """
-    import signal, subprocess
-    from pathlib import Path
-    import pytest
-    from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
-    from pytest_mnode.criteria.launching.starting import path_of
-    from pytest_mnode.criteria.launching.starting import start
-    from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
     from pytest_mnode.jobs.slurm import sbatch
     from pytest_mnode.jobs.slurm.submitted import SubmittedJob
     from pytest_mnode.criteria.launching import sbatch as sbatch_path
-    from pytest_mnode.criteria.launching.contract import leaked
     from pytest_mnode.criteria.launching.paths import NotSubmittedError
-    from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
     from pytest_mnode.launchers.slurm import Slurm
 
     @pytest.fixture
@@ -50,10 +29,6 @@ HELPERS = (
     def started(job):
         assert Slurm().job(job.number).restarts == job.requeue
         return {(node, pid) for node in job.nodes for pid in job.pids(node)}
-
-    def plain(nodes, *command):
-        page = {"name": "a", "nodes": nodes, "accelerators_per_node": 0, "style": "plain"}
-        return LaunchJob.model_validate(page | {"command": command}).placed(nodes, 0)
 
     CONTRACT = ("python", f"{JOBS}/contract.py", "--meet=none")
 
@@ -116,8 +91,8 @@ TESTS = (
         (tmp_path / "done").touch()
         assert job.wait(40).ok and queued() == []
 
-    @pytest.mark.parametrize("style", ["torchrun", "deepspeed", "megatron"])
-    def test_every_style_by_sbatch(cluster, style, measure):
+    @pytest.mark.parametrize("style", ["torchrun", "megatron"])
+    def test_job_files_by_sbatch(cluster, style, measure):
         wanted = read_job(Path(JOBS) / f"{style}.yaml")
         wanted = wanted.model_copy(update={"ranks_per_node": 1}).placed(2, 0)
         if style == "megatron":
@@ -132,13 +107,8 @@ TESTS = (
         assert started.outcome.codes == dict.fromkeys(sorted(nodes), 0), started.text()
         assert [r.rank for r in started.outcome.reports] == [0, 1]
         assert all(r.met is not None and r.met.size == 2 for r in started.outcome.reports)
-        measure.record(judged_start(started, Promise(), "criteria.launch"))
-        addresses = {node: cluster.address(node) for node in cluster.nodes}
-        measure.record(judged_place(started, nodes, addresses))
+        judge(cluster, measure, started, nodes)
         assert queued() == []
-
-    class Promise:
-        within_s = 90.0
 
     def test_a_site_that_hands_on_everything_is_found_out(cluster, monkeypatch):
         monkeypatch.setenv("SBATCH_EXPORT", "ALL")  # it wins over the script's own option
@@ -178,35 +148,21 @@ TESTS = (
 )
 
 
-def write(directory: Path, tests: str) -> None:
-    write_files(directory, test_it=tests)
-    path = directory / "test_it.py"
-    constants = "".join(f"{name} = {value!r}\n" for name, value in CONSTANTS.items())
-    path.write_text(constants + path.read_text())
-
-
 STEPS = (
     HELPERS
     + """
-    class Promise:
-        within_s = 90.0
-
-    @pytest.mark.parametrize("style", ["torchrun", "deepspeed", "megatron"])
-    def test_a_script_that_would_never_start_runs_in_the_allocation(cluster, style, measure):
-        wanted = read_job(Path(JOBS) / f"{style}.yaml").placed(2, 0)
-        if style == "torchrun":
-            wanted = wanted.model_copy(update={"ranks_per_node": 1}).placed(2, 0)
-        path, nodes = path_of(cluster), ["node2", "node1"]
-        started = start(path, wanted, nodes, style, 90)
+    # Job files of the other styles run so in test_whole.py.
+    def test_a_script_that_would_never_start_runs_in_the_allocation(cluster, measure):
+        wanted = read_job(Path(JOBS) / "deepspeed.yaml").placed(2, 0)
+        nodes = ["node2", "node1"]
+        started = start(path_of(cluster), wanted, nodes, "deepspeed", 90)
         print(started.text())
         note = started.submitted.notes[0]
         begin = f"srun started it as a step of allocation {cluster.allocation}: allocation "
         assert note.startswith(begin), note
         assert started.submitted.nodes == ("node1", "node2")  # Slurm's order
         assert started.outcome.codes == {"node1": 0, "node2": 0}, started.text()
-        measure.record(judged_start(started, Promise(), "criteria.launch"))
-        addresses = {node: cluster.address(node) for node in cluster.nodes}
-        measure.record(judged_place(started, nodes, addresses))
+        judge(cluster, measure, started, nodes)
         assert queued() == []
 
     def test_variables_that_reach_a_step_are_found_out(cluster, monkeypatch):
@@ -227,28 +183,12 @@ STEPS = (
 )
 
 
-@pytest.fixture(scope="module")
-def run(slurm_on_rack: SlurmOnRack, tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    directory = tmp_path_factory.mktemp("jobs")
-    write(directory, TESTS)
-    spec = spec_for(slurm_on_rack, directory, "jobs on slurm")
+def test_jobs_of_a_run_that_leaves_them_room(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    write(tmp_path, TESTS)
+    spec = spec_for(slurm, tmp_path, "jobs on slurm")
     args = ("--mnode-launcher=slurm", "--mnode-nodes=3", SHARED, spec, "--durations=12")
-    try:
-        return run_pytest(slurm_on_rack, directory, *args, "test_it.py", limit_s=420)
-    finally:
-        slurm_on_rack.clear()
-
-
-NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
-CASES = [
-    *(name for name in NAMES if name != "test_every_style_by_sbatch"),
-    *(f"test_every_style_by_sbatch[{style}]" for style in ("torchrun", "deepspeed", "megatron")),
-]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_inner_test_passed(run: InnerRun, name: str) -> None:
-    assert run.outcomes().get(name) == "passed", run.output
+    run = run_pytest(slurm, tmp_path, *args, "test_it.py", limit_s=420)
+    assert_passed(run, 12)
 
 
 def test_scripts_run_as_steps_of_a_run_that_holds_whole_nodes(
@@ -257,10 +197,7 @@ def test_scripts_run_as_steps_of_a_run_that_holds_whole_nodes(
     write(tmp_path, STEPS)
     spec = spec_for(slurm, tmp_path, "steps on slurm")
     args = ("--mnode-launcher=slurm", "--mnode-nodes=3", spec, "--durations=12")
-    run = run_pytest(slurm, tmp_path, *args, "test_it.py", limit_s=300)
-    assert run.returncode == 0, run.output
-    assert set(run.outcomes().values()) == {"passed"}
-    assert len(run.outcomes()) == 5
+    assert_passed(run_pytest(slurm, tmp_path, *args, "test_it.py", limit_s=300), 3)
 
 
 WAITS = (
@@ -275,18 +212,17 @@ WAITS = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_ended_controller_leaves_no_job(
-    slurm: SlurmOnRack, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_killed_controller_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
     write(tmp_path, WAITS)
     args = ("--mnode-launcher=slurm", "--mnode-nodes=2", SHARED)
     spec = spec_for(slurm, tmp_path, "x")
     with running_pytest(slurm, tmp_path, *args, spec, "test_it.py") as inner:
         slurm.await_that((tmp_path / "started").exists, 90, "the job runs")
         assert len(slurm.queue()) == 2
-        inner.send_signal(number)
+        inner.send_signal(signal.SIGKILL)
         slurm.await_that(lambda: not slurm.queue(), 40, "nothing of it is queued")
         slurm.await_idle(20)
-        time.sleep(1)
-        assert slurm.run("pgrep", "-f", "rank.py", on="node0", check=False).stdout == ""
+        rank = ["pgrep", "-f", "rank.py"]
+        slurm.await_that(
+            lambda: slurm.run(*rank, on="node0", check=False).stdout == "", 10, "no rank is left"
+        )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from tests.acceptance.certified import ACCEPTANCE
-from tests.engines.inside import page_for, run_pytest, spec_for
+from tests.acceptance.certified import ACCEPTANCE, certificate_of, promised
+from tests.engines.inside import run_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
 from tests.engines.test_jobs import SHARED
 
@@ -17,9 +15,9 @@ KILL = "test_a_killed_job_comes_back_and_loses_nothing"
 def test_slurm_requeues_preempted_jobs_and_jobs_that_lost_a_node(
     slurm: SlurmOnRack, tmp_path: Path
 ) -> None:
-    promised = page_for(slurm, "x")["criteria"]["restart"]
-    kills = ["preemption", "node"]
-    restart = promised | {"kills": kills, "within": "120 s", "pause": "0.3 s"}
+    requeued = {"preemption": "preempted", "node": "node1 is gone"}
+    changes = {"kills": list(requeued), "within": "120 s", "pause": "0.3 s"}
+    restart = promised("restart") | changes
     spec = spec_for(slurm, tmp_path, "jobs are submitted", criteria={"restart": restart})
     slurm.set_down_after(5)
     run = run_pytest(
@@ -33,13 +31,10 @@ def test_slurm_requeues_preempted_jobs_and_jobs_that_lost_a_node(
         str(ACCEPTANCE / "test_restart.py"),
         limit_s=420,
     )
-    certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
-    [criterion] = [c for c in certificate["criteria"] if c["name"] == "restart"]
-    cases: dict[str, dict[str, Any]] = {c["test"].partition("::")[2]: c for c in criterion["cases"]}
-    for kill in kills:
+    cases = certificate_of(run, tmp_path / "report").cases("restart")
+    for kill, why in requeued.items():
         case = cases[f"{KILL}[{kill}]"]
         assert case["verdict"] == "pass", run.output
-        why = "preempted" if kill == "preemption" else "node1 is gone"
         notes = [m["note"] for m in case["measurements"]]
         assert any(f"requeued: {why}; on node0" in note for note in notes), notes
     assert "submitted: job " in run.output, run.output

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.engines.controller import PROGRAM, Controller, hidden
+from tests.engines.controller import PROGRAM, Controller
 from tests.engines.slurm import SlurmOnRack, need_slurm
 
 
 def test_a_surrounding_allocation_is_used_and_left_alone(
     slurm: SlurmOnRack, tmp_path: Path
 ) -> None:
-    controller = Controller(
-        slurm, tmp_path, 2, ([], ["salloc", "--nodelist=node[0-2]", "--exclusive"])
-    )
+    salloc = ["salloc", "--nodelist=node[0-2]", "--exclusive"]
+    controller = Controller(slurm, tmp_path, 2, ([], salloc))
     assert controller.report["held"] is False
     assert [node[0] for node in controller.report["nodes"]] == ["node0", "node1"]
     [job] = slurm.queue()
@@ -41,22 +39,18 @@ INSIDE = ["salloc", "--nodelist=node[0-1]", "--exclusive", "--quiet"]
          "UsageError: --mnode-slurm-args=-pgpu: this run is inside allocation {job}"),
         (2, (["--partition=gpu"], []), "ClusterError: slurm: 2 nodes not allocated: "),
         (2, (["--no-shell"], []), "UsageError: --mnode-slurm-args: --no-shell: "),
+        (1, ([], ["salloc", "--quiet", "--nodelist=node0", ":", "--nodelist=node1"]),
+         "is a heterogeneous job of 2 components (group 0: node0; group 1: node1), and a run"),
     ],
-    ids=["too few", "arguments inside", "no such partition", "no shell"],
+    ids=["too few", "arguments inside", "no such partition", "no shell", "components"],
 )  # fmt: skip
 def test_an_impossible_request_is_one_line(
-    slurm: SlurmOnRack,
-    tmp_path: Path,
-    nodes: int,
-    words: tuple[list[str], list[str]],
-    message: str,
+    slurm: SlurmOnRack, tmp_path: Path, nodes: int, words: tuple[list[str], list[str]], message: str
 ) -> None:
     controller = Controller(slurm, tmp_path, nodes, words)
     controller.close()
-    assert (
-        message.replace("{job}", str(max(j.job_id for j in slurm.jobs())))
-        in controller.report["error"]
-    )
+    job = max(job.job_id for job in slurm.jobs())
+    assert message.replace("{job}", str(job)) in controller.report["error"]
     assert "\n" not in controller.report["error"]
     assert slurm.queue() == []
 
@@ -74,25 +68,6 @@ def test_nodes_that_are_down_are_named_and_not_waited_for(
     assert slurm.queue() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_ended_controller_leaves_nothing(
-    slurm: SlurmOnRack, tmp_path: Path, number: signal.Signals
-) -> None:
-    controller = Controller(slurm, tmp_path, 2, (["--nodelist=node[0-1]"], []))
-    left = tmp_path / "left"
-    script = f"echo $$ >{left}; sleep 300 & sleep 300"
-    assert controller(
-        f'subprocess.Popen(launcher.commands(launcher.nodes[:1], ["sh", "-c", {script!r}])[0]).pid'
-    )
-    slurm.await_that(left.exists, 10, "the command runs")
-    controller.kill(number)
-    slurm.await_that(lambda: not slurm.queue(), 20, "the allocation is given back")
-    slurm.await_that(lambda: hidden(tmp_path) == [], 20, f"removed: {hidden(tmp_path)}")
-    ended = slurm.run("sh", "-c", "pgrep -x sleep", on="node0", check=False)
-    assert ended.stdout == ""
-    slurm.await_idle(10)
-
-
 def test_a_pending_request_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> None:
     busy = slurm.start(
         "srun", "--nodes=4", "--exclusive", "sleep", "300", stderr=subprocess.DEVNULL
@@ -107,14 +82,6 @@ def test_a_pending_request_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> N
     busy.kill()
     waiting.communicate()
     busy.wait()
-
-
-def test_components_of_a_heterogeneous_job_are_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    inside = ["salloc", "--quiet", "--nodelist=node0", ":", "--nodelist=node1"]
-    controller = Controller(slurm, tmp_path, 1, ([], inside))
-    controller.close()
-    shown = "is a heterogeneous job of 2 components (group 0: node0; group 1: node1), and a run"
-    assert shown in controller.report["error"]
 
 
 def test_steps_of_an_exclusive_allocation_have_its_gpus(tmp_path: Path) -> None:

@@ -69,18 +69,6 @@ def test_lost_nodes_are_down(slurm: SlurmOnRack) -> None:
     assert not slurm.nodes()["node0"].lost
 
 
-def test_a_closed_slurm_leaves_nothing() -> None:
-    with SlurmOnRack(2) as slurm:
-        directory = slurm.directory
-        slurm.run("srun", "--nodes=2", "true")
-        left = slurm.start("srun", "--nodes=2", "sleep", "300", stderr=subprocess.DEVNULL)
-        slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "a job runs")
-        assert {"slurmctld", "slurmd", "munged", "srun"} <= set(of_it(directory))
-    left.wait(10)
-    assert not directory.exists()
-    assert of_it(directory) == []
-
-
 def of_it(directory: str | Path) -> list[str]:
     """Processes of the Slurm with this directory, on any of its nodes."""
     found = []

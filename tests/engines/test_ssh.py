@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import sys
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.engines.busy import Busy
-from tests.engines.debugged import debug
 from tests.engines.inside import COVERAGE, lines_run, run_pytest, spec_for
 from tests.engines.ssh import SshOnRack
 from tests.inner import InnerRun, released_plugins, write_files
@@ -114,16 +114,10 @@ def test_every_unusable_host_has_a_line(ssh: SshOnRack, tmp_path: Path) -> None:
     before = ssh.env
     ssh.env = dict.fromkeys(before, f"ssh -F {config}")
     try:
-        run = run_pytest(
-            ssh,
-            tmp_path,
-            "--mnode-launcher=ssh",
-            f"--mnode-nodes={len(hosts)}",
-            ssh.hostfile(tmp_path, "\n".join(hosts)),
-            f"--mnode-python={python}",
-            spec_for(ssh, tmp_path, "ssh", nodes=len(hosts)),
-            "test_it.py",
-        )
+        spec = spec_for(ssh, tmp_path, "ssh", nodes=len(hosts))
+        nodes = (f"--mnode-nodes={len(hosts)}", ssh.hostfile(tmp_path, "\n".join(hosts)))
+        args = ("--mnode-launcher=ssh", f"--mnode-python={python}", *nodes, spec, "test_it.py")
+        run = run_pytest(ssh, tmp_path, *args)
     finally:
         ssh.env = before
     assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
@@ -132,15 +126,16 @@ def test_every_unusable_host_has_a_line(ssh: SshOnRack, tmp_path: Path) -> None:
     assert reported[0] == "ssh: 7 of 8 nodes cannot be used:", run.output
     lines = {line.split(":")[0].strip(): line for line in reported[1:]}
     assert set(lines) == set(hosts[1:])
-    assert "Python did not start on the node (status 127" in lines["node1"]
-    assert "--mnode-python" in lines["node1"]
-    assert "pytest_mnode cannot be imported by" in lines["node2"]
-    assert "No module named 'pytest_mnode'" in lines["node2"]
-    assert f"pytest-mnode 0.0.1 in {old}, but " in lines["node3"]
-    assert "Permission denied (publickey)" in lines["stranger"]
-    assert "Connection refused" in lines["closed"]
-    assert "No route to host" in lines["nowhere"] or "timed out" in lines["nowhere"]
-    assert "Host key verification failed" in lines["imposter"]
+    for host, why in {
+        "node1": r"Python did not start on the node \(status 127.*--mnode-python",
+        "node2": r"pytest_mnode cannot be imported by .*No module named 'pytest_mnode'",
+        "node3": rf"pytest-mnode 0\.0\.1 in {old}, but ",
+        "stranger": r"Permission denied \(publickey\)",
+        "closed": "Connection refused",
+        "nowhere": "No route to host|timed out",
+        "imposter": "Host key verification failed",
+    }.items():
+        assert re.search(why, lines[host]), lines[host]
 
 
 def test_nodes_without_shared_files_keep_no_files(ssh: SshOnRack, tmp_path: Path) -> None:
@@ -154,18 +149,12 @@ def test_nodes_without_shared_files_keep_no_files(ssh: SshOnRack, tmp_path: Path
     for node in ssh.names[:2]:
         mounted = ssh.run("mount", "-t", "tmpfs", "none", str(temporary), on=node)
         assert mounted.returncode == 0, mounted.stderr
+    unwritable = ("--rootdir=/sys", "-p", "no:cacheprovider")
+    nodes = ("--mnode-nodes=2", ssh.hostfile(tmp_path, "node[0-1] slots=1"))
     run = run_pytest(
         ssh,
         tmp_path,
-        "--mnode-nodes=2",
-        ssh.hostfile(tmp_path, "node[0-1] slots=1"),
-        spec_for(ssh, tmp_path, "ssh"),
-        *(
-            "--mnode-env=TMPDIR",
-            "--rootdir=/sys",
-            "-p",
-            "no:cacheprovider",
-        ),  # a directory that is not writable
+        *(*nodes, spec_for(ssh, tmp_path, "ssh"), "--mnode-env=TMPDIR", *unwritable),
         *(*COVERAGE, str(tmp_path / "test_it.py")),
         env={"TMPDIR": str(temporary), "PYTHONPATH": str(released_plugins())},
     )
@@ -226,11 +215,10 @@ def test_a_dead_agent_is_replaced_and_a_closed_connection_reopened(
     assert busy.program.returncode == pytest.ExitCode.TESTS_FAILED, output
     assert "node node1 is lost: the connection was lost" in output
     assert "node node1 is lost: its agent " in output
-    outcomes = InnerRun(0, output, busy.directory / "junit.xml").outcomes()
-    assert outcomes["test_agent_dies"] == "failure", output
-    assert outcomes["test_after_agent"] == "passed", output
-    assert outcomes["test_long"] == "failure", output
-    assert outcomes["test_after"] == "passed", output
+    assert InnerRun(0, output, busy.directory / "junit.xml").outcomes() == {
+        **dict.fromkeys(("test_agent_dies", "test_long"), "failure"),
+        **dict.fromkeys(("test_after_agent", "test_after"), "passed"),
+    }, output
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 
 
@@ -238,8 +226,3 @@ def test_the_connections_fixture_reads_no_files_of_the_user(ssh: SshOnRack) -> N
     done = ssh.run("sh", "-c", f"ssh -F {ssh.config} -v node0 hostname 2>&1")
     assert "node0" in done.stdout
     assert str(Path.home() / ".ssh") not in done.stdout
-
-
-def test_a_rank_is_debugged_over_ssh(ssh: SshOnRack, tmp_path: Path) -> None:
-    hosts = ssh.hostfile(tmp_path, "node[0-1] slots=1")
-    debug(ssh, tmp_path, hosts, spec_for(ssh, tmp_path, "ssh"))

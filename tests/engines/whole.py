@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.acceptance.certified import ACCEPTANCE, Certified, certificate_of
 from tests.engines.inside import Engine, page_for, run_pytest
 
 
@@ -50,20 +49,11 @@ def certify_whole(
     path = directory / "spec.yaml"
     path.write_text(yaml.safe_dump(page, sort_keys=False))
     report = directory / "report"
+    given = ("--mnode-nodes=4", f"--mnode-spec={path}", f"--mnode-report={report}", *args)
     run = run_pytest(
-        engine,
-        directory,
-        "--mnode-nodes=4",
-        f"--mnode-spec={path}",
-        f"--mnode-report={report}",
-        "--durations=20",
-        *args,
-        str(ACCEPTANCE),
-        before=before,
-        limit_s=limit_s,
+        engine, directory, "--durations=20", *given, str(ACCEPTANCE), before=before, limit_s=limit_s
     )
-    assert (report / "certificate.json").exists(), run.output
-    return Certified(run, json.loads((report / "certificate.json").read_text()))
+    return certificate_of(run, report)
 
 
 def assert_certified(
@@ -81,6 +71,6 @@ def assert_certified(
         assert certificate["verdict"] == "certified", done.run.output
     assert certificate["run"]["launcher"] == launcher
     assert certificate["run"]["nodes"] == list(nodes)
-    lost = [c for c in done.criterion("restart")["cases"] if c["test"].endswith("[node]")]
-    assert [case["verdict"] for case in lost] == ["pass"], done.run.output
-    assert lost[0]["measurements"]
+    [lost] = [c for test, c in done.cases("restart").items() if test.endswith("[node]")]
+    assert lost["verdict"] == "pass", done.run.output
+    assert lost["measurements"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.acceptance.certified import ACCEPTANCE, Certified, certificate_of
 from tests.engines.inside import run_pytest
 from tests.machines import pages
 from tests.machines.bed import Machines
@@ -68,5 +67,4 @@ def certified(
         *(str(ACCEPTANCE / test) for test in tests),
         limit_s=LIMIT_S,
     )
-    assert (report / "certificate.json").exists(), run.output
-    return Certified(run, json.loads((report / "certificate.json").read_text()))
+    return certificate_of(run, report)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.machines.bed import Machines, need_machines
+from tests.waiting import until
 
 HOLDER = """
 import time
@@ -53,10 +51,10 @@ def test_a_killed_run_leaves_nothing() -> None:
         assert holder.stdout is not None
         directory = holder.stdout.readline().strip()
         assert directory
-        until(lambda: len(guests(directory)) == 2, "both guests run")
+        until(lambda: len(guests(directory)) == 2, "both guests run", LIMIT_S)
         holder.send_signal(signal.SIGKILL)
-    until(lambda: not guests(directory), "no guest runs")
-    until(lambda: not Path(directory).exists(), "the directory is gone")
+    until(lambda: not guests(directory), "no guest runs", LIMIT_S)
+    until(lambda: not Path(directory).exists(), "the directory is gone", LIMIT_S)
 
 
 def guests(directory: str) -> list[psutil.Process]:
@@ -66,11 +64,3 @@ def guests(directory: str) -> list[psutil.Process]:
         for process in psutil.process_iter(["name", "cmdline"])
         if process.info["name"].startswith("qemu") and directory in str(process.info["cmdline"])
     ]
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        if time.monotonic() > end:
-            pytest.fail(f"not within {LIMIT_S:g} s: {what}")
-        time.sleep(0.1)

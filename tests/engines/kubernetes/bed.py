@@ -308,7 +308,10 @@ def takes_pods(node: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[KubernetesOnRack]:
-    """One Kubernetes for all tests that use it."""
+    """One Kubernetes for all tests that use it, which leaves nothing."""
     need_kubernetes()
     with KubernetesOnRack() as bed:
+        groups = f"{GROUP_PREFIX}{bed.rack.daemon_pid}-*"
         yield bed
+    assert not bed.directory.exists()
+    assert [group for h in cgroups.hierarchies() for group in h.glob(groups)] == []

@@ -205,13 +205,12 @@ def jobset(bed: KubernetesOnRack) -> None:
 
 @pytest.fixture(scope="session")
 def kueue(bed: KubernetesOnRack) -> Kueue:
-    """A running Kueue with two queues."""
+    """A running Kueue with a queue as large as the cluster."""
     assert unavailable([KUEUE]) is None
     kueue = Kueue(bed)
     kueue.start()
-    kueue.queue("as-large-as-the-cluster", len(bed.names))
-    kueue.queue("larger", 2 * len(bed.names))
-    kueue.await_collected("larger")
+    kueue.queue("cluster", len(bed.names))
+    kueue.await_collected("cluster")
     return kueue
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.acceptance.certified import ACCEPTANCE, certificate_of
 from tests.engines.inside import run_pytest
 from tests.engines.kubernetes import programs
 from tests.engines.kubernetes.bed import KubernetesOnRack
@@ -102,7 +102,7 @@ def write_card(root: Path) -> Path:
 
 def preflight(
     bed: KubernetesOnRack, directory: Path, tests: Sequence[str], nodes: int, **container: Any
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Cases by test and node, of a run in pods that request one device each."""
     options = bed.launch(directory)
     template = directory / "pods.json"
@@ -129,18 +129,10 @@ def preflight(
     template.write_text(json.dumps(pod))
     (directory / "spec.yaml").write_text(PAGE)
     report = directory / "report"
-    run = run_pytest(
-        bed,
-        directory,
-        *options,
-        f"--mnode-nodes={nodes}",
-        f"--mnode-spec={directory / 'spec.yaml'}",
-        f"--mnode-report={report}",
-        *(f"{ACCEPTANCE / 'test_preflight.py'}::{test}" for test in tests),
-    )
-    assert (report / "certificate.json").exists(), run.output
-    done = Certified(run, json.loads((report / "certificate.json").read_text()))
-    return {c["test"].partition("::")[2]: c for c in done.criterion("preflight")["cases"]}
+    args = (f"--mnode-nodes={nodes}", f"--mnode-spec={directory}/spec.yaml")
+    chosen = [f"{ACCEPTANCE / 'test_preflight.py'}::{test}" for test in tests]
+    run = run_pytest(bed, directory, *options, *args, f"--mnode-report={report}", *chosen)
+    return certificate_of(run, report).cases("preflight")
 
 
 def culprits(cases: Mapping[str, Any]) -> dict[str, set[str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,24 +69,31 @@ FAULTS: dict[str, tuple[Callable[[KubernetesOnRack], None], Callable[[Kubernetes
     "power": (lambda bed: bed.power_off("node3"), lambda bed: bed.power_on("node3")),
     "api server": (lambda bed: bed.kill_daemon("apiserver"), lambda bed: bed.start_api_server()),
 }
-"""Faults with their expected reports, in this order."""
+"""Faults in this order."""
+FAILURES = {
+    "test_hangs[cable]": "node3 is lost: the connection was lost: no data for 6 s",
+    "test_hangs[deleted]": "node1 is lost: its pod was deleted",
+    "test_hangs[evicted]": "node2 is lost: its pod was disrupted: Eviction API: evicting",
+    "test_hangs[kubelet]": "node0 is lost: ",
+    "test_hangs[power]": "node3 is lost: the connection was lost: no data for 6 s",
+    "test_hangs[api server]": "the API server closed the exec stream",
+    "test_memory": "killed by SIGKILL by the kernel: out of memory",
+}
+"""What is reported of each."""
 
 
-@pytest.fixture(scope="module")
-def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerRun]:
-    """One run that meets all of the faults."""
-    directory = tmp_path_factory.mktemp("faults")
+def test_each_fault_is_named_and_the_run_goes_on(bed: KubernetesOnRack, tmp_path: Path) -> None:
     text = TESTS.replace("FAULTS", repr(list(FAULTS)))
-    write_files(directory, conftest=REPORTED, test_faults=text)
-    options = bed.launch(directory, hostNetwork=True)
-    manifest: Any = json.loads((directory / "pods.json").read_text())
+    write_files(tmp_path, conftest=REPORTED, test_faults=text)
+    options = bed.launch(tmp_path, hostNetwork=True)
+    manifest: Any = json.loads((tmp_path / "pods.json").read_text())
     manifest["spec"]["containers"][0]["resources"] = {"limits": {"memory": "1Gi"}}
-    (directory / "pods.json").write_text(json.dumps(manifest))
-    program = start_pytest(bed, directory, "-v", "--mnode-nodes=4", *options)
+    (tmp_path / "pods.json").write_text(json.dumps(manifest))
+    program = start_pytest(bed, tmp_path, "-v", "--mnode-nodes=4", *options)
 
     def reached(name: str, limit_s: float) -> None:
         end = time.monotonic() + limit_s
-        while not (directory / name).exists():
+        while not (tmp_path / name).exists():
             if program.poll() is not None or time.monotonic() > end:
                 program.terminate()
                 pytest.fail(f"no {name}:\n{program.communicate()[0]}")
@@ -102,27 +110,13 @@ def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> Iter
         output, _ = program.communicate(timeout=90)
     finally:
         program.kill()
-    yield InnerRun(program.returncode, output, directory / "junit.xml")
+    run = InnerRun(program.returncode, output, tmp_path / "junit.xml")
     bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 30, "no job, no pod")
-
-
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
-        ("test_hangs[deleted]", "node1 is lost: its pod was deleted"),
-        ("test_hangs[evicted]", "node2 is lost: its pod was disrupted: Eviction API: evicting"),
-        ("test_hangs[cable]", "node3 is lost: the connection was lost: no data for 6 s"),
-        ("test_hangs[kubelet]", "node0 is lost: "),
-        ("test_hangs[power]", "node3 is lost: the connection was lost: no data for 6 s"),
-        ("test_hangs[api server]", "the API server closed the exec stream"),
-        ("test_memory", "killed by SIGKILL by the kernel: out of memory"),
-    ],
-)
-def test_each_fault_is_named(run: InnerRun, test: str, message: str) -> None:
-    assert run.outcomes()[test] == "failure", run.output
-    [failure] = run.cases()[test].iter("failure")
-    assert message in str(failure.text), run.output
-
-
-def test_the_run_continues_after_each_fault(run: InnerRun) -> None:
+    failures = {
+        name: "".join(str(failure.text) for failure in case.iter("failure"))
+        for name, case in run.cases().items()
+    }
+    for test, message in FAILURES.items():
+        assert message in failures[test], run.output
+    assert set(failures) - set(FAILURES) == {"test_in_the_end"}
     assert run.outcomes()["test_in_the_end"] == "passed", run.output

@@ -17,17 +17,11 @@ from pytest_mnode.gang.kubernetes.kinds import KINDS
 from pytest_mnode.gang.kubernetes.kinds.plain import PodGang
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL
 from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
-from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.acceptance.certified import ACCEPTANCE, Certified, certificate_of
 from tests.engines.inside import page_for, run_pytest, running_pytest
 from tests.engines.kubernetes import preempted
 from tests.engines.kubernetes.bed import KubernetesOnRack
-from tests.engines.kubernetes.gang_engines import (
-    GPU,
-    Kueue,
-    add_priorities,
-    define,
-    give_gpus,
-)
+from tests.engines.kubernetes.gang_engines import GPU, add_priorities, define, give_gpus
 from tests.engines.kubernetes.programs import (
     COSCHEDULING,
     JOBSET,
@@ -35,9 +29,8 @@ from tests.engines.kubernetes.programs import (
     TRAINING_OPERATOR,
     VOLCANO,
 )
-from tests.engines.test_gang import FILLED, LOSS, OVERSIZE, RACE, cases
+from tests.engines.test_gang import FATE, FILLED, LOSS, OVERSIZE, PART, RACE
 
-PART = "longest time that a gang held a part of its nodes"
 NEEDS = {
     "volcano": [VOLCANO],
     "coscheduling": [COSCHEDULING],
@@ -93,30 +86,20 @@ def arguments(
 
 
 def certify(
-    bed: KubernetesOnRack,
-    directory: Path,
-    scheduler: dict[str, Any],
-    *tests: str,
-    **promised: Any,
-) -> tuple[Certified, dict[str, Any]]:
-    """Measurements of acceptance/test_gang.py, or of some of its tests, by test."""
+    bed: KubernetesOnRack, directory: Path, scheduler: dict[str, Any], *tests: str, **promised: Any
+) -> Certified:
+    """Run acceptance/test_gang.py, or some of its tests."""
     chosen = ["-k", " or ".join(tests)] if tests else []
     args = arguments(bed, directory, scheduler, **promised)
     run = run_pytest(bed, directory, *args, *chosen, limit_s=250)
-    certificate = directory / "report" / "certificate.json"
-    assert certificate.exists(), run.output
-    done = Certified(run, json.loads(certificate.read_text()))
-    return done, cases(done)
+    return certificate_of(run, directory / "report")
 
 
 @pytest.mark.parametrize(
     ("scheduler", "waiting"),
     [
         ({"engine": "native"}, "minCount (3) cannot be satisfied"),
-        (
-            {"engine": "kueue", "queue": "as-large-as-the-cluster"},
-            f"insufficient unused quota for {GPU}",
-        ),
+        ({"engine": "kueue", "queue": "cluster"}, f"insufficient unused quota for {GPU}"),
         ({"engine": "volcano"}, "Pending"),
     ],
     ids=["native", "kueue", "volcano"],
@@ -130,51 +113,40 @@ def test_gang_schedulers_keep_gangs_whole(
 ) -> None:
     if scheduler["engine"] != "native":
         request.getfixturevalue(scheduler["engine"])
-    done, found = certify(bed, tmp_path, scheduler)
+    done = certify(bed, tmp_path, scheduler)
     output = done.run.output
-    assert {name: found[name][0] for name in (FILLED, RACE, OVERSIZE)} == dict.fromkeys(
-        (FILLED, RACE, OVERSIZE), "pass"
-    ), output
+    for test in (FILLED, RACE, OVERSIZE):
+        assert done.case("gang", test)[0] == "pass", output
     # No node is blamed: a gang is judged where its scheduler puts it.
     assert done.certificate["verdict"] == "partly certified", output
     # Each state with its duration, in the scheduler's own words.
-    filled = found[FILLED][1]
+    _, filled = done.case("gang", FILLED)
     waited = filled["filled 1: B: waiting"]
     assert waited["value"] > 0  # it waits for 3 s, less the time until it is first seen
     assert waiting in waited["note"], output
     assert 2 < filled["filled 1: B: 3 of 3 ranks ran"]["value"] < 6, output
-    large = found[OVERSIZE][1]["gangs larger than the cluster without a refusal or a reason"]
+    _, oversize = done.case("gang", OVERSIZE)
+    large = oversize["gangs larger than the cluster without a refusal or a reason"]
     assert large["note"].startswith("waits: "), large
 
 
 def test_without_gang_scheduling_half_a_gang_holds_nodes(
     bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
-    done, found = certify(bed, tmp_path, {"engine": "default"}, RACE)
-    verdict, race = found[RACE]
+    done = certify(bed, tmp_path, {"engine": "default"}, RACE)
+    verdict, race = done.case("gang", RACE)
     assert verdict == "fail", done.run.output
     part = race[PART]
     assert re.match(r"race 1: [AB] held [12] of 3 nodes \(node\d", part["culprit"]), part
     assert f"Insufficient {GPU}" in part["culprit"], part
 
 
-def test_a_quota_above_capacity_admits_half_a_gang(
-    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path
-) -> None:
-    done, found = certify(bed, tmp_path, {"engine": "kueue", "queue": "larger"}, RACE, nodes=2)
-    verdict, race = found[RACE]
-    assert verdict == "fail", done.run.output
-    assert re.match(r"race 1: [AB] held 1 of 2 nodes", race[PART]["culprit"]), race[PART]
-    parts = [race[name]["note"] for name in ("race 1: A: a part", "race 1: B: a part")]
-    assert any("Admitted: 1 Pending + 1 Running" in part for part in parts), parts
-
-
 def test_a_gang_with_a_lower_minimum_starts_incomplete(
     bed: KubernetesOnRack, volcano: None, tmp_path: Path
 ) -> None:
     scheduler = {"engine": "volcano", "min_available": 2}
-    done, found = certify(bed, tmp_path, scheduler, FILLED, waits="15 s")
-    verdict, filled = found[FILLED]
+    done = certify(bed, tmp_path, scheduler, FILLED, waits="15 s")
+    verdict, filled = done.case("gang", FILLED)
     assert verdict == "fail", done.run.output
     part = filled["filled 1: B: a part"]["note"]
     assert part.startswith("2 of 3: "), done.run.output
@@ -185,31 +157,19 @@ def test_a_gang_that_lost_a_node_is_requeued_whole(
     bed: KubernetesOnRack, volcano: None, tmp_path: Path
 ) -> None:
     """Its kubelet fails with the node's power; pods are evicted from a node without heartbeats."""
-    done, found = certify(
-        bed,
-        tmp_path,
-        {"engine": "volcano"},
-        LOSS,
-        nodes=2,
-        node_loss="requeued",
-        lost_within="90 s",
-    )
-    verdict, loss = found[LOSS]
+    promised = {"nodes": 2, "node_loss": "requeued", "lost_within": "90 s"}
+    done = certify(bed, tmp_path, {"engine": "volcano"}, LOSS, **promised)
+    verdict, loss = done.case("gang", LOSS)
     assert verdict == "pass", done.run.output
-    lost = loss["gangs neither requeued nor cancelled whole when a node had died"]
-    assert re.search(r"node\d dead: requeued", lost["note"]), lost
+    assert re.search(r"node\d dead: requeued", loss[FATE]["note"]), loss
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [{"engine": "native"}, {"engine": "kueue", "queue": "as-large-as-the-cluster"}],
-    ids=["native", "kueue"],
-)
 def test_a_gang_of_higher_priority_preempts_a_whole_gang(
-    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path, scheduler: dict[str, str]
+    bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
-    """It never preempts a part, and the gang is requeued whole; test_jobs has checkpoints."""
+    """It never preempts a part, and the gang is requeued whole; test_jobs has Kueue's."""
     add_priorities(bed)
+    scheduler = {"engine": "native"}
     arguments(bed, tmp_path, scheduler)
     template, named = str(tmp_path / "pods.json"), json.dumps(scheduler)
     done = bed.run(sys.executable, preempted.__file__, template, named, limit_s=300)

@@ -6,32 +6,22 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.acceptance.certified import ACCEPTANCE
-from tests.engines.inside import page_for, run_pytest, running_pytest, spec_for
-from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, QUICK
+from tests.acceptance.certified import ACCEPTANCE, certificate_of, promised
+from tests.engines.inside import run_pytest, running_pytest, spec_for
+from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, assert_passed, write
 from tests.engines.kubernetes import evicting
 from tests.engines.kubernetes.bed import KubernetesOnRack, on_nodes
 from tests.engines.kubernetes.gang_engines import GPU, Kueue, add_priorities, give_gpus
-from tests.inner import InnerRun, write_files
-from tests.jobs.ranks import RANK
+from tests.inner import InnerRun
 
 HELPERS = (
     JOB_HELPERS
     + """
-    import dataclasses, json, os, signal, subprocess
-    from pathlib import Path
-    import pytest
+    import dataclasses, json
     from pytest_mnode.criteria.launching import pods
-    from pytest_mnode.criteria.launching.starting import path_of
-    from pytest_mnode.criteria.launching.contract import leaked
-    from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
-    from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
-    from pytest_mnode.criteria.launching.starting import start
-    from pytest_mnode.errors import TimeLimitError
     from pytest_mnode.jobs import launch, RunningJob
     from pytest_mnode.jobs.kubernetes.pod_job import PodJob
 
@@ -96,28 +86,22 @@ TESTS = (
         (place / "done").touch()
         assert job.wait(40).ok
 
-    @pytest.mark.parametrize("style", ["deepspeed", "megatron"])
-    def test_a_job_of_the_launch_criterion(cluster, measure, style):
-        wanted = read_job(Path(JOBS) / f"{style}.yaml")
+    # Job files of the other styles start so in test_whole.py.
+    def test_a_job_of_the_launch_criterion(cluster, measure):
+        wanted = read_job(Path(JOBS) / "deepspeed.yaml")
         wanted = wanted.model_copy(update={"ranks_per_node": 2}).placed(2, 0)
         nodes = ["node1", "node0"]
-        started = start(path_of(cluster), wanted, nodes, style, 90)
+        started = start(path_of(cluster), wanted, nodes, "deepspeed", 90)
         print(started.text())
         notes = started.submitted.notes
         assert notes[0] == f"submitted as a {os.environ['KIND']} with pods of its own", notes
         assert [r.met.size for r in started.outcome.reports if r.met] == [4] * 4, started.text()
-        measure.record(judged_start(started, Promise(), "criteria.launch"))
-        addresses = {node: cluster.address(node) for node in cluster.nodes}
-        measure.record(judged_place(started, nodes, addresses))
+        judge(cluster, measure, started, nodes)
         assert jobs() == []
 
-    class Promise:
-        within_s = 90.0
-
     def test_what_leaks_into_pods_and_what_does_not_end_is_found(cluster, monkeypatch):
-        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
-        command = ["sh", "-c", f"python {JOBS}/contract.py --meet=none; setsid sleep 3141"]
-        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
+        contract = f"python {JOBS}/contract.py --meet=none; setsid sleep 3141"
+        wanted = plain(1, "sh", "-c", contract)
         given = pods.Order
         leaky = lambda argv, _, *more, **text: given(argv, dict(os.environ), *more, **text)
         monkeypatch.setattr(pods, "Order", leaky)
@@ -152,44 +136,12 @@ WAITS = (
         time.sleep(120)
 """
 )
-AS_JOBSET = ("test_a_job_of_its_own", "test_preempted_and_started_again",
-             "test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again")  # fmt: skip
-LAUNCHED = "test_a_job_of_the_launch_criterion"
-NAMES = [
-    name
-    for line in TESTS.splitlines()
-    if "    def test_" in line
-    for name in [line.split("(")[0].split()[1]]
-    for name in (
-        [f"{LAUNCHED}[deepspeed]", f"{LAUNCHED}[megatron]"] if name == LAUNCHED else [name]
-    )
-]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(bed: KubernetesOnRack) -> Iterator[None]:
     yield
     bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 60, "no job, no pod")
-
-
-def write(directory: Path, tests: str) -> None:
-    write_files(directory, test_it=tests)
-    path = directory / "test_it.py"
-    given = (RANK, QUICK, str(ACCEPTANCE.parent / "fixtures" / "jobs"))
-    path.write_text(f"RANK, QUICK, JOBS = {given!r}\n{path.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    return run_tests(bed, tmp_path_factory.mktemp("jobs"), "Job")
-
-
-@pytest.fixture(scope="module")
-def run_as_jobset(
-    bed: KubernetesOnRack, jobset: None, tmp_path_factory: pytest.TempPathFactory
-) -> InnerRun:
-    """A run whose own pods belong to a JobSet as well."""
-    return run_tests(bed, tmp_path_factory.mktemp("jobsets"), "JobSet", *AS_JOBSET)
 
 
 def run_tests(bed: KubernetesOnRack, directory: Path, kind: str, *names: str) -> InnerRun:
@@ -208,14 +160,16 @@ def run_tests(bed: KubernetesOnRack, directory: Path, kind: str, *names: str) ->
     return run_pytest(bed, directory, *args, limit_s=300, env={"KIND": kind})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_inner_test_passed(run: InnerRun, name: str) -> None:
-    assert run.outcomes().get(name) == "passed", run.output
+def test_jobs_of_a_run_in_pods(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    assert_passed(run_tests(bed, tmp_path, "Job"), 7)
 
 
-@pytest.mark.parametrize("name", AS_JOBSET)
-def test_jobs_have_the_kind_of_the_template(run_as_jobset: InnerRun, name: str) -> None:
-    assert run_as_jobset.outcomes().get(name) == "passed", run_as_jobset.output
+def test_jobs_have_the_kind_of_the_template(
+    bed: KubernetesOnRack, jobset: None, tmp_path: Path
+) -> None:
+    """Of a run whose own pods belong to a JobSet as well."""
+    chosen = ("test_a_job_of_its_own", "test_a_pod_that_somebody_deletes")
+    assert_passed(run_tests(bed, tmp_path, "JobSet", *chosen), 2)
 
 
 def test_a_killed_controller_leaves_no_job(bed: KubernetesOnRack, tmp_path: Path) -> None:
@@ -238,16 +192,15 @@ def test_an_evicted_job_resumes_from_its_checkpoint(
     give_gpus(bed)
     add_priorities(bed)
     kill = "test_a_killed_job_comes_back_and_loses_nothing"
-    kills = ["preemption"]
-    promised = page_for(bed, "x")["criteria"]["restart"]
-    restart = promised | {"kills": kills, "within": "120 s", "pause": "0.3 s"}
+    changes = {"kills": ["preemption"], "within": "120 s", "pause": "0.3 s"}
+    restart = promised("restart") | changes
     spec = spec_for(bed, tmp_path, "jobs are evicted", criteria={"restart": restart})
     options = bed.launch(tmp_path, hostNetwork=True)
     pod = json.loads((tmp_path / "pods.json").read_text())
     pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
     template = tmp_path / "gpu.json"
     template.write_text(json.dumps(pod))
-    scheduler = {"engine": "kueue", "queue": "as-large-as-the-cluster"}
+    scheduler = {"engine": "kueue", "queue": "cluster"}
     run = run_pytest(
         bed,
         tmp_path,
@@ -257,11 +210,8 @@ def test_an_evicted_job_resumes_from_its_checkpoint(
         env={"EVICTED": json.dumps({"scheduler": scheduler, "template": str(template)})},
         limit_s=300,
     )
-    certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
-    [criterion] = [c for c in certificate["criteria"] if c["name"] == "restart"]
-    cases: dict[str, dict[str, Any]] = {c["test"].partition("::")[2]: c for c in criterion["cases"]}
-    for one in kills:
-        assert cases[f"{kill}[{one}]"]["verdict"] == "pass", run.output
+    cases = certificate_of(run, tmp_path / "report").cases("restart")
+    assert cases[f"{kill}[preemption]"]["verdict"] == "pass", run.output
     assert "submitted: Job mnode-job-" in run.output, run.output
     assert "in the run's own pods" not in run.output
     assert "its pod was" in run.output, run.output

@@ -38,10 +38,9 @@ MEET = """
 """
 LAUNCHED = f"""
     from pathlib import Path
-    from pytest_mnode.criteria.launching.starting import path_of
     from pytest_mnode.criteria.launching.job_file import read_job
     from pytest_mnode.criteria.launching.judge_start import judged_place
-    from pytest_mnode.criteria.launching.starting import start
+    from pytest_mnode.criteria.launching.starting import path_of, start
 
     def test_a_job_of_the_launch_criterion(cluster, measure):
         wanted = read_job(Path("{ACCEPTANCE.parent}/fixtures/jobs/deepspeed.yaml"))
@@ -137,15 +136,6 @@ def first_pod(bed: KubernetesOnRack) -> tuple[str, Any]:
     return min(pods.items())
 
 
-def test_a_killed_controller_leaves_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    write_files(tmp_path, test_hang=HANG)
-    options = bed.launch(tmp_path, hostNetwork=True)
-    with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
-        bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
-        program.send_signal(signal.SIGKILL)
-        program.communicate(timeout=30)
-
-
 def test_pods_end_by_themselves_if_they_cannot_be_deleted(
     bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
@@ -191,10 +181,9 @@ def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:
             "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector",
         ),
         ({}, ["--mnode-python=/no/python"], '"/no/python": stat /no/python: no such file'),
-        ({}, ["--mnode-k8s-namespace=nowhere"], 'namespaces "nowhere" not found'),
         ({}, ["--mnode-k8s-context=other"], "--mnode-k8s-context=other: no usable Kube"),
     ],
-    ids=["no node fits", "no Python", "no namespace", "no context"],
+    ids=["no node fits", "no Python", "no context"],
 )
 def test_the_reason_for_missing_pods_is_printed(
     bed: KubernetesOnRack, tmp_path: Path, spec: dict[str, Any], options: list[str], message: str

@@ -50,19 +50,15 @@ def test_the_shipped_manifest_is_valid(
     bed: KubernetesOnRack, namespace: str, tmp_path: Path
 ) -> None:
     """The API server accepts it, and we can read its spec and template."""
-    bed.kubectl(
-        *("-n", namespace, "create", "--dry-run=server", "--validate=strict"), "-f", str(READY)
-    )
+    valid = ("-n", namespace, "create", "--dry-run=server", "--validate=strict", "-f")
+    bed.kubectl(*valid, str(READY))
     [data] = [d["data"] for d in yaml.safe_load_all(READY.read_text()) if "data" in d]
     (tmp_path / "spec.yaml").write_text(data["spec.yaml"])
     assert load_spec(tmp_path / "spec.yaml").nodes == 4
     template = yaml.safe_load(data["pods.yaml"])
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, **template["template"]}
     (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
-    bed.kubectl(
-        *("-n", namespace, "create", "--dry-run=server", "--validate=strict"),
-        *("-f", str(tmp_path / "pod.yaml")),
-    )
+    bed.kubectl(*valid, str(tmp_path / "pod.yaml"))
 
 
 def test_a_job_of_the_shipped_manifest_runs_tests_in_pods(
