@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -43,30 +42,6 @@ def test_both_readers_agree_on_running_and_waiting_jobs(slurm: SlurmOnRack, tmp_
     slurm.run("scancel", str(first))
     slurm.await_that(lambda: slurm.job(second).runs, 15, "the second takes its place")
     assert slurm.job(first).state == "CANCELLED"
-
-
-def test_a_requeued_job_and_how_a_job_ends(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    again = 'test "$SLURM_RESTART_COUNT" && exit 3; sleep 60'
-    command = f"echo >>{tmp_path}/ran; {again}"
-    job = submit(slurm, tmp_path, command, "--requeue")
-    slurm.await_that((tmp_path / "ran").exists, 10, "it runs")
-    slurm.run("scontrol", "requeue", str(job))
-    slurm.await_that(lambda: slurm.job(job).state == "PENDING", 10, "it waits again")
-    # slurmd refuses credentials that are not at least a second newer than the revoked ones.
-    time.sleep(2)
-    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
-    slurm.await_that(lambda: slurm.job(job).over, 60, "it ran again and failed")
-    state = slurm.job(job)
-    assert (state.state, state.restarts) == ("FAILED", 1)
-
-
-def test_lost_nodes_are_down(slurm: SlurmOnRack) -> None:
-    slurm.down("node1", "broken fan")
-    node = slurm.nodes()["node1"]
-    assert node.lost
-    assert node.reason == "broken fan"
-    assert node.address == "10.77.0.2"
-    assert not slurm.nodes()["node0"].lost
 
 
 def of_it(directory: str | Path) -> list[str]:
