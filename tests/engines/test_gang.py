@@ -87,7 +87,7 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert done.criterion("mesh")["verdict"] == "pass"
     verdicts = {test: case["verdict"] for test, case in done.cases("gang").items()}
     assert verdicts == dict.fromkeys((FILLED, RACE, OVERSIZE, LOSS), "pass"), output
-    slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
+    slurm.await_that(lambda: not left_over(slurm, tmp_path), 30, "jobs and files are gone")
 
     # Each state with its duration, in Slurm's own words.
     _, filled = done.case("gang", FILLED)
@@ -197,7 +197,7 @@ def test_half_gangs_and_other_faults_are_found(slurm: SlurmOnRack, tmp_path: Pat
         assert one["verdict"] == "inconclusive", output
         assert re.match(note, one["note"]), one
     assert "NOT certified: gang failed (filled 1: B held " in output
-    slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
+    slurm.await_that(lambda: not left_over(slurm, tmp_path), 30, "jobs and files are gone")
 
 
 def test_a_killed_controller_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -> None:

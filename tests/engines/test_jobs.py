@@ -221,8 +221,8 @@ def test_a_killed_controller_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -
         assert len(slurm.queue()) == 2
         inner.send_signal(signal.SIGKILL)
         slurm.await_that(lambda: not slurm.queue(), 40, "nothing of it is queued")
-        slurm.await_idle(20)
+        slurm.await_idle()
         rank = ["pgrep", "-f", "rank.py"]
         slurm.await_that(
-            lambda: slurm.run(*rank, on="node0", check=False).stdout == "", 10, "no rank is left"
+            lambda: slurm.run(*rank, on="node0", check=False).stdout == "", 30, "no rank is left"
         )

@@ -39,5 +39,5 @@ def test_slurm_requeues_preempted_jobs_and_jobs_that_lost_a_node(
         assert any(f"requeued: {why}; on node0" in note for note in notes), notes
     assert "submitted: job " in run.output, run.output
     assert "as steps of allocation" not in run.output
-    slurm.await_that(lambda: not slurm.queue(), 20, "nothing of it is queued")
+    slurm.await_that(lambda: not slurm.queue(), 30, "nothing of it is queued")
     assert not list(tmp_path.glob(".mnode-*"))

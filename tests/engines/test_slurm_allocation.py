@@ -72,13 +72,13 @@ def test_a_pending_request_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> N
     busy = slurm.start(
         "srun", "--nodes=4", "--exclusive", "sleep", "300", stderr=subprocess.DEVNULL
     )
-    slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "all nodes are busy")
+    slurm.await_that(lambda: len(slurm.queue()) == 1, 30, "all nodes are busy")
     waiting = slurm.start(
         sys.executable, "-c", PROGRAM, "2", "[]", cwd=tmp_path, stdin=subprocess.PIPE
     )
-    slurm.await_that(lambda: len(slurm.queue()) == 2, 10, "the request waits")
+    slurm.await_that(lambda: len(slurm.queue()) == 2, 30, "the request waits")
     waiting.kill()
-    slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "the request is withdrawn")
+    slurm.await_that(lambda: len(slurm.queue()) == 1, 30, "the request is withdrawn")
     busy.kill()
     waiting.communicate()
     busy.wait()

@@ -33,8 +33,8 @@ def test_an_ended_run_leaves_nothing(
     output, _ = busy.program.communicate(timeout=60)
     if number is signal.SIGINT:
         assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
-    slurm.await_that(lambda: not slurm.queue(), 20, "the allocation is given back")
-    busy.until(lambda: not busy.left(), 20, "nothing is left")
+    slurm.await_that(lambda: not slurm.queue(), 30, "the allocation is given back")
+    busy.until(lambda: not busy.left(), 30, "nothing is left")
 
 
 def test_a_run_that_loses_its_allocation_ends_with_the_reason(
@@ -46,4 +46,4 @@ def test_a_run_that_loses_its_allocation_ends_with_the_reason(
     output, _ = busy.program.communicate(timeout=60)
     assert busy.program.returncode != 0
     assert "is lost" in output
-    busy.until(lambda: not busy.left(), 20, "nothing is left")
+    busy.until(lambda: not busy.left(), 30, "nothing is left")

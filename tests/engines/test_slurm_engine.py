@@ -23,9 +23,9 @@ def submit(slurm: SlurmOnRack, directory: Path, command: str, *options: str) -> 
 
 def test_both_readers_agree_on_running_and_waiting_jobs(slurm: SlurmOnRack, tmp_path: Path) -> None:
     first = submit(slurm, tmp_path, "sleep 60", "--nodes=3", "--exclusive", "--job-name=a b")
-    slurm.await_that(lambda: slurm.job(first).state == "RUNNING", 10, "the first job runs")
+    slurm.await_that(lambda: slurm.job(first).state == "RUNNING", 30, "the first job runs")
     second = submit(slurm, tmp_path, "sleep 60", "--nodes=2", "--exclusive")
-    slurm.await_that(lambda: slurm.job(second).reason == "Resources", 10, "it waits for room")
+    slurm.await_that(lambda: slurm.job(second).reason == "Resources", 30, "it waits for room")
     text = slurm.run(
         "scontrol", "--oneliner", "show", "job", env={"SLURM_TIME_FORMAT": "%s"}
     ).stdout
@@ -40,7 +40,7 @@ def test_both_readers_agree_on_running_and_waiting_jobs(slurm: SlurmOnRack, tmp_
     assert by_text[second].nodes == ()
     assert by_text[second].reason == by_json[second].reason
     slurm.run("scancel", str(first))
-    slurm.await_that(lambda: slurm.job(second).runs, 15, "the second takes its place")
+    slurm.await_that(lambda: slurm.job(second).runs, 30, "the second takes its place")
     assert slurm.job(first).state == "CANCELLED"
 
 
@@ -80,5 +80,5 @@ def test_a_slurm_whose_owner_is_killed_leaves_nothing(slurm: SlurmOnRack) -> Non
     owner.kill()
     owner.communicate()
     slurm.await_that(
-        lambda: not of_it(directory) and not Path(directory).exists(), 10, "all of it is gone"
+        lambda: not of_it(directory) and not Path(directory).exists(), 30, "all of it is gone"
     )

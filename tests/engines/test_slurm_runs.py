@@ -91,7 +91,7 @@ def test_a_run_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert 'assert os.uname().nodename == "node1"' in lines_run(tmp_path), run.output
     assert [job.state for job in slurm.queue()] in ([], ["COMPLETING"])
     assert list(tmp_path.glob(".mnode-*")) == []
-    slurm.await_that(lambda: not slurm.queue(), 10, "the allocation is given back")
+    slurm.await_that(lambda: not slurm.queue(), 30, "the allocation is given back")
 
 
 def test_a_rank_is_debugged_by_slurm(slurm: SlurmOnRack, tmp_path: Path) -> None:

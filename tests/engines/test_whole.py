@@ -28,4 +28,4 @@ def test_nodes_of_an_allocation_are_certified(slurm: SlurmOnRack, tmp_path: Path
     done = certify_whole(slurm, tmp_path, page, before=ALLOCATION)
     assert_certified(done, page, "slurm", slurm.names)
     assert not list(tmp_path.glob(".mnode-*"))
-    slurm.await_that(lambda: not slurm.queue(), 10, "nothing of it is queued")
+    slurm.await_that(lambda: not slurm.queue(), 30, "nothing of it is queued")
