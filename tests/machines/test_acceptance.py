@@ -29,8 +29,7 @@ def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
     page = pages.one_rail()
     promises = page["criteria"]["fabric"]
     promises["write_bandwidth"]["repeats"] = 3  # a second retransmission in one of them is no fault
-    once = {"at_least_fraction": 0.02, "repeats": 1}  # less than one retransmission takes
-    promises["read_bandwidth"] = promises["write_bandwidth"] | once
+    promises["read_bandwidth"] = promises["write_bandwidth"]
     promises["write_latency"] = {"at_most": "1 s", "iterations": 100, "repeats": 1}
     done = certified(machines, shared, page, "test_preflight.py", *fabric)
     assert set(done.run.outcomes().values()) == {"passed", "skipped"}, done.run.output
@@ -40,7 +39,7 @@ def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
     rates = [found[f"ib_write_bw {path} rxe0"] for path in PATHS]
     print(*(f"{rate['value'] / 0.04:.0%} of the line" for rate in rates))
     rates += [found[f"ib_read_bw {path} rxe0"] for path in PATHS]
-    assert all(0.0008 < rate["value"] < 0.042 for rate in rates), rates
+    assert all(0.004 < rate["value"] < 0.042 for rate in rates), rates
     latencies = [found[f"ib_write_lat {path} rxe0"] for path in PATHS]
     assert all(0 < latency["value"] < 1e6 for latency in latencies), latencies
     assert found["packets lost, worst fabric port"]["verdict"] == "pass"
