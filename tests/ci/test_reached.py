@@ -82,7 +82,7 @@ def chosen(made: Plan) -> set[str]:
         ("tests/machine/conftest.py", "machine/test_tcp", "test_table spec/test_load"),
         ("tests/engines/slurm.py", "engines/test_slurm_runs", "engines/test_ssh"),
         ("tests/engines/ssh.py", "engines/test_ssh", "engines/test_slurm_runs"),
-        ("tests/engines/kubernetes/pause/main.go", "engines/kubernetes/test_launcher", "test_table"),
+        ("tests/engines/kubernetes/pause/main.go", "engines/kubernetes/test_faults", "test_table"),
         ("tests/machines/guest/init.sh", "machines/test_bed", "engines/test_ssh"),
         ("tests/test_table.py", "test_table", "test_measure"),
         (GONE_PAGE, "ci/test_ready_jobs", "test_table"),
