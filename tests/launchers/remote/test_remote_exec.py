@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pwd
@@ -19,7 +20,7 @@ from pytest_mnode.launchers import node_env as node_env_module
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
 from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from tests.launchers.remote.proxies import REMOTE_END, run
+from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, run
 
 SET = {"NCCL_DEBUG": "INFO"}
 PASSED = {"NCCL_IB_HCA": "mlx5_9", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"}
@@ -97,6 +98,25 @@ def test_a_crash_of_the_remote_end_is_told_and_is_no_success() -> None:
     done = run(REMOTE_END, input=order, text=False)
     assert done.returncode == 1
     assert done.stderr.startswith(b"mnode-exec: JSONDecodeError: Expecting value")  # type: ignore[arg-type]
+
+
+def test_a_command_ends_with_its_input_although_its_output_is_still_read() -> None:
+    argv = ["sh", "-c", "echo ready; exec sleep 60"]
+    order = {"argv": argv, "env": dict(os.environ), "cwd": "/", "where": "n1", "silence_s": 600.0}
+    sent, found = json.dumps(order).encode(), b""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe) as program:
+        assert program.stdin is not None
+        assert isinstance(program.stdout, io.BufferedReader)
+        program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, sent))
+        program.stdin.flush()
+        while b"ready" not in found:
+            found += program.stdout.read1()
+        program.stdin.close()
+        try:
+            assert program.wait(LIMIT_S) == 0
+        finally:
+            program.kill()
 
 
 def test_a_late_reader_gets_all_output_of_an_ended_command() -> None:
