@@ -237,16 +237,18 @@ def test_what_the_terminal_shows() -> None:
 def test_a_node_whose_name_resolves_to_loopback_gets_the_address_others_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One has an IPv6 address only."""
     known = socket.getaddrinfo
+    addresses = {"node0": "127.0.1.1", "node1": "192.0.2.2", "node2": "2001:db8::3"}
 
     def look_up(host: str, *words: Any) -> Any:
-        return known("127.0.1.1" if host == "node0.example" else "192.0.2.2", *words)
+        return known(addresses[host.partition(".")[0]], *words)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
-    monkeypatch.setattr(discover_nodes, "towards", {"192.0.2.2": "192.0.2.1"}.get)
+    monkeypatch.setattr(discover_nodes, "towards", lambda _: "192.0.2.1")
     seen = read_nodes(OneOff(), "ssh", "a hostfile was named")
-    assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]
+    assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "2001:db8::3"]
 
 
 def test_half_a_page_is_removed(tmp_path: Path) -> None:

@@ -55,6 +55,16 @@ def test_time_outside_of_blocks_is_exposed() -> None:
     assert sum(parts.values()) == 14
 
 
+def test_laps_of_the_same_name_add_up() -> None:
+    clock = SetClock()
+    timeline = Timeline(clock, observed=True)
+    with timeline.running():
+        for seconds in (2, 3):
+            clock.now += seconds
+            timeline.lap("input")
+    assert timeline.parts()["input"] == 5
+
+
 def test_communication_beneath_computing_is_hidden() -> None:
     timeline = _step(SetClock())
     found = timeline.transfers()

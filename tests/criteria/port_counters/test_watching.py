@@ -91,6 +91,15 @@ def test_consecutive_criteria_share_a_reading_but_not_an_increase(start: Start) 
     assert run.readings == 3
 
 
+@pytest.mark.parametrize(("given", "failed"), [({}, 1), ({"kills": True}, 0)])
+def test_counters_of_connections_count_unless_processes_were_killed(
+    start: Start, given: dict[str, bool], failed: int
+) -> None:
+    run = start("a-watched.py")
+    run.during("a-watched.py", req_cqe_error=9)
+    assert len(run.failed(run.watch.measurements(**given))) == failed
+
+
 @pytest.mark.parametrize("other", ["b-other.py", "b-watched.py"])
 def test_a_flap_during_an_unjudged_file_fails_the_next_criterion(start: Start, other: str) -> None:
     """The file has no test of ports, or the test is skipped because it is not promised."""
