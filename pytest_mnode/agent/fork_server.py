@@ -61,6 +61,18 @@ def main(order: AgentOrder, agent: Pipe) -> None:
     os._exit(0)
 
 
+def import_modules() -> None:
+    """Import torch, and what otherwise each rank would import for itself after the fork."""
+    import encodings.idna  # noqa: F401
+    import multiprocessing.popen_fork
+    import multiprocessing.queues  # noqa: F401
+
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
+
+    from pytest_mnode.agent import elastic  # noqa: F401
+    from pytest_mnode.rank import binding, entry  # noqa: F401
+
+
 class ForkServer:
     """Imports torch, has a collector import the tests, and forks ranks that import for themselves.
 
@@ -88,19 +100,13 @@ class ForkServer:
 
     def import_torch(self) -> None:
         try:
-            # Modules that otherwise each rank would import for itself after the fork.
-            import encodings.idna  # noqa: F401
-            import multiprocessing.popen_fork
-            import multiprocessing.queues  # noqa: F401
-
-            from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
-
-            from pytest_mnode.agent import elastic  # noqa: F401
-            from pytest_mnode.rank import binding, entry
+            import_modules()
         except ImportError as error:
             raise WorldError(
                 f"torch cannot be imported by {sys.executable}: {error}; install torch>=2.6"
             ) from None
+        from pytest_mnode.rank import binding, entry
+
         entry.prepare()
         binding.memories()
 

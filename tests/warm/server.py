@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
-import gc
 import importlib
 import importlib.util
 import io
@@ -26,7 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from pytest_mnode.agent import agent, huge_pages
+from pytest_mnode.agent import agent, fork_server, huge_pages
+from pytest_mnode.processes import made_to_stay
 from tests.warm.run import run_module
 
 _OF_RUNS = ("controller.pool", "controller.import_again", "controller.live_plugin", "certificate")
@@ -64,24 +64,15 @@ class Modules(NamedTuple):
 
 
 def import_all() -> Modules:
-    gc.disable()
-    start = set(sys.modules)
-    import torch.distributed.elastic.multiprocessing  # noqa: F401
+    with made_to_stay():
+        start = set(sys.modules)
+        import torch.distributed.elastic.multiprocessing  # noqa: F401
 
-    with_torch = {_package(name) for name in set(sys.modules) - start} - sys.stdlib_module_names
-    # What a fork server imports beside it, and nothing else.
-    import encodings.idna  # noqa: F401
-    import multiprocessing.popen_fork
-    import multiprocessing.queues  # noqa: F401
-
-    from pytest_mnode.agent import elastic  # noqa: F401
-    from pytest_mnode.rank import binding, entry  # noqa: F401
-
-    of_agents = set(sys.modules)
-    for name in _OF_RUNS:
-        importlib.import_module(f"pytest_mnode.{name}")
-    gc.freeze()
-    gc.enable()
+        with_torch = {_package(name) for name in set(sys.modules) - start} - sys.stdlib_module_names
+        fork_server.import_modules()
+        of_agents = set(sys.modules)
+        for name in _OF_RUNS:
+            importlib.import_module(f"pytest_mnode.{name}")
     all(huge_pages.joined_one_by_one())  # as collectors do, which then find it done
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
@@ -111,11 +102,7 @@ def main() -> None:
 
 
 def execute(
-    argv: list[str],
-    directory: str,
-    env: dict[str, str],
-    output: int,
-    modules: Modules,
+    argv: list[str], directory: str, env: dict[str, str], output: int, modules: Modules
 ) -> None:
     """Become the run, whose agent waits in a child."""
     null = os.open(os.devnull, os.O_RDWR)
