@@ -219,8 +219,9 @@ def _gpu(**changes: Any) -> Broken:
 
 
 def _gpu_lost(machine: Machine, at: int) -> dict[str, Any]:
-    left = (machine.accelerators or ())[1 - at]
-    return {"accelerators": sorted((Accelerator(index=at), left), key=lambda one: one.index or 0)}
+    those = [*(machine.accelerators or ())]
+    those[at] = Accelerator(index=at)
+    return {"accelerators": tuple(those)}
 
 
 def _ports(survey: Survey, bad: Bad, **changes: Any) -> tuple[Any, ...]:

@@ -41,9 +41,9 @@ def rank(
     number: int = 0, cpus: str | None = "0-15,32-47", *, gpu: int | None = None, **more: Any
 ) -> RankPlacement:
     """A well placed rank of node0, with the given changes."""
-    name = number if gpu is None else gpu
-    good = {"rank": number, "memory_bytes": {0: GIB}, "nics": (f"mlx5_{name}",)}
-    return placed(cpus, **{"accelerator": gpu_address(name), **good, **more})
+    place = number if gpu is None else gpu
+    good = {"rank": number, "memory_bytes": {0: GIB}, "nics": (f"mlx5_{place}",)}
+    return placed(cpus, **{"accelerator": gpu_address(place), **good, **more})
 
 
 def cores(machine: Machine, *ranks: RankPlacement) -> list[Measurement]:
@@ -79,7 +79,7 @@ def test_cpus_of_the_process(
     finding = judge_cpus(server, rank(cpus=cpus))
     assert (finding.verdict, finding.value) == (verdict, out)
     assert finding.note.startswith(f"rank 0 on node0: {words}")
-    assert "expected CPUs 0-15,32-47, local to 0000:13:00.0" in finding.note
+    assert "expected CPUs 0-15,32-47, local to 0000:13:00.0 on NUMA node 0" in finding.note
     assert ("numactl --cpunodebind=0 --membind=0" in finding.note) == (verdict is FAIL)
 
 
@@ -91,9 +91,10 @@ def test_a_thread_with_other_cpus_is_named(server: Machine) -> None:
     threads = _threads(("python", "0-3"), ("pt_autograd_0", "0-63"), ("loader", "16"))
     finding = judge_cpus(server, rank(cpus="0-3", threads=threads))
     assert (finding.verdict, finding.value) == (FAIL, 32)
-    assert "but thread pt_autograd_0 (101) may run on CPUs 0-63; thread loader (102) may run" in (
-        finding.note
-    )
+    assert (
+        "is bound to CPUs 0-3 on NUMA node 0, but thread pt_autograd_0 (101) may run on CPUs 0-63;"
+        " thread loader (102) may run on CPUs 16; expected"
+    ) in finding.note
 
 
 def test_hundreds_of_misplaced_threads_are_shortened(server: Machine) -> None:
@@ -290,7 +291,8 @@ def test_memory_of_a_recorded_bound_process(recorded: Recorded) -> None:
     memory = bytes_by_node(parse_numa_maps(numa_maps))
     for node, share in ((1, 1.0), (0, 0.0)):
         facts = rank(accelerator=None, numa_node=node, memory_bytes=memory)
-        assert MEMORY(read(root), facts).value == share
+        finding = MEMORY(read(root), facts)
+        assert (finding.value, finding.passed) == (share, node == 1)
 
 
 def test_a_node_without_memory_uses_the_nearest_one_with_memory(tmp_path: Path) -> None:
@@ -353,7 +355,7 @@ def test_ranks_that_share_cores(server: Machine) -> None:
     elsewhere = replace(rank(5, "8"), node="node1")
     found = cores(server, *ranks, elsewhere)
     assert [f.value for f in found] == [2, 3, 1, 0, 2, 0]
-    assert [f.verdict is FAIL for f in found] == [bool(f.value) for f in found]
+    assert [f.verdict for f in found] == [FAIL, FAIL, FAIL, PASS, FAIL, PASS]
     assert "shares cores with rank 1 (CPUs 3,35), rank 4 (CPUs 0-3,32-35); give" in found[0].note
     assert "with rank 1" in found[2].note, "CPU 36 is the second hardware thread of core 4"
     assert "shares no core" in found[3].note

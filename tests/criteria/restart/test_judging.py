@@ -170,7 +170,7 @@ def check(cut: Sequence[Record], name: str, count: int, culprit: str, **kill: An
             "learning rates",
             16,
             "rank 0 on node0 from step 5",
-            only(StepRecord, lr=lambda r: r.step),
+            only(StepRecord, lr=lambda r: 0.1 * (r.step - 4)),
         ),
         (LOSSES, 8, "rank 0 on node0 from step 9 on", only(StepRecord, 9, loss=1.0)),
         (AGAIN, 1, "step 6: rank 1 on node1: another loss", only(StepRecord, 6, 1, loss=1.0)),
@@ -195,7 +195,7 @@ def check(cut: Sequence[Record], name: str, count: int, culprit: str, **kill: An
         ),
         ("final parameters", 1, "rank 1 on node1", only(EndRecord, rank=1, parameters="q")),
         ("final optimiser", 2, "rank 0 on node0; rank 1 on node1", only(EndRecord, optimiser="q")),
-        ("final learning rates", 2, "rank 0 on node0", only(EndRecord, lr=1.0)),
+        ("final learning rates that differ", 2, "rank 0 on node0", only(EndRecord, lr=1.0)),
     ],
 )
 def test_other_values_after_the_resume_are_counted_and_named(
@@ -209,7 +209,12 @@ def test_other_values_after_the_resume_are_counted_and_named(
     [
         (ONCE, 2, "step 5: not done, though step 4 was loaded; step 6: not done", resumed(7)),
         (ONCE, 2, "step 3: done 2 times; step 4: done 2 times", resumed(3)),
-        (LOST, 4, "the resume: it continued from no checkpoint, and", resumed(1, loaded=None)),
+        (
+            LOST,
+            4,
+            "the resume: it continued from no checkpoint, and step 4 was saved",
+            resumed(1, loaded=None),
+        ),
         ("ranks that did not finish", 2, "rank 0; rank 1", resumed(ends=False)),
     ],
 )
@@ -299,6 +304,7 @@ def test_a_kill_of_which_something_is_unknown(note: str, name: str, kill: dict[s
     [
         ("the uninterrupted run wrote no records", KILLED, []),
         ("the uninterrupted run did 11 of 12 steps in 1 starts, ", KILLED, incarnation(1, 11)),
+        ("the run that was killed wrote no records", [], WHOLE),
         (
             "the run that was killed wrote no records; rank0.jsonl:1: torn",
             [UnreadableRecord("rank0.jsonl", 1, "torn")],

@@ -26,8 +26,6 @@ class Trained:
     finished_steps = 9
     model: Any = torch.nn.Linear(1, 1)
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
     def resume(self) -> None: ...
 
     end = close = resume
@@ -50,6 +48,9 @@ def test_a_deterministic_run_is_so_on_accelerators(
         seen.append((when, os.environ.get(NAME), torch.are_deterministic_algorithms_enabled()))
 
     class Noting(Trained):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            note("made")
+
         def resume(self) -> None:
             note("resumed")
 

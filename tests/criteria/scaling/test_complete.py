@@ -34,7 +34,11 @@ def with_accelerators(per_node: int) -> Spec:
         (lambda one: one.count != 1, [2, 4], "no steps were timed over 1 node"),
         (lambda one: one.count != 2 or one.round != 1, [2], "2 rounds of 3 were measured"),
         (lambda one: one.count != 1 or one.round != 1, [2, 4], "over 1 node 2 rounds of 3"),
-        (lambda one: (one.round, *one.nodes) != (1, "node1", "node2"), [2], "round 2 lacks node1+"),
+        (
+            lambda one: (one.round, *one.nodes) != (1, "node1", "node2"),
+            [2],
+            "round 2 lacks node1+node2",
+        ),
         (lambda one: False, [2, 4], "no steps were timed over "),
     ],
 )

@@ -35,6 +35,7 @@ def test_all_slow_nodes_are_named(
     words = names if not noise_s else names.partition(":")[0]
     assert str(efficiency.culprit).startswith(words)
     assert judged.causes[0].kind == "straggler"
+    assert judged.causes[0].culprit == names.partition(" compute")[0]
     assert judged.causes[0].seconds == pytest.approx(0.08, abs=noise_s + 1e-9)
     assert sum(cause.seconds for cause in judged.causes) == pytest.approx(judged.parts.lost_s)
 

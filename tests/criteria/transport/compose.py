@@ -243,8 +243,8 @@ def judged_as(kind: str, facts: Evidence, answers: str, cases: set[Case], *words
     """
     proof = judged(kind, facts)
     signs = {"pass": "+", "fail": "-", "inconclusive": "?"}
-    order = [Verdict.FAIL] * ("-" in answers) + [Verdict.INCONCLUSIVE] * ("?" in answers)
-    assert proof.verdict is [*order, Verdict.PASS][0], proof.remarks
+    mixed = Verdict.INCONCLUSIVE if "?" in answers else Verdict.PASS
+    assert proof.verdict is (Verdict.FAIL if "-" in answers else mixed), proof.remarks
     assert "".join(signs[proof.answers[fact]] for fact in ProofFact) == answers, proof.culprit
     assert proof.cases == cases, proof.culprit
     for some in words:

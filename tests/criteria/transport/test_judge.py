@@ -57,7 +57,8 @@ def test_four_facts_that_agree_pass(kind: str, nodes: int) -> None:
 
 
 def test_no_device() -> None:
-    facts = fallen_back("roce", healthy("roce"), "birch1", "mgmt0", before="NET/IB : No device.")
+    before = "NET/IB : No device found."
+    facts = fallen_back("roce", healthy("roce"), "birch1", "mgmt0", before=before)
     judged_as(
         "roce",
         on_node(facts, "birch1", no_devices),
@@ -354,7 +355,10 @@ def test_gpudirect_off(kind: str) -> None:
     assert judged(kind, facts, gpudirect=False).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("setting", [{"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_READ": "0"}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_READ": "0"}, {"NCCL_NET_GDR_LEVEL": "0"}],
+)
 def test_gpudirect_switched_off(setting: dict[str, str]) -> None:
     facts = with_env(healthy("infiniband"), **setting)
     judged_as("infiniband", facts, "-+++", {Case.GPUDIRECT_OFF})
@@ -484,6 +488,7 @@ def test_a_nic_beside_the_fabric_of_which_one_direction_is_unknown(way: str) -> 
 def test_a_variable_that_a_version_does_not_read_changes_nothing(version: str, answer: str) -> None:
     facts = with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1")
     proof = judged("roce", with_logs(facts, "roce", version=version))
+    assert proof.answers["pinned"] == answer
     words = proof.text(Verdict.FAIL, PINNED)
     assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in words) is (answer == "fail")
 

@@ -160,7 +160,7 @@ def test_a_link_layer_known_only_from_the_kernel() -> None:
         "--++",
         {Case.OTHER_NETWORK},
         "birch1: protocol of mlx5_0:1, mlx5_1:1, ",
-        "promised is InfiniBand; ranks 8-15 on birch1: channels run over NET/IB (roce)",
+        "is RoCE, promised is InfiniBand; ranks 8-15 on birch1: channels run over NET/IB (roce)",
     )
 
 
@@ -257,8 +257,10 @@ def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> No
 )
 def test_warnings_at_the_end_of_the_log(text: str, verdict: Verdict) -> None:
     warned = f"birch1:5000:5100 [0] transport/net_ib.cc:1 NCCL WARN {text}\n"
-    facts = rewritten("roce", healthy("roce"), lambda r, log: log + (warned if r == RAILS else ""))
-    assert judged("roce", facts).verdict is verdict
+    facts = rewritten(
+        "infiniband", healthy("infiniband"), lambda r, log: log + (warned if r == RAILS else "")
+    )
+    assert judged("infiniband", facts).verdict is verdict
 
 
 def test_the_adapter_for_which_gpudirect_is_disabled() -> None:
