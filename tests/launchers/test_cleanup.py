@@ -47,7 +47,7 @@ HANGS_S = 60.0
 
 
 def await_none(tag: str, besides: int = 0) -> None:
-    until(lambda: carriers(tag) <= {besides}, "processes are left", HANGS_S)
+    until(lambda: carriers(tag) <= {besides}, lambda: carriers(tag), HANGS_S)
 
 
 Start = Callable[..., tuple["subprocess.Popen[str]", int]]
@@ -86,7 +86,7 @@ def start(_rack_possible: None, tag: str, run_dir: Path) -> Iterator[Start]:
         keeper = int(process.stdout.readline())
         # Controller, daemon, rack, 2 nodes, 2 commands of 5 processes each: otherwise the search
         # for leftovers would prove nothing.
-        until(lambda: len(carriers(tag)) == 15, "all run", HANGS_S)
+        until(lambda: len(carriers(tag)) == 15, lambda: carriers(tag), HANGS_S)
         process.stdin.write("\n")
         process.stdin.flush()
         return process, keeper

@@ -99,6 +99,7 @@ def test_written_host_lists_read_back(hosts: list[str]) -> None:
         ("10.0.0.1\nfe80::1%eth0\nn1.lab.example.org", [
             ("10.0.0.1", None), ("fe80::1%eth0", None), ("n1.lab.example.org", None)]),
         ("a\nb\na\na\n", [("a", 3), ("b", None)]),
+        ("a slots=2\na slots=3", [("a", 5)]),
         ("a slots=4 max-slots=4", [("a", 4)]),
         ("a slots = 4\nb slots= 2", [("a", 4), ("b", 2)]),
         ("[2001:db8::1] slots=8\n2001:db8::2", [("2001:db8::1", 8), ("2001:db8::2", None)]),
@@ -120,6 +121,7 @@ def test_the_user_and_line_of_a_host() -> None:
     [
         ("n:2222", ["n:2222"]),
         ("n:22", ["n:22"]),
+        ("n:8 slots=4", ["n:8"]),
         ("n slots=4 port = 222", ["n:222"]),
         ("root@10.0.0.1:2222 slots=8\nroot@10.0.0.2:2222 slots=8",
          ["root@10.0.0.1:2222", "root@10.0.0.2:2222"]),

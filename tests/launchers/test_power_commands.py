@@ -95,7 +95,10 @@ def test_a_spec_without_a_command() -> None:
             "{switch_off: reboot, switch_on: 'on {node}'}",
             "power.switch_off: 'reboot' does not say which",
         ),
-        ("{switch_off: 'x {node}', switch_on: \"y '{node}\"}", '{node}": No closing quotation'),
+        (
+            "{switch_off: 'x {node}', switch_on: \"y '{node}\"}",
+            'power.switch_on: "y \'{node}": No closing quotation',
+        ),
         ("{switch_off: 'x {node}'}", "power.switch_on: missing"),
     ],
 )

@@ -63,8 +63,8 @@ NOTED = 'sleep 300 & echo $$ $! > pids; : > "$up";'
 
 def await_ends(directory: Path) -> None:
     """Of the noted processes."""
-    for pid in map(int, (directory / "pids").read_text().split()):
-        until(lambda pid=pid: not psutil.pid_exists(pid), "it has ended")  # type: ignore[misc]
+    pids = [int(word) for word in (directory / "pids").read_text().split()]
+    until(lambda: not any(map(psutil.pid_exists, pids)), f"one of {pids} has not ended")
 
 
 def test_a_connection_that_times_out_ends_with_its_children(

@@ -137,7 +137,7 @@ class Marked:
 
     def until_none(self) -> None:
         """The processes that end here would run for minutes."""
-        until(lambda: not self.names(), "a process of the command is left", 60.0)
+        until(lambda: not self.names(), self.names, 60.0)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_local_end_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
     [
         ("echo 'x@n1: Permission denied (key).' >&2; exit 255", "x@n1: Permission denied (key)."),
         ("exec /no/python -c x", "Python did not start on the node (status 127: sh: 1: exec: /no"),
-        ("echo This account is not available.; exit 1", "Python did not start on the node (sta"),
+        ("echo No such account; exit 1", "Python did not start on the node (status 1: No such "),
         ("exit 255", "ssh ended and printed nothing"),
     ],
 )

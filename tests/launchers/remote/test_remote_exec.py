@@ -20,7 +20,7 @@ from pytest_mnode.launchers import node_env as node_env_module
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
 from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, run
+from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END
 
 SET = {"NCCL_DEBUG": "INFO"}
 PASSED = {"NCCL_IB_HCA": "mlx5_9", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"}
@@ -95,9 +95,11 @@ def test_a_command_that_cannot_be_started_fails_with_the_reason() -> None:
 
 def test_a_crash_of_the_remote_end_is_told_and_is_no_success() -> None:
     order = bootstrap.source() + wire.frame(wire.ORDER, b"no json")
-    done = run(REMOTE_END, input=order, text=False)
+    done = subprocess.run(
+        REMOTE_END, input=order, capture_output=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 1
-    assert done.stderr.startswith(b"mnode-exec: JSONDecodeError: Expecting value")  # type: ignore[arg-type]
+    assert done.stderr.startswith(b"mnode-exec: JSONDecodeError: Expecting value")
 
 
 def test_a_command_ends_with_its_input_although_its_output_is_still_read() -> None:

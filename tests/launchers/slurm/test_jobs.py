@@ -86,7 +86,7 @@ def test_text_without_a_job_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:
         jobs_from_text(text)
     printed = repr(text.strip()) if text.strip() else "it printed nothing"
-    assert str(error.value).endswith(f": cannot be read: {printed}")
+    assert str(error.value) == f"scontrol show job: cannot be read: {printed}"
 
 
 @pytest.mark.parametrize(
