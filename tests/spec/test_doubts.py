@@ -19,10 +19,26 @@ def test_the_racks_spec_has_no_doubts() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("fraction: 0.85", "fraction: 0.96", f"{FRACTION}: 0.96 is more than the wire allows"),
-        ("fraction: 0.85", "fraction: 0.47", f"{FRACTION}: 0.47 is below half of what the wire"),
-        ("tolerance_fraction: 0", "tolerance_fraction: 0.4", f"{FRACTION}: 0.85 less tolerance_fr"),
-        ("20 Mbit/s", "200 Mbit/s", "management.line_rate: 200 Mbit/s is no slower than the"),
+        (
+            "fraction: 0.85",
+            "fraction: 0.96",
+            f"{FRACTION}: 0.96 is more than the wire allows, {ALLOWED}: no healthy cluster ",
+        ),
+        (
+            "fraction: 0.85",
+            "fraction: 0.47",
+            f"{FRACTION}: 0.47 is below half of what the wire allows, {ALLOWED}: a cluster at half",
+        ),
+        (
+            "tolerance_fraction: 0",
+            "tolerance_fraction: 0.4",
+            f"{FRACTION}: 0.85 less tolerance_fraction 0.4 is below half of what the wire allows, ",
+        ),
+        (
+            "20 Mbit/s",
+            "200 Mbit/s",
+            "management.line_rate: 200 Mbit/s is no slower than the fabric's 200 Mbit/s: ",
+        ),
         ("[mgmt0]", "['*b0']", "management.interfaces: fab0 is in fabric.interfaces too: "),
         ("[fab0]", "['*0']", "management.interfaces: mgmt0 is in fabric.interfaces too: "),
         ("[fab0]", "[a, b]", "fabric.nics_per_node: 1, but fabric.interfaces names 2 (a, b)"),
@@ -30,7 +46,11 @@ def test_the_racks_spec_has_no_doubts() -> None:
         ("per_node: 0", "per_node: 0\n  memory: 80 GB", "accelerators.memory: given, but "),
         ("per_node: 0", "per_node: 0\n  model: H100", "accelerators.model: given, but "),
         ("kind: ethernet", "gpudirect: true\n  kind: ethernet", "fabric.gpudirect: promised, with"),
-        ("question: gang", "question: mesh", "not_promised[2].question: mesh is promised by"),
+        (
+            "question: gang",
+            "question: mesh",
+            "not_promised[2].question: mesh is promised by criteria.mesh at once",
+        ),
         ("question: gang", "question: storage", "not_promised[2].question: storage is listed tw"),
     ],
 )

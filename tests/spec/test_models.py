@@ -153,7 +153,10 @@ def test_a_spec_is_frozen_and_can_be_pickled(rack: Spec) -> None:
             "import pytest_mnode.spec.bandwidth; from pytest_mnode.spec import default_spec_path",
             ("pydantic", "yaml", "torch"),
         ),
-        ("from pytest_mnode.spec import *; load_spec(default_spec_path())", ("torch",)),
+        (
+            "from pytest_mnode.spec import *; load_spec(default_spec_path()); json_schema()",
+            ("torch",),
+        ),
     ],
 )
 def test_loading_a_spec_imports_only_needed_modules(

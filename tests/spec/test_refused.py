@@ -43,7 +43,11 @@ REFUSED = [
     ("groups.meshes", "[{tp: 2}, {2d: 2}]", "[1]: '2d' is no name of a dimension; accepted: "),
     ("groups.mesh", "[]", "unknown key; did you mean meshes"),
     ("groups.inside_node", "[tp, cp]", "inside_node has cp, which is in no mesh; accepted: pp, dp"),
-    ("groups", "{meshes: [{dp: rest, ep: 2}], inside_node: [tp]}", "inside_node has tp, which is"),
+    (
+        "groups",
+        "{meshes: [{dp: rest, ep: 2}], inside_node: [tp]}",
+        "inside_node has tp, which is in no mesh; accepted: dp, ep",
+    ),
     ("data.batch", "0", "0; accepted: a number of 1 or more"),
     ("data.samples_per_rank", "4", "4; accepted: a number of 16"),
     ("data.accumulation", "1.5", "1.5; accepted: a whole"),
@@ -73,7 +77,11 @@ REFUSED = [
     ("restart.kills", "[rank, rank]", "kills lists one twice; accepted: each of rank, node,"),
     ("restart.kills", "[power]", "'rank', 'node', 'preemption' or 'checkpoint'"),
     ("restart.node_loss", "none", "'spare', 'fewer' or 'rebooted'"),
-    ("restart", "{within: 60 s, node_loss: fewer}", "accepted: with resharded_tolerance, such as"),
+    (
+        "restart",
+        "{within: 60 s, node_loss: fewer}",
+        "accepted: with resharded_tolerance, such as 0.01",
+    ),
     ("restart.tolerance", "1.0", "1.0; accepted: a number below 1"),
     ("restart.tolerance", "-0.1", "-0.1; accepted: a number of 0 or more"),
     ("restart.resharded_tolerance", "0", "0; accepted: a number above 0"),
@@ -127,19 +135,43 @@ def test_impossible_values_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accelerators.per_node": "8"}, "criteria: scaling.compute: 0.6 s, with"),
-        ({"scheduler": "{kind: pbs}", "criteria.scaling": ""}, "scheduler.kind: 'pbs'; accepted"),
-        ({"scheduler": "{kind: kubernetes}"}, "scheduler: kind kubernetes without engine"),
-        ({"scheduler": "{kind: kubernetes, engine: kueue}"}, "scheduler: engine kueue without"),
+        (
+            {"accelerators.per_node": "8"},
+            "criteria: scaling.compute: 0.6 s, with accelerators.per_node 8: real acc",
+        ),
+        (
+            {"scheduler": "{kind: pbs}", "criteria.scaling": ""},
+            "scheduler.kind: 'pbs'; accepted: 'slurm' or 'kubernetes'",
+        ),
+        (
+            {"scheduler": "{kind: kubernetes}"},
+            "scheduler: kind kubernetes without engine; accepted: engine: default, native, kueue",
+        ),
+        (
+            {"scheduler": "{kind: kubernetes, engine: kueue}"},
+            "scheduler: engine kueue without queue; accepted: queue: its LocalQueue",
+        ),
         (
             {"scheduler": "{kind: kubernetes, engine: native, names: {partition: gpu}}"},
             "scheduler: names: not with kind kubernetes; accepted: namespace, queue",
         ),
-        ({"scheduler": "{kind: slurm, queue: gpu}"}, "scheduler: queue: not with kind slurm"),
+        (
+            {"scheduler": "{kind: slurm, queue: gpu}"},
+            "scheduler: queue: not with kind slurm; accepted: with kind kubernetes",
+        ),
         ({"topology.sockets": "1"}, "topology.sockets: 1; accepted: a number of 2 or more"),
-        ({"topology.fabric_socket": "2"}, "topology.fabric_socket: socket 2 of 2; accepted: 0 to"),
-        ({"topology.accelerator_sockets": "[0, 5]"}, "topology.accelerator_sockets: socket 5 of 2"),
-        ({"topology.accelerator_sockets": "[]"}, "topology.accelerator_sockets: []; accepted: a"),
+        (
+            {"topology.fabric_socket": "2"},
+            "topology.fabric_socket: socket 2 of 2; accepted: 0 to 1",
+        ),
+        (
+            {"topology.accelerator_sockets": "[0, 5]"},
+            "topology.accelerator_sockets: socket 5 of 2; accepted: 0 to 1",
+        ),
+        (
+            {"topology.accelerator_sockets": "[]"},
+            "topology.accelerator_sockets: []; accepted: a list of 1 or more",
+        ),
     ],
 )
 def test_promises_beyond_the_cluster_are_refused(
