@@ -249,7 +249,8 @@ def test_shared_file_systems_are_suggested_and_missing_mounts_named() -> None:
     assert "Mounted on all nodes: /data (nfs4 filer:/data)." in text
     assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
     [line] = page.differences
-    assert line.endswith("/home) is mounted on node1, node2, node3, and not on node0")
+    mounted = "/home (lustre mds@tcp:/home) is mounted on node1, node2, node3, and not on node0"
+    assert line == mounted
     on_demand = Mount("/home", "autofs", "auto.home")
     assert draft(changed(shown, 0, mounts=(data, on_demand))).differences == ()
 
@@ -267,7 +268,7 @@ def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
     text = unwrapped(page.text())
     assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
     assert "Mounted on all nodes: /data (nfs4 from 10 sources: 10.9.0.1:/data, " in text
-    assert ", and 7 more; check that they are one file system); /home (lustre" in text
+    assert "and 7 more; check that they are one file system); /home (lustre mds@tcp:/home)." in text
     of_two_kinds = changed(cluster_of(seen_by), 1, mounts=(Mount("/data", "nfs", "x:/data"),))
     expected = "/data (nfs x:/data) is mounted on node1, and not"
     assert any(line.startswith(expected) for line in draft(of_two_kinds).differences)

@@ -246,7 +246,8 @@ def test_a_node_whose_name_resolves_to_loopback_gets_the_address_others_see(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
-    monkeypatch.setattr(discover_nodes, "towards", lambda _: "192.0.2.1")
+    others = dict.fromkeys((addresses["node1"], addresses["node2"]), "192.0.2.1")
+    monkeypatch.setattr(discover_nodes, "towards", others.__getitem__)
     seen = read_nodes(OneOff(), "ssh", "a hostfile was named")
     assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "2001:db8::3"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_mnode.gang.engine import GangRequest, Heartbeat, JobRecord, Phase, Refused
@@ -42,8 +40,8 @@ def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, 
         return {**large(t), **course("2", 101, 107)(t), "3": waits("3") if t < 101 else first}
 
     observations = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
-    window = Window("too large", (large_gang, B, small), observations, notes=((120.0, CLEARED),))
-    window = replace(window, arena=WIDE[:4])
+    gangs, cleared = (large_gang, B, small), ((120.0, CLEARED),)
+    window = Window("too large", gangs, observations, notes=cleared, arena=WIDE[:4])
     return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 

@@ -195,7 +195,9 @@ def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str,
 
 
 def test_a_name_of_no_node(tmp_path: Path) -> None:
-    missing = pytest.raises(UsageError, match=r"--nodelist=n0,m9: m9: no such node$")
+    missing = pytest.raises(
+        UsageError, match=r"^--mnode-slurm-args: --nodelist=n0,m9: m9: no such node$"
+    )
     with engine_of(tmp_path, "--nodelist=n0,m9") as engine, missing:
         engine.capacity()
 

@@ -68,7 +68,7 @@ EVENTS = (
     (
         CORRECTED,
         f"{GPU}.0",
-        f"amdgpu {GPU}.0: 10 correctable hardware errors detected in gfx block",
+        f"amdgpu {GPU}.0: amdgpu: socket: 4, die: 0 10 correctable hardware errors detected in gfx",
     ),
     (FAULT, NIC, f"pcieport {NIC}: DPC: containment event, status:0x1f01 source:0x0000"),
     (FAULT, NIC, f"nvidia-nvswitch3: SXid (PCI:{NIC}): 20034, Fatal, Link 30 fault"),

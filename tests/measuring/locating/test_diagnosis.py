@@ -88,6 +88,11 @@ def test_culprits_among_four_nodes(rule: Rule, words: str | None) -> None:
             "the path node1→node2 (48 Mbit/s): both nodes are fast with others",
         ),
         (
+            lambda a, b, r: 48 if a == 0 and b != 3 else 190,
+            "the paths node0→node1 (48 Mbit/s), node0→node2 (48 Mbit/s): their nodes are fast "
+            "with others",
+        ),
+        (
             lambda a, b, r: 19,
             "the fabric as a whole: every pair is slow, e.g. 19 Mbit/s, the rate of the management "
             "network",

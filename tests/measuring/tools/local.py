@@ -8,8 +8,9 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pytest_mnode.machine.encoding import encode
@@ -25,7 +26,7 @@ BESIDE_NIC = "pytest_mnode.measuring.tools.beside_nic"
 
 
 class BesideNic(subprocess.Popen[str]):
-    """`python -m BESIDE_NIC` with its root and arguments, by a fork: it needs no imports."""
+    """`env NAME=TEXT… python -P -m BESIDE_NIC …` by a fork: it needs no imports."""
 
     def _execute_child(self, *args: Any, **kwargs: Any) -> None:
         popen: Any = subprocess.Popen
@@ -39,16 +40,22 @@ class BesideNic(subprocess.Popen[str]):
             popen._close_pipe_fds(self, *(given[name] for name in pipes))
             return
         try:
-            for fd, own in enumerate((given["p2cread"], given["c2pwrite"], given["c2pwrite"])):
+            for fd, own in enumerate((given["p2cread"], given["c2pwrite"], given["errwrite"])):
                 os.dup2(own, fd)
+            command = given["args"]
+            module = command.index(BESIDE_NIC)
             os.environ.update(given["env"])
+            os.environ.update(word.split("=", 1) for word in command[1 : module - 3])
             sys.stdout = os.fdopen(1, "w", closefd=False)
-            root, *words = given["args"]
-            beside_nic.main(words, Path(root))
+            beside_nic.main(command[module + 1 :], Path(os.environ["ROOT"]))
         except SystemExit as end:
             os._exit(int(end.code or 0))
         finally:
             os._exit(1)
+
+
+FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": BesideNic})
+"""In place of the module subprocess, where only `Nodes.start` of BESIDE_NIC uses it."""
 
 
 def device(name: str, link_layer: str = "Ethernet", netdev: str = "") -> RdmaDevice:
@@ -74,34 +81,11 @@ class Local(LoneNodes):
     ) -> list[list[str]]:
         if list(argv[3:]) == ["pytest_mnode.machine", "rdma"]:
             argv = ["echo", f"a greeting\n{encode(Machine(rdma=self.devices))}"]
+        path = f"PATH={self.directory}:{os.environ['PATH']}"
         return [
-            ["env", *(f"{key}={text}" for key, text in self._own_env(name).items()), *argv]
+            ["env", path, f"DIR={self.directory}", f"NODE={name}", f"ROOT={self.root(name)}", *argv]
             for name in self._names(nodes)
         ]
-
-    def _own_env(self, node: str) -> dict[str, str]:
-        path = f"{self.directory}:{os.environ['PATH']}"
-        return {"PATH": path, "DIR": str(self.directory), "NODE": node}
-
-    def start(
-        self,
-        argv: Sequence[str],
-        node: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        defaults: Mapping[str, str] | None = None,
-        text: str = "",
-        output: int | Any = subprocess.PIPE,
-    ) -> subprocess.Popen[str]:
-        assert list(argv[1:4]) == ["-P", "-m", BESIDE_NIC]
-        return BesideNic(
-            [str(self.root(node)), *argv[4:]],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**self.env(env, defaults), **self._own_env(node)},
-        )
 
     def address(self, node: str) -> str:
         return "127.0.0.1"

@@ -24,7 +24,7 @@ from pytest_mnode.measuring.tools.beside_nic import ToolPlacement, cuda_argument
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult, run_pairs
 from pytest_mnode.spec.fabric import WriteBandwidthPromise, WriteLatencyPromise
 from pytest_mnode.spec.inventory import Fabric
-from tests.measuring.tools.local import Local, device, fabric_of, program
+from tests.measuring.tools.local import FORKING, Local, device, fabric_of, program
 from tests.recorded import Recorded
 from tests.trees import MELLANOX, NIC, Tree, gpu_address, gpu_server
 
@@ -78,7 +78,8 @@ SHUT_OFF = """\
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Local:
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Local:
+    monkeypatch.setattr("pytest_mnode.launchers.nodes.subprocess", FORKING)
     program(tmp_path, "ib_write_bw", WRITE_BW)
     return Local(tmp_path)
 
@@ -380,10 +381,12 @@ def test_the_placement_of_client_and_server_is_judged(
     assert healthy.client.place == "mlx5_9 on NUMA node 0"
     binding = perftest.judge(pairs, fabric, promise)[-1]
     assert (binding.value, binding.verdict) == (2, Verdict.FAIL)
-    culprits = str(binding.culprit).split("; ib_write_bw ")
-    for side, found in zip(("server", "client"), culprits, strict=True):
-        assert f"{side} on n1: CPUs {here}, memory on NUMA node 0" in found
-        assert "none of the CPUs beside mlx5_9 on NUMA node 1 may be used here" in found
+    far = (
+        f"CPUs {here}, memory on NUMA node 0, none of the CPUs beside mlx5_9 on NUMA node 1 may be "
+        "used here; expected beside mlx5_9 on NUMA node 1"
+    )
+    culprits = [f"ib_write_bw {side} on n1: {far}" for side in ("server", "client")]
+    assert binding.culprit == "; ".join(culprits)
     nobody = write_bandwidth(binding="none")
     judged = perftest.judge(pairs, fabric, nobody)
     assert {m.unit for m in judged} == {"Gbit/s"}
@@ -432,6 +435,7 @@ def test_a_far_binding_is_named(
     [
         ("numa2-virtio-aligned-rxe-up", "rxe0", ({0, 1}, {0}), "rxe0 on NUMA node 0"),
         ("numa2-virtio-aligned-rxe-up", "rxe1", ({2, 3}, {1}), "rxe1 on NUMA node 1"),
+        ("numa2-e1000e-siw", "siw1", ({2, 3}, {1}), "siw1 on NUMA node 1"),
         ("numa2-both-nics-on-node1", "rxe0", (None, None), "shows no RDMA device rxe0"),
         ("numa1-veth-rxe", "rxe0", ({0, 1, 2, 3}, {0}), "rxe0 on NUMA node 0"),
     ],
