@@ -19,7 +19,7 @@ _CONSTANTS = {
 }
 _CONSTANT_LINES = "".join(f"{name} = {value!r}\n" for name, value in _CONSTANTS.items())
 JOB_HELPERS = """
-    import os, signal, subprocess, time
+    import os, subprocess, time
     from pathlib import Path
     import pytest
     from pytest_mnode import Job

@@ -7,6 +7,12 @@ import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.choose import choose
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import default_spec_path, load_spec
 from tests.engines.debugged import debug
 from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
@@ -192,3 +198,11 @@ def test_a_node_that_lost_power_unexpectedly_is_booted(slurm: SlurmOnRack, tmp_p
     run = InnerRun(program.returncode, output, tmp_path / "junit.xml")
     assert run.outcomes() == {"test_first": "failure", "test_second": "passed"}, output
     assert "node1 is lost: " in run.cases()["test_first"].findtext("failure", "")
+
+
+def test_without_slurm_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    missing = "Slurm is not installed: srun, salloc, sbatch, scontrol not found in PATH"
+    with pytest.raises(UsageError, match=f"^--mnode-launcher=slurm: {missing}$"):
+        choose(Settings(launcher="slurm"), 2, load_spec(default_spec_path()), [], tmp_path)

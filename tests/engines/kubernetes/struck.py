@@ -70,8 +70,8 @@ class Round:
         return [*states, *why[:9]]
 
     def _heard(self, since_s: float, until_s: float = inf) -> list[str]:
-        """Nodes whose rank wrote a heartbeat in this period."""
-        beats = [beat for observation in self._watch.observations for beat in observation.beats]
+        """Nodes whose rank of this gang wrote a heartbeat in this period."""
+        beats = self._watch.window().beats(self._gang)
         return sorted({beat.node for beat in beats if since_s < beat.at_s < until_s})
 
     def _say(self, what: str, text: str = "") -> None:

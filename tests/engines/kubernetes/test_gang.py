@@ -167,7 +167,7 @@ def test_a_gang_that_lost_a_node_is_requeued_whole(
 def test_a_gang_of_higher_priority_preempts_a_whole_gang(
     bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
-    """It never preempts a part, and the gang is requeued whole; test_jobs has Kueue's."""
+    """It never preempts a part, and the gang is requeued whole; Kueue evicts a job in test_jobs."""
     add_priorities(bed)
     scheduler = {"engine": "native"}
     arguments(bed, tmp_path, scheduler)
