@@ -144,15 +144,18 @@ def test_each_fault_is_named(tmp_path: Path) -> None:
     assert "; rank 1 on node0 and rank 2 on node1 both read samples " in overlap
     assert overlap.count("both") == 1
     [files] = [name for name in failed if "/datasets: files" in name]
+    steps = "optimiser: samples in a step of the optimiser"
     for name, start in {
         "drop_last, 0 workers, epoch 0: samples that reached no rank": "rank 3 on node1 read 63, ",
         "padded, 2 workers, epoch 0: samples that reached no rank": "rank 1 on node0 lacks ",
         "3 epochs: epochs read in the order of an earlier epoch": "all 4 ranks: epoch 1 in the ",
-        "optimiser: samples in a step of the optimiser": "all 4 ranks: 32 samples in a step, ",
+        steps: "all 4 ranks: 32 samples in a step, expected 64; ",
         "loss: ranks with a wrong mean": "all 4 ranks: ",
         files: "rank 3 on node1 reads shard-0.bin as ",
     }.items():
         assert failed[name].startswith(start), failed
+    mean = failed["loss: ranks with a wrong mean"]
+    assert mean.endswith(": the average of the ranks' averages")
     cut = failed["cut at sample 128, 2 ranks go on: samples lost or read again"]
     assert cut.endswith(" read again by rank 1 on node0")
     seeds = failed["4 ranks with seed 20: generators that draw the same numbers as another"]
@@ -164,14 +167,16 @@ def test_a_deviation_of_one_rank_or_part_is_found(tmp_path: Path) -> None:
     done = _with(tmp_path, SECOND)
     failed = done.failed("data")
     seeds = "4 ranks with seed 20: generators that draw"
+    weights = "optimiser: gradients that are not the mean over the batch"
     for name, start in {
         "padded, 0 workers, epoch 1: samples that reached no rank": "rank 2 on node1 shuffles by ",
         "3 epochs: epochs read in the order of an earlier epoch": "rank 2 on node1: epoch 1 in the",
-        "optimiser: gradients that are not the mean over the batch": "all 4 ranks: weights add up ",
+        weights: "all 4 ranks: weights add up to 2, as if the loss were not divided",
         "tokens: ranks with a wrong sum": "all 4 ranks: ",
         f"{seeds} different numbers in a second run": "all 4 ranks: others from python",
     }.items():
         assert failed[name].startswith(start), failed
+    assert failed["tokens: ranks with a wrong sum"].endswith(": as float64 has it")
     assert "padded, 0 workers, epoch 0: samples that reached no rank" not in failed
     assert "optimiser: samples in a step of the optimiser" not in failed
     found = done.measurements("data")

@@ -121,12 +121,14 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
         "test_payloads_arrive_unchanged[node3]",
     }
     tied = "GLOO_SOCKET_IFNAME=mgmt0 (not the fabric's interface), NCCL_ALGO=Ring (one algorithm)"
+    filtered = "connections to it are filtered on the management network, datagrams pass"
+    hole = "its link to the fabric network, both ways"
     found.assert_culprits(
         {
             "test_first_node_is_reached[node0]": "node0 10.77.0.1",
-            "test_every_node_is_reached[node0]": "node0: connections to it are filtered on the ",
+            "test_every_node_is_reached[node0]": f"node0: {filtered}",
             "test_every_node_is_reached[node3]": "node3: fab0 has no carrier",
-            "test_full_size_packets_pass[node1]": "node1: its link to the fabric network, both ",
+            "test_full_size_packets_pass[node1]": f"node1: {hole}",
             "test_storage_can_be_used[node1]": f"node1 {base}/checkpoints: read-only file system",
             "test_storage_can_be_used[node3]": f"node3 {base}/scratch: no space left on device",
             "test_storage_is_shared[node2]": f"node2 {base}/checkpoints is tmpfs",
@@ -144,8 +146,8 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
             "test_names_are_found[node2]": "12 of 12 were late",
         }
     )
-    hole = found.cases["test_full_size_packets_pass[node1]"]["measurements"][0]
-    assert hole["value"] == 1400
+    packets = found.cases["test_full_size_packets_pass[node1]"]["measurements"][0]
+    assert packets["value"] == 1400
     [skew] = found.cases["test_clocks_agree[node2]"]["measurements"]
     assert 1990 < skew["value"] < 2010
     assert [p for p in base.rglob("*") if p.name.startswith(".")] == []  # nothing is left behind
@@ -205,10 +207,12 @@ def test_routes_that_refuse_a_peer_or_leave_the_network_are_named_and_not_the_pe
     found = _preflight(tmp_path, faults, "-k", "reached or payloads")
     ends = {f"test_every_node_is_reached[node{index}]" for index in (0, 1)}
     assert found.with_verdict("fail") == ends, found.done.run.output
+    refused = "blackhole route to 10.78.0.4/32 (ip route del blackhole 10.78.0.4/32)"
+    other = "its route to node2 leaves by mgmt0, not by fab0 (ip route get 10.78.0.3)"
     found.assert_culprits(
         {
-            "test_every_node_is_reached[node1]": "node1: blackhole route to 10.78.0.4/32 (ip rou",
-            "test_every_node_is_reached[node0]": "node0: its route to node2 leaves by mgmt0, not",
+            "test_every_node_is_reached[node1]": f"node1: {refused}",
+            "test_every_node_is_reached[node0]": f"node0: {other}",
         }
     )
     assert found.with_verdict("inconclusive") == {
@@ -222,11 +226,15 @@ def test_routes_that_refuse_a_peer_or_leave_the_network_are_named_and_not_the_pe
 def test_a_byte_changed_now_and_then_and_one_connection_a_minute_are_named(tmp_path: Path) -> None:
     """One round of payloads shows a single path of the node whose wire changes a byte, or none."""
     faults = "corrupt_payload:node0:6 MiB,few_connections:node1+node2"
-    found = _preflight(tmp_path, faults, "-k", "reached or payloads")
+    chosen = "reached or payloads or every_rank_is"
+    found = _preflight(tmp_path, faults, "-k", chosen, files=("test_mesh.py",))
     ends = {f"test_every_node_is_reached[node{index}]" for index in (1, 2)}
     changed = "test_payloads_arrive_unchanged[node0]"
     assert found.with_verdict("fail") == {*ends, changed}, found.done.run.output
     found.assert_culprits(dict.fromkeys(ends, "path from node1 to node2 (one way)"))
+    # Each of the three failures stops tests that need ranks.
+    [case] = found.done.criterion("mesh")["cases"]
+    assert (case["verdict"], " and 2 more" in case["message"]) == ("inconclusive", True), case
 
 
 @turns_red("preflight", "test_temporary_files_can_be_written")
