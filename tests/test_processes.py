@@ -18,6 +18,7 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.launchers.remote import command_process
+from tests.waiting import until
 
 STAYS = "import time; print(flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {STAYS}"
@@ -48,11 +49,11 @@ def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
 
 
 def test_every_child_that_has_ended_is_reaped_with_its_status() -> None:
-    """In a process of its own, which has no other children."""
+    """In a process of its own, which has no other children; one is in a session of its own."""
     program = """
 import os, signal, sys, time
 from pytest_mnode import processes
-third = os.fork() or os._exit(3)
+third = os.fork() or os.setsid() or os._exit(3)
 stays = os.fork() or sys.exit(time.sleep(30))
 killed = os.fork() or sys.exit(time.sleep(30))
 os.kill(killed, signal.SIGKILL)
@@ -66,6 +67,15 @@ os.waitpid(stays, 0)
 assert processes.reap() == []
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
+
+
+def test_an_ended_process_counts_as_ending_reaped_or_not() -> None:
+    child = subprocess.Popen(["true"])
+    until(lambda: processes.has_ended(child.pid))
+    assert processes.is_ending(child.pid)
+    child.wait(10.0)
+    assert processes.is_ending(child.pid)
+    assert not processes.is_ending(os.getpid())
 
 
 class _Stuck:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
@@ -45,21 +43,3 @@ def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
     server._launch(message, own=lambda *_: None)
     for pipe in (agent, theirs, collector):
         pipe.close()
-
-
-REAPS = """
-import subprocess, time
-from pytest_mnode import processes
-child = subprocess.Popen(["true"], start_new_session=True)
-while not (ended := processes.reap()):
-    time.sleep(0.01)
-print(ended == [(child.pid, 0)])
-"""
-
-
-def test_a_child_of_another_session_is_reaped() -> None:
-    """As ranks are, which elastic starts in sessions of their own."""
-    done = subprocess.run(
-        [sys.executable, "-c", REAPS], capture_output=True, text=True, timeout=30, check=True
-    )
-    assert done.stdout == "True\n"

@@ -13,7 +13,6 @@ from pytest_mnode import processes
 from pytest_mnode.agent import world_part
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.world_part import WorldPart
-from tests.waiting import until
 
 
 @pytest.mark.parametrize("kernel_lists_children", [True, False])
@@ -63,12 +62,3 @@ def test_a_process_that_outlives_sigkill_is_not_waited_for(monkeypatch: pytest.M
     part.end()
     assert part.has_ended()
     theirs.close()
-
-
-def test_an_ended_process_counts_as_ending_reaped_or_not() -> None:
-    child = subprocess.Popen(["true"])
-    until(lambda: processes.has_ended(child.pid))
-    assert processes.is_ending(child.pid)
-    child.wait(10.0)
-    assert processes.is_ending(child.pid)
-    assert not processes.is_ending(os.getpid())
