@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.errors import EnvironmentContractError
+from pytest_mnode.criteria.launching.meeting import meet
 from pytest_mnode.reference_job import JobConfig
 
 MODULE = "pytest_mnode.reference_job"
+REMEDY = "start the job with torchrun"
 USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json"
 Program = Callable[..., tuple[object, str]]
 
@@ -53,9 +54,7 @@ def test_the_usage_and_any_other_error_are_one_line(
     status, error = program()
     assert status == 2
     assert error.startswith(f"train: {USAGE}")
-
-    def fails(_: str) -> JobConfig:
-        raise EnvironmentContractError("RANK is not set; start the job with torchrun")
-
-    monkeypatch.setattr(JobConfig, "read", fails)
-    assert program("config.json") == (1, "train: RANK is not set; start the job with torchrun\n")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(JobConfig, "read", lambda _: meet(5.0))  # as without torchrun
+    status, error = program("config.json")
+    assert (status, error.partition(",")[0]) == (1, f"train: RANK is not set; {REMEDY}")
