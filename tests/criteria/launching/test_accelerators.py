@@ -106,7 +106,7 @@ TENSOR, PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-si
         ([f"{TENSOR}=3"], "does not divide 8 ranks"),
         ([f"{TENSOR}=2", f"{PIPELINE}=3"], "does not divide 8 ranks"),
         ([f"{TENSOR}=4"], "does not divide the 2 ranks of a node"),
-        ([f"{TENSOR}=two"], "is not a number"),
+        ([f"{TENSOR}=two"], "'two' is not a number"),
         ([f"{TENSOR}=0"], "does not divide 8 ranks"),
         ([TENSOR, "2", PIPELINE, "4"], ""),
         ([TENSOR, "3"], "does not divide 8 ranks"),

@@ -75,9 +75,11 @@ def test_a_wrong_variable_is_named_with_node_and_rank(
             ("megatron", f"SLURM_{name}", None, f"SLURM_{name} is not set")
             for name in ("PROCID", "NTASKS", "LOCALID", "NODEID")
         ],
+        ("megatron", "SLURM_PROCID", "-1", "SLURM_PROCID='-1' is not a number"),
         # Not every launcher sets these, but where they are set they are numbers.
         ("deepspeed", "CROSS_RANK", "x", "CROSS_RANK='x' is not a number"),
         ("deepspeed", "CROSS_SIZE", "", "CROSS_SIZE='' is not a number"),
+        ("deepspeed", "LOCAL_SIZE", "two", "LOCAL_SIZE='two' is not a number"),
         ("torchrun", "GROUP_WORLD_SIZE", "-1", "GROUP_WORLD_SIZE='-1' is not a number"),
         ("torchrun", "SLURM_NODEID", "?", "SLURM_NODEID='?' is not a number"),
         ("megatron", "SLURM_JOB_NUM_NODES", "4x2", "SLURM_JOB_NUM_NODES='4x2' is not a number"),
@@ -85,7 +87,7 @@ def test_a_wrong_variable_is_named_with_node_and_rank(
 )
 def test_variables_of_one_style(style: str, variable: str, value: str | None, line: str) -> None:
     reports = changed(right(expected(style)), 4, **{variable: value})
-    assert f"node2 rank 4: {line}" in faults(reports, style)
+    assert faults(reports, style) == [f"node2 rank 4: {line}"]
 
 
 @pytest.mark.parametrize("port", ["0", "65536"])

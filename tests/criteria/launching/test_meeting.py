@@ -93,7 +93,11 @@ CONTRACT = "EnvironmentContractError: "
 @pytest.mark.parametrize(
     ("meeting", "line"),
     [
-        ("store absent", r"TimeLimitError: rank 1 of 4 .* the store at 127.0.0.1:PORT within 5 s:"),
+        (
+            "store absent",
+            r"TimeLimitError: rank 1 of 4 on \S+ could not reach the store at 127.0.0.1:PORT "
+            r"within 5 s: connection refused; rank 0 hosts the store: it may be absent, or the",
+        ),
         ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' cannot be resolved \("),
         ("store lost", r"WorldError: rank 1 of 4 on \S+ lost the store while it waited"),
         ("wrong port", CONTRACT + "MASTER_PORT='29x' is not a number$"),

@@ -123,8 +123,9 @@ def test_a_step_that_slurm_does_not_start_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = a_step(tmp_path, monkeypatch, "echo 'srun: error: no room in job 7' >&2; exit 1")
-    message = "^not submitted: the queue is full; srun: no room in job 7; let the run's allocation"
-    with pytest.raises(NotSubmittedError, match=message):
+    why = "^not submitted: the queue is full; srun: no room in job 7; let the run's allocation "
+    remedy = r"leave room .*, or set criteria\.launch\.path: direct in the spec if users start"
+    with pytest.raises(NotSubmittedError, match=why + remedy):
         made.wait(20.0)
     made.close()
 

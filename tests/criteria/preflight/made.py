@@ -339,6 +339,7 @@ def verdicts(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
     found = {}
     for name, answer in asked(judge, survey, spec).items():
         there = {m.verdict for m in answer}
+        assert there != {None}, name
         for verdict in (Verdict.INCONCLUSIVE, Verdict.FAIL):
             if verdict in there:
                 found[name] = verdict.value

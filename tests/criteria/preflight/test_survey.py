@@ -206,7 +206,7 @@ def test_a_survey_that_nobody_goes_on_with_ends_itself(tmp_path: Path) -> None:
     """Its connection hangs, so that its input does not end."""
     with (
         surveying(tmp_path, "p._SELF_DESTRUCT_S = 0.2; p.main()", looks=False) as without_orders,
-        surveying(tmp_path, "p._SELF_DESTRUCT_S = 2.0; p.main()") as looked,
+        surveying(tmp_path, "p._SELF_DESTRUCT_S = 5.0; p.main()") as looked,
     ):
         assert (without_orders.wait(30), looked.wait(30)) == (1, 1)
     assert list(tmp_path.iterdir()) == []

@@ -58,6 +58,7 @@ def test_accelerators_that_are_missing_or_do_not_answer() -> None:
     lost = with_facts(TWO_GPUS, 1, accelerators=(H100, Accelerator(index=1)))
     count, *_ = asked(devices.accelerators, lost, STATES)["gpu1"]
     assert (count.value, count.culprit) == (1, "gpu1 accelerator 1")
+    assert "accelerator 1 does not answer" in count.note
     mute = with_facts(TWO_GPUS, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(devices.accelerators, mute, STATES) == {"gpu1": "inconclusive"}
     amd = PciTree(functions=(PciFunction(address="0000:1b:00.0", kind="1200", vendor="1002"),))

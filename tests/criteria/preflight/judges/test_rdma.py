@@ -148,7 +148,7 @@ def test_listed_devices_that_cannot_be_opened(
     survey = with_facts(survey, 1, verbs=verbs and (verbs,))
     [found] = asked(rdma.rdma_opened, survey, spec)["gpu1"]
     assert found.verdict == verdict
-    assert words in f"{found.culprit} {found.note}"
+    assert words in str(found.culprit if verdict == "fail" else found.note)
     assert verdicts(rdma.rdma_opened, survey, spec).get("gpu0") is None
 
 
