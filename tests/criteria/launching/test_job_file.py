@@ -41,8 +41,11 @@ def test_all_means_all_nodes_and_one_rank_per_accelerator(
     text = MINIMAL.replace("nodes: 2", "nodes: all").replace("_node: 0", "_node: all")
     made = job(tmp_path, f"{text}{more}\n").placed(16, has, every=every)
     assert (made.node_count, made.accelerators_per_node, made.rank_count) == placed
+
+
+def test_a_number_of_nodes_is_kept_whatever_all_means(tmp_path: Path) -> None:
     three = job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: 3"))
-    assert three.placed(4, 0, every=2).nodes == 3
+    assert three.placed(4, 0, every=2).node_count == 3
 
 
 def test_ranks_per_node_is_filled_into_the_command(tmp_path: Path) -> None:
