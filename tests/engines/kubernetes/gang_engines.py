@@ -205,12 +205,13 @@ def jobset(bed: KubernetesOnRack) -> None:
 
 @pytest.fixture(scope="session")
 def kueue(bed: KubernetesOnRack) -> Kueue:
-    """A running Kueue with a queue as large as the cluster."""
+    """A running Kueue with a queue as large as the cluster, and one that is larger."""
     assert unavailable([KUEUE]) is None
     kueue = Kueue(bed)
     kueue.start()
     kueue.queue("cluster", len(bed.names))
-    kueue.await_collected("cluster")
+    kueue.queue("larger", 2 * len(bed.names))
+    kueue.await_collected("larger")
     return kueue
 
 

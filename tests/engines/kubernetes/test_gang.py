@@ -21,7 +21,7 @@ from tests.acceptance.certified import ACCEPTANCE, Certified, certificate_of
 from tests.engines.inside import page_for, run_pytest, running_pytest
 from tests.engines.kubernetes import preempted
 from tests.engines.kubernetes.bed import KubernetesOnRack
-from tests.engines.kubernetes.gang_engines import GPU, add_priorities, define, give_gpus
+from tests.engines.kubernetes.gang_engines import GPU, Kueue, add_priorities, define, give_gpus
 from tests.engines.kubernetes.programs import (
     COSCHEDULING,
     JOBSET,
@@ -141,6 +141,17 @@ def test_without_gang_scheduling_half_a_gang_holds_nodes(
     assert f"Insufficient {GPU}" in part["culprit"], part
 
 
+def test_a_quota_above_capacity_admits_half_a_gang(
+    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path
+) -> None:
+    done = certify(bed, tmp_path, {"engine": "kueue", "queue": "larger"}, RACE, nodes=2)
+    verdict, race = done.case("gang", RACE)
+    assert verdict == "fail", done.run.output
+    assert re.match(r"race 1: [AB] held 1 of 2 nodes", race[PART]["culprit"]), race[PART]
+    parts = [race[name]["note"] for name in ("race 1: A: a part", "race 1: B: a part")]
+    assert any("Admitted: 1 Pending + 1 Running" in part for part in parts), parts
+
+
 def test_a_gang_with_a_lower_minimum_starts_incomplete(
     bed: KubernetesOnRack, volcano: None, tmp_path: Path
 ) -> None:
@@ -164,12 +175,16 @@ def test_a_gang_that_lost_a_node_is_requeued_whole(
     assert re.search(r"node\d dead: requeued", loss[FATE]["note"]), loss
 
 
+@pytest.mark.parametrize(
+    "scheduler",
+    [{"engine": "native"}, {"engine": "kueue", "queue": "cluster"}],
+    ids=["native", "kueue"],
+)
 def test_a_gang_of_higher_priority_preempts_a_whole_gang(
-    bed: KubernetesOnRack, tmp_path: Path
+    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path, scheduler: dict[str, str]
 ) -> None:
-    """It never preempts a part, and the gang is requeued whole; Kueue evicts a job in test_jobs."""
+    """It never preempts a part, and the gang is requeued whole; test_jobs has checkpoints."""
     add_priorities(bed)
-    scheduler = {"engine": "native"}
     arguments(bed, tmp_path, scheduler)
     template, named = str(tmp_path / "pods.json"), json.dumps(scheduler)
     done = bed.run(sys.executable, preempted.__file__, template, named, limit_s=300)
