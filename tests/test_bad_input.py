@@ -25,13 +25,22 @@ NODES = "accepted: a whole number of 1 or more"
             "ERROR: --mnode-nodes=99: h100-ib.yaml says nodes: 16; accepted: 1*",
         ),
         (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
-        (["--mnode-launcher=cloud"], "ERROR: --mnode-launcher=cloud: accepted: auto, local*"),
+        (
+            ["--mnode-launcher=cloud"],
+            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm, kubernetes",
+        ),
         (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
         (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
         (["--mnode-timeout=soon"], "ERROR: --mnode-timeout=soon: accepted: seconds, more than 0"),
-        (["--mnode-locate-budget=0"], "ERROR: --mnode-locate-budget=0: accepted: seconds, m*"),
+        (
+            ["--mnode-locate-budget=0"],
+            "ERROR: --mnode-locate-budget=0: accepted: seconds, more than 0",
+        ),
         (["--mnode-timeout=nan"], "ERROR: --mnode-timeout=nan: accepted: seconds, more than 0"),
-        (["--mnode-slurm-args=--partition='gpu"], "ERROR: --mnode-slurm-args=--partition='gpu: a*"),
+        (
+            ["--mnode-slurm-args=--partition='gpu"],
+            "ERROR: --mnode-slurm-args=--partition='gpu: accepted: arguments as for a shell*",
+        ),
         (["--mnode-shared-dir=file.txt"], "ERROR: --mnode-shared-dir=*file.txt: accepted: a dir*"),
         (["--mnode-launcher=ssh", "--mnode-nodes=2"], "ERROR: --mnode-launcher=ssh: no nodes *"),
         (
@@ -42,8 +51,14 @@ NODES = "accepted: a whole number of 1 or more"
             ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=file.txt"],
             "ERROR: *file.txt: names no host; accepted: host, user@host or *",
         ),
-        (["--mnode-hostfile=~nosuchuser/hosts"], "ERROR: --mnode-hostfile=~nosuchuser/hosts: a*"),
-        ([f"--mnode-report={'a' * 300}"], "ERROR: --mnode-report=a*: accepted: a directory, or*"),
+        (
+            ["--mnode-hostfile=~nosuchuser/hosts"],
+            "ERROR: --mnode-hostfile=~nosuchuser/hosts: accepted: a path (Could not determine *",
+        ),
+        (
+            [f"--mnode-report={'a' * 300}"],
+            "ERROR: --mnode-report=a*: accepted: a directory, or a new name (File name too long)",
+        ),
         (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],

@@ -69,7 +69,8 @@ def test_a_test_of_one_node_counts_for_that_node_alone(pytester: pytest.Pytester
     """
     write_files(pytester.path, test_mesh=body)
     args = (f"--mnode-spec={default_spec_path()}", "--mnode-nodes=2", "--mnode-launcher=local")
-    run_here(pytester, *args, "--mnode-report=report")
+    run = run_here(pytester, *args, "--mnode-report=report")
+    assert "covered: 2 of 2 nodes: local[0-1]\n" in run.output, "the spec names no number"
     written = json.loads((pytester.path / "report/certificate.json").read_text())
     [mesh] = [one for one in written["criteria"] if one["name"] == "mesh"]
     assert [case["nodes"] for case in mesh["cases"]] == [["local0"], ["local1"]]

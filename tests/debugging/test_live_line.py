@@ -164,6 +164,15 @@ def test_the_line_is_off_beside_another_or_with_workers(quiet: dict[str, str], w
     assert "\x1bD" not in quiet[why]
 
 
+@pytest.fixture
+def coloured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Where pytest would write in colour to a terminal, also on CI."""
+    for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "PY_COLORS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return pytester
+
+
 @pytest.mark.parametrize(
     ("args", "env", "shown"),
     [
@@ -181,16 +190,14 @@ def test_settings_that_turn_the_line_off(
     args: tuple[str, ...],
     env: dict[str, str],
     shown: bool,
-    pytester: pytest.Pytester,
+    coloured: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "PY_COLORS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in ({"TERM": "xterm"} | env).items():
+    for name, value in env.items():
         monkeypatch.setenv(name, value)
     ours, theirs = pty.openpty()
     with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
-        config = pytester.parseconfig(*args)
+        config = coloured.parseconfig(*args)
         monkeypatch.setattr(sys, "__stdout__", terminal)
         config.pluginmanager.register(pytest.TerminalReporter(config, terminal), "terminalreporter")
         fd = terminal_of(config)
@@ -200,10 +207,10 @@ def test_settings_that_turn_the_line_off(
             os.close(fd)
 
 
-def test_a_pipe_is_no_terminal(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_no_terminal(coloured: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, writes = os.pipe()
     with os.fdopen(reads), os.fdopen(writes, "w") as pipe:
-        config = pytester.parseconfig("--color=yes")
+        config = coloured.parseconfig("--color=yes")
         monkeypatch.setattr(sys, "__stdout__", pipe)
         config.pluginmanager.register(pytest.TerminalReporter(config, pipe), "terminalreporter")
         assert terminal_of(config) is None

@@ -200,6 +200,16 @@ def test_failures_are_in_order_of_time(ranks: Ranks) -> None:
     assert text.index("KeyError: early") < text.index("ValueError: late")
 
 
+def test_equal_errors_of_ranks_that_are_not_neighbours_are_one(ranks: Ranks) -> None:
+    for rank in range(4):
+        word = "odd" if rank % 2 else "even"
+        ranks.say(rank, report("call", "failed", f"OverflowError: {word}"), at=1.0)
+    text = ranks.failure()
+    assert "[ranks 0,2 of 4 on node0,node2: first]\nOverflowError: even" in text
+    assert "[ranks 1,3 of 4 on node1,node3]\nOverflowError: odd" in text
+    assert text.count("Error: ") == 2
+
+
 def test_an_abort_after_a_lost_peer_is_a_victim(ranks: Ranks) -> None:
     ranks.die(0, 1.0, code=None, signal=6, log="[rank0] NCCL watchdog: ncclRemoteError")
     ranks.die(2, 2.0, code=None, signal=11)

@@ -6,6 +6,15 @@ import pytest
 
 from tests.inner import InnerRun, run_pytest, write_files
 
+CONFTEST = """
+    import os
+    import pytest
+
+    @pytest.fixture(scope="class")
+    def shelf(rank):
+        yield os.getpid()
+        raise OSError("the shelf fell")
+"""
 TESTS = """
     import os, time, unittest
     import pytest
@@ -51,11 +60,6 @@ TESTS = """
         def test_of_unittest(self):
             time.sleep(2 * int(os.environ["RANK"]))
 
-    @pytest.fixture(scope="class")
-    def shelf(rank):
-        yield os.getpid()
-        raise OSError("the shelf fell")
-
     class TestShelf:
         KEPT = []
 
@@ -69,7 +73,7 @@ TESTS = """
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("expected")
-    write_files(directory, test_it=TESTS)
+    write_files(directory, conftest=CONFTEST, test_it=TESTS)
     return run_pytest(directory, "-rA", "--mnode-nodes=2", "--mnode-launcher=local")
 
 
@@ -107,6 +111,12 @@ def test_a_rank_that_did_not_pass_is_the_finding(ran: InnerRun) -> None:
     assert failure is not None
     assert "rank 1 of 2 on local1: exited with code 3" in str(failure.get("message"))
     assert "XPASS" not in str(failure.text)
+
+
+def test_hook_wrappers_are_hidden_in_ranks(ran: InnerRun) -> None:
+    """pytest itself cuts them off, but not from errors of a fixture in a conftest.py."""
+    assert "the shelf fell" in ran.output
+    assert "pytest_runtest_teardown" not in ran.output
 
 
 def test_errors_of_wide_fixtures_are_said_once_when_they_end(ran: InnerRun) -> None:

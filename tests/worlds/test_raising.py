@@ -97,7 +97,9 @@ def test_skip_on_some_lists_the_ranks(ran: Scenario, name: str, outcome: str, wh
     assert who in ran[name].message.removeprefix("failed on setup with ").strip('"')
 
 
-@pytest.mark.parametrize("name", ["xfail_on_all", "xfail_on_one_while_others_wait"])
+@pytest.mark.parametrize(
+    "name", ["xfail_on_all", "xfail_on_one_while_others_wait", "xfail_strict_on_one"]
+)
 def test_expected_failure(ran: Scenario, name: str) -> None:
     assert ran[name].outcome == "skipped"
     assert f"test_{name} XFAIL (known)" in ran.run.output

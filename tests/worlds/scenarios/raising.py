@@ -113,6 +113,11 @@ def test_xfail_for_another_reason(rank: int) -> None:
     raise ValueError("as known")
 
 
+@pytest.mark.xfail(reason="known", strict=True)
+def test_xfail_strict_on_one(rank: int) -> None:
+    assert rank != 2
+
+
 @pytest.mark.xfail(reason="known")
 def test_xfail_does_not_cover_a_death(rank: int) -> None:
     if rank == 1:
