@@ -32,7 +32,7 @@ from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import MatmulPromise
 from pytest_mnode.spec.inventory import Fabric
 from tests.certificate.conftest import certify
-from tests.criteria.preflight.made import cut, healthy, spec_of
+from tests.criteria.preflight.made import cut, healthy, promising
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 Readings = tuple[tuple[str, ...], frozenset[str]]
@@ -149,11 +149,9 @@ def test_no_bad_node_has_passed_and_no_healthy_one_has_failed(
 
 
 @given(found=readings(), one_way=st.booleans())
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_nodes_that_are_cut_off(tmp_path: Path, found: Readings, one_way: bool) -> None:
-    spec = spec_of(tmp_path, "{reachable: {networks: [fabric], within: 2 s}}")
+@settings(max_examples=30, deadline=None)
+def test_nodes_that_are_cut_off(found: Readings, one_way: bool) -> None:
+    spec = promising("{reachable: {networks: [fabric], within: 2 s}}")
     count = len(found[0])
     assume(count > 2)
     bad = {int(name.removeprefix("node")) for name in found[1]}

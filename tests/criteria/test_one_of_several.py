@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,10 +64,10 @@ from tests.criteria.preflight.made import (
     Judge,
     cut,
     healthy,
+    promising,
     rdma_device,
     rdma_port,
     silent,
-    spec_of,
     with_facts,
     with_interface,
     with_node,
@@ -101,7 +100,7 @@ class Mute(Bad):
 
 
 Broken = Callable[[Survey, Bad], Survey]
-Ask = Callable[[Path, Bad | None], Sequence[Measurement]]
+Ask = Callable[[Bad | None], Sequence[Measurement]]
 """Measurements of a cluster with one bad device, or a healthy one."""
 
 
@@ -182,22 +181,19 @@ def _survey() -> Survey:
     return survey
 
 
-_spec = cache(spec_of)
-
-
 def _machine() -> Machine:
     return _survey().nodes[0].machine
 
 
 def _preflight(judge: Judge, promise: str, broken: Broken, kind: str = "roce") -> Ask:
-    def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
+    def ask(bad: Bad | None) -> list[Measurement]:
         survey = _survey()
         if isinstance(bad, Mute):
             survey = with_node(silent(survey, bad.node), bad.node, payloads=None)
         elif bad is not None:
             survey = broken(survey, bad)
         gpus = "2, model: H100, memory: 80 GB"
-        spec = _spec(directory, promise, kind, accelerators=gpus)
+        spec = promising(promise, kind, accelerators=gpus)
         return [of_node(name, one) for name in NAMES for one in judge(survey, spec, name)]
 
     return ask
@@ -387,7 +383,7 @@ OF_GPUS = {
 def _of_ports(counters: Counters, later: Counters, **of_node: Any) -> Ask:
     """Counters of fabric ports before and after: `later` those of the bad port."""
 
-    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+    def ask(bad: Bad | None) -> list[Measurement]:
         fabric = compose.spec_of("ethernet", interfaces="fab*").fabric
         before = {name: PortReading("a", dict.fromkeys(RAILS, counters)) for name in NAMES}
         after = dict(before)
@@ -404,7 +400,7 @@ def _transport(
 ) -> Ask:
     """broken: gets the evidence, the name of a node, of a NIC there, and the number of a rank."""
 
-    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+    def ask(bad: Bad | None) -> list[Measurement]:
         facts = compose.healthy(IB, COUNT)
         facts = with_nics(facts, None, *map(compose.interface, also))
         facts = carried(facts, None, dict.fromkeys(also, 20_000))
@@ -460,7 +456,7 @@ OF_TRAFFIC: dict[str, Row] = {
 }
 
 
-def _nearest(_: Path, bad: Bad | None) -> list[Measurement]:
+def _nearest(bad: Bad | None) -> list[Measurement]:
     """Each rank sends over the NIC of its accelerator; the bad one over both."""
     answers = []
     for number in range(2 * COUNT):
@@ -480,7 +476,7 @@ def _is_bad(rank: int, bad: Bad | None) -> bool:
 def _rates(**changes: Any) -> Ask:
     """Ranks that are equally fast, but one, in its rate, alone, or in what its GPU reported."""
 
-    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+    def ask(bad: Bad | None) -> list[Measurement]:
         load = Load(50, (), 1700, 0.0, 5, 5)
         rows = tuple(
             replace(one, **changes) if _is_bad(rank, bad) else one
@@ -500,13 +496,13 @@ def _rates(**changes: Any) -> Ask:
 
 
 def _products(count: int | None) -> Ask:
-    return lambda _, bad: judge_products(
+    return lambda bad: judge_products(
         "float32", 8, {name: count if _is_bad(rank, bad) else 0 for rank, name in enumerate(RANKS)}
     )
 
 
 def _steps(why: str) -> Ask:
-    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+    def ask(bad: Bad | None) -> list[Measurement]:
         rows = []
         for rank, name in enumerate(RANKS):
             models: tuple[int, ...] = (rank, (rank + 2) % len(RANKS), (rank + 4) % len(RANKS), rank)
@@ -520,7 +516,7 @@ def _steps(why: str) -> Ask:
     return ask
 
 
-def _off_fabric(_: Path, bad: Bad | None) -> list[Measurement]:
+def _off_fabric(bad: Bad | None) -> list[Measurement]:
     traffic = []
     for index, name in enumerate(NAMES):
         sent = {OTHERS[0]: 1, "fab0": 100, OTHERS[1]: 1}
@@ -530,7 +526,7 @@ def _off_fabric(_: Path, bad: Bad | None) -> list[Measurement]:
     return judge_busbw(judged([row(MIB, 0.9)], traffic=traffic))
 
 
-def _latency(_: Path, bad: Bad | None) -> list[Measurement]:
+def _latency(bad: Bad | None) -> list[Measurement]:
     pairs = {
         (a, b): 1e-3 if bad is not None and bad.node in (a, b) else 40e-6
         for a, b in itertools.combinations(range(COUNT), 2)
@@ -541,7 +537,7 @@ def _latency(_: Path, bad: Bad | None) -> list[Measurement]:
 def _located(slow: Callable[[Bad, int, int], bool]) -> Ask:
     """Rates of all links of four rails, those of a bad rail that are `slow` at a quarter."""
 
-    def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
+    def ask(bad: Bad | None) -> list[Measurement]:
         rates = Rates(COUNT, 4, 170.0)
         for a, b in itertools.permutations(range(COUNT), 2):
             for rail in range(4):
@@ -549,7 +545,7 @@ def _located(slow: Callable[[Bad, int, int], bool]) -> Ask:
                 read = Reading(a, b, rail, 48.0 if hit else 190.0, True)
                 rates.add([read] * CONFIRMED_BY * REPEATS)
         found = diagnose(rates)
-        spec = _spec(directory, "{reachable: {}}", "ethernet", "fab0, fab1, fab2, fab3")
+        spec = promising("{reachable: {}}", "ethernet", "fab0, fab1, fab2, fab3")
         faults = len(found.nodes) + len(found.paths)
         named = culprits(found, Names.of(NAMES, spec, 4))
         return [Measurement("slow nodes and paths", faults, "", equals(0), "", named)]
@@ -584,12 +580,12 @@ OF_RANKS: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("what", [*IN_PREFLIGHT, *OF_GPUS, *OF_TRAFFIC, *OF_RANKS])
-def test_one_bad_device_of_several_never_passes_and_is_named(what: str, tmp_path: Path) -> None:
+def test_one_bad_device_of_several_never_passes_and_is_named(what: str) -> None:
     one = (IN_PREFLIGHT | OF_GPUS | OF_TRAFFIC | OF_RANKS)[what]
-    well = [m for m in one.ask(tmp_path, None) if m.verdict not in (Verdict.PASS, None)]
+    well = [m for m in one.ask(None) if m.verdict not in (Verdict.PASS, None)]
     assert well == []
     for node, device in itertools.product((0, COUNT - 1), (0, 1)):
-        asked = one.ask(tmp_path, Bad(node, device))
+        asked = one.ask(Bad(node, device))
         verdicts = {m.verdict for m in asked}
         assert one.verdict in verdicts, (node, device)
         assert one.verdict is Verdict.FAIL or Verdict.FAIL not in verdicts, (node, device)
@@ -610,8 +606,8 @@ def test_one_bad_device_of_several_never_passes_and_is_named(what: str, tmp_path
         assert any(n in words for n in right), (node, device)
 
 
-def test_a_node_without_an_answer_is_inconclusive_and_fails_no_other(tmp_path: Path) -> None:
+def test_a_node_without_an_answer_is_inconclusive_and_fails_no_other() -> None:
     for what, one in IN_PREFLIGHT.items():
-        asked = one.ask(tmp_path, Mute(2, 0))
+        asked = one.ask(Mute(2, 0))
         assert {m.verdict for m in asked} == {Verdict.PASS, UNKNOWN}, what
         assert all("gpu2" in m.note for m in asked if m.verdict is UNKNOWN), what

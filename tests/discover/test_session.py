@@ -30,7 +30,7 @@ from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import load_spec
-from tests.criteria.preflight.made import SOFTWARE, healthy, spec_of, with_facts
+from tests.criteria.preflight.made import SOFTWARE, healthy, promising, with_facts
 from tests.discover.made import changed, cluster_of, gpus, ib_node, silent, tcp_node
 
 ANSWER = encode(tcp_node(0))
@@ -174,8 +174,8 @@ def test_an_unwritable_file_is_reported_first(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
 
 
-def test_preflight_names_nodes_that_do_not_meet_the_page(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{interfaces: {}, speed: {}, same: [kernel], limits: {shm: 1 GiB}}")
+def test_preflight_names_nodes_that_do_not_meet_the_page() -> None:
+    spec = promising("{interfaces: {}, speed: {}, same: [kernel], limits: {shm: 1 GiB}}")
     well = healthy()
     kept = findings(well, spec)
     assert kept.broken == ()
@@ -195,8 +195,8 @@ def test_a_page_that_all_nodes_meet_is_reported() -> None:
         "meet it."  # fmt: skip
 
 
-def test_doubts_of_a_page_without_the_missing_confirmation(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{storage: {writable: [datasets]}}")
+def test_doubts_of_a_page_without_the_missing_confirmation() -> None:
+    spec = promising("{storage: {writable: [datasets]}}")
     unconfirmed = spec.model_copy(update={"confirmed": False})
     assert doubts_but_unconfirmed(unconfirmed) == doubts_but_unconfirmed(spec)
     [line] = doubts_but_unconfirmed(unconfirmed)

@@ -27,7 +27,7 @@ from tests.criteria.placement.made import (
     thread,
     verdicts,
 )
-from tests.criteria.preflight.made import spec_of
+from tests.criteria.preflight.made import promising
 from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 
@@ -213,7 +213,7 @@ def test_a_bond_over_two_sockets_is_one_nic(
     tree = two_sockets(tmp_path, ("ens0", 0), ("ens1", 1), ("eno1", 1))
     tree.interface("bond0.100")
     machine = read(tree.root)
-    spec = spec_of(tmp_path, "{interfaces: {}}", "ethernet", named)
+    spec = promising("{interfaces: {}}", "ethernet", named)
     found = sending_nics(machine, used, spec)
     assert found == expected
     facts = placed("0-1", "0000:11:00.0", nics=found)

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
@@ -69,11 +68,6 @@ def promising(
         nics=len(interfaces.split(",")) if nics is None else nics,
     )
     return Spec.model_validate(yaml.safe_load(text))
-
-
-def spec_of(_: FilePath, preflight: str, *args: str, **more: str) -> Spec:
-    """As `promising`, for callers that have a directory for its file."""
-    return promising(preflight, *args, **more)
 
 
 def interface(name: str, address: str, **changes: Any) -> Interface:
