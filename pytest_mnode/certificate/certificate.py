@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, TypeAdapter, computed_field
+from pydantic import ConfigDict, Field, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, merged
@@ -34,6 +34,11 @@ _CONSISTENT: dict[str, Any] = {
     "else": {"properties": {"expiry": {"type": "null"}, "reasons": {"minItems": 1}}},
 }
 """Only a certified run has an expiry and no reasons."""
+
+
+SCHEMA_VERSION: Final = 5
+"""Of certificate.json. Readers ignore keys that they do not know, so that a new key is no new
+version; changing or removing one is. `files.READ_VERSIONS` are read."""
 
 
 class CertificateVerdict(StrEnum):
@@ -67,8 +72,9 @@ class Certificate:
     """Installed versions and settings of this run's nodes; empty if preflight did not read them."""
     history: History | None = None
     """None for a run without --mnode-history."""
-    schema_version: Literal[4] = 4
-    """Changing or removing a key of certificate.json requires a new version."""
+    schema_version: Literal[5] = SCHEMA_VERSION
+    read_version: Annotated[int, Field(exclude=True)] = SCHEMA_VERSION
+    """The schema version of the file that it was read from."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -190,11 +196,11 @@ def certificate_json(certificate: Certificate) -> dict[str, Any]:
 
 
 def certificate_schema() -> dict[str, Any]:
-    """JSON Schema of certificate.json, from the models: all keys are required, others forbidden."""
+    """JSON Schema of certificate.json, from the models: all keys are required, others allowed."""
     schema = _ADAPTER.json_schema(mode="serialization")
     for described in (schema, *schema["$defs"].values()):
         if properties := described.get("properties"):
-            described |= {"required": list(properties), "additionalProperties": False}
+            described |= {"required": list(properties)}
             for one in properties.values():
                 one.pop("default", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from pytest_mnode.certificate.certificate import Certificate, certificate_json, certificate_schema
+from pytest_mnode.certificate.certificate import (
+    SCHEMA_VERSION,
+    Certificate,
+    certificate_json,
+    certificate_schema,
+)
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.page import page_text
 from pytest_mnode.errors import UsageError
@@ -72,13 +77,14 @@ def schema_text() -> str:
 
 
 _READER: TypeAdapter[Certificate] = TypeAdapter(Certificate)
-VERSION = 4
+READ_VERSIONS = (SCHEMA_VERSION - 1, SCHEMA_VERSION)
+"""Schema versions that are read: an upgrade must not orphan the history of a cluster."""
 
 
 def read_certificate(path: Path) -> Certificate:
     """The certificate in a file, or in a directory that `--mnode-report` wrote.
 
-    Raises UsageError, one line, if the file is not a certificate of this version.
+    Raises UsageError, one line, if the file is not a certificate of one of `READ_VERSIONS`.
     """
     path = certificate_path(path)
     try:
@@ -105,15 +111,19 @@ def content_of(path: Path, accepted: str = "a certificate.json") -> bytes:
 
 
 def parse_certificate(text: str, where: str) -> Certificate:
-    """The certificate in a text. where: prefix of error messages."""
+    """The certificate in a text; keys that are not known are ignored, and those that an older
+    version did not have are empty. where: prefix of error messages."""
     try:
         data = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: no JSON ({error}); accepted: a certificate.json") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != VERSION:
+    if version not in READ_VERSIONS:
         found = "no certificate" if version is None else f"schema version {version}"
-        raise UsageError(f"{where}: {found}; accepted: a certificate.json of version {VERSION}")
+        accepted = " or ".join(map(str, READ_VERSIONS))
+        raise UsageError(f"{where}: {found}; accepted: a certificate.json of version {accepted}")
+    if version != SCHEMA_VERSION:
+        text = json.dumps(data | {"schema_version": SCHEMA_VERSION})
     try:
         certificate = _READER.validate_json(text, strict=True)  # "180" is not a number
     except ValidationError as error:
@@ -127,7 +137,17 @@ def parse_certificate(text: str, where: str) -> Certificate:
                 f"{where}: coverage.nodes: {node.name}: a pass until {node.until}; accepted: until "
                 f"{latest or 'no time, as no run tested it'}, by its date and validity_s of the run"
             )
-    return certificate
+    return replace(certificate, read_version=version)
+
+
+def older_version(certificate: Certificate, where: object) -> str:
+    """A line that says that a certificate was read from an older schema; "" if it was not."""
+    if certificate.read_version == SCHEMA_VERSION:
+        return ""
+    return (
+        f"{where}: schema version {certificate.read_version}, read as {SCHEMA_VERSION}; what the "
+        "older version does not have is left empty"
+    )
 
 
 def _no_json(constant: str) -> None:

@@ -82,7 +82,8 @@ class History:
 
     runs: oldest first, this one last. trends: changed ones first, then by size of the change.
     left_out: certificates that could not be read, and why. since: changes since the run before this
-    one: nodes, versions, drivers, settings, and values that moved by more than noise.
+    one: nodes, versions, drivers, settings, and values that moved by more than noise. notes: how
+    earlier runs were read, such as "2 runs of schema version 4".
     """
 
     runs: tuple[PastRun, ...]
@@ -90,6 +91,7 @@ class History:
     failing: tuple[RepeatedFailure, ...]
     left_out: tuple[str, ...] = ()
     since: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.runs) < 1 + bool(self.since) or not all(one.values for one in self.trends):
@@ -104,5 +106,7 @@ class History:
             yield f"unusual: {listed(changed, 8)}"
         if self.since:
             yield f"since {self.runs[-2].date:%Y-%m-%d %H:%M}: {listed(self.since, 8)}"
+        for note in self.notes:
+            yield f"history: {note}"
         for why in self.left_out:
             yield f"left out of history: {why}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.certificate import SCHEMA_VERSION, Certificate
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, without_passes
 from pytest_mnode.certificate.difference import changes
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
@@ -33,12 +34,14 @@ _STAMP = "%Y%m%dT%H%M%S.%fZ"
 class EarlierRuns:
     """Certificates against one spec, oldest first. left_out: those not believed, and why.
 
-    coverage: what the run that has just ended may take from each of them: see `believed`.
+    coverage: what the run that has just ended may take from each of them: see `believed`. notes:
+    how some of them were read.
     """
 
     certificates: tuple[Certificate, ...] = ()
     left_out: tuple[str, ...] = ()
     coverage: tuple[Coverage, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def earlier_runs(
@@ -81,7 +84,14 @@ def earlier_runs(
     ends = {one.run.end for one in found}
     validity = spec.certificate.valid_for_s if spec else None
     coverage = tuple(believed(one, validity, ends) for one in found)
-    return EarlierRuns(tuple(found), tuple(left_out), coverage)
+    return EarlierRuns(tuple(found), tuple(left_out), coverage, tuple(_notes(found)))
+
+
+def _notes(found: Sequence[Certificate]) -> Iterator[str]:
+    """How earlier certificates were read, where that is not as they were written."""
+    versions = Counter(one.read_version for one in found)
+    for version in sorted(versions.keys() - {SCHEMA_VERSION}):
+        yield f"{count(versions[version], 'run')} of schema version {version}"
 
 
 def _still_of_use(kept: Sequence[Path], spec: Spec | None) -> list[Path]:
@@ -190,7 +200,7 @@ def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
     before = [one for one in earlier.certificates if one.run.end <= end]
     later = (one.run.end for one in earlier.certificates if one.run.end > end)
     wrong = (f"{one:%Y-%m-%d %H:%M}: it ended after this run: a wrong clock" for one in later)
-    history = history_of(certificate, before, [*earlier.left_out, *wrong])
+    history = history_of(certificate, before, [*earlier.left_out, *wrong], earlier.notes)
     found = replace(certificate, history=history)
     if not before:
         return found
@@ -207,7 +217,9 @@ def read_with_history(path: Path) -> Certificate:
     if certificate.history is not None or path.name != _kept_name(certificate):
         return certificate
     earlier = earlier_runs(path.parent, certificate.run.spec.digest, path.name)
-    history = history_of(certificate, earlier.certificates, earlier.left_out, most_trends=None)
+    history = history_of(
+        certificate, earlier.certificates, earlier.left_out, earlier.notes, most_trends=None
+    )
     return replace(certificate, history=history)
 
 

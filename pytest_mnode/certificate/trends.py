@@ -33,6 +33,7 @@ def history_of(
     certificate: Certificate,
     earlier: Sequence[Certificate],
     left_out: Sequence[str] = (),
+    notes: Sequence[str] = (),
     *,
     most_trends: int | None = _MOST_TRENDS,
 ) -> History:
@@ -51,6 +52,7 @@ def history_of(
         _trends(runs)[:most_trends],
         _failing(runs),
         tuple(left_out),
+        notes=tuple(notes),
     )
 
 

@@ -1,9 +1,15 @@
-"""The option `--at` of commands that show a certificate's headline."""
+"""What commands that read a certificate share: the option `--at`, and a note on an old schema."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_mnode.certificate import Certificate
 
 
 def add_at(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +22,14 @@ def add_at(parser: argparse.ArgumentParser) -> None:
         help="whether it is valid then, such as 2026-11-28 or 2026-11-28T02:06+00:00 (UTC without "
         "a zone); default: now",
     )
+
+
+def note_version(certificate: Certificate, path: Path) -> None:
+    """Say on standard error if a certificate was read from an older schema."""
+    from pytest_mnode.certificate.files import older_version
+
+    if line := older_version(certificate, path):
+        print(line, file=sys.stderr)
 
 
 def _time(text: str) -> datetime:

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at
+from pytest_mnode.commands.asked import add_at, note_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.kept import read_with_history
 
     before, after = read_with_history(options.before), read_with_history(options.after)
+    note_version(before, options.before)
+    note_version(after, options.after)
     for one in (before, after):
         print(f"{one.run.end:%Y-%m-%d %H:%M} {headline(one, options.at).line}")
     left_out = [why for one in (before, after) if one.history for why in one.history.left_out]

@@ -10,7 +10,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at
+from pytest_mnode.commands.asked import add_at, note_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.spec import load_spec
 
     certificate = read_certificate(options.certificate)
+    note_version(certificate, options.certificate)
     spec = load_spec(options.spec)
     found, undecided = rejudge_certificate(certificate, spec, options.spec)
     for line in summary_lines(found, shutil.get_terminal_size().columns, asked=options.at):

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at
+from pytest_mnode.commands.asked import add_at, note_version
 
 FORMATS = ("slurm", "lines", "json")
 
@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.path_rates import State
 
     certificate = read_certificate(options.certificate)
+    note_version(certificate, options.certificate)
     print(headline(certificate, options.at).line, file=sys.stderr)
     coverage = merged(certificate.coverage, (), options.at)  # passes may have expired since the run
     asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at
+from pytest_mnode.commands.asked import add_at, note_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.errors import UsageError
 
     certificate = read_certificate(options.certificate)
+    note_version(certificate, options.certificate)
     beside = options.certificate
     directory = beside if beside.is_dir() else beside.parent
     output: Path = options.output or directory / "certificate.html"

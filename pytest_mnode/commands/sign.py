@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_mnode.commands.asked import note_version
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
@@ -21,7 +23,8 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.errors import UsageError
 
     path = certificate_path(options.certificate)
-    read_certificate(options.certificate)  # raises for anything but a certificate
+    certificate = read_certificate(options.certificate)  # raises for anything but a certificate
+    note_version(certificate, path)
     text = statement_text(path.name, path.read_bytes())
     signature = sign(text.encode(), options.key)
     statement = statement_path(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at
+from pytest_mnode.commands.asked import add_at, note_version
 
 _MOST_SHOWN = 20
 
@@ -39,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"{path}: and {len(found) - _MOST_SHOWN} more changes")
     if found:
         return 1
-    head = headline(parse_certificate(content.decode(), str(path)), options.at)
+    certificate = parse_certificate(content.decode(), str(path))
+    note_version(certificate, path)
+    head = headline(certificate, options.at)
     print(f"{path}: signature valid, file unchanged; {head.line}")
     return head.exit_status

@@ -286,5 +286,5 @@ def test_a_value_that_is_not_finite_never_certifies_after_json() -> None:
 @pytest.mark.parametrize("version", [2, 3, None, "4"])
 def test_another_version_is_refused(version: Any) -> None:
     data = certificate_json(certify()) | {"schema_version": version}
-    with pytest.raises(ValueError, match=r"(?s)schema_version.*should be 4"):
+    with pytest.raises(ValueError, match=r"(?s)schema_version.*should be 5"):
         READER.validate_python(data)

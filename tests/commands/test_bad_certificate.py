@@ -50,8 +50,9 @@ def rates(data: dict[str, Any]) -> dict[str, Any]:
 TEXTS = {
     "": "no JSON",
     "null": "no certificate",
+    '{"schema_version": 5}': "run: field required",
     '{"schema_version": 4}': "run: field required",
-    '{"schema_version": 3}': "schema version 3; accepted: a certificate.json of version 4",
+    '{"schema_version": 3}': "schema version 3; accepted: a certificate.json of version 4 or 5",
     json_text(GOOD)[:400]: "no JSON",
     "[" * 100_000: "no JSON",
 }

@@ -1,0 +1,82 @@
+"""Certificates of an older schema are read: an upgrade orphans no history."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.certificate.files import json_text, parse_certificate, read_certificate
+from pytest_mnode.certificate.kept import earlier_runs, with_history
+from pytest_mnode.commands import main
+from pytest_mnode.path_rates import State
+from pytest_mnode.spec import load_spec
+from tests.inner import need_program
+
+VERSION4 = Path(__file__).parents[2] / "fixtures/certificates/version4"
+[KEPT] = VERSION4.glob("*Z-*.json")
+"""A certificate that version 4 kept: mesh on three nodes of the rack."""
+SPEC = VERSION4 / "spec.yaml"
+
+
+def test_a_certificate_of_version_4_is_read_and_written_as_5() -> None:
+    read = read_certificate(KEPT)
+    assert (read.verdict, read.count, read.read_version) == ("certified", "3 of 3 nodes", 4)
+    written = json.loads(json_text(read))
+    assert written["schema_version"] == 5
+    assert "read_version" not in written
+    assert parse_certificate(json.dumps(written), "it").read_version == 5
+    before = json.loads(KEPT.read_text())
+    assert {key: written[key] for key in ("verdict", "expiry", "reasons")} == {
+        key: before[key] for key in ("verdict", "expiry", "reasons")
+    }
+    for old, new in zip(
+        before["criteria"][0]["cases"], written["criteria"][0]["cases"], strict=True
+    ):
+        assert old.items() <= new.items()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "nodes {kept} --passed",
+        "page {kept} --output={tmp}/page.html",
+        "judge {kept} --spec={spec}",
+        "diff {kept} {kept}",
+        "sign {kept} --key={tmp}/key",
+        "verify {kept} --key={tmp}/key.pub",
+    ],
+)
+def test_every_command_reads_version_4_and_says_so(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = Path(shutil.copy(KEPT, tmp_path))
+    word, *rest = command.format(kept=kept, tmp=tmp_path, spec=SPEC).split()
+    if word in ("sign", "verify"):
+        need_program("ssh-keygen", "openssh-client")
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")]
+        subprocess.run(argv, check=True)
+    if word == "verify":
+        assert main(["sign", str(kept), f"--key={tmp_path / 'key'}"]) == 0
+        capsys.readouterr()
+    at = [] if word == "sign" else ["--at=2026-11-29"]
+    assert main([word, *rest, *at]) == 0
+    line = (
+        f"{kept}: schema version 4, read as 5; what the older version does not have is left empty"
+    )
+    assert set(capsys.readouterr().err.splitlines()) >= {line}
+
+
+def test_a_history_of_version_4_goes_on(tmp_path: Path) -> None:
+    shutil.copy(KEPT, tmp_path)
+    spec = load_spec(SPEC)
+    earlier = earlier_runs(tmp_path, spec.digest(), spec=spec)
+    assert (len(earlier.certificates), earlier.left_out) == (1, ())
+    assert len(earlier.coverage[0].names(State.PASSED)) == 3
+    again = with_history(read_certificate(KEPT), earlier)
+    assert again.history is not None
+    assert "history: 1 run of schema version 4" in list(again.history.lines())
+    assert len(again.history.runs) == 2
