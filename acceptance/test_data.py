@@ -49,7 +49,7 @@ def test_every_sample_reaches_one_rank(
     """Node software: does every sample reach one rank once, with shards padded or cut to size?"""
     workers = promise.workers if how == "by workers" else 0
     if how == "by workers" and not workers:
-        not_promised("workers of a DataLoader")
+        not_promised("workers of a DataLoader", key="data.workers")
     measure.record(data.checks.shards(promise, world, drop_last=how == "dropped", workers=workers))
 
 

@@ -145,7 +145,8 @@ def test_nccl_tests_reach_the_line_rate(
     how = given or nccl_tests.DEFAULT
     program = nccl_tests.program_of(collective, how)
     if given is None and missing_on(cluster, program):
-        not_promised(f"nccl_tests, and {program} is not on the PATH of every node")
+        why = f"nccl_tests, and {program} is not on the PATH of every node"
+        not_promised(why, key="fabric.nccl_tests")
     run = nccl_tests.run(cluster, collective, how, promise, spec.accelerators.per_node)
     print(run.output)
     measure.record(nccl_tests.judge(run, spec.fabric, promise))
@@ -163,9 +164,10 @@ def test_rdma_by_perftest_is_as_promised(
     given: perftest_pairs.Promise | None = getattr(spec.criteria.fabric, key, None)
     how = given or perftest.DEFAULT
     if given is None and key != "write_bandwidth":
-        not_promised(f"fabric.{key}")
+        not_promised(key=f"fabric.{key}")
     if given is None and missing_on(cluster, how.program):
-        not_promised(f"{key}, and {how.program} is not on the PATH of every node")
+        why = f"{key}, and {how.program} is not on the PATH of every node"
+        not_promised(why, key=f"fabric.{key}")
     there = perftest.devices_of(cluster)
     measure.record(perftest.judge_devices(there, spec.fabric))
     devices = perftest.of_fabric(there, spec.fabric)

@@ -59,7 +59,7 @@ def test_a_killed_job_comes_back_and_loses_nothing(
     """Does the job resume after this kill, with each step and sample once and all values equal?"""
     promise = promised(spec, "restart")
     if kill not in promise.kills:
-        not_promised(f"restart.kills: {kill}")
+        not_promised(f"restart.kills: {kill}", key="restart.kills")
     killed = experiments.killed_before(kill, promise, base) or experiments.kill_in_run(
         kill, promise, take_cluster(), spec, base
     )

@@ -164,7 +164,7 @@ def _fabric_ports(request: pytest.FixtureRequest, spec: Spec) -> PortWatch:
     from pytest_mnode.skipping import not_promised
 
     if not spec.promised(name := criterion_name(request.node.path.name)):
-        not_promised(name)
+        not_promised(key=name)
     try:
         run_of(request.config).all_nodes()
     except MnodeError as error:

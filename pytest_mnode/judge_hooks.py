@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pytest_mnode.measurement import Verdict
 
 _SKIPS = (pytest.skip.Exception, unittest.SkipTest)
+_OF_ERRORS = ("mnode_lacks", "mnode_by_bounds")
+"""Attributes of errors that their reports keep: what the certificate has to know of them."""
 _REPORTED = pytest.StashKey[int]()
 """How many measurements the report of the body answers for: it failed, or was expected to fail."""
 
@@ -56,7 +58,7 @@ class JudgeHooks:
             if REQUESTED_KEYS:
                 measure_of(item, "").chart(RequestedKeys(tuple(REQUESTED_KEYS)))
             if failing := _judged(item, Verdict.FAIL):
-                pytest.fail(failing, pytrace=False)
+                raise _broken(failing)
         if skip is not None:
             raise skip
         return result
@@ -80,7 +82,7 @@ class JudgeHooks:
             failing = _judged(item, Verdict.FAIL, item.stash.get(_REPORTED, 0))
             missing = _judged(item, Verdict.INCONCLUSIVE)
             if text := "\n".join(filter(None, [failing, missing and f"inconclusive: {missing}"])):
-                pytest.fail(text, pytrace=False)
+                raise _broken(text)
         if skip is not None:
             raise skip
         return result
@@ -90,6 +92,9 @@ class JudgeHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        for name in _OF_ERRORS:
+            if hasattr(error := call.excinfo and call.excinfo.value, name):
+                setattr(report, name, getattr(error, name))
         measures = marks.MEASURES in item.stash
         if measures and call.when == "call" and (report.failed or hasattr(report, "wasxfail")):
             from pytest_mnode.measure import kept_by
@@ -104,6 +109,13 @@ class JudgeHooks:
                 nodes = item.stash.get(marks.NODE_OF_TEST, ())
                 describe(report, item, kept_by(item), nodes, charts_kept_by(item))
         return report
+
+
+def _broken(text: str) -> BaseException:
+    """The failure of a test whose body passed, and whose measurements did not."""
+    failure = pytest.fail.Exception(text, pytrace=False)
+    failure.mnode_by_bounds = True  # type: ignore[attr-defined]
+    return failure
 
 
 def _judged(item: pytest.Item, verdict: Verdict, after: int = 0) -> str:

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 NOT_PROMISED = "not promised"
 
 
-def not_promised(question: str = "") -> NoReturn:
+def not_promised(question: str = "", *, key: str = "") -> NoReturn:
     """End the test as not promised: on the certificate it is neither passed nor missing.
 
-    question: what the spec leaves open, in a few words.
+    question: what the spec leaves open, in a few words. key: key of the spec that would promise it,
+    as for `promised`; with another spec that has it, the test has not been run.
     """
+    __tracebackhide__ = True
     reason = f"{NOT_PROMISED} by the spec"
-    pytest.skip(f"{reason}: {question}" if question else reason)
+    skip = pytest.skip.Exception(": ".join(filter(None, [reason, question or key])))
+    skip.mnode_lacks = key  # type: ignore[attr-defined]
+    raise skip
 
 
 def promised(spec: Spec, key: str) -> Any:
@@ -32,7 +36,7 @@ def promised(spec: Spec, key: str) -> Any:
     for name in key.split("."):
         value = getattr(value, name)
         if value is None or value == ():
-            not_promised(key)
+            not_promised(key=key)
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -64,6 +64,7 @@ class StopRules:
         """Returns why a test's trial did not end, "" if it did. None if no trial is possible."""
         self._stops: dict[str, list[pytest.Mark]] = {}
         self._found: dict[str, dict[str, _Finding]] = {}
+        self._stopped: set[str] = set()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._stops = {item.nodeid: list(item.iter_markers(STOPS)) for item in session.items}
@@ -82,11 +83,24 @@ class StopRules:
                 if report.nodeid in tests:
                     tests[report.nodeid].text = _shortened(", ".join(culprits))
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        return self.noted(item, (yield))
+
+    def noted(self, item: pytest.Item, report: pytest.TestReport) -> pytest.TestReport:
+        """The report, which says whether its test was stopped."""
+        if report.failed and item.nodeid in self._stopped:
+            report.mnode_stopped = True  # type: ignore[attr-defined]
+        return report
+
     def stop_reason(self, item: pytest.Item) -> str | None:
         """Why this test is stopped by an earlier failure, in one line; None if it may run."""
+        self._stopped.discard(item.nodeid)
         if not self._found or item.get_closest_marker("criterion") is None:
             return None
-        from pytest_mnode.certificate.results import NOT_RUN, criterion_name
+        from pytest_mnode.certificate.results import criterion_name
 
         criterion = criterion_name(item.path.name)  # outside the rootdir an id has no file
         found = dict(self._found.get(criterion, {}))
@@ -103,7 +117,8 @@ class StopRules:
         first, finding = next(iter(found.items()))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         tried = f"; trial collective after it: {still}" if still else ""
-        return f"{NOT_RUN}{criterion_name(first)} failed ({finding.text}){more}{tried}"
+        self._stopped.add(item.nodeid)
+        return f"not run: {criterion_name(first)} failed ({finding.text}){more}{tried}"
 
 
 def _hung_once(found: Iterable[_Finding]) -> bool:

@@ -33,7 +33,7 @@ CRITERIA = {
 
         def test_open_in_ranks(world):
             \"\"\"Is it promised in ranks?\"\"\"
-            pytest_mnode.not_promised()
+            pytest_mnode.not_promised(key="mesh.colour")
 
         def test_kept(world, measure):
             \"\"\"Is it kept?\"\"\"
@@ -52,6 +52,19 @@ CRITERIA = {
         def test_inconclusive(measure):
             \"\"\"Is it known?\"\"\"
             measure("cables", None, equals=2, source="two")
+
+        def test_in_words():
+            \"\"\"Does it stop with words of ours, and of its own will?\"\"\"
+            assert False, "not run: zzz failed"
+
+        def test_in_ranks_too(world, measure):
+            \"\"\"Is it kept in ranks?\"\"\"
+            measure("cables", 1, equals=2, source="two")
+
+        def test_two_causes(world, measure):
+            \"\"\"Is it kept in one rank?\"\"\"
+            measure("cables", 1, equals=2, source="two")
+            assert world.rank == 0, "a cause of its own"
     """,
     "test_hung": """
         import time
@@ -108,6 +121,9 @@ def test_tests_after_failed_preflight_are_skipped_and_unpromised_ones_not_judged
         "test_each[node0]": "passed",
         "test_each[node1]": "failure",
         "test_inconclusive": "error",
+        "test_in_words": "failure",
+        "test_in_ranks_too": "failure",
+        "test_two_causes": "failure",
         "test_in_ranks": "error",
         "test_in_the_controller": "error",
         "test_open": "skipped",
@@ -127,6 +143,20 @@ def test_tests_after_failed_preflight_are_skipped_and_unpromised_ones_not_judged
         "test_kept": "pass",
     }
     assert cases["test_open"]["message"] == "not promised by the spec: the colour of the cables"
+    lacks = [cases[name]["lacks"] for name in ("test_open", "test_open_in_ranks")]
+    assert lacks == [None, "mesh.colour"]
+    stopped = {c["test"].partition("::")[2]: c["stopped_by"] for c in criteria["aaa"]["cases"]}
+    assert stopped == {"test_in_ranks": "failure", "test_in_the_controller": "failure"}
+    ended = {c["test"].partition("::")[2]: c for c in criteria["zzz"]["cases"]}
+    assert {name: one["by_bounds"] for name, one in ended.items()} == {
+        "test_each[node0]": False,
+        "test_each[node1]": True,
+        "test_inconclusive": True,
+        "test_in_words": False,
+        "test_in_ranks_too": True,
+        "test_two_causes": False,
+    }
+    assert not any(one["stopped_by"] for one in ended.values())
     assert criteria["mesh"]["verdict"] == "pass"  # an inconclusive test stops nothing
     assert criteria["aaa"]["verdict"] == "inconclusive"
     assert criteria["zzz"]["verdict"] == "fail"
@@ -192,7 +222,7 @@ def test_an_interrupted_test_has_not_passed(pytester: pytest.Pytester) -> None:
         "test_interrupted": "error",
     }
     assert mesh["verdict"] == "inconclusive"
-    assert cases["test_interrupted"]["message"] == "the test was interrupted before it ended"
+    assert cases["test_interrupted"]["stopped_by"] == "interruption"
 
 
 def test_a_failure_or_a_hang_that_does_not_recur_stops_no_other_test(ran: InnerRun) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
-from pytest_mnode.certificate.run_facts import UNCONFIRMED, SpecFacts
+from pytest_mnode.certificate.run_facts import SpecFacts, unconfirmed
 from pytest_mnode.errors import UsageError
-from pytest_mnode.measurement import Bound, Measurement, Relation, Term, Verdict
+from pytest_mnode.measurement import Bound, Measurement, Relation, Term
 from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.spec.inventory import COMPARED_ONLY, USED_BY
 from pytest_mnode.spec.quantity import DURATION, RATE, SIZE
@@ -125,18 +125,18 @@ def _unmeasured(case: CaseResult, specs: _Specs) -> str:
             if value is not None and value != []
         )
 
-    key = case.message.rpartition(": ")[2] if case.outcome == "not promised" else ""
-    if key and says(specs.after, key) and not says(specs.before, key):
-        return f"{key} was not promised, and not measured"
+    def changed(*keys: str) -> list[str]:
+        return [
+            leaf
+            for leaf in sorted(specs.changed)
+            if any(_is_below(leaf, key) or _is_below(leaf, f"criteria.{key}") for key in keys)
+        ]
+
+    if case.lacks and changed(case.lacks) and says(specs.after, case.lacks):
+        return f"{case.lacks} was not promised, and not measured"
     judged = any(one.expected for one in case.measurements)
-    changed = [
-        leaf
-        for leaf in sorted(specs.changed)
-        for key in case.promises
-        if _is_below(leaf, key) or _is_below(leaf, f"criteria.{key}")
-    ]
-    if case.outcome == "passed" and changed and not judged:
-        return f"its test records no bound, and passed with another {', '.join(changed[:3])}"
+    if case.outcome == "passed" and not judged and (other := changed(*case.promises)):
+        return f"its test records no bound, and passed with another {', '.join(other[:3])}"
     return ""
 
 
@@ -224,11 +224,10 @@ def _undecided(one: Measurement, why: str) -> Measurement:
 
 def _with(case: CaseResult, measurements: tuple[Measurement, ...]) -> CaseResult:
     """The case with new measurements; they alone decide if only a measurement had failed it."""
-    failing = [m for m in case.measurements if m.verdict is Verdict.FAIL]
-    by_bound = bool(failing) and str(replace(failing[0], where="")) in case.message
-    outcome = "passed" if case.outcome == "failed" and by_bound else case.outcome
-    message = "" if outcome != case.outcome else case.message
-    return replace(case, outcome=outcome, message=message, measurements=measurements)
+    found = replace(case, measurements=measurements)
+    return (
+        replace(found, outcome="passed", message="", by_bounds=False) if case.by_bounds else found
+    )
 
 
 def _asked(case: CaseResult) -> tuple[str, ...]:
@@ -262,15 +261,16 @@ def rejudge_certificate(
         raise UsageError("the certificate does not have the spec that it was judged by")
     cases = [case for criterion in certificate.criteria for case in criterion.cases]
     found = rejudge(cases, before, page_of(spec))
+    facts = facts_of(spec, path)
     run = replace(
         certificate.run,
-        spec=facts_of(spec, path),
+        spec=facts,
         doubts=tuple(doubts(spec)),
         cluster_nodes=spec.nodes or certificate.run.cluster_nodes,
         validity_s=spec.certificate.valid_for_s,
         cut_short=(
-            *(why for why in certificate.run.cut_short if not why.startswith(UNCONFIRMED)),
-            *(() if spec.confirmed else (f"{UNCONFIRMED} in {path.name}",)),
+            *unconfirmed(facts),
+            *(w for w in certificate.run.cut_short if w not in unconfirmed(certificate.run.spec)),
         ),
     )
     skipped = {  # no test of these had anything to judge

@@ -35,10 +35,8 @@ from pytest_mnode.path_rates import PathRates
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip by `not_promised`."""
-NOT_RUN = "not run: "
-"""Prefix of the message of a test that was stopped by the failure of another test."""
-CUT_OFF = "the test was interrupted before it ended"
-"""Message of a test whose end is unknown."""
+StoppedBy = Literal["failure", "interruption"]
+"""What ended a test before it showed anything: the failure of another, or the end of the run."""
 
 
 class CriterionVerdict(StrEnum):
@@ -168,6 +166,9 @@ class CaseResult:
     paths, which the certificate writes only in its coverage. facts: installed versions and settings
     of nodes, which the certificate writes only in `installed`. promises: keys of the spec that it
     requested. recorded: values of its `record_property` calls, never judged.
+    stopped_by: None for a test that ended by itself. by_bounds: whether nothing but measurements
+    kept it from passing. lacks: the key of the spec for lack of which it is not promised; None if
+    it names none.
     """
 
     test: str
@@ -185,6 +186,9 @@ class CaseResult:
     recorded: tuple[Recorded, ...] = ()
     culprit_nodes: tuple[str, ...] = ()
     culprit_either: tuple[tuple[str, ...], ...] = ()
+    stopped_by: StoppedBy | None = None
+    by_bounds: bool = False
+    lacks: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -224,9 +228,8 @@ class CaseResult:
     def stopped(self) -> bool:
         """Whether it shows nothing of its nodes: another test failed, which names the culprit, or
         the run was interrupted."""
-        message = self.message.removeprefix("Failed: ")
         known = self.verdict is CriterionVerdict.FAIL or self.outcome != "error"
-        return not known and message.startswith((NOT_RUN, CUT_OFF))
+        return not known and self.stopped_by is not None
 
     @property
     def worst(self) -> Measurement | None:

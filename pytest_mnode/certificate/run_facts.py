@@ -27,9 +27,6 @@ from pytest_mnode.launchers.node import count
 _GIT_LIMIT_S = 10.0
 DEFAULT_VALIDITY_S = 7 * 24 * 3600.0
 
-UNCONFIRMED = "confirmed: false"
-"""Start of the reason why a run with an unconfirmed spec certifies nothing; a name follows."""
-
 
 def _in_utc(moment: datetime) -> datetime:
     try:
@@ -67,6 +64,12 @@ class SpecFacts:
     path: str
     digest: str
     page: dict[str, Any] = field(default_factory=dict)
+
+
+def unconfirmed(spec: SpecFacts) -> tuple[str, ...]:
+    """Why a run with this spec certifies nothing; () if its values were confirmed."""
+    confirmed = spec.page.get("confirmed", True)
+    return () if confirmed else (f"confirmed: false in {Path(spec.path).name}",)
 
 
 @dataclass(frozen=True)

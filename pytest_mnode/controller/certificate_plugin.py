@@ -28,12 +28,11 @@ from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.certificate.results import (
-    CUT_OFF,
     Outcome,
     charts_from_json,
     measurements_from_json,
 )
-from pytest_mnode.certificate.run_facts import UNCONFIRMED
+from pytest_mnode.certificate.run_facts import unconfirmed
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED
@@ -55,6 +54,9 @@ class _Case:
     facts: dict[str, Any] = field(default_factory=dict)
     phases: set[str] = field(default_factory=set)
     recorded: tuple[Recorded, ...] = ()
+    stopped: bool = False
+    by_bounds: bool = True
+    lacks: str | None = None
 
     @property
     def cut_off(self) -> bool:
@@ -92,6 +94,10 @@ class CertificatePlugin:
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
             case.outcome, case.message = outcome, fit(_message(report))
             case.culprit = getattr(report, "mnode_culprit", {})
+            case.stopped = getattr(report, "mnode_stopped", False)
+            case.lacks = getattr(report, "mnode_lacks", None) or None
+        if outcome != "passed":
+            case.by_bounds = case.by_bounds and getattr(report, "mnode_by_bounds", False)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -188,8 +194,7 @@ class CertificatePlugin:
         why = []
         if self.run.settings.faults:
             why.append(f"fault injected: {self.run.settings.faults}")
-        if not self.run.spec.confirmed:
-            why.append(f"{UNCONFIRMED} in {self.run.spec_path.name}")
+        why += unconfirmed(facts_of(self.run.spec, self.run.spec_path))
         why += self._narrowing.why
         if chosen := [a for a in session.config.args if "::" in a]:
             why.append(f"only {', '.join(chosen)}")
@@ -238,6 +243,7 @@ def _painted(terminal: Any, text: str) -> str:
     return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
+_CUT_OFF = "the test was interrupted before it ended"
 _SILENT = f"{NOT_PROMISED} by the spec"
 
 
@@ -261,7 +267,7 @@ def _outcome(report: pytest.TestReport) -> Outcome:
         return "failed" if report.when == "call" else "error"
     if not report.skipped:  # a plugin's own outcome does not count as passed
         return "passed" if report.passed else "error"
-    return "not promised" if skip_reason(report).startswith(NOT_PROMISED) else "skipped"
+    return "not promised" if hasattr(report, "mnode_lacks") else "skipped"
 
 
 def _message(report: pytest.TestReport) -> str:
@@ -278,7 +284,10 @@ def _result(test: str, case: _Case) -> CaseResult:
         test=test,
         question=case.facts.get("question", ""),
         outcome="error" if case.cut_off else case.outcome,
-        message=CUT_OFF if case.cut_off else case.message,
+        message=_CUT_OFF if case.cut_off else case.message,
+        stopped_by="interruption" if case.cut_off else "failure" if case.stopped else None,
+        by_bounds=case.by_bounds and case.outcome in ("failed", "error"),
+        lacks=case.lacks,
         **case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
         charts=tuple(

@@ -70,7 +70,11 @@ class RankTests:
             return
         run, missing = self.run, self._out_of_reach() or self._stop_rules.stop_reason(item)
         missing = missing or marks.too_many_nodes(item, run.settings, run.nodes)
-        reports = [error_report(item, missing)] if missing else self._run_item(item)
+        reports = (
+            [self._stop_rules.noted(item, error_report(item, missing))]
+            if missing
+            else self._run_item(item)
+        )
         self._further = [report for report in reports if is_further(report)]
         self._reports = {str(r.when): r for r in reports if not is_further(r)}
         own = self._reports.values()

@@ -13,7 +13,7 @@ from pytest_mnode.outcome.describe import ranks_text
 ADDED = "mnode_added"
 """Attribute of a merged report: values to add to it once no plugin changes it any more."""
 OF_A_PLAIN_PASS = frozenset(vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")))
-OF_EVERY_REPORT = OF_A_PLAIN_PASS | {"wasxfail"}
+OF_EVERY_REPORT = OF_A_PLAIN_PASS | {"wasxfail", "mnode_by_bounds"}
 
 
 def added(reports: Iterable[pytest.TestReport]) -> dict[str, Any]:

@@ -81,6 +81,9 @@ def merge(
             report.sections = _sections(have, {r for g in failures for r in g.ranks})
             _blame(report, outcome, failures)
             report.mnode_hung = bool(outcome.timed_out)  # type: ignore[attr-defined]
+            report.mnode_by_bounds = all(  # type: ignore[attr-defined]
+                getattr(one.report, "mnode_by_bounds", False) for one in failures
+            )
         elif have and blamed in (None, "teardown"):
             _take_over(report, have)
         elif have:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.certificate.results import CUT_OFF
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import RIGHT, certify
@@ -59,9 +58,8 @@ def test_of_plain_words_only_names_of_nodes_count(words: str, states: str) -> No
         assert "".join(node.state[0] for node in coverage.nodes) == states
 
 
-STOPPED = "not run: preflight failed (node2)"
-
-
+STOPPED: Any = {"message": "not run: preflight failed (node2)", "stopped_by": "failure"}
+CUT_OFF: Any = {"message": "interrupted", "stopped_by": "interruption"}
 NODE1_OR_3: Any = {"culprit": "?", "culprit_either": (("node1", "node3"),)}
 NODES_1_AND_3: Any = {"culprit": "?", "culprit_nodes": ("node1", "node3")}
 
@@ -88,10 +86,11 @@ NODES_1_AND_3: Any = {"culprit": "?", "culprit_nodes": ("node1", "node3")}
         ([error(culprit="node3")], {}, "ppps"),
         ([error()], {}, "ssss"),
         ([case("mesh", "skipped")], {}, "ssss"),
-        ([case("preflight", "failed", "node2"), error(STOPPED)], {}, "nnfn"),
-        ([case("preflight", "failed", "x"), error(STOPPED)], {}, "ssss"),
-        ([error(CUT_OFF)], {"cut_short": ("interrupted",)}, "nnnn"),
-        ([case("mesh", "error", "node2", message=CUT_OFF)], {}, "ppfp"),
+        ([case("preflight", "failed", "node2"), error(**STOPPED)], {}, "nnfn"),
+        ([case("preflight", "failed", "x"), error(**STOPPED)], {}, "ssss"),
+        ([error(STOPPED["message"])], {}, "ssss"),  # words stop nothing,
+        ([error(**CUT_OFF)], {"cut_short": ("interrupted",)}, "nnnn"),
+        ([case("mesh", "error", "node2", **CUT_OFF)], {}, "ppfp"),
         ([case("mesh", nodes=("node0", "node1", "node2"))], {}, "pppn"),
         ([case("mesh", nodes=("node0",)), case("mesh")], {}, "pppp"),
         ([], {}, "nnnn"),

@@ -59,6 +59,7 @@ def night(*measurements: Measurement, name: str = "fabric", promise: str = PROMI
         "\n".join(map(str, failing)),
         measurements=measurements,
         promises=(promise,),
+        by_bounds=bool(failing),
     )
     return certify(case, promised=[name], spec=facts_of(spec, path))
 
@@ -303,7 +304,7 @@ def test_unmeasured_promises_of_the_other_spec_did_not_run(edited: Any) -> None:
 def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
     certificate = night(busbw(0.03))
     case = certificate.criteria[0].cases[0]
-    failed = replace(case, outcome="failed", message="assert 1 == 2")
+    failed = replace(case, outcome="failed", message=str(busbw(0.03)), by_bounds=False)
     again = certify(failed, promised=["fabric"], spec=certificate.run.spec)
     found, _ = rejudge_certificate(again, *edited(at(*FRACTION, value=0.1)))
     assert criterion(found).verdict == "fail"
@@ -322,8 +323,7 @@ def test_a_skipped_test_that_is_now_promised_does_not_pass(edited: Any) -> None:
     """Another case of the criterion was measured; this one was skipped as not promised."""
     before, path = edited(lambda page: page["criteria"]["fabric"].pop("all_to_all_busbw"))
     key = "fabric.all_to_all_busbw"
-    why = f"not promised by the spec: {key}"  # like `promised`, which ends a test
-    left = CaseResult("t/test_fabric.py::test_it[a]", "?", "not promised", why)
+    left = CaseResult("t/test_fabric.py::test_it[a]", "?", "not promised", "why", lacks=key)
     measured = night(busbw(0.024))
     cases = [*measured.criteria[0].cases, left]
     again = certify(*cases, promised=["fabric"], spec=facts_of(before, path))

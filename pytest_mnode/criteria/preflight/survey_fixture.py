@@ -84,7 +84,7 @@ class NodeJudgement:
 
     def _record(self, key: str, found: list[Measurement]) -> None:
         if not found:
-            not_promised(f"{key} does not cover this check")
+            not_promised(f"{key} does not cover this check", key=key)
         self._measure.record([of_node(self._node, one) for one in found])
 
     @property
