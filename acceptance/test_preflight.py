@@ -1,4 +1,8 @@
-"""Is every node fit for what is to run on it?"""
+"""Is every node fit for what is to run on it?
+
+Each question is a check of `pytest_mnode.checks.node`, or of a package or conftest.py of yours; see
+docs/checks.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ import pytest
 from pytest_mnode.criteria.preflight import environment
 from pytest_mnode.criteria.preflight.judges import (
     corruption,
-    cpus,
     devices,
     links,
     names,
@@ -19,7 +22,8 @@ from pytest_mnode.criteria.preflight.judges import (
     storage,
     system,
 )
-from pytest_mnode.criteria.preflight.survey_fixture import NodeJudgement
+from pytest_mnode.criteria.preflight.survey_fixture import NodeJudgement, case_of
+from pytest_mnode.evidence.check import catalogue
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -43,6 +47,9 @@ def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure)
 def ask_storage(ask: NodeJudgement) -> NodeJudgement:
     """The same as `ask`; the survey reads storage paths only if a test requests this fixture."""
     return ask
+
+
+globals().update({one.case(): case_of(one) for one in catalogue()})
 
 
 # No process group forms over a link that is down; the fabric criterion judges a slow link.
@@ -133,11 +140,6 @@ def test_rdma_devices_can_be_opened(ask: NodeJudgement) -> None:
 def test_rdma_errors_stand_still(ask: NodeJudgement) -> None:
     """Are the error counters of this node's RDMA ports unchanged?"""
     ask("preflight.rdma.errors_at_most", rdma.rdma_errors)
-
-
-def test_cpus_are_beside_accelerators(ask: NodeJudgement) -> None:
-    """May a process on this node run on CPUs beside each of its accelerators?"""
-    ask("preflight.cpus", cpus.cpus_near)
 
 
 def test_gpudirect_is_there(ask: NodeJudgement) -> None:

@@ -86,6 +86,8 @@ _FROM = re.compile(r"\bfrom\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)")
 _NAMED = re.compile(r"(?<=[\"'/`(])[\w.-]+(?=[\"'/:`)])")
 _STARTS_PYTEST = re.compile(r"[\"'/]pytest[\"']|-m pytest|\bpytester\b")
 PLUGIN = "pytest_mnode/plugin.py"
+CATALOGUE, _CHECKS = "pytest_mnode/evidence/check.py", "pytest_mnode/checks/node/"
+"""What imports all checks of a folder, whatever their names."""
 _SHELVES = ("docs", "fixtures")
 RUNS_SUITE = "tests/acceptance/certified.py"
 
@@ -203,6 +205,8 @@ def uses(files: frozenset[str]) -> Uses:
         else:
             dotted = _dotted(text)
         found.add(file, _modules_named(dotted, modules, homes))
+        if file == CATALOGUE:
+            found.add(file, [one for one in python if one.startswith(_CHECKS)])
         if file.startswith(("tests/", "benchmarks/")) and _STARTS_PYTEST.search(text):
             found.add(file, [PLUGIN])
         named = _files_named(text, naming)

@@ -27,7 +27,7 @@ FLOORS = (
     {"measure", "table"},
     {
         *("charts", "culprit", "detection", "env_reads", "errors", "installed"),
-        *("measurement", "path_rates", "processes", "progress"),
+        *("evidence", "measurement", "path_rates", "processes", "progress"),
     },
 )
 """From the top. A package or module may import those of its own layer, but not in a cycle."""

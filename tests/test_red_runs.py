@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.evidence.check import catalogue
 from tests.inner import run_pytest, write_files
 from tests.red import MORE_REPEATS, case_name, claimed, turns_red
 
@@ -21,7 +22,8 @@ EXCEPTIONS: dict[str, str] = {}
 
 def _cases() -> set[str]:
     """By their text: some of these modules import torch where ranks are forked from."""
-    return {
+    checks = {case_name(f"acceptance/test_preflight.py::{one.case()}") for one in catalogue()}
+    return checks | {
         case_name(f"{path}::{test.name}")
         for path in (ROOT / "acceptance").glob("test_*.py")
         for test in ast.parse(path.read_text(encoding="utf-8")).body

@@ -9,7 +9,6 @@ from functools import partial
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.judges import (
     corruption,
-    cpus,
     devices,
     links,
     names,
@@ -19,6 +18,8 @@ from pytest_mnode.criteria.preflight.judges import (
     storage,
     system,
 )
+from pytest_mnode.criteria.preflight.survey_check import all_judged
+from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
 
@@ -26,7 +27,7 @@ _JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
     *(links.interfaces, links.speed, reach.master, reach.peers, names.look_ups),
     *(links.interface_mtu, packets.path_mtu, corruption.payload, names.clocks),
     *(partial(system.same, part=part) for part in system.PARTS),
-    *(devices.accelerators, cpus.cpus_near, rdma.gpudirect),
+    *(devices.accelerators, rdma.gpudirect),
     *(rdma.rdma_ports, rdma.rdma_opened, rdma.rdma_errors),
     *(storage.usable, storage.shared, storage.sample),
     *(system.shared_memory, system.locked_memory, system.open_files, system.disk),
@@ -56,11 +57,13 @@ def findings(survey: Survey, spec: Spec) -> Findings:
     """Judge each node from a survey that was made with this page."""
     broken, unknown, measured = [], [], 0
     for node in survey.nodes:
+        asked = [one for one in catalogue() if one.on == "node"]
+        found = all_judged(survey, spec, asked, node.name)
         for judge in _JUDGES:
-            found = judge(survey, spec, node.name)
-            measured += len(found)
-            broken += [_line(m, node.name) for m in found if m.verdict is Verdict.FAIL]
-            unknown += [_line(m, node.name) for m in found if m.verdict is Verdict.INCONCLUSIVE]
+            found += judge(survey, spec, node.name)
+        measured += len(found)
+        broken += [_line(m, node.name) for m in found if m.verdict is Verdict.FAIL]
+        unknown += [_line(m, node.name) for m in found if m.verdict is Verdict.INCONCLUSIVE]
     return Findings(tuple(broken), tuple(unknown), measured)
 
 

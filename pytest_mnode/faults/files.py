@@ -90,6 +90,14 @@ def other_code(rack: Rack, node: Node, where: str) -> Undo:
     return _replaced(rack, node, target, target.read_bytes() + b"\n# Another version.\n")
 
 
+@fault(path("FILE"), word("TEXT", None, "its content, without a comma"))
+def other_text(rack: Rack, node: Node, where: str, text: str) -> Undo:
+    """A node reads another text in a file that is there, such as one of /sys."""
+    if not Path(where).is_file():
+        raise UsageError(f"no file {where}")
+    return _replaced(rack, node, Path(where), f"{text}\n".encode())
+
+
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:
     inside(rack, node, "replace", str(target), data=data)
     return undone_inside(rack, node, "unmount", str(target))

@@ -147,9 +147,14 @@ def field_docs(section: type[BaseModel]) -> dict[str, str]:
     """The docstrings below a section's fields, inherited ones too, by the page's keys.
 
     Read from the source on demand, because pydantic's use_attribute_docstrings parses all sections
-    in every process that imports them, which takes longer than the rest of the import.
+    in every process that imports them, which takes longer than the rest of the import. Fields that
+    checks add have theirs as a description.
     """
-    found = {}
+    found = {
+        field.alias or name: field.description
+        for name, field in section.model_fields.items()
+        if field.description
+    }
     for base in reversed(section.__mro__):
         if not issubclass(base, Page):
             continue

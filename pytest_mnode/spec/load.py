@@ -23,13 +23,17 @@ from pytest_mnode.spec.quantity import shown
 Model = TypeVar("Model", bound=BaseModel)
 
 _ACCEPTED = {
+    "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
     "mapping_type": "a mapping of keys to values",
     "finite_number": "a finite number",
+    "float_parsing": "a number, such as 0.85",
     "float_type": "a number, such as 0.85",
     "greater_than": "a number above {gt:g}",
     "greater_than_equal": "a number of {ge:g} or more",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "int_type": "a whole number",
     "less_than": "a number below {lt:g}",
     "less_than_equal": "a number of {le:g} or less",

@@ -7,6 +7,7 @@ import json
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from pytest_mnode.evidence.check import Check, on_late_check
 from pytest_mnode.spec.criteria import Criteria
 from pytest_mnode.spec.fields import Page, Seconds, Text
 from pytest_mnode.spec.inventory import Criterion, Inventory
@@ -78,3 +79,13 @@ class Spec(Inventory):
         page = self.model_dump(mode="json", exclude_defaults=True)
         content = json.dumps(page, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _rebuild(_: type[Check]) -> None:
+    """A check that is entered late, as by a test, adds a key to models that are built."""
+    if Spec.__pydantic_complete__:
+        for model in (Criteria, Spec):
+            model.model_rebuild(force=True)
+
+
+on_late_check(_rebuild)

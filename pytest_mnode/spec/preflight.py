@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
+from pytest_mnode.evidence.check import Check, catalogue, on_late_check
 from pytest_mnode.spec.fields import (
     AbsolutePath,
     Bytes,
@@ -26,6 +29,8 @@ _STALL_S = 5.0
 """A look-up that takes this long is about to run into torchrun's and resolvers' own limits."""
 _USELESS_SKEW_S = 5.0
 _FEW_BYTES = 2 << 20
+_KINDS: dict[str, Any] = {}
+"""Types of promises by their key, of the keys that checks added."""
 
 NetworkName = Literal["fabric", "management"]
 Part = Literal[
@@ -168,7 +173,10 @@ class EnvironmentPromise(Page):
 
 
 class PreflightCriterion(Criterion):
-    """What holds on every node before anything is run. What is left out is not promised."""
+    """What holds on every node before anything is run. What is left out is not promised.
+
+    Checks add their keys: see `pytest_mnode.evidence.check`.
+    """
 
     reachable: Reachable | None = None
     names: Names | None = None
@@ -185,8 +193,6 @@ class PreflightCriterion(Criterion):
     pcie: Literal["full"] | None = None
     """PCIe links of accelerators and of the fabric's NICs have the full width of card and slot;
     links of NICs the full speed too. An idle accelerator may run slower: `devices` judges it."""
-    cpus: Literal["near"] | None = None
-    """A process's cpuset has CPUs beside each accelerator that the process has."""
     gpudirect: Literal["peermem", "dma-buf", "either"] | None = None
     """How NICs reach the memory of accelerators."""
     storage: StoragePromise | None = None
@@ -202,15 +208,42 @@ class PreflightCriterion(Criterion):
             raise ValueError(f"[{', '.join(parts)}] lists one twice; accepted: each once")
         return parts
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Built at the first use of a spec: modules of checks may import any other."""
+        for one in catalogue():
+            cls.add(one)
+        return handler(source)
+
+    @classmethod
+    def add(cls, one: type[Check]) -> bool:
+        """Add a check's key, and whether it is new; raises ValueError for one of another type."""
+        name, kind = one.key.removeprefix("preflight."), one.promise_type()
+        if name in cls.model_fields:
+            if _KINDS.get(name, kind) != kind:
+                raise ValueError(f"check {one.__name__}: {one.key} has another type of promise")
+            return False
+        _KINDS[name] = kind
+        field = FieldInfo.from_annotation(kind | None)
+        field.default, field.description = None, one.promise_doc() or None
+        cls.model_fields[name] = field
+        cls.__annotations__[name] = kind | None
+        return True
+
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         """One line for each promise that cannot be right."""
+        for key in dict.fromkeys(one.key for one in catalogue()):
+            promise = getattr(self, key.removeprefix("preflight."))
+            for one in catalogue() if promise is not None else ():
+                if one.key == key:
+                    yield from (f"criteria.{key}{text}" for text in one(promise).doubts(cluster))
         yield from self._without_subject(cluster)
         yield from self._lax()
 
     def _without_subject(self, cluster: Inventory) -> Iterator[str]:
         yield from self._networks(cluster)
         if not cluster.accelerators.per_node:
-            for key in ("accelerators", "cpus", "gpudirect"):
+            for key in ("accelerators", "gpudirect"):
                 if getattr(self, key) is not None:
                     yield f"{_KEY}.{key}: given, but accelerators.per_node is 0"
             for part in sorted({"nccl", "driver"}.intersection(self.same or ())):
@@ -260,3 +293,11 @@ class PreflightCriterion(Criterion):
                 f"{_KEY}.speed.at_least_fraction: {speed.at_least_fraction:g}: "
                 "a link that came up at half its speed passes"
             )
+
+
+def _add_late(one: type[Check]) -> None:
+    if _KINDS and PreflightCriterion.add(one):
+        PreflightCriterion.model_rebuild(force=True)
+
+
+on_late_check(_add_late)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.evidence.check import catalogue
 from tests.ci.running import READY, ROOT, place, program, run
 
 __all__ = ["place"]
@@ -142,14 +143,13 @@ def test_the_check_selects_the_tests_of_one_node() -> None:
     match = re.search(r'^questions="(.*?)"', text, re.DOTALL | re.MULTILINE)
     assert match is not None
     words = match[1].replace("\\\n", "").split(" or ")
-    names = re.findall(
-        r"^def (test_\w+)", (ROOT / "acceptance/test_preflight.py").read_text(), re.M
-    )
+    suite = (ROOT / "acceptance/test_preflight.py").read_text()
+    names = [*re.findall(r"^def (test_\w+)", suite, re.M), *(one.case() for one in catalogue())]
     chosen = {word.strip(): [n for n in names if word.strip() in n] for word in words}
     assert all(chosen.values()), chosen
     asked = {name for found in chosen.values() for name in found}
     others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
-    others |= {"payloads"}
+    others |= {"payloads", "alike"}
     # A file server belongs to no node, and the limits of slurmd are not those of a user's job.
     others |= {"storage", "can_be_locked", "files_can_be_open"}
     left = [n for n in names if n not in asked and not any(word in n for word in others)]

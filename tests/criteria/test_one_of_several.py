@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
 from pytest_mnode.criteria.devices import judge_products, judge_rates, judge_steps
 from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
 from pytest_mnode.criteria.placement.nics import judge_nics
@@ -27,7 +28,6 @@ from pytest_mnode.criteria.preflight.answers import (
 )
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.criteria.preflight.judges import (
-    cpus,
     devices,
     links,
     packets,
@@ -37,6 +37,7 @@ from pytest_mnode.criteria.preflight.judges import (
 )
 from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.judges.corruption import payload
+from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.cpus import Cpus
@@ -61,7 +62,6 @@ from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 from tests.criteria.preflight.made import (
     H100,
     RAILS,
-    Judge,
     cut,
     healthy,
     promising,
@@ -185,7 +185,9 @@ def _machine() -> Machine:
     return _survey().nodes[0].machine
 
 
-def _preflight(judge: Judge, promise: str, broken: Broken, kind: str = "roce") -> Ask:
+def _preflight(judge: Any, promise: str, broken: Broken, kind: str = "roce") -> Ask:
+    judge = partial(check_judged, judge) if isinstance(judge, type) else judge
+
     def ask(bad: Bad | None) -> list[Measurement]:
         survey = _survey()
         if isinstance(bad, Mute):
@@ -343,7 +345,7 @@ IN_PREFLIGHT: dict[str, Row] = {
         ("PCIe of a NIC", devices.pcie, "{pcie: full}", _pcie(NIC_ADDRESSES, 8), NICS, FAIL),
         ("PCIe of a GPU", devices.pcie, "{pcie: full}", _pcie(GPUS, 8), GPUS, FAIL),
         ("unknown PCIe", devices.pcie, "{pcie: full}", _pcie(GPUS, None), GPUS, UNKNOWN),
-        ("CPUs", cpus.cpus_near, "{cpus: near}", CPUSET, INDICES, FAIL),
+        ("CPUs", CpusAreBesideAccelerators, "{cpus: near}", CPUSET, INDICES, FAIL),
         ("kernel log", devices.kernel_log, KERNEL_LOG, _machine_with(_flapped), RAILS, FAIL),
         (
             "GPU that does not answer",

@@ -6,10 +6,13 @@ payloads are promised, `LastFacts` the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_mnode.evidence.reading import CheckRows
+from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.rules import Unread
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import RdmaDevice
 
@@ -70,7 +73,10 @@ class DirectoryFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """A node's facts about itself. code: digests of programs by name; None if not read in time."""
+    """A node's facts about itself.
+
+    code: digests of programs by name; None if not read in time. read: rows of checks.
+    """
 
     __pydantic_config__ = _STRICT
     machine: Machine
@@ -80,6 +86,7 @@ class NodeFacts:
     rails: dict[str, tuple[Rail, ...]]
     code: dict[str, str] | None
     directories: tuple[DirectoryFacts, ...]
+    read: tuple[CheckRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +221,15 @@ class NodeSurvey:
     def machine(self) -> Machine:
         """The node's machine; a Machine of unknown facts if the node did not answer."""
         return self.facts.machine if self.facts else Machine()
+
+    def rows(self, case: str) -> Sequence[Row] | Unread:
+        """The node's rows of a check, or why there are none."""
+        if self.facts is None:
+            return Unread(self.problem or "its survey gave no answer")
+        found = next((one for one in self.facts.read if one.case == case), None)
+        if found is None or found.why:
+            return Unread(found.why if found else "it was not asked")
+        return [replace(one, node=self.name) for one in found.rows]
 
     def directory(self, key: str) -> DirectoryFacts | None:
         """The node's facts of the directory `key`; None if there are none."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.preflight.judges.common import Subject, difference, listed, promises
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.evidence.rules import difference
 from pytest_mnode.logs import nccl_files
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import nccl_version

@@ -51,6 +51,8 @@ from pytest_mnode.criteria.preflight.tcp import (
     paired,
     resolved,
 )
+from pytest_mnode.evidence import reading
+from pytest_mnode.evidence.reading import CheckRows, ReadOrder
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import code_digests
@@ -58,6 +60,8 @@ from pytest_mnode.machine.software import code_digests
 _READ_LIMIT_S = 30.0
 """Half of the survey's limit; a file server may be slow for its first client."""
 _SEEN_LIMIT_S = 10.0
+_CHECK_LIMIT_S = 20.0
+"""A check may call a program, and a call into a broken driver hangs."""
 _DIRECTORY_LIMIT_S = 3.0
 """Access to a directory hangs if its file server is gone."""
 CONTROL = "control"
@@ -85,6 +89,7 @@ class NodeProbe:
             asyncio.to_thread(Machine.read, parts=order.parts, limit_s=_READ_LIMIT_S),
             or_none(lambda: _digests(order.code), _READ_LIMIT_S),
         )
+        read = asyncio.gather(*map(_read, order.reads))
         visits = await asyncio.gather(*(self.visit(one) for one in order.directories))
         self.machine, code = await others
         control = self.open_probe(CONTROL, "", "", None)
@@ -98,6 +103,7 @@ class NodeProbe:
             rails=self.rails,
             code=code,
             directories=tuple(visits),
+            read=tuple(await read),
         )
 
     async def visit(self, directory: Directory) -> DirectoryFacts:
@@ -226,6 +232,13 @@ class NodeProbe:
             directories.remove(self.tokens.pop())
 
 
+async def _read(order: ReadOrder) -> CheckRows:
+    try:
+        return await in_thread(lambda: reading.read(order), _CHECK_LIMIT_S)
+    except TimeoutError:
+        return CheckRows(order.case, why=f"not read within {_CHECK_LIMIT_S:g} s")
+
+
 def _digests(code: Sequence[str]) -> dict[str, str]:
     """Digests of this package's programs, and of those in further directories."""
     found = code_digests(_PACKAGE, _PACKAGE.name)
@@ -250,7 +263,9 @@ async def serve() -> None:
             match fields.pop("do"):
                 case "look":
                     visited = tuple(Directory(**one) for one in fields.pop("directories", ()))
-                    answer: Any = await node.look(LookOrder(directories=visited, **fields))
+                    reads = tuple(ReadOrder(**one) for one in fields.pop("reads", ()))
+                    look = LookOrder(directories=visited, reads=reads, **fields)
+                    answer: Any = await node.look(look)
                 case "probe":
                     answer = await node.probe(_probe_order(fields))
                 case "payload":

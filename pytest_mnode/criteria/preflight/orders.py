@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_mnode.criteria.preflight.answers import NodeFacts, Rail, Token
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.evidence.check import Check
+from pytest_mnode.evidence.reading import ReadOrder
 
 if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
@@ -46,6 +49,7 @@ class LookOrder:
     run: hexadecimal name of the survey, in every packet and in the names of files that it makes.
     networks: shell patterns of interfaces, or of RDMA devices, by network.
     code: directories whose programs are compared. master_port: port that the first node listens on.
+    reads: readings of checks.
     """
 
     run: str
@@ -55,6 +59,7 @@ class LookOrder:
     code: tuple[str, ...] = ()
     directories: tuple[Directory, ...] = ()
     master_port: int | None = None
+    reads: tuple[ReadOrder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +106,31 @@ class PayloadOrder:
 
 
 def look_order(
-    promise: PreflightCriterion, spec: Spec, run: str, index: int, code: Sequence[str]
+    promise: PreflightCriterion,
+    spec: Spec,
+    run: str,
+    index: int,
+    code: Sequence[str],
+    *,
+    checks: Sequence[Check] = (),
 ) -> LookOrder:
-    """The first order."""
+    """The first order. checks: those whose parts and rows are to be read."""
     networks = {"fabric": spec.fabric.interfaces}
     if spec.management is not None:
         networks["management"] = spec.management.interfaces
     parts = [*_PARTS, *["kernel_log"] * (promise.kernel_log is not None)]
     parts += ["accelerators"] * (spec.accelerators.per_node > 0)
     parts += ["verbs"] * (promise.rdma is not None)
-    parts += ["cpus", "numa"] * (promise.cpus is not None)
+    parts += [part for one in checks if isinstance(one, SurveyCheck) for part in one.parts]
     return LookOrder(
         run=run,
         index=index,
-        parts=tuple(parts),
+        parts=tuple(dict.fromkeys(parts)),
         networks=networks,
         code=tuple(code),
         directories=tuple(directories_of(promise, spec)),
         master_port=promise.reachable.master_port if promise.reachable is not None else None,
+        reads=tuple(ReadOrder.of(type(one), one.promise) for one in checks if one.reads()),
     )
 
 

@@ -34,6 +34,7 @@ from pytest_mnode.processes import end_programs
 from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
+    from pytest_mnode.evidence.check import Check
     from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.spec import Spec
     from pytest_mnode.spec.preflight import PreflightCriterion
@@ -75,11 +76,12 @@ class _Running:
     answers: dict[str, Any] = field(default_factory=dict)
 
 
-def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
+def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check] = ()) -> Survey:
     """Inspect every node, and have each node try its paths to all others.
 
-    code: directories whose programs must be the same on all nodes. A node that does not answer in
-    time has a problem in words and no facts; the other nodes go on without it.
+    code: directories whose programs must be the same on all nodes. checks: those to read for.
+    A node that does not answer in time has a problem in words and no facts; the other nodes go on
+    without it.
     """
     promise = spec.criteria.preflight
     assert promise is not None
@@ -93,7 +95,7 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
             except MnodeError as error:  # no command can be run there
                 unreachable[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
         run = uuid.uuid4().hex[:16]
-        looks = [look_order(promise, spec, run, r.index, code) for r in running]
+        looks = [look_order(promise, spec, run, r.index, code, checks=checks) for r in running]
         _exchange(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
         look_answers = {
             r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,12 +15,14 @@ from pytest_mnode.criteria.preflight.environment import RankEnvironment, read_en
 from pytest_mnode.criteria.preflight.installed import installed
 from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey import survey
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck, judged, promised_checks
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import fixture_names
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.skipping import not_promised, promised
 
 if TYPE_CHECKING:
+    from pytest_mnode.evidence.check import Check
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
@@ -28,6 +31,7 @@ Judge = Callable[[Survey, "Spec", str], list[Measurement]]
 RankJudge = Callable[[Sequence[RankEnvironment] | None, "Spec", str, str], list[Measurement]]
 """A judge of `(ranks, spec, node, why)`; without a world, ranks is None and why is the reason."""
 
+_CHECK = "mnode_check"
 STORAGE_FIXTURE = "ask_storage"
 """Fixture that tests of the storage paths request."""
 _SURVEY: pytest.StashKey[Survey] = pytest.StashKey()
@@ -42,12 +46,43 @@ class Environments:
     why: str = ""
 
 
+def case_of(one: type[Check]) -> Callable[..., None]:
+    """The test of a check, for each node: a function that pytest collects."""
+    if one.each:
+
+        @pytest.mark.parametrize("part", one.each)
+        def case(ask: NodeJudgement, part: str) -> None:
+            ask.check(one, part)
+
+    else:
+
+        def case(ask: NodeJudgement) -> None:  # type: ignore[misc]
+            ask.check(one)
+
+    case.__name__ = case.__qualname__ = one.case()
+    case.__doc__ = one.__doc__
+    # Where pytest shows the place of a test, it is the check's.
+    line = inspect.getsourcelines(one)[1]
+    case.__code__ = case.__code__.replace(co_filename=inspect.getfile(one), co_firstlineno=line)
+    vars(case)[_CHECK] = one
+    return pytest.mark.stops(*one.stops)(case) if one.stops else case
+
+
+def check_of(item: pytest.Item) -> type[Check] | None:
+    """The check that a test was made of by `case_of`; None for any other test."""
+    found: type[Check] | None = getattr(getattr(item, "obj", None), _CHECK, None)
+    return found
+
+
 def spec_to_survey(spec: Spec, items: Sequence[pytest.Item]) -> Spec:
     """Spec of the survey, without the storage paths if no test requests `STORAGE_FIXTURE`.
 
     The probe writes to these paths, and hangs if their file server hangs.
     """
-    if any(STORAGE_FIXTURE in fixture_names(item) for item in items):
+    checks = filter(None, map(check_of, items))
+    if any(issubclass(one, SurveyCheck) and one.stored for one in checks) or any(
+        STORAGE_FIXTURE in fixture_names(item) for item in items
+    ):
         return spec
     return spec.model_copy(update={"storage": None})
 
@@ -58,6 +93,16 @@ class NodeJudgement:
     def __init__(self, test: pytest.Item, spec: Spec, node: str, measure: Measure) -> None:
         self._test, self._session, self._spec = test, test.session, spec
         self._node, self._measure = node, measure
+
+    def check(self, one: type[Check], part: str = "") -> None:
+        """Record the findings of a check about this node."""
+        promised(self._spec, "preflight")
+        promised(self._spec, one.key)
+        surveyed = self._surveyed()
+        found = judged(one, surveyed, self._spec, self._node, part)
+        if not found and len(surveyed.nodes) == 1:
+            not_promised(f"{one.key}: one node has no other to compare with")
+        self._record(one.key, found)
 
     def __call__(self, key: str, judge: Judge) -> None:
         """Record a judge's measurements of this node, from a survey that is made once per run.
@@ -98,7 +143,9 @@ class NodeJudgement:
             code = sorted({str(item.path.parent) for item in items})
             spec = spec_to_survey(self._spec, items)
             # No lease: a lease needs agents, and a node may be too broken to run one.
-            stash[_SURVEY] = survey(self._run.all_nodes(), spec, code)
+            asked = dict.fromkeys(filter(None, map(check_of, items)))
+            checks = promised_checks(spec, asked)
+            stash[_SURVEY] = survey(self._run.all_nodes(), spec, code, checks)
             self._measure.chart(installed(stash[_SURVEY], spec))
         return stash[_SURVEY]
 

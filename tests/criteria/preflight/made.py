@@ -23,6 +23,8 @@ from pytest_mnode.criteria.preflight.answers import (
     Rail,
     Survey,
 )
+from pytest_mnode.criteria.preflight.survey_check import judged
+from pytest_mnode.evidence.check import Check
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
@@ -316,12 +318,13 @@ def with_paths(survey: Survey, change: Callable[[int, Path], Path]) -> Survey:
     return survey
 
 
-Judge = Callable[[Survey, Spec, str], list[Measurement]]
+Judge = Callable[[Survey, Spec, str], list[Measurement]] | type[Check]
 
 
 def asked(judge: Judge, survey: Survey, spec: Spec) -> dict[str, list[Measurement]]:
-    """Measurements of every node, by name."""
+    """Findings about every node, by name. judge: a check, or a function like one."""
     found = {}
+    judge = partial(judged, judge) if isinstance(judge, type) else judge
     for one in survey.nodes:
         found[one.name] = judge(survey, spec, one.name)
         assert found[one.name]

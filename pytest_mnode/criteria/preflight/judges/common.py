@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -90,42 +90,6 @@ def why_unread(node: NodeSurvey, part: str) -> str:
 def listed(words: Sequence[str], most: int = 4) -> str:
     """Up to `most` distinct words joined by commas, and the number of further ones."""
     return measurement.listed(words, most, ", ")
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Difference of a node from other nodes: `usual` is their value, `who` names them.
-
-    tied: whether no value is that of most nodes, so that nobody knows which of them is wrong.
-    """
-
-    usual: str
-    who: str
-    tied: bool = False
-
-
-def unlike(words: str, name: str, found: Iterable[Difference]) -> Culprit:
-    """The culprit of a node's differences: only a suspect if all of them are ties."""
-    if all(one.tied for one in found):
-        return Culprit(words, either=[[name]])
-    return Culprit(words, name)
-
-
-def difference(values: Mapping[str, str], node: str) -> Difference | None:
-    """Difference of a node from the most frequent value; None if the node has that value.
-
-    values: by node name. If no value is the most frequent, every node differs.
-    """
-    counted = Counter(values.values()).most_common()
-    usual, count = counted[0]
-    tied = len(counted) > 1 and counted[1][1] == count
-    if not tied:
-        if values[node] == usual:
-            return None
-        return Difference(usual, f"{count} of {len(values)} nodes")
-    others = [name for name, value in values.items() if value != values[node]]
-    who = f"{listed(others)}, and no majority says who is right"
-    return Difference(values[others[0]], who, tied=True)
 
 
 @dataclass(frozen=True, slots=True)

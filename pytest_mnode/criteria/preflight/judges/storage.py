@@ -5,13 +5,12 @@ from __future__ import annotations
 from pytest_mnode.criteria.preflight.answers import DirectoryFacts, NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
-    difference,
     listed,
     no_answer,
     promises,
-    unlike,
 )
 from pytest_mnode.criteria.preflight.orders import STORED
+from pytest_mnode.evidence.rules import difference, unlike
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec

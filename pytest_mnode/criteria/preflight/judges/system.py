@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
-    difference,
     listed,
     networks_of,
     no_answer,
     promises,
-    unlike,
     why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.storage import can_be_used
 from pytest_mnode.criteria.preflight.orders import SHM, TEMPORARY
+from pytest_mnode.evidence.rules import difference, unlike
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import NOT_THERE, UNREADABLE
 from pytest_mnode.measurement import Measurement, at_least, equals

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges.cpus import cpus_near
+from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
@@ -57,8 +58,8 @@ def survey(tmp_path: Path) -> Survey:
 def test_a_cpuset_on_the_other_socket_is_named(
     survey: Survey, change: dict[str, Any], culprit: str
 ) -> None:
-    assert verdicts(cpus_near, survey, ONE) == {}
-    named = culprits(cpus_near, with_facts(survey, 1, **change), ONE)
+    assert verdicts(CpusAreBesideAccelerators, survey, ONE) == {}
+    named = culprits(CpusAreBesideAccelerators, with_facts(survey, 1, **change), ONE)
     assert named == {"gpu1": f"gpu1 cpuset: accelerator 0 ({culprit})"}
 
 
@@ -66,7 +67,7 @@ def test_every_far_accelerator_counts_beside_one_that_is_unknown(survey: Survey)
     spec = promising("{cpus: near}", accelerators="3")
     far = [Accelerator(index=n, pci_address=gpu_address(6 + n)) for n in (0, 1)]
     survey = with_facts(survey, 1, accelerators=(*far, Accelerator(index=2)))
-    [found] = asked(cpus_near, survey, spec)["gpu1"]
+    [found] = asked(CpusAreBesideAccelerators, survey, spec)["gpu1"]
     assert (found.verdict, found.value) == ("fail", 2)
 
 
@@ -83,7 +84,9 @@ def test_every_far_accelerator_counts_beside_one_that_is_unknown(survey: Survey)
 def test_unknown_cpus_or_accelerators_are_inconclusive(
     survey: Survey, change: dict[str, Any], why: str
 ) -> None:
-    [found] = asked(cpus_near, with_facts(survey, 1, **change), ONE)["gpu1"]
+    [found] = asked(CpusAreBesideAccelerators, with_facts(survey, 1, **change), ONE)["gpu1"]
     assert found.verdict == "inconclusive"
     assert why in found.note
-    assert cpus_near(survey, promising("{}", accelerators="1"), "gpu1") == []
+    assert (
+        judged(CpusAreBesideAccelerators, survey, promising("{}", accelerators="1"), "gpu1") == []
+    )

@@ -1,34 +1,54 @@
-"""Judge of CPUs: whether processes may run near their accelerators."""
+"""CPUs: whether processes may run near their accelerators."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
 
 from pytest_mnode.criteria.placement.near import Locality, near
 from pytest_mnode.criteria.placement.rank_placement import RankPlacement
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, why_unread
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.evidence.check import check
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.measurement import Measurement, equals
-from pytest_mnode.spec import Spec
+from pytest_mnode.spec.inventory import Inventory
 
 
-def cpus_near(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Number of accelerators without a nearby CPU on which a process of this node may run.
+@check("preflight.cpus")
+class CpusAreBesideAccelerators(SurveyCheck):
+    """May a process on this node run on CPUs beside each of its accelerators?
 
     In a container, these are the container's accelerators and CPUs: on a Kubernetes node whose
     kubelet has no Topology Manager policy, they may belong to different sockets.
     """
-    if promises(spec).cpus is None or not spec.accelerators.per_node:
-        return []
+
+    promise: Literal["near"]
+    """A process's cpuset has CPUs beside each accelerator that the process has."""
+    parts = ("cpus", "numa")
+
+    def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
+        if self.spec.accelerators.per_node:
+            yield _far(survey, name)
+
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        if not cluster.accelerators.per_node:
+            yield ": given, but accelerators.per_node is 0"
+
+
+def _far(survey: Survey, name: str) -> Measurement:
+    """Number of accelerators without a nearby CPU on which a process of this node may run."""
     label = "accelerators without a nearby CPU that processes may use"
     subject = Subject(label, "", equals(0), "preflight.cpus near")
     me = survey.node(name)
     limits, there = me.machine.limits, me.machine.accelerators
     if limits is None or there is None:
         part = "limits" if limits is None else "accelerators"
-        return [subject.unknown(why_unread(me, part))]
+        return subject.unknown(why_unread(me, part))
     if limits.cpus is None or not there:
         why = "no accelerator" if not there else "the allowed CPUs cannot be read"
-        return [subject.unknown(f"{name}: {why}")]
+        return subject.unknown(f"{name}: {why}")
     far, unknown = [], []
     for one in there:
         placed = RankPlacement(
@@ -40,6 +60,6 @@ def cpus_near(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         elif nearby.cpus.isdisjoint(limits.cpus):
             far.append(f"accelerator {one.index} ({nearby.cpus_text})")
     if unknown and not far:
-        return [subject.unknown(f"{name}: {listed(unknown, 2)}")]
+        return subject.unknown(f"{name}: {listed(unknown, 2)}")
     note = f"{name}: processes may use CPUs {format_cpulist(limits.cpus)}"
-    return [subject.measured(len(far), f"{name} cpuset: {listed(far, 2)}", note)]
+    return subject.measured(len(far), f"{name} cpuset: {listed(far, 2)}", note)

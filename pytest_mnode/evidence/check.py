@@ -1,0 +1,188 @@
+"""A check: one question, with its promise, its reading, its rule and its fault, in one class.
+
+    @check("preflight.huge_pages")
+    class HugePagesAreAlike(Check):
+        "Do all nodes use transparent huge pages alike?"
+
+        promise: Literal["same", "always", "madvise", "never"]
+        "The mode of the kernel; same: that of the other nodes, whatever it is."
+
+        def read(self, root: Path) -> Iterator[Row]: …
+        def rule(self, rows: Rows) -> Iterator[Measurement]: …
+
+From it follow the key of the spec and its JSON Schema, the case `test_huge_pages_are_alike` of the
+acceptance suite for every node, its row in docs/checks.md, the entry in a draft of
+`--mnode-discover` (`draft`), and its red run on the rack (`fault`).
+
+Checks are found in `pytest_mnode.checks.node`, by the entry points of the group
+`pytest_mnode.checks`, each of which names a module, and in every conftest.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from pytest_mnode.evidence.row import Row
+    from pytest_mnode.evidence.rules import Rows
+    from pytest_mnode.measurement import Measurement
+
+GROUP = "pytest_mnode.checks"
+"""Group of entry points; each names a module that has checks."""
+_OURS = "pytest_mnode.checks.node"
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+C = TypeVar("C", bound="type[Check]")
+
+
+class Check:
+    """Base of all checks. Its docstring is the question, one line, and then what a reader of the
+    docs has to know.
+
+    promise: what the spec promises; its annotation is the type of the spec's key, and the docstring
+    below it describes the key. spec: the whole spec; not there while a node reads.
+    """
+
+    key: ClassVar[str]
+    """The key of the spec, below `criteria`: "preflight.huge_pages". Several checks may share one,
+    with the same type of promise."""
+    on: ClassVar[Literal["node", "rank"]] = "node"
+    """Where it reads: once on each node, or in each rank of a world over all nodes."""
+    stops: ClassVar[tuple[str, ...]] = ()
+    """Criteria that are of no use on a cluster that fails this."""
+    each: ClassVar[tuple[str, ...]] = ()
+    """Parts that are cases of their own, `part` of which is judged; () for a single case."""
+    fault: ClassVar[str] = ""
+    """A fault of the rack (`--mnode-fault`) that turns it red, with {node} for the node."""
+    promised_as: ClassVar[str] = ""
+    """The promise, in YAML, with which `fault` turns it red."""
+    promise: Any
+    part: str = ""
+
+    def __init__(self, promise: Any, spec: Any = None, part: str = "") -> None:
+        self.promise, self.spec, self.part = promise, spec, part
+
+    def read(self, root: Path) -> Iterator[Row]:
+        """Rows of this machine, or of a recorded one below `root`. Runs on the node, in a thread
+        with a limit; an error is the reason why nothing was read."""
+        raise NotImplementedError
+
+    def rule(self, rows: Rows) -> Iterable[Measurement]:
+        """Judge the node `rows.node` by the rows of all nodes. Pure."""
+        raise NotImplementedError
+
+    def doubts(self, cluster: Any) -> Iterator[str]:  # noqa: ARG002
+        """One line, without its key, for each promise that cannot be right, given the cluster."""
+        return iter(())
+
+    @classmethod
+    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> str:  # noqa: ARG003
+        """The promise, in YAML, of a first spec of nodes with these rows; "" to promise nothing."""
+        return ""
+
+    @classmethod
+    def reads(cls) -> bool:
+        """Whether it has a reading of its own."""
+        return cls.read is not Check.read
+
+    @classmethod
+    def case(cls) -> str:
+        """The name of its test: test_huge_pages_are_alike for HugePagesAreAlike."""
+        return f"test_{_WORD.sub('_', cls.__name__).lower()}"
+
+    @classmethod
+    def question(cls) -> str:
+        """The first line of its docstring."""
+        return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
+
+    @classmethod
+    def promise_type(cls) -> Any:
+        """The type of its promise, from the annotation."""
+        for base in cls.__mro__:
+            if "promise" in vars(base).get("__annotations__", {}):
+                annotation = vars(base)["__annotations__"]["promise"]
+                names = vars(sys.modules[base.__module__])
+                return eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
+        raise AssertionError("Check itself has one")
+
+    @classmethod
+    def promise_doc(cls) -> str:
+        """The docstring below its promise; "" if it has none, as where another check has it."""
+        [node] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
+        assert isinstance(node, ast.ClassDef)
+        for field, text in zip(node.body, node.body[1:], strict=False):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id="promise")),
+                    ast.Expr(value=ast.Constant(value=str(found))),
+                ):
+                    return inspect.cleandoc(found)
+        return ""
+
+
+CHECKS: dict[str, type[Check]] = {}
+"""Every check by its case, in the order of its registration."""
+_on_late: list[Callable[[type[Check]], None]] = []
+
+
+def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]:
+    """Decorator that enters a check. key: of the spec, below `criteria`.
+
+    Raises ValueError, one line, for a class that cannot be a check, and for a name that is taken.
+    """
+
+    def enter(found: C) -> C:
+        found.key, found.on = key, on
+        criterion, _, name = key.partition(".")
+        if criterion != "preflight" or not name.isidentifier():
+            raise ValueError(
+                f"check {found.__name__}: key {key!r}; accepted: preflight.NAME, one word"
+            )
+        if not found.question().endswith("?"):
+            raise ValueError(f"check {found.__name__}: its docstring begins with no question")
+        other = CHECKS.get(found.case())
+        if other is not None and _home(other) != _home(found):
+            raise ValueError(
+                f"check {found.__name__} of {_home(found)[0]}: {_home(other)[0]} has one of that "
+                "name; give it another"
+            )
+        for hear in _on_late:
+            hear(found)
+        CHECKS[found.case()] = found
+        return found
+
+    return enter
+
+
+def _home(one: type[Check]) -> tuple[str, str]:
+    return one.__module__, one.__qualname__
+
+
+def on_late_check(hear: Callable[[type[Check]], None]) -> None:
+    """Have `hear` called with each check that is entered from now on, as by a conftest.py."""
+    _on_late.append(hear)
+
+
+@cache
+def load() -> None:
+    """Import the modules of all checks. Raises what the import of one raises."""
+    folder = importlib.import_module(_OURS)
+    for module in sorted(found.name for found in pkgutil.iter_modules(folder.__path__)):
+        importlib.import_module(f"{_OURS}.{module}")
+    for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        entry.load()
+
+
+def catalogue() -> tuple[type[Check], ...]:
+    """All checks: those of nodes before those of ranks, and first those that stop others."""
+    load()
+    return tuple(sorted(CHECKS.values(), key=lambda one: (one.on == "rank", not one.stops)))

@@ -1,0 +1,117 @@
+"""Checks are found by file, entry point and conftest, and bring their key of the spec with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.checks.node.huge_pages import HugePagesAreAlike
+from pytest_mnode.evidence.check import CHECKS, Check, catalogue, check
+from pytest_mnode.evidence.reading import ReadOrder, read
+from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.measurement import Verdict
+from pytest_mnode.spec import Spec
+
+KEY, THP = "preflight.huge_pages", "mode of transparent huge pages"
+
+
+def _rows(node: str, promise: object = "same", **by_node: object) -> Rows:
+    read = {
+        name: value if isinstance(value, Unread) else [row(THP, value, node=name)]  # type: ignore[arg-type]
+        for name, value in by_node.items()
+    }
+    return Rows(node, KEY, promise, read)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "verdicts", "blamed"),
+    [
+        ({"a": "always", "b": "always", "c": "never"}, ("pass", "pass", "fail"), {"c"}),
+        ({"a": "always", "b": "always", "c": Unread("gone")}, ("pass", "pass", "inconclusive"), {}),
+        ({"a": "always", "b": "never"}, ("fail", "fail"), {}),  # nobody knows which is wrong
+        ({"a": "always"}, ("inconclusive",), {}),
+        ({"a": None, "b": "never", "c": "never"}, ("inconclusive", "pass", "pass"), {}),
+    ],
+    ids=["odd", "unread", "tie", "alone", "unknown"],
+)
+def test_the_odd_node_is_named(
+    nodes: dict[str, object], verdicts: tuple[str, ...], blamed: set[str]
+) -> None:
+    found = {n: _rows(n, **nodes).same(THP) for n in nodes}
+    assert tuple(str(one.verdict) for one in found.values()) == verdicts
+    sure = {name for one in found.values() if one.culprit for name in one.culprit.nodes}
+    assert sure == set(blamed)
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [("never", "pass"), ("always", "fail"), (None, "inconclusive")]
+)
+def test_a_promised_value_is_compared(value: str | None, verdict: str) -> None:
+    rows = _rows("a", "never", a=value)
+    [found] = HugePagesAreAlike("never").rule(rows)
+    assert found.verdict == verdict
+    assert "preflight.huge_pages never" in found.source
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("always [madvise] never\n", "madvise"), ("something else", None)]
+)
+def test_the_mode_is_read(tmp_path: Path, text: str, value: str | None) -> None:
+    file = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    [found] = read(ReadOrder.of(HugePagesAreAlike, "same"), tmp_path).rows
+    assert found.value == value
+    assert (found.why == "") is (value is not None) or value is not None
+
+
+def test_a_reading_that_fails_is_the_reason(tmp_path: Path) -> None:
+    found = read(ReadOrder.of(HugePagesAreAlike, "same"), tmp_path)
+    assert found.rows == ()
+    assert "no such file" in found.why
+    assert "transparent_hugepage" in found.why
+    assert "no module 'site_checks'" in read(ReadOrder("test_x", "site_checks", "X")).why
+
+
+@pytest.fixture
+def late() -> Iterator[type[Check]]:
+    @check("preflight.late")
+    class LateOne(Check):
+        """Is it late?"""
+
+        promise: int
+        """How late."""
+
+        def rule(self, rows: Rows) -> Iterator[Verdict]:  # type: ignore[override]
+            return iter(())
+
+    yield LateOne
+    del CHECKS[LateOne.case()]
+
+
+def test_a_check_of_a_conftest_has_its_own_key(late: type[Check]) -> None:
+    assert late in catalogue()
+    page = {"preflight": {"late": 3}}
+    criteria = Spec.model_fields["criteria"].annotation.model_validate(page)  # type: ignore[union-attr]
+    assert criteria.preflight.late == 3
+    assert late.case() == "test_late_one"
+
+
+@pytest.mark.parametrize(
+    ("key", "doc", "words"),
+    [
+        ("late", "Is it late?", "accepted: preflight.NAME"),
+        ("preflight.late", "It is late.", "begins with no question"),
+    ],
+)
+def test_what_is_no_check_is_refused_in_one_line(key: str, doc: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(key)(type("Late", (Check,), {"__doc__": doc}))
+
+
+def test_rows_say_what_they_have() -> None:
+    assert Row(metric="x", value=3.0, unit="GB").shown == "3 GB"
+    assert Row(metric="x", why="gone").shown == "gone"
