@@ -26,7 +26,7 @@ FLOORS = (
     {"logs", "machine", "spec"},
     {"measure", "table"},
     {
-        *("charts", "culprit", "detection", "env_reads", "errors", "installed"),
+        *("charts", "culprit", "detection", "env_reads", "errors", "installed", "intervals"),
         *("evidence", "measurement", "path_rates", "processes", "progress"),
     },
 )

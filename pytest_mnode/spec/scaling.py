@@ -85,11 +85,13 @@ class ScalingCriterion(Criterion):
     """Timed steps in a row on each number of nodes, in each round."""
     rounds: Annotated[int, Field(strict=True, ge=2)] = 3
     """How often all numbers of nodes take their turn, beginning at another node each time."""
-    most_rounds: Annotated[int, Field(strict=True, ge=2)] = 8
-    """Maximum number of rounds; more follow while the result is too uncertain, or noise exceeds
-    what the bound tolerates; a miss of at_least_efficiency takes three rounds."""
+    most_rounds: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Maximum number of rounds; 3 × rounds if not given, 8 at least. More than `rounds` follow
+    while an efficiency is too close to its bound, while it is too uncertain, and while noise
+    exceeds what the bound tolerates; a miss of at_least_efficiency takes three rounds."""
     at_most_uncertainty: _Part = 0.02
-    """Half of the 95 % confidence interval of an efficiency; with more it is inconclusive."""
+    """Half of the 95 % confidence interval of an efficiency that reaches its bound; more rounds
+    follow while it is more. An efficiency whose interval has the bound in it is inconclusive."""
     parts_within: _Part = 0.02
     """Part of the step time by which the sum of its parts may miss it, on each rank; and part of
     the efficiency by which the mean of steps may be below their median before the mean counts."""
@@ -101,6 +103,11 @@ class ScalingCriterion(Criterion):
     within_s: Seconds = Field(600.0, alias="within")
     """Limit of the whole job."""
 
+    @property
+    def rounds_at_most(self) -> int:
+        """Maximum number of rounds."""
+        return self.most_rounds or max(8, 3 * self.rounds)
+
     @model_validator(mode="after")
     def _leaves_a_question(self) -> Self:
         if self.explained_from > self.at_least_efficiency:
@@ -108,7 +115,7 @@ class ScalingCriterion(Criterion):
                 f"explained_from {self.explained_from:g} is above at_least_efficiency "
                 f"{self.at_least_efficiency:g}; accepted: at most as much"
             )
-        if self.most_rounds < self.rounds:
+        if self.rounds_at_most < self.rounds:
             raise ValueError(
                 f"most_rounds {self.most_rounds} is below rounds {self.rounds}; "
                 f"accepted: at least as many"

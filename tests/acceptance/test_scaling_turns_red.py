@@ -70,7 +70,7 @@ def _culprit(done: Certified, nodes: int = 2) -> str:
 
 @turns_red("scaling", "test_throughput_grows_with_the_nodes")
 def test_a_slow_link_is_located(tmp_path: Path) -> None:
-    done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3, most_rounds=2)
+    done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3)
     culprit = _culprit(done, nodes=3)
     assert culprit.startswith("all-reduce exposed "), culprit
     assert "% of line rate" in culprit

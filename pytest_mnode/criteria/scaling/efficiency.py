@@ -8,6 +8,9 @@ of the middle two, so that a slow node of two cannot hide in their mean.
 A median of steps does not show a delay of fewer than half of them. If the mean of a group's steps
 in a turn shows more loss, it replaces the median; the median over turns stays, so that one or two
 disturbed turns change nothing.
+
+How sure an efficiency is follows from how much it differs by round: a round is the smallest part of
+a job that draws all noise anew.
 """
 
 from __future__ import annotations
@@ -22,18 +25,17 @@ from numpy.typing import NDArray
 
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.detection import Detection, smallest_loss
+from pytest_mnode.intervals import CONFIDENCE, Interval, interval_of
 from pytest_mnode.spec.scaling import ScalingCriterion
 
-RESAMPLES = 400
-CONFIDENCE = 0.95
+FALSE_ALARM = 0.01
+"""Share of jobs of a cluster that just keeps its promise of which any efficiency fails."""
 FEWEST_ROUNDS = 3
 """Fewest rounds that can show that an efficiency misses its bound."""
 _Rounds = Mapping[int, Sequence[NDArray[np.float64]]]
 """Step times of each group of a round, in seconds, by round."""
 _Middle = Callable[..., Any]
 """np.median or np.mean of steps along an axis."""
-_MOST_GROUPS = 16
-"""Most random groups of a round to draw steps from: more would take long, and change little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class Throughput:
     """Throughput of one number of nodes, compared with one node.
 
     step_s: as above. ideal_s: the step time without any loss. samples_s, tokens_s: per second.
-    low, high: 95 % confidence interval of the efficiency. steps: number of timed steps.
+    low, high: 95 % confidence interval of the efficiency. at_most: the efficiency is higher in no
+    more than `false_alarm` of cases. steps: number of timed steps.
     share: fraction of the work of one node alone that each node has: 1 in weak scaling, 1/n in
     strong. by_round: the efficiency of each round by itself; () for one node.
     mean: the same by the mean of a group's steps in a turn; None if this one is by the mean.
@@ -55,8 +58,10 @@ class Throughput:
     efficiency: float
     low: float
     high: float
+    at_most: float
     steps: int
     share: float
+    false_alarm: float = 0.0
     by_round: tuple[float, ...] = ()
     mean: Throughput | None = None
 
@@ -77,9 +82,14 @@ class Throughput:
         """Half of the confidence interval."""
         return (self.high - self.low) / 2
 
-    def known(self, at_most_uncertainty: float, bound: float) -> bool:
-        """Whether the uncertainty is small enough, or the interval is on one side of the bound."""
-        return self.uncertainty <= at_most_uncertainty or not self.low < bound <= self.high
+    def reaches(self, bound: float) -> bool | None:
+        """Whether the efficiency surely reaches the bound; None if that is not sure.
+
+        It does if its interval does, and does not if `at_most` is below the bound.
+        """
+        if self.low >= bound:
+            return True
+        return False if self.at_most < bound else None
 
     def detection(self, bound: float, promise: ScalingCriterion) -> Detection | None:
         """The smallest loss of efficiency that would have been found, given how much rounds differ.
@@ -107,19 +117,22 @@ def reference_node(timings: JobTimings) -> str:
     return by_time[(len(by_time) - 1) // 2][1]
 
 
-def throughputs(timings: JobTimings, *, seed: int = 0) -> tuple[Throughput, ...]:
+def throughputs(timings: JobTimings) -> tuple[Throughput, ...]:
     """One row per number of nodes, ascending from one node; () if nothing ran on one node."""
     ones = timings.over(1)
     if not ones or any(not one.steps[0] for one in timings.trained):
         return ()
     name = reference_node(timings)
     alone = [one for one in ones if one.nodes[0] == name]
+    false_alarm = FALSE_ALARM / max(1, len(timings.counts) - 1)
     rows = []
     for count in timings.counts:
         over = alone if count == 1 else timings.over(count)
         share = over[0].samples / (count * ones[0].samples)
-        mean = _row(alone, over, share, np.mean, seed)
-        rows.append(replace(_row(alone, over, share, np.median, seed), mean=mean))
+        row, mean = (
+            _row(alone, over, share, middle, false_alarm) for middle in (np.median, np.mean)
+        )
+        rows.append(replace(row, mean=mean))
     return tuple(rows)
 
 
@@ -128,44 +141,55 @@ def _row(
     over: Sequence[GroupSteps],
     share: float,
     middle: _Middle,
-    seed: int,
+    false_alarm: float,
 ) -> Throughput:
     """Throughput of groups, compared with one node. middle: of a group's steps in a turn."""
     rounds, ideal = _by_round(over), _by_round(alone)
     step_s, ideal_s = _step_s(rounds, middle), _step_s(ideal, middle) * share
-    count = over[0].count
-    low, high = (1.0, 1.0)
-    if count > 1:
-        low, high = _interval(ideal, rounds, share, middle, seed)
+    count, efficiency = over[0].count, ideal_s / step_s
+    each = by_round(ideal, rounds, share, middle)
+    usual, wide = (
+        (interval_of(each, confidence) or Interval(0.0, 1.0)).including(efficiency)
+        for confidence in (CONFIDENCE, 1 - 2 * false_alarm)
+    )
     return Throughput(
         count=count,
         step_s=step_s,
         ideal_s=ideal_s,
         samples_s=over[0].samples / step_s,
         tokens_s=over[0].tokens / step_s,
-        efficiency=ideal_s / step_s,
-        low=low,
-        high=high,
+        efficiency=efficiency,
+        low=usual.low,
+        high=usual.high,
+        at_most=wide.high,
         share=share,
-        by_round=by_round(ideal, rounds, share, middle) if count > 1 else (),
+        false_alarm=false_alarm,
+        by_round=each if count > 1 else (),
         steps=sum(g.size for of_round in rounds.values() for g in of_round),
     )
 
 
-def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) -> bool:
-    """Whether every efficiency is known well enough, or known to be on one side of the bound.
+def settled(timings: JobTimings, promise: ScalingCriterion) -> bool:
+    """Whether no further round is needed: each efficiency is surely below its bound, or surely
+    reaches it and is known to within `at_most_uncertainty`, and noise hides no loss.
 
     Fewer than `FEWEST_ROUNDS` rounds settle it only if every interval is above the bound, so that a
     disturbed round never decides against a cluster.
     """
-    bound = promise.at_least_efficiency
-    rows = [row.judged_by(promise.parts_within) for row in throughputs(timings, seed=seed)]
-    if timings.rounds < FEWEST_ROUNDS and any(row.low < bound for row in rows):
+    full = promise.at_least_efficiency
+    rows = [row.judged_by(promise.parts_within) for row in throughputs(timings)]
+    if timings.rounds < FEWEST_ROUNDS and any(row.low < full for row in rows):
         return False
-    return bool(rows) and all(
-        row.known(promise.at_most_uncertainty, bound) and not _too_noisy(row, promise)
-        for row in rows
-    )
+    return bool(rows) and all(_settled(row, promise) for row in rows)
+
+
+def _settled(row: Throughput, promise: ScalingCriterion) -> bool:
+    if row.reaches(promise.at_least_efficiency):
+        return row.uncertainty <= promise.at_most_uncertainty and not _too_noisy(row, promise)
+    # Allowed causes may explain a loss down to the lower bound.
+    lower = promise.explained_from if promise.allowed_causes else promise.at_least_efficiency
+    surely = {row.reaches(bound) for bound in (lower, promise.at_least_efficiency)}
+    return None not in surely and not _too_noisy(row, promise)
 
 
 def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
@@ -194,46 +218,3 @@ def by_round(
 
 def _step_s(rounds: _Rounds, middle: _Middle) -> float:
     return median_high(float(middle(g)) for of_round in rounds.values() for g in of_round)
-
-
-def _interval(
-    alone: _Rounds, over: _Rounds, share: float, middle: _Middle, seed: int
-) -> tuple[float, float]:
-    """Confidence interval: rounds, and steps in them, resampled; the same rounds for both sides.
-
-    Drawn with replacement. Source: Davison and Hinkley, "Bootstrap Methods and their Application",
-    1997, section 3.8 (hierarchical data).
-    """
-    source = np.random.default_rng(seed)
-    numbers = sorted(set(over) & set(alone))
-    if not numbers:
-        return 0.0, 1.0
-    drawn = source.integers(len(numbers), size=(RESAMPLES, len(numbers)))
-    one_s, many_s = (
-        _resampled([rounds[number] for number in numbers], drawn, middle, source)
-        for rounds in (alone, over)
-    )
-    edge = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(one_s * share / many_s, [edge, 1 - edge])
-    return float(low), float(high)
-
-
-def _resampled(
-    rounds: Sequence[Sequence[NDArray[np.float64]]],
-    drawn: NDArray[np.int64],
-    middle: _Middle,
-    source: np.random.Generator,
-) -> NDArray[np.float64]:
-    """Step time of each resample, with steps drawn at random. drawn: rounds (resamples, rounds)."""
-    least = min(len(of_round) for of_round in rounds)
-    chosen = source.choice(least, min(least, _MOST_GROUPS), replace=False)
-    times = np.array([[of_round[int(i)] for i in chosen] for of_round in rounds])
-    middles = []
-    for of_slot in drawn.T:
-        for group in range(times.shape[1]):
-            steps = times[of_slot, group]
-            places = source.integers(steps.shape[1], size=steps.shape)
-            middles.append(middle(np.take_along_axis(steps, places, axis=1), axis=1))
-    ordered = np.sort(np.array(middles), axis=0)
-    found: NDArray[np.float64] = ordered[len(ordered) // 2]
-    return found

@@ -128,7 +128,7 @@ class ScalingResult:
 
 def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
     """Judge the timings of a job, for each number of nodes."""
-    rows = throughputs(timings, seed=plan.seed)
+    rows = throughputs(timings)
     counts = tuple(_judge_count(row, timings, plan, spec, promise) for row in rows)
     sent = sent_in_steps(timings.trained, timings)
     return ScalingResult(spec, promise, plan, timings, counts, sent)
@@ -249,7 +249,7 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
     source = f"{_KEY}.at_least_efficiency {full:g}"
     allowed = ", ".join(promise.allowed_causes) or "none"
     reason = f"{share:.0%} of the loss is due to allowed_causes ({allowed})"
-    if row.efficiency >= full:
+    if row.reaches(full):
         return full, source
     if share < promise.explained_fraction:
         return full, f"{source}; {reason}"
@@ -259,10 +259,10 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
 def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
     """Why the measured efficiency is inconclusive; "" if it is not."""
     row = one.row
-    if not row.known(promise.at_most_uncertainty, one.bound):
+    if row.reaches(one.bound) is None:
         return (
-            f"the uncertainty is ± {row.uncertainty:.3f}, at_most_uncertainty is "
-            f"{promise.at_most_uncertainty:g}: step times vary too much"
+            f"{row.efficiency:.3f} is too close to its bound {one.bound:g}: "
+            f"{len(row.by_round)} rounds differ too much to tell"
         )
     replicated = promise.kind == "weak" and promise.parallel == "ddp"
     if replicated and row.low > 2 - promise.at_least_efficiency:
@@ -286,7 +286,8 @@ def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
 def _interval(found: ScalingResult, one: CountResult) -> str:
     row, measured = one.row, one.measured
     text = (
-        f"95 % between {row.low:.3f} and {row.high:.3f}, {row.steps} steps in "
+        f"95 % between {row.low:.3f} and {row.high:.3f}, less than {row.at_most:.3f} in all but "
+        f"{row.false_alarm:.2g} of cases, {row.steps} steps in "
         f"{found.timings.rounds} rounds, median {measured.step_s * 1e3:.1f} ms, mean "
         f"{measured.by_mean().step_s * 1e3:.1f} ms"
     )

@@ -28,15 +28,14 @@ class Turn:
 class Plan:
     """Everything that the ranks of a scaling job need.
 
-    accelerators_per_node: of the spec; if there are any, ranks train on nothing else. seed: of the
-    resampling that decides on more rounds. Raises UsageError for one node.
+    accelerators_per_node: of the spec; if there are any, ranks train on nothing else. Raises
+    UsageError for one node.
     """
 
     nodes: tuple[str, ...]
     ranks_per_node: int
     accelerators_per_node: int
     promise: ScalingCriterion
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if len(self.nodes) < 2:

@@ -57,7 +57,7 @@ class Program:
         """Run all turns; return the timings on rank 0."""
         turn: Turn | None = None
         rounds, counts = self.plan.promise.rounds, self.plan.counts
-        for number in range(self.plan.promise.most_rounds):
+        for number in range(self.plan.promise.rounds_at_most):
             for place, turn in enumerate(self.plan.turns(number)):
                 done, total = number * len(counts) + place, max(rounds, number + 1) * len(counts)
                 progress(f"round {number + 1}, {nodes(turn.count)}", done, total)
@@ -140,7 +140,7 @@ class Program:
         """Whether another round is needed; rank 0 decides, so that all ranks agree."""
         plan, goes_on = self.plan, [False]
         if self.world.rank == 0:
-            goes_on = [not settled(self._timings, plan.promise, seed=plan.seed)]
+            goes_on = [not settled(self._timings, plan.promise)]
         dist.broadcast_object_list(goes_on, src=0, group=self._control)
         return goes_on[0]
 

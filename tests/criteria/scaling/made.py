@@ -107,6 +107,22 @@ def stalled(
     return changed(job, stall)
 
 
+def exposed_later(job: JobTimings, by: Callable[[int, int], float]) -> JobTimings:
+    """Each step of two nodes or more waits longer for collectives: `by` its round and number."""
+
+    def of(one: GroupSteps) -> GroupSteps:
+        def wait(step: Step, more_s: float) -> Step:
+            return replace(step, wall_s=step.wall_s + more_s, exposed=step.exposed + more_s)
+
+        steps = tuple(
+            tuple(wait(step, by(one.round, number)) for number, step in enumerate(of_rank))
+            for of_rank in one.steps
+        )
+        return replace(one, steps=steps)
+
+    return replace(job, trained=tuple(of(t) if t.count > 1 else t for t in job.trained))
+
+
 def uneven(job: JobTimings, most_s: float, seed: int = 0) -> JobTimings:
     """Each rank computes up to `most_s` longer per step by chance; the others wait for it."""
     chance = random.Random(seed)

@@ -41,7 +41,7 @@ def test_all_slow_nodes_are_named(
 
 
 def test_slow_nodes_are_not_counted_as_allowed_skew() -> None:
-    plan = made.plan(8)
+    plan = made.plan(8, rounds=6)  # its noise is too much for three rounds
     slow = ["node4", "node5", "node6"]
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.214)), 0.004)
     judged, efficiency = made.judged_last(plan, job, "skew")

@@ -1,0 +1,92 @@
+"""Confidence intervals of what a few rounds measured. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+CONFIDENCE = 0.95
+_TRIMMED_FROM = 6
+"""From this many rounds on the lowest and the highest of every six are not averaged, so that one
+disturbed round of six changes little. Of fewer, trimming would leave too little to know the noise.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where the true value is with `confidence`: between `low` and `high`, both included."""
+
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def including(self, value: float) -> Interval:
+        """This interval, widened to include a value that was estimated in another way."""
+        return Interval(min(self.low, value), max(self.high, value), self.confidence)
+
+    @property
+    def half(self) -> float:
+        """Half of its width."""
+        return (self.high - self.low) / 2
+
+
+def interval_of(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """The interval of the true ratio, from the ratio that each round measured; all above 0.
+
+    A t-interval of their logarithms, because ratios have no unit and err by factors. Rounds may
+    differ from each other by more than what is measured within them, so each counts as one value.
+    From `_TRIMMED_FROM` rounds on it is that of the trimmed mean. None for fewer than two rounds,
+    which say nothing about their noise, and if a ratio is not finite and above 0.
+
+    Sources: Student, "The probable error of a mean", Biometrika 6, 1908; for the trimmed mean,
+    Tukey and McLaughlin, Sankhya A 25, 1963: the error is s √n / h with h - 1 degrees of freedom,
+    for h of n values kept and the deviation s of all, those left out moved to the nearest one kept.
+    """
+    if len(ratios) < 2 or not all(0 < ratio < math.inf for ratio in ratios):
+        return None
+    logs = sorted(map(math.log, ratios))
+    count, cut = len(logs), len(logs) // _TRIMMED_FROM
+    kept = logs[cut : count - cut]
+    moved = [kept[0]] * cut + kept + [kept[-1]] * cut
+    error = statistics.stdev(moved) * math.sqrt(count) / len(kept)
+    half = t_quantile((1 + confidence) / 2, len(kept) - 1) * error
+    middle = statistics.fmean(kept)
+    return Interval(math.exp(middle - half), math.exp(middle + half), confidence)
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(probability: float, degrees: int) -> float:
+    """The value that Student's t with `degrees` of freedom stays below with `probability`.
+
+    probability: from 0.5 to less than 1. Source of the distribution: Abramowitz and Stegun,
+    Handbook of Mathematical Functions, 26.7.3 and 26.7.4 (sums of powers of a cosine).
+    """
+    if not 0.5 <= probability < 1 or degrees < 1:
+        raise ValueError(f"no quantile {probability} of t with {degrees} degrees of freedom")
+    low, high = 0.0, 1.0
+    while _t_below(high, degrees) < probability:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_below(middle, degrees) < probability else (low, middle)
+    return high
+
+
+def _t_below(value: float, degrees: int) -> float:
+    """The probability that t is below `value`, which is 0 or more."""
+    angle = math.atan(value / math.sqrt(degrees))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for number in range(1, degrees // 2 + 1):
+        total += term
+        term *= cosine**2 * (2 * number - 1 + odd) / (2 * number + odd)
+    within = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return (1 + within) / 2
