@@ -16,11 +16,11 @@ from pytest_mnode.certificate.results import (
 from pytest_mnode.certificate.run_facts import (
     Commit,
     RunFacts,
-    SpecFacts,
     Versions,
     git_commit,
     installed_versions,
 )
+from pytest_mnode.certificate.spec_facts import SpecFacts
 from pytest_mnode.certificate.summary import summary_lines
 
 __all__ = [

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.run_facts import RunFacts
+from pytest_mnode.certificate.spec_facts import SpecFacts, in_words
+from pytest_mnode.certificate.spec_facts import changes as changes_of_spec
 from pytest_mnode.certificate.text import first_line, with_case
 from pytest_mnode.certificate.trends import Key, exceeds, is_count, measurements_by_key
 from pytest_mnode.installed import Fact
@@ -130,19 +132,28 @@ def environment_changes(before: Certificate, after: Certificate) -> Iterator[str
     for what in first:
         if first[what] != second[what]:
             yield f"{what}: {first[what]} → {second[what]}"
+    yield from _of_spec(one.spec, other.spec)
     yield from _facts(before.installed, after.installed)
 
 
 def _settings(run: RunFacts) -> dict[str, object]:
     names = ("python", "kernel", "pytest", "pytest_mnode", "torch")
     return {
-        "spec": f"{run.spec.name} {run.spec.digest[:12]}",
         "launcher": run.launcher,
         "backend": run.backend,
         "ranks": run.ranks,
         "commit": run.commit and run.commit.hash[:12],
         **{f"controller's {name}": getattr(run.versions, name) for name in names},
     }
+
+
+def _of_spec(one: SpecFacts, other: SpecFacts) -> Iterator[str]:
+    first, second = (f"{spec.name} {spec.digest[:12]}" for spec in (one, other))
+    if one.name != other.name or (first != second and not (one.page and other.page)):
+        yield f"spec: {first} → {second}"
+    found = changes_of_spec(one, other)
+    yield from (f"spec: {change}" for change in in_words(found.given))
+    yield from (f"default of {change}" for change in in_words(found.defaults))
 
 
 def _facts(before: tuple[Fact, ...], after: tuple[Fact, ...]) -> Iterator[str]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+from pytest_mnode.certificate import difference
 from pytest_mnode.certificate.certificate import SCHEMA_VERSION, Certificate
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, without_passes
-from pytest_mnode.certificate.difference import changes
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
 from pytest_mnode.certificate.node_states import coverage_of
-from pytest_mnode.certificate.run_facts import SpecFacts
+from pytest_mnode.certificate.rejudge import by_facts
 from pytest_mnode.certificate.signed import signing_fault
-from pytest_mnode.certificate.spec_changes import changed_keys
+from pytest_mnode.certificate.spec_facts import SpecFacts, changes, in_words
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress
@@ -45,14 +46,15 @@ class EarlierRuns:
 
 
 def earlier_runs(
-    directory: Path | None, digest: str, before: str = "", *, spec: Spec | None = None
+    directory: Path | None, facts: SpecFacts, before: str = "", *, spec: Spec | None = None
 ) -> EarlierRuns:
-    """The latest certificates against the spec with this digest; none without a directory.
+    """The latest certificates against the spec with these facts; none without a directory.
 
-    Those whose passes may not have expired are all among them. Files that cannot be read or
+    The spec is the same if the keys that were set are, whatever the defaults of the version that
+    judged. Those whose passes may not have expired are all among them. Files that cannot be read or
     believed raise no error, which would lose the run that has just ended. before: name of a kept
     file; it and those after it are left out. spec: the spec itself; each certificate has to promise
-    what it promises, and those of another digest count too if it is the same, as after an upgrade.
+    what it promises.
     """
     if directory is None:
         return EarlierRuns()
@@ -63,11 +65,9 @@ def earlier_runs(
     except OSError as error:
         return EarlierRuns(left_out=(f"{directory}: {(error.strerror or 'unreadable').lower()}",))
     files = [path for path in files if not before or path.name < before]
-    kept = [path for path in files if path.name.endswith(f"-{digest[:8]}.json")]
-    left_out: list[str] = []
-    if spec is not None:
-        same, left_out = _of_other_digests(files, kept, spec)
-        kept = sorted({*kept, *same})
+    kept = [path for path in files if path.name.endswith(f"-{facts.digest[:8]}.json")]
+    same, left_out = _of_other_digests(files, kept, facts, spec)
+    kept = sorted({*kept, *same})
     found: list[Certificate] = []
     for path in _still_of_use(kept, spec):
         try:
@@ -75,23 +75,50 @@ def earlier_runs(
         except UsageError as error:
             left_out.append(str(error))
             continue
-        if spec is None and certificate.run.spec.digest != digest:
+        if not (facts.page or certificate.run.spec.digest == facts.digest):
             continue  # only the start of the digests is equal
-        if why := _doubt(certificate, path, spec):
+        if why := _doubt(certificate, path, facts, spec):
             left_out.append(f"{path}: {why}")
         else:
             found.append(certificate)
     ends = {one.run.end for one in found}
     validity = spec.certificate.valid_for_s if spec else None
-    coverage = tuple(believed(one, validity, ends) for one in found)
-    return EarlierRuns(tuple(found), tuple(left_out), coverage, tuple(_notes(found)))
+    others = [changes(one.run.spec, facts, spec).defaults for one in found]
+    coverage = tuple(
+        believed(_judged_again(one, facts) if other else one, validity, ends)
+        for one, other in zip(found, others, strict=True)
+    )
+    return EarlierRuns(tuple(found), tuple(left_out), coverage, tuple(_notes(found, others)))
 
 
-def _notes(found: Sequence[Certificate]) -> Iterator[str]:
-    """How earlier certificates were read, where that is not as they were written."""
+def _judged_again(certificate: Certificate, facts: SpecFacts) -> Certificate:
+    """The certificate of a run that judged by other defaults, judged by those of now.
+
+    A pass that cannot be judged again does not count, nor does that of a path.
+    """
+    cases = iter(by_facts(certificate, facts).cases)
+    criteria = tuple(
+        replace(one, cases=tuple(next(cases) for _ in one.cases)) for one in certificate.criteria
+    )
+    paths = tuple(map(without_passes, certificate.coverage.paths))
+    coverage = replace(certificate.coverage, paths=paths)
+    return replace(certificate, criteria=criteria, coverage=coverage)
+
+
+def _notes(
+    found: Sequence[Certificate], others: Sequence[Mapping[str, tuple[Any, Any]]]
+) -> Iterator[str]:
+    """How earlier certificates were read, where that is not as they were written. others: defaults
+    of each that have another value now."""
     versions = Counter(one.read_version for one in found)
     for version in sorted(versions.keys() - {SCHEMA_VERSION}):
         yield f"{count(versions[version], 'run')} of schema version {version}"
+    by_defaults = Counter(tuple(in_words(other)) for other in others if other)
+    for changed, number in by_defaults.items():
+        yield (
+            f"{count(number, 'run')} judged by other defaults ({listed(changed, 4, ', ')}); their "
+            "passes count as far as they can be judged again"
+        )
 
 
 def _still_of_use(kept: Sequence[Path], spec: Spec | None) -> list[Path]:
@@ -107,27 +134,29 @@ def _still_of_use(kept: Sequence[Path], spec: Spec | None) -> list[Path]:
 
 
 def _of_other_digests(
-    files: Sequence[Path], kept: Sequence[Path], spec: Spec
+    files: Sequence[Path], kept: Sequence[Path], facts: SpecFacts, spec: Spec | None
 ) -> tuple[list[Path], list[str]]:
     """Files of other digests whose spec is the same, and why the history of this spec's name ends.
 
     The reason is given once: no more after the first run that is kept with the new digest.
     """
+    if not facts.page:
+        return [], []
     groups: dict[str, list[Path]] = {}
     for path in files:
         if (name := _NAME.fullmatch(path.name)) and path not in kept:
             groups.setdefault(name[1], []).append(path)
     same, why = [], []
     for paths in groups.values():
-        facts = _latest_spec(paths)
-        if facts is None or facts.name != spec.name:
+        earlier = _latest_spec(paths)
+        if earlier is None or earlier.name != facts.name:
             continue
-        changed = changed_keys(facts.page, spec)
+        changed = in_words(changes(earlier, facts, spec).given)
         if not changed:
             same += paths
         elif not kept or paths[-1].name > kept[-1].name:
             runs = count(len(paths), "run")
-            why.append(f"{runs}, as spec {spec.name} was another: {listed(changed, 4, ', ')}")
+            why.append(f"{runs}, as spec {facts.name} was another: {listed(changed, 4, ', ')}")
     return same, why
 
 
@@ -139,7 +168,7 @@ def _latest_spec(paths: Sequence[Path]) -> SpecFacts | None:
     return None
 
 
-def _doubt(certificate: Certificate, path: Path, spec: Spec | None) -> str:
+def _doubt(certificate: Certificate, path: Path, facts: SpecFacts, spec: Spec | None) -> str:
     """Why a kept certificate is not believed; "" if it is."""
     run = certificate.run
     if path.name != _kept_name(certificate):
@@ -153,8 +182,9 @@ def _doubt(certificate: Certificate, path: Path, spec: Spec | None) -> str:
         promised = {one.name for one in certificate.criteria if one.promised}
         if missing := [name for name in spec.promised_criteria if name not in promised]:
             return f"it lacks promised criteria: {', '.join(missing)}"
-        if changed := changed_keys(run.spec.page, spec):
-            return f"its spec was another: {listed(changed, 4, ', ')}"
+    checked = spec is not None or run.spec.digest != facts.digest
+    if checked and (changed := in_words(changes(run.spec, facts, spec).given)):
+        return f"its spec was another: {listed(changed, 4, ', ')}"
     return signing_fault(path)
 
 
@@ -204,7 +234,7 @@ def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
     found = replace(certificate, history=history)
     if not before:
         return found
-    since = tuple(changes(before[-1], found))
+    since = tuple(difference.changes(before[-1], found))
     return replace(certificate, history=replace(history, since=since))
 
 
@@ -216,7 +246,7 @@ def read_with_history(path: Path) -> Certificate:
     certificate = read_certificate(path)
     if certificate.history is not None or path.name != _kept_name(certificate):
         return certificate
-    earlier = earlier_runs(path.parent, certificate.run.spec.digest, path.name)
+    earlier = earlier_runs(path.parent, certificate.run.spec, path.name)
     history = history_of(
         certificate, earlier.certificates, earlier.left_out, earlier.notes, most_trends=None
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +19,13 @@ from typing import Any
 
 from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
-from pytest_mnode.certificate.run_facts import SpecFacts, unconfirmed
+from pytest_mnode.certificate.spec_facts import (
+    SpecFacts,
+    changes,
+    facts_of,
+    leaves,
+    unconfirmed,
+)
 from pytest_mnode.errors import UsageError
 from pytest_mnode.measurement import Bound, Measurement, Relation, Term
 from pytest_mnode.spec import Spec, doubts
@@ -239,13 +245,13 @@ def _is_below(leaf: str, key: str) -> bool:
     return leaf == key or leaf.startswith(f"{key}.")
 
 
-def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of plain values, each with its value."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from leaves(inner, f"{at}.{key}" if at else str(key))
-    else:
-        yield at, value
+def by_facts(certificate: Certificate, after: SpecFacts) -> Judged:
+    """The cases of a certificate judged by another spec. A key that neither spec sets, and that the
+    certificate's version did not have, is no difference: an upgrade must not orphan a history."""
+    before = certificate.run.spec
+    page = {**dict(leaves(before.page)), **changes(before, after).added}
+    cases = [case for criterion in certificate.criteria for case in criterion.cases]
+    return rejudge(cases, page, after.page)
 
 
 def rejudge_certificate(
@@ -256,12 +262,10 @@ def rejudge_certificate(
     Paths and earlier runs are left out, because they were judged by the other spec. Raises
     UsageError if the certificate does not contain the spec that it was judged by.
     """
-    before = certificate.run.spec.page
-    if not before:
+    if not certificate.run.spec.page:
         raise UsageError("the certificate does not have the spec that it was judged by")
-    cases = [case for criterion in certificate.criteria for case in criterion.cases]
-    found = rejudge(cases, before, page_of(spec))
     facts = facts_of(spec, path)
+    found = by_facts(certificate, facts)
     run = replace(
         certificate.run,
         spec=facts,
@@ -285,14 +289,3 @@ def rejudge_certificate(
         not_promised=skipped | {n.question: n.reason for n in spec.not_promised},
     )
     return replace(again, installed=certificate.installed), found.undecided
-
-
-def facts_of(spec: Spec, path: Path) -> SpecFacts:
-    """The facts about its spec that a certificate keeps."""
-    return SpecFacts(spec.name, str(path), spec.digest(), page_of(spec))
-
-
-def page_of(spec: Spec) -> dict[str, object]:
-    """All values of a spec by key, including defaults; sizes in bytes, times in seconds."""
-    page: dict[str, object] = spec.model_dump(mode="json", by_alias=True)
-    return page

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +20,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from pytest_mnode.certificate.spec_facts import SpecFacts
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 
@@ -51,25 +51,6 @@ class Commit:
 
     hash: str
     dirty: bool
-
-
-@dataclass(frozen=True)
-class SpecFacts:
-    """The spec that was certified against; the digest tells two specs of one name apart.
-
-    page: all of its values by key, so that the same measurements can be judged by another spec.
-    """
-
-    name: str
-    path: str
-    digest: str
-    page: dict[str, Any] = field(default_factory=dict)
-
-
-def unconfirmed(spec: SpecFacts) -> tuple[str, ...]:
-    """Why a run with this spec certifies nothing; () if its values were confirmed."""
-    confirmed = spec.page.get("confirmed", True)
-    return () if confirmed else (f"confirmed: false in {Path(spec.path).name}",)
 
 
 @dataclass(frozen=True)

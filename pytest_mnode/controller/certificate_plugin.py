@@ -26,13 +26,12 @@ from pytest_mnode.certificate.files import replace_file
 from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
-from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.certificate.results import (
     Outcome,
     charts_from_json,
     measurements_from_json,
 )
-from pytest_mnode.certificate.run_facts import unconfirmed
+from pytest_mnode.certificate.spec_facts import facts_of, unconfirmed
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED
@@ -124,7 +123,7 @@ class CertificatePlugin:
         promised = run.spec.promised_criteria
         # Results under an injected fault say nothing about the cluster.
         kept_in = None if run.settings.faults else run.settings.history_dir
-        earlier = earlier_runs(kept_in, run.spec.digest(), spec=run.spec)
+        earlier = earlier_runs(kept_in, facts_of(run.spec, run.spec_path), spec=run.spec)
         certificate = build_certificate(
             run=self._facts(session, run, exitstatus),
             cases=cases,

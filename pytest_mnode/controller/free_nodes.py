@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, oldest_first
 from pytest_mnode.certificate.kept import earlier_runs
+from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.choose import by_kubernetes, by_slurm, by_ssh, kubernetes_of
 from pytest_mnode.launchers.hosts import read_hostfile
@@ -38,7 +39,8 @@ def on_free_nodes(settings: Settings) -> Settings:
     """
     most = settings.free_at_most
     assert most is not None
-    spec = load_spec(settings.spec or default_spec_path())
+    path = settings.spec or default_spec_path()
+    spec = load_spec(path)
     found = _free(settings, spec)
     if found is None:
         return replace(settings, nodes=None if spec.nodes is None else min(most, spec.nodes))
@@ -50,7 +52,7 @@ def on_free_nodes(settings: Settings) -> Settings:
             "again later, or give a number to wait in the queue"
         )
     most = min(most, spec.nodes or most)
-    known = earlier_runs(settings.history_dir, spec.digest()).certificates
+    known = earlier_runs(settings.history_dir, facts_of(spec, path)).certificates
     coverage = None
     if known:
         *before, last = (one.coverage for one in known)

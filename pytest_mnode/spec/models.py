@@ -74,9 +74,9 @@ class Spec(Inventory):
         return criterion in self.promised_criteria
 
     def digest(self) -> str:
-        """sha256 (hexadecimal) of all values but defaults: comments, order and spelling do not
-        count, and a version that adds an optional key changes no digest."""
-        page = self.model_dump(mode="json", exclude_defaults=True)
+        """sha256 (hexadecimal) of the keys that were set: comments, order and spelling do not
+        count, and a version that adds a key or changes a default changes no digest."""
+        page = self.model_dump(mode="json", exclude_unset=True)
         content = json.dumps(page, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 

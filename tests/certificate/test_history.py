@@ -18,7 +18,7 @@ from pytest_mnode.certificate.files import json_text, parse_certificate
 from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import page_text
-from pytest_mnode.certificate.run_facts import SpecFacts
+from pytest_mnode.certificate.spec_facts import SpecFacts
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.installed import Fact
@@ -44,7 +44,7 @@ def named(day: int, *measurements: Measurement, of: str = "test_it", **more: Any
 
 
 def after(directory: Path, certificate: Certificate) -> Certificate:
-    return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
+    return with_history(certificate, earlier_runs(directory, certificate.run.spec))
 
 
 def history(directory: Path, certificate: Certificate) -> History:
@@ -234,7 +234,7 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     found = history(tmp_path / "kept", night(0, 190))
     assert list(found.lines())[1:] == [f"left out of history: {tmp_path / 'kept'}: not a directory"]
-    assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
+    assert earlier_runs(tmp_path / "none", SPEC).left_out == ()
 
 
 def test_old_runs_are_not_modified(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, SpecFacts
 from pytest_mnode.certificate.kept import EarlierRuns, earlier_runs, keep
-from pytest_mnode.certificate.rejudge import facts_of
+from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.certificate.trends import MOST_RUNS
 from pytest_mnode.commands import main
 from pytest_mnode.path_rates import State
@@ -47,7 +47,7 @@ def night(spec: Spec, *nodes: str, days_ago: float = 1, **more: Any) -> Certific
 
 
 def found(directory: Path, spec: Spec) -> EarlierRuns:
-    return earlier_runs(directory, spec.digest(), spec=spec)
+    return earlier_runs(directory, facts_of(spec, Path("spec.yaml")), spec=spec)
 
 
 def tonight(directory: Path, spec: Spec, *nodes: str) -> Certificate:

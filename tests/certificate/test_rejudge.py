@@ -12,7 +12,8 @@ import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult
 from pytest_mnode.certificate.files import json_text, parse_certificate
-from pytest_mnode.certificate.rejudge import facts_of, rejudge_certificate
+from pytest_mnode.certificate.rejudge import rejudge_certificate
+from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Measurement, Term, at_least, at_most, equals

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_mnode.certificate.files import json_text, parse_certificate, read_certificate
 from pytest_mnode.certificate.kept import earlier_runs, with_history
+from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.commands import main
-from pytest_mnode.path_rates import State
 from pytest_mnode.spec import load_spec
 from tests.inner import need_program
 
@@ -73,9 +73,9 @@ def test_every_command_reads_version_4_and_says_so(
 def test_a_history_of_version_4_goes_on(tmp_path: Path) -> None:
     shutil.copy(KEPT, tmp_path)
     spec = load_spec(SPEC)
-    earlier = earlier_runs(tmp_path, spec.digest(), spec=spec)
+    earlier = earlier_runs(tmp_path, facts_of(spec, SPEC), spec=spec)
     assert (len(earlier.certificates), earlier.left_out) == (1, ())
-    assert len(earlier.coverage[0].names(State.PASSED)) == 3
+    assert [node.name for node in earlier.coverage[0].nodes] == ["node0", "node1", "node2"]
     again = with_history(read_certificate(KEPT), earlier)
     assert again.history is not None
     assert "history: 1 run of schema version 4" in list(again.history.lines())

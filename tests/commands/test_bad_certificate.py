@@ -146,6 +146,6 @@ def test_a_bad_stored_certificate_does_not_lose_the_run(tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS, start=1):
         end = GOOD.run.end + timedelta(days=number)
         (tmp_path / f"{end:%Y%m%dT%H%M%S.%fZ}{good.name[-14:]}").write_text(text)
-    found = earlier_runs(tmp_path, GOOD.run.spec.digest)
+    found = earlier_runs(tmp_path, GOOD.run.spec)
     assert len(found.left_out) == len(TEXTS)
     assert [found.run.end for found in found.certificates] == [GOOD.run.end]

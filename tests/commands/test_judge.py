@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, write_report
-from pytest_mnode.certificate.rejudge import facts_of
+from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most
