@@ -11,7 +11,7 @@ import pytest
 from pytest_mnode.charts import Chart
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
-from pytest_mnode.measurement import Bound, Measurement, Verdict, all_of
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Verdict, all_of
 from pytest_mnode.measurement import at_least as _at_least
 from pytest_mnode.measurement import at_most as _at_most
 from pytest_mnode.measurement import equals as _equals
@@ -51,6 +51,7 @@ class Measure:
         culprit: str | None = None,
         note: str = "",
         detection: Detection | None = None,
+        headline: HeadlineMark | None = None,
     ) -> Measurement:
         """Record a value, judged when the test's body has ended, or its teardown.
 
@@ -60,6 +61,7 @@ class Measure:
         plain text other than nodes' names makes all nodes of the test suspect; give their names in
         a `Culprit`.
         detection: the smallest fault that it would have shown; see `detection.smallest_loss`.
+        headline: `HeadlineMark` of the value that answers the criterion's question.
         Raises TypeError for more than one bound and for a value that is not a number, ValueError
         for a bound that cannot be judged, and RuntimeError after the end of its test.
         """
@@ -74,6 +76,7 @@ class Measure:
             note=note,
             where=self._where,
             detection=detection,
+            headline=headline,
         )
         self._kept.append(measurement)
         return measurement

@@ -126,6 +126,26 @@ def equals(limit: float, tolerance: float = 0.0) -> Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadlineMark:
+    """That a measurement answers its criterion's question, and how few words say so.
+
+    A criterion that passed shows the marked measurements of the lowest `order`. Those with the same
+    words are one: the worst of them, or the sum of their counts.
+    before, after: words around the value: "all-reduce" 23.9 MB/s, efficiency 0.98 "on 4 nodes".
+    of: the whole, in the unit of the value: the rate of the line, the number tried. whole: what it
+    is, such as "the line"; "" for a number. right: how many of `of` are right, where the value
+    counts something else, such as wrong values in groups that are right.
+    """
+
+    before: str = ""
+    after: str = ""
+    of: float | None = None
+    whole: str = ""
+    right: int | None = None
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One measured value and the bound it is judged by.
 
@@ -137,6 +157,7 @@ class Measurement:
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
     detection: the smallest fault that it would have shown; None if not known.
+    headline: set if it answers its criterion's question.
 
     Raises TypeError for a value that is neither a number nor None.
     """
@@ -150,6 +171,7 @@ class Measurement:
     note: str = ""
     where: str = ""
     detection: Detection | None = None
+    headline: HeadlineMark | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None:
@@ -185,6 +207,7 @@ class Measurement:
         count: int | None = None,
         unsure: str = "",
         note: str = "",
+        headline: HeadlineMark | None = None,
     ) -> Self:
         """A count that must be zero: the number of `culprits`, or `count` if given.
 
@@ -196,7 +219,8 @@ class Measurement:
         note = "; ".join(filter(None, [unsure, note]))
         if unsure and not (value or named):
             return cls.unknown(name, note, source=source)
-        return cls(name, value, "", equals(0), source, all_of(named), note)
+        culprit = all_of(named)
+        return cls(name, value, "", equals(0), source, culprit, note, headline=headline)
 
     @property
     def known(self) -> float | None:

@@ -61,11 +61,11 @@ def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:
             fit(name),
             list(cases),
             timestamp=certificate.run.start.isoformat(),
-            properties={k: fit(v) for k, v in properties.items()},
+            properties={k: fit(v) for k, v in (properties | own).items()},
         )
-        for name, cases in (
-            ("certificate", [_overall(certificate, head)]),
-            *((c.name, _cases(c)) for c in certificate.criteria),
+        for name, cases, own in (
+            ("certificate", [_overall(certificate, head)], {}),
+            *((c.name, _cases(c), {"measured": c.headline.line}) for c in certificate.criteria),
         )
     ]
     return str(junit_xml.to_xml_report_string(suites, encoding="utf-8"))

@@ -58,6 +58,20 @@ class _Metrics:
         yield "node_expiry_timestamp_seconds", "Until when a node's pass expires.", ("node",), ends
         verdicts = [s for c in one.criteria for s in _which(CriterionVerdict, c.verdict, c.name)]
         yield "criterion_verdict", "Verdict.", ("criterion", "verdict"), verdicts
+        heads = [(c.name, one) for c in one.criteria for one in c.headline.findings]
+        shown = [((name, found.name, found.unit), found) for name, found in heads]
+        keys = ("criterion", "measurement", "unit")
+        answers = [(named, found.value) for named, found in shown]
+        yield "criterion_headline", "What answers the criterion, in `unit`.", keys, answers
+        wholes = [(named, found.of) for named, found in shown]
+        yield "criterion_headline_of", "The whole that it is a part of.", keys, wholes
+        close = [
+            ((c.name, low.name), low.margin)
+            for c in one.criteria
+            if (low := c.headline.least_margin)
+        ]
+        help_ = "Least distance to a bound, as a share of it, where it is small."
+        yield "criterion_least_margin", help_, ("criterion", "measurement"), close
         labels = ("criterion", "test", "measurement", "unit", "where", "number")
         numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
         measured = [

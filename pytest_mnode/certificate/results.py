@@ -25,12 +25,13 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from pytest_mnode.certificate.criterion_headline import CriterionHeadline, answered, said
 from pytest_mnode.certificate.text import Recorded, first_line, one_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.installed import Fact
-from pytest_mnode.measurement import Bound, Measurement, Verdict
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Verdict
 from pytest_mnode.path_rates import PathRates
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
@@ -90,6 +91,7 @@ class MeasurementRecord(BaseModel):
     note: str
     where: str
     detection: DetectionRecord | None
+    headline: HeadlineMark | None
     margin: float | None
     verdict: Verdict | None
 
@@ -308,6 +310,21 @@ class CriterionResult:
             return (True, 0.0) if worst is None else (False, _relative_margin(worst))
 
         return min(self.deciding, key=rank, default=None)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def headline(self) -> CriterionHeadline:
+        """The finding that answers its question; the failing or unknown one if it did not pass."""
+        if self.not_promised is not None:
+            return CriterionHeadline(first_line(self.not_promised))
+        if self.verdict is CriterionVerdict.PASS:
+            values = [m for case in self.judged for m in case.measurements]
+            return answered(values, [case.nodes for case in self.judged])
+        if (case := self.worst) is None:
+            return CriterionHeadline(self.silence)
+        if (worst := case.worst) is None or worst.expected is None:
+            return CriterionHeadline(case.summary, case.question)
+        return said(worst, case.summary if worst.verdict is Verdict.INCONCLUSIVE else "")
 
     @property
     def culprits(self) -> tuple[str, ...]:

@@ -9,8 +9,6 @@ from datetime import datetime
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
-from pytest_mnode.certificate.text import first_line
-from pytest_mnode.measurement import Verdict
 from pytest_mnode.table import Paint, aligned, measurement_table, plain
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
@@ -90,25 +88,6 @@ def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:
 
 
 def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:
-    verdict = criterion.verdict
+    verdict, head = criterion.verdict, criterion.headline
     word = "FAIL" if verdict is CriterionVerdict.FAIL else verdict.value
-    measured, expected = _measured_and_expected(criterion)
-    return criterion.name, measured, expected, word, ", ".join(criterion.culprits)
-
-
-def _measured_and_expected(criterion: CriterionResult) -> tuple[str, str]:
-    """Measured and expected value of the worst measurement, else texts about the tests."""
-    if criterion.not_promised is not None:
-        return first_line(criterion.not_promised), ""
-    case = criterion.worst
-    if case is None:
-        return criterion.silence, ""
-    worst, count = case.worst, len(criterion.judged)
-    exact = criterion.verdict is CriterionVerdict.PASS and count > 1 and worst and not worst.margin
-    if worst is not None and worst.expected is not None and not exact:
-        judged = worst.verdict is not Verdict.INCONCLUSIVE
-        met = f"{worst.measured} {worst.name}" if judged else case.summary
-        return first_line(met), worst.expected.short(worst.unit)
-    if criterion.verdict is CriterionVerdict.PASS and count > 1:
-        return f"{count} tests passed", ""  # none of them has a margin to show
-    return case.summary, case.question
+    return criterion.name, head.line, head.expected, word, ", ".join(criterion.culprits)

@@ -95,6 +95,7 @@ def _template() -> jinja2.Template:
         "rate": rate_text,
         "word": view.word,
         "share": view.share_of_bound,
+        "headline_share": view.headline_share,
         "many": view.MANY,
     }
     return environment.get_template("template.html.j2")

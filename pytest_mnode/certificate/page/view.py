@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
+from pytest_mnode.certificate.criterion_headline import CriterionHeadline
 from pytest_mnode.certificate.history import History, Trend
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.text import parameter_of
@@ -165,6 +166,12 @@ def share_of_bound(measurement: Measurement) -> str:
         return ""
     relative = expected.relative_margin(value)
     return "" if relative is None else f"{relative:+.1%}"
+
+
+def headline_share(headline: CriterionHeadline) -> str:
+    """The least margin of its findings as a share of the bound; "" if there is no such share."""
+    known = [one.margin for one in headline.findings if one.margin is not None]
+    return f"{min(known):+.1%}" if known else ""
 
 
 def _question(test: str, cases: Sequence[CaseResult]) -> Question:
