@@ -9,6 +9,7 @@ import pytest
 from pytest_mnode import measuring as bench
 from pytest_mnode.criteria.preflight.payload_paths import changed_paths
 from pytest_mnode.detection import smallest_share_wrong
+from pytest_mnode.measurement import HeadlineMark
 from pytest_mnode.measuring import limits
 from pytest_mnode.skipping import promised
 
@@ -47,12 +48,14 @@ def test_every_rank_is_there(world: World) -> None:
 def test_every_rank_meets_every_other(world: World, device: torch.device, measure: Measure) -> None:
     """Does every message between two ranks arrive as it was sent?"""
     met = bench.exchange(world, device)
+    paths = world.size * (world.size - 1)
     measure(
         "messages that came right",
         met.right,
-        equals=world.size * (world.size - 1),
+        equals=paths,
         source="one from every rank to every other",
         culprit=met.culprit,
+        headline=HeadlineMark(after="paths between ranks", of=paths, right=met.right),
     )
 
 

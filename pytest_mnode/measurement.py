@@ -129,8 +129,8 @@ def equals(limit: float, tolerance: float = 0.0) -> Bound:
 class HeadlineMark:
     """That a measurement answers its criterion's question, and how few words say so.
 
-    A criterion that passed shows the marked measurements of the lowest `order`. Those with the same
-    words are one: the worst of them, or the sum of their counts.
+    A criterion that passed shows the marked measurements of the lowest `order`. Those that begin
+    with the same words are one: the worst of them, or the sum of their counts.
     before, after: words around the value: "all-reduce" 23.9 MB/s, efficiency 0.98 "on 4 nodes".
     of: the whole, in the unit of the value: the rate of the line, the number tried. whole: what it
     is, such as "the line"; "" for a number. right: how many of `of` are right, where the value
@@ -143,6 +143,15 @@ class HeadlineMark:
     whole: str = ""
     right: int | None = None
     order: int = 0
+
+    @classmethod
+    def summed(cls, marks: Iterable[HeadlineMark | None]) -> HeadlineMark | None:
+        """The mark of a sum of counts; None if none is marked."""
+        given = [mark for mark in marks if mark is not None]
+        if not given:
+            return None
+        right, tried = sum(m.right or 0 for m in given), sum(m.of or 0 for m in given)
+        return replace(given[0], right=right, of=tried)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,12 +101,12 @@ def said(measurement: Measurement, text: str = "") -> CriterionHeadline:
 
 
 def _marked(marked: Sequence[Measurement]) -> tuple[HeadlineFinding, ...]:
-    """One finding for all that have the same words, of the lowest order."""
-    groups: dict[tuple[str, str], list[tuple[Measurement, HeadlineMark]]] = {}
+    """One finding for all that begin with the same words, of the lowest order."""
+    groups: dict[str, list[tuple[Measurement, HeadlineMark]]] = {}
     lowest = min(one.headline.order for one in marked if one.headline)
     for one in marked:
         if (mark := one.headline) and mark.order == lowest:
-            groups.setdefault((mark.before, mark.after), []).append((one, mark))
+            groups.setdefault(mark.before or mark.after, []).append((one, mark))
     return tuple(_of_all(some) for some in groups.values())
 
 

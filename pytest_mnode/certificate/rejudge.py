@@ -27,7 +27,7 @@ from pytest_mnode.certificate.spec_facts import (
     unconfirmed,
 )
 from pytest_mnode.errors import UsageError
-from pytest_mnode.measurement import Bound, Measurement, Relation, Term
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Relation, Term
 from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.spec.inventory import COMPARED_ONLY, USED_BY
 from pytest_mnode.spec.quantity import DURATION, RATE, SIZE
@@ -175,6 +175,7 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     return replace(
         one,
         expected=Bound(one.expected.relation, limit, terms=_terms(one.expected, named, specs)),
+        headline=_headline(one.headline, hits, specs),
         source=f"{one.source}; judged again: {values}",
         detection=one.detection if one.detection and one.detection.too_noisy else None,
     )
@@ -200,6 +201,18 @@ def _limit(
         else:
             return None
     return limit if math.isfinite(limit) else None
+
+
+def _headline(mark: HeadlineMark | None, hits: Sequence[str], specs: _Specs) -> HeadlineMark | None:
+    """The mark with its whole, such as the rate of the line, which follows the cluster's own keys
+    and not those of the promise."""
+    if mark is None or mark.of is None:
+        return mark
+    of = mark.of
+    for leaf in hits:
+        if not leaf.startswith("criteria.") and specs.before[leaf]:
+            of *= specs.after[leaf] / specs.before[leaf]
+    return replace(mark, of=of)
 
 
 def _terms(bound: Bound, named: Mapping[str, str], specs: _Specs) -> tuple[Term, ...]:

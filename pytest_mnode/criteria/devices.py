@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.machine.nvml import Load
-from pytest_mnode.measurement import Measurement, all_of, at_least, at_most, equals, listed
+from pytest_mnode.measurement import (
+    HeadlineMark,
+    Measurement,
+    all_of,
+    at_least,
+    at_most,
+    equals,
+    listed,
+)
 from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
 from pytest_mnode.spec.devices import MatmulPromise
 
@@ -78,6 +86,7 @@ def judge_rates(found: Comparison) -> list[Measurement]:
             or undecided
             or (found.how if bound else "a single rank has no other rank to be compared with"),
             detection=found.detection,
+            headline=_headline(found, bound) if bound else None,
         )
     ]
     if bound:
@@ -96,6 +105,13 @@ def judge_rates(found: Comparison) -> list[Measurement]:
     elif loads and found.name in ("host to device", "device to host"):
         measurements.append(_pcie(found.name, loads))
     return measurements
+
+
+def _headline(found: Comparison, bound: PeerBound) -> HeadlineMark:
+    """Matrix products answer for a device; without them, copies."""
+    order = 0 if isinstance(found.promise, MatmulPromise) else 1
+    after, whole = f"in {found.name}", "the median"
+    return HeadlineMark("slowest rank", after, bound.median, whole, order=order)
 
 
 def _rank(name: str, text: str) -> Culprit:

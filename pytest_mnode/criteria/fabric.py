@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
-from pytest_mnode.measurement import Curve, Measurement, Verdict, all_of, at_most, equals, listed
+from pytest_mnode.measurement import (
+    Curve,
+    HeadlineMark,
+    Measurement,
+    Verdict,
+    all_of,
+    at_most,
+    equals,
+    listed,
+)
 from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
-from pytest_mnode.spec.bandwidth import busbw_formula
+from pytest_mnode.spec.bandwidth import Collective, busbw_formula
 from pytest_mnode.spec.quantity import SIZE
 
 if TYPE_CHECKING:
@@ -179,7 +188,9 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
         row.all_busbw_gbytes_s, one.bound.accepted[0], one.promise.tolerated_fraction
     )
     judged = Measurement(
-        *(name, busbw, "GB/s", one.bound, source, found.culprit, note), detection=detection
+        *(name, busbw, "GB/s", one.bound, source, found.culprit, note),
+        detection=detection,
+        headline=_headline(row.collective, one.line.gbytes_s),
     )
     if judged.verdict is Verdict.FAIL and found.held_back:
         why = (
@@ -205,6 +216,13 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
             )
         )
     return measurements
+
+
+def _headline(collective: str, line_gbytes_s: float) -> HeadlineMark:
+    """All-reduce answers for the fabric; without it, the first collective in torch's order."""
+    order = tuple(Collective).index(Collective(collective))
+    words = collective.replace("_", "-")
+    return HeadlineMark(words, of=line_gbytes_s, whole="the line", order=order)
 
 
 def _judge_traffic(found: Busbw) -> Measurement:

@@ -16,7 +16,7 @@ from pytest_mnode.gang.window import (
     surely_within,
     unless_others,
 )
-from pytest_mnode.measurement import Measurement
+from pytest_mnode.measurement import HeadlineMark, Measurement
 from pytest_mnode.spec.gang import GangCriterion
 
 NEVER = "gangs that never ran, though there was room"
@@ -134,7 +134,10 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
     innocent = [f"{window.who(g)} was never seen whole, but its ranks ran" for g in unseen]
     innocent += [window.blocked_note(g, blocked[g.name]) for g in absent if blocked[g.name]]
     culprits = [_never_ran(window, gang) for gang in guilty]
-    never = counted(NEVER, culprits, _TURNS, innocent[0] if innocent else "")
+    mark = HeadlineMark(
+        after="gangs started whole", of=len(whole), right=sum(map(bool, whole.values()))
+    )
+    never = counted(NEVER, culprits, _TURNS, innocent[0] if innocent else "", headline=mark)
     value, note = _time_to_start(window, turn, room, promise)
     if second in unseen:
         value, note = None, never.note or f"{window.who(second)} was never seen whole"

@@ -12,7 +12,7 @@ from pytest_mnode.gang.judge_oversize import judged_oversize
 from pytest_mnode.gang.judge_turns import Round
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.window import SMALL, Window, worst
-from pytest_mnode.measurement import Measurement, Relation, Verdict, all_of, listed
+from pytest_mnode.measurement import HeadlineMark, Measurement, Relation, Verdict, all_of, listed
 from pytest_mnode.spec.gang import GangCriterion
 
 _NO_START = "it did not start in this round"
@@ -100,7 +100,8 @@ def _sum(some: Sequence[Measurement]) -> Measurement:
     culprit = all_of(one.culprit for one in some)
     notes = listed(one.note for one in some if one.note)
     value = None if unknown else total
-    return replace(some[0], value=value, culprit=culprit, note=notes)
+    mark = HeadlineMark.summed(one.headline for one in some)
+    return replace(some[0], value=value, culprit=culprit, note=notes, headline=mark)
 
 
 def _recorded(windows: Sequence[Window]) -> list[Measurement]:

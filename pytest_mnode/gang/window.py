@@ -18,7 +18,7 @@ from pytest_mnode.gang.timeline import (
     sightings,
     stretches,
 )
-from pytest_mnode.measurement import Bound, Measurement, Verdict, at_most, listed
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Verdict, at_most, listed
 
 KEY = "criteria.gang"
 SMALL = "small"
@@ -140,14 +140,20 @@ def bound_of(limit_s: float, key: str) -> tuple[Bound, str]:
 
 
 def counted(
-    name: str, culprits: Iterable[str], source: str, unknown: str = "", note: str = ""
+    name: str,
+    culprits: Iterable[str],
+    source: str,
+    unknown: str = "",
+    note: str = "",
+    *,
+    headline: HeadlineMark | None = None,
 ) -> Measurement:
     """Measurement of a count that must be 0. Culprits are a failure in any case; without culprits,
     a reason in `unknown` makes the count inconclusive."""
     named = [Culprit.of(one) for one in culprits]
     if unknown and not named:
         return Measurement.unknown(name, unknown, source=source)
-    return Measurement.none_allowed(name, named, source, note=note)
+    return Measurement.none_allowed(name, named, source, note=note, headline=headline)
 
 
 def unless_others(window: Window, judged: Iterable[Measurement]) -> list[Measurement]:

@@ -212,7 +212,9 @@ def _exchanged(
     refused = refusals(_declared(groups, world), expected)
     able = {group: groups[group] for group in expected if group in groups.keys() - refused.keys()}
     done = exchange(able, expected, world.rank, device, at_once=at_once)
-    return judge_collectives(name, gathered((At(world.rank, world.node), done)), refused)
+    results = gathered((At(world.rank, world.node), done))
+    # The same groups are tried at once too, and count once.
+    return judge_collectives(name, results, refused, None if at_once else expected)
 
 
 def _layout_of(mesh: DeviceMesh) -> Layout:

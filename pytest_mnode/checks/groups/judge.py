@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.checks.judged import At, numbered, texts_by_who
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Measurement, listed
+from pytest_mnode.measurement import HeadlineMark, Measurement, listed
 
 Expected = Mapping[str, Sequence[Sequence[int]]]
 """The right groups by name: each is its ranks of the world, in the order of the group."""
@@ -218,10 +218,12 @@ def judge_collectives(
     name: str,
     gathered: Sequence[tuple[At, Sequence[CollectiveResult]]],
     not_tried: Mapping[str, str],
+    expected: Expected | None = None,
 ) -> Measurement:
     """Judge the values of collectives inside groups.
 
     gathered: the results of each rank. not_tried: by name, why no collective was run in a group.
+    expected: the right groups, whose number the headline says; None if it says none.
     """
     results = [(at, one) for at, of_rank in gathered for one in of_rank]
     unsure = [f"{group} not tried: {why}" for group, why in not_tried.items()]
@@ -238,7 +240,19 @@ def judge_collectives(
         count=sum(one.wrong for _, one in results),
         unsure="; ".join(unsure),
         note=", ".join(dict.fromkeys(one.collective for _, one in results)),
+        headline=_groups_right(results, expected) if expected is not None else None,
     )
+
+
+def _groups_right(
+    results: Sequence[tuple[At, CollectiveResult]], expected: Expected
+) -> HeadlineMark:
+    """How many groups had right values on all of their ranks, of all that should be there."""
+    wrong = {(one.group, at.rank) for at, one in results if one.wrong}
+    ran = {(one.group, at.rank) for at, one in results} - wrong
+    groups = [(name, group) for name, of_name in expected.items() for group in of_name]
+    right = sum(all((name, rank) in ran for rank in group) for name, group in groups)
+    return HeadlineMark(after="groups with right collectives", of=len(groups), right=right)
 
 
 def _shown(ranks: Sequence[int], most: int = 8) -> str:

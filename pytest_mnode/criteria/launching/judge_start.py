@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pytest_mnode.criteria.launching.contract import (
     leaked,
@@ -15,7 +16,7 @@ from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.criteria.launching.variables import FACTS, wrong_variables
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.launchers.remote.check_distinct import is_loopback
-from pytest_mnode.measurement import Measurement, all_of, at_most, equals, listed
+from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, at_most, equals, listed
 from pytest_mnode.spec.launch import StartPromise
 
 _SHOWN = 6
@@ -32,7 +33,7 @@ def judged_start(
         return [started]
     what, expected, reports = started.what, started.expected, started.outcome.reports
     more = more_visible(expected, reports)
-    return [
+    judged = [
         *_judged_ranks(started, key),
         _counted(
             f"{what}: variables wrong",
@@ -57,6 +58,9 @@ def judged_start(
             "; ".join((*started.notes, *started.logins())),
         ),
     ]
+    right = int(all(one.passed for one in judged))
+    mark = HeadlineMark(after="jobs started right", of=1, right=right)
+    return [replace(judged[0], headline=mark), *judged[1:]]
 
 
 def _judged_ranks(started: Started, key: str) -> list[Measurement]:

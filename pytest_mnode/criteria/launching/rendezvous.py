@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.launching.store_clients import barrier
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.measurement import Bound, Measurement, at_least, at_most
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, at_least, at_most
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.launch import RendezvousPromise
 
@@ -155,6 +155,7 @@ def judged_times(
             source,
             culprit,
             f"rank {failed[0].rank} on {failed[0].node}: {failed[0].error}" if failed else "",
+            headline=HeadlineMark(after=f"until {len(times)} ranks met", order=1),
         ),
         Measurement(
             f"{name}: own connection of the slowest rank",

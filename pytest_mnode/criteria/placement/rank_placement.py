@@ -8,7 +8,7 @@ from enum import Enum
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.process import Thread
-from pytest_mnode.measurement import Bound, Measurement, Verdict, at_most, equals
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Verdict, at_most, equals
 
 PARTS = ("interfaces", "rdma", "pci", "cpus", "numa")
 """The parts of a machine that placement is judged on."""
@@ -39,6 +39,13 @@ class Question(Enum):
 
 
 _NAMED = 4
+_IN_PLACE = {
+    Question.CPUS: "ranks beside their accelerators",
+    Question.NIC: "ranks over their nearest NIC",
+    Question.CORES: "ranks on cores of their own",
+    Question.MEMORY: "ranks with their memory beside them",
+}
+"""Right ranks in words; the first question that is promised answers for the criterion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,4 +128,10 @@ def over_ranks(question: Question, answers: Sequence[Measurement]) -> Measuremen
         question.source,
         Culprit.merged("; ".join([*culprits[:_NAMED], *more]), culprits) if culprits else None,
         note,
+        headline=HeadlineMark(
+            after=_IN_PLACE[question],
+            of=len(answers),
+            right=sum(one.passed for one in answers),
+            order=list(_IN_PLACE).index(question),
+        ),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Measurement, at_least, at_most, equals, listed
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals, listed
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
 _CLOCK_TOLERANCE_S = 5.0
@@ -165,8 +165,9 @@ def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> 
     )
     again = max(0, killed.last_step - resumed.loaded)
     note = f"loaded {loaded}; {again} steps done again"
+    lead = HeadlineMark(after="steps lost")
     return Measurement.none_allowed(
-        name, [Culprit(culprit)], EVERY_STEP, count=abs(lost), note=note
+        name, [Culprit(culprit)], EVERY_STEP, count=abs(lost), note=note, headline=lead
     )
 
 
@@ -228,6 +229,7 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
         "" if within_s is None else "criteria.restart.within",
         Culprit(f"the recovery from {kill.what}"),
         note,
+        headline=HeadlineMark(after="to the first new step"),
     )
 
 

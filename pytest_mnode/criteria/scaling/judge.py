@@ -25,7 +25,7 @@ from pytest_mnode.criteria.scaling.network import (
 from pytest_mnode.criteria.scaling.plan import Plan, nodes
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -137,6 +137,7 @@ def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
 def judge_efficiency(found: ScalingResult) -> list[Measurement]:
     """Measurements of the throughput and the efficiency of each number of nodes."""
     measurements = []
+    most = max((one.row.count for one in found.counts), default=0)
     for one in found.counts:
         row, count, how = one.row, nodes(one.row.count), found.how
         measurements += [
@@ -155,6 +156,7 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
                 _culprit(one, found.slow_links),
                 "; ".join(filter(None, (one.unknown_why, _interval(found, one), how))),
                 detection=None if one.unknown_why else row.detection(one.bound, found.promise),
+                headline=HeadlineMark("efficiency", f"on {count}") if row.count == most else None,
             )
         )
     full = found.promise.at_least_efficiency
