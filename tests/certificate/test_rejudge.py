@@ -16,7 +16,7 @@ from pytest_mnode.certificate.rejudge import rejudge_certificate
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
-from pytest_mnode.measurement import Measurement, Term, at_least, at_most, equals
+from pytest_mnode.measurement import HeadlineMark, Measurement, Term, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.certificate.conftest import certify
 
@@ -241,6 +241,25 @@ def test_the_bounds_of_a_sweep_have_their_terms(edited: Any) -> None:
         Term("fabric.line_rate", 2e8),
         Term("at_least_fraction", promise.at_least_fraction),
     )
+
+
+@pytest.mark.parametrize(
+    ("edit", "of"),
+    [
+        (lambda page: page["fabric"].update(line_rate="400 Mbit/s"), 0.05),
+        (
+            lambda page: page["criteria"]["fabric"]["all_reduce_busbw"].update(
+                at_least_fraction=0.5
+            ),
+            0.025,
+        ),
+    ],
+)
+def test_the_line_of_a_headline_follows_the_cluster(edited: Any, edit: Edit, of: float) -> None:
+    fast = replace(busbw(0.024), headline=HeadlineMark("all-reduce", of=0.025, whole="the line"))
+    found, _ = rejudge_certificate(night(fast), *edited(edit))
+    [again] = criterion(found).cases[0].measurements
+    assert again.headline == HeadlineMark("all-reduce", of=of, whole="the line")
 
 
 def test_a_bound_of_zero_may_become_larger(edited: Any) -> None:
