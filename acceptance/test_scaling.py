@@ -55,7 +55,7 @@ def test_throughput_grows_with_the_nodes(found: ScalingResult, measure: Measure)
 
 
 def test_every_second_is_attributed(found: ScalingResult, measure: Measure) -> None:
-    """Do the parts of every rank's steps, and of the lost time, add up?"""
+    """Does the clock of every rank's steps agree with that of their parts, which have all of it?"""
     measure.record(judge_parts(found))
 
 

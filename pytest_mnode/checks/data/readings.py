@@ -10,7 +10,7 @@ from math import lgamma, log
 
 from pytest_mnode.checks.judged import At, numbered, texts_by_who, unlike_most
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Measurement, listed
+from pytest_mnode.measurement import HeadlineMark, Measurement, listed
 
 NEGLIGIBLE = 1e-9
 """An order that correct shuffles give with a lower probability is not a shuffle."""
@@ -92,6 +92,11 @@ def judge_shards(
             count=absent,
             unsure=nothing or ("" if samples else "there is no sample that could be missing"),
             note=f"{len(missing)} left out, {equal}" if missing and not absent else "",
+            headline=HeadlineMark(
+                after="samples read once",
+                of=samples,
+                right=max(0, samples - absent - twice),
+            ),
         ),
         Measurement.none_allowed(
             f"{label}: samples read more than once",

@@ -67,11 +67,6 @@ class CountResult:
         return None if self.unknown_why else self.row.efficiency >= self.bound
 
     @property
-    def not_attributed(self) -> float:
-        """Fraction of the step by which the parts of the mean rank differ from the judged loss."""
-        return abs(self.row.lost_s - sum(self.parts.lost)) / self.row.step_s
-
-    @property
     def diffuse(self) -> bool:
         """Whether the bound would be reached without the causes that have no culprit."""
         owned_s = sum(max(0.0, cause.seconds) for cause in self.causes if cause.kind in OWNED)
@@ -178,7 +173,10 @@ def _culprit(one: CountResult, slow_links: Culprit | None) -> Culprit | None:
 
 
 def judge_parts(found: ScalingResult) -> list[Measurement]:
-    """Whether the parts of each rank's steps, and of the loss compared with one node, add up."""
+    """Whether the clock of each rank's steps agrees with that of their parts.
+
+    The parts of the loss compared with one node are recorded: they add up by construction.
+    """
     most = found.promise.parts_within
     bound = at_most(most).of(f"{_KEY}.parts_within", most)
     unit, source = "of the step", f"{_KEY}.parts_within {most:g}"
@@ -201,14 +199,12 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
         )
         if one.row.count == 1:
             continue
-        name, note = f"loss not attributed, {count}", one.description or "almost nothing is lost"
-        measurements.append(Measurement(name, one.not_attributed, unit, bound, source, note=note))
         measurements += [
             Measurement(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
             for name, seconds in lost_parts(one.parts).items()
         ]
     for number, why in found.missing.items():
-        name = f"loss not attributed, {nodes(number)}"
+        name = f"step time that differs from its parts, {nodes(number)}"
         measurements.append(
             Measurement.unknown(name, why, unit=unit, expected=bound, source=source)
         )

@@ -207,6 +207,11 @@ def measured(found: ScalingResult) -> dict[str, Measurement]:
     return {one.name: one for one in every}
 
 
+def not_attributed(one: CountResult) -> float:
+    """Fraction of the step by which the parts of the mean rank differ from the judged loss."""
+    return abs(one.row.lost_s - sum(one.parts.lost)) / one.row.step_s
+
+
 def last(found: ScalingResult) -> Measurement:
     """The efficiency on all nodes."""
     return measured(found)[f"efficiency, {found.plan.counts[-1]} nodes"]

@@ -239,7 +239,7 @@ def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) 
     assert "judged by the mean of each turn's steps, because the median hides slow ones" in one.note
     kinds = {"exposed": "contention"}
     assert found.counts[-1].causes[0].kind == kinds.get(part, part)
-    assert made.measured(found)["loss not attributed, 4 nodes"].verdict is Verdict.PASS
+    assert made.not_attributed(found.counts[-1]) < 0.02
     assert made.measured(found)["throughput, 4 nodes"].value == pytest.approx(
         found.counts[0].row.samples_s * 4 * value
     )
