@@ -34,7 +34,10 @@ from tests.measuring.sweeps import KIB, MIB, judged, row
 from tests.trees import Tree, gpu_address, gpu_server
 
 LAYOUT = Layout.of(dp=2, tp=2)
-MATMUL, COPY = MatmulPromise(at_least_fraction=0.8), CopyPromise(at_least_fraction=0.8, size=MIB)
+MATMUL, COPY = (
+    MatmulPromise(at_least_fraction=0.8),
+    CopyPromise.model_validate({"at_least_fraction": 0.8}),
+)
 START = StartPromise.model_validate({"within": "20 s"})
 MEET = RendezvousPromise.model_validate({"ranks": 2, "within": "5 s"})
 
