@@ -39,6 +39,7 @@ class NodeCoverage:
 
     date: end of the run that found the state; None if no run tested the node. until: when a pass
     expires; None if the state is not a pass. evidence: the reason for the state, in words.
+    devices: its devices that are to blame, as far as known, all of them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class NodeCoverage:
     until: UtcTime | None
     evidence: str
     rails: tuple[RailCoverage, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

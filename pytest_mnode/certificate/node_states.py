@@ -28,7 +28,7 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
     the path, and a healthy node sent to repair is one less to hand over. It has not passed either,
     because its own test did not pass: it is not tested until the failed node is repaired.
     """
-    bad = _blamed_in(run, criteria)
+    bad, blamed = _blamed_in(run, criteria), _devices_in(run, criteria)
     missing, met_by = _missing(run, criteria), _met_by(criteria)
     rates = [rates for c in criteria for case in c.cases for rates in case.paths]
     until = run.from_end(1)
@@ -41,7 +41,8 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
         good = state is State.PASSED
         evidence = f"passed: {', '.join(passed)}" if good else evidence
         rails = tuple(rail for one in rates for rail in _rails(one, name, run.end))
-        nodes.append(NodeCoverage(name, state, run.end, until if good else None, evidence, rails))
+        expiry, devices = until if good else None, tuple(sorted(blamed.get(name, ())))
+        nodes.append(NodeCoverage(name, state, run.end, expiry, evidence, rails, devices))
     others = tuple(dict.fromkeys(set(run.not_covered) - set(run.nodes)))
     nodes += [NodeCoverage(n, State.NOT_TESTED, None, None, _NEVER) for n in sorted(others)]
     return Coverage(
@@ -104,6 +105,18 @@ def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, 
             known = found.get(name, (State.PASSED, ""))[0]
             if _WORSE.index(state) > _WORSE.index(known):
                 found[name] = (state, evidence)
+    return found
+
+
+def _devices_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, set[str]]:
+    """Devices of each node that culprits of failed and inconclusive cases name."""
+    found: dict[str, set[str]] = {}
+    for criterion in criteria:
+        for case in criterion.judged:
+            if case.verdict in (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE):
+                for culprit in _culprits(case, run.nodes):
+                    for node, device in culprit.parts.devices:
+                        found.setdefault(node, set()).add(device)
     return found
 
 

@@ -28,7 +28,7 @@ from pydantic.dataclasses import dataclass
 from pytest_mnode.certificate.criterion_headline import CriterionHeadline, answered, said
 from pytest_mnode.certificate.text import Recorded, first_line, one_line
 from pytest_mnode.charts import Chart
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Verdict
@@ -75,7 +75,8 @@ class MeasurementRecord(BaseModel):
     """A measurement in JSON, with its verdict and margin.
 
     culprit_nodes: all nodes to blame for sure. culprit_either: lists of nodes of which one may be
-    to blame; an empty list stands for all nodes that took part. `culprit` may name fewer.
+    to blame; an empty list stands for all nodes that took part. culprit_parts: the devices, paths,
+    ranks and settings of these; null if none is known. `culprit` may name fewer.
     """
 
     model_config = ConfigDict(from_attributes=True, title="Measurement")
@@ -88,6 +89,7 @@ class MeasurementRecord(BaseModel):
     culprit: str | None
     culprit_nodes: tuple[str, ...] = ()
     culprit_either: tuple[tuple[str, ...], ...] = ()
+    culprit_parts: Parts | None = None
     note: str
     where: str
     detection: DetectionRecord | None
@@ -103,21 +105,30 @@ class MeasurementRecord(BaseModel):
             measurement = replace(measurement, value=None, note=note)
         record = cls.model_validate(measurement)
         culprit = measurement.culprit
-        return record if culprit is None else record.model_copy(update=culprit.record)
+        return (
+            record
+            if culprit is None
+            else record.model_copy(
+                update={**culprit.record, "culprit_parts": culprit.parts or None}
+            )
+        )
 
 
 @plain_dataclass(frozen=True, slots=True)
 class _ReadMeasurement(Measurement):
-    """A measurement as JSON has it. Older certificates have no nodes of culprits."""
+    """A measurement as JSON has it. Older certificates have no nodes or parts of culprits."""
 
     culprit_nodes: tuple[str, ...] = ()
     culprit_either: tuple[tuple[str, ...], ...] = ()
+    culprit_parts: Parts | None = None
 
     @property
     def whole(self) -> Measurement:
         values = {one.name: getattr(self, one.name) for one in fields(Measurement)}
         if self.culprit is not None:
-            values["culprit"] = Culprit(self.culprit, self.culprit_nodes, self.culprit_either)
+            values["culprit"] = Culprit(
+                self.culprit, self.culprit_nodes, self.culprit_either, self.culprit_parts
+            )
         return Measurement(**values)
 
 
@@ -188,6 +199,7 @@ class CaseResult:
     recorded: tuple[Recorded, ...] = ()
     culprit_nodes: tuple[str, ...] = ()
     culprit_either: tuple[tuple[str, ...], ...] = ()
+    culprit_parts: Parts | None = None
     stopped_by: StoppedBy | None = None
     by_bounds: bool = False
     lacks: str | None = None
@@ -224,7 +236,7 @@ class CaseResult:
         """The culprit of the test itself, which counts if no measurement has one."""
         if self.culprit is None:
             return None
-        return Culprit(self.culprit, self.culprit_nodes, self.culprit_either)
+        return Culprit(self.culprit, self.culprit_nodes, self.culprit_either, self.culprit_parts)
 
     @property
     def stopped(self) -> bool:

@@ -26,7 +26,8 @@ class At:
     def culprit(self, text: str, *, sure: bool = True) -> Culprit:
         """This rank as a culprit. text: follows its name. sure: False if others may be it too."""
         words = f"{self}{text}"
-        return Culprit(words, self.node) if sure else Culprit(words, either=[[self.node]])
+        found = Culprit.rank(words, self.node, self.rank)
+        return found if sure else found.suspected
 
 
 def texts_by_who(given: Iterable[tuple[At, str]], ranks: int) -> list[Culprit]:
@@ -43,7 +44,8 @@ def texts_by_who(given: Iterable[tuple[At, str]], ranks: int) -> list[Culprit]:
         if 1 < len(ats) == ranks:
             found.append(Culprit(f"all {ranks} ranks{after}"))
         else:
-            found.append(Culprit(f"{_first(list(ats), _SHOWN)}{after}", {at.node for at in ats}))
+            words = f"{_first(list(ats), _SHOWN)}{after}"
+            found.append(Culprit.merged(words, (at.culprit("") for at in ats)))
     return found
 
 

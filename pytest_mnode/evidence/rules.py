@@ -175,7 +175,8 @@ class Rows:
     def _named(self, bad: Sequence[Row]) -> Culprit:
         """The node, with its devices or the metric, and their values."""
         words = [f"{one.device or one.metric} ({one.shown})" for one in bad]
-        return Culprit(f"{self.node} {measurement.listed(words, separator=', ')}", self.node)
+        named = f"{self.node} {measurement.listed(words, separator=', ')}"
+        return Culprit.device(named, self.node, *(one.device or one.metric for one in bad))
 
 
 @dataclass(frozen=True, slots=True)

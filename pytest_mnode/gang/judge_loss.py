@@ -59,7 +59,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     last_beat = max((beat.at_s for beat in beats), default=lost.at_s)
     off_s = max(left, min(last_beat, left + promise.clock_skew_s)) - lost.at_s
     late_ranks = dict.fromkeys(
-        Culprit(f"{who}: rank {b.rank} on {b.node}", b.node)
+        Culprit.rank(f"{who}: rank {b.rank} on {b.node}", b.node, b.rank)
         for b in beats
         if b.at_s > left + promise.clock_skew_s
     )

@@ -62,7 +62,7 @@ def named_nodes(culprit: Culprit, names: Collection[str]) -> Culprit:
         found = expand(culprit)
     except UsageError:
         return culprit
-    return Culprit(culprit, found) if set(found) <= set(names) else culprit
+    return Culprit(culprit, found, parts=culprit.parts) if set(found) <= set(names) else culprit
 
 
 def compress(names: Iterable[str], *, tails: bool = True) -> str:

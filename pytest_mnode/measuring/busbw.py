@@ -114,9 +114,9 @@ class KnownCulprit:
     def read(cls, text: str) -> KnownCulprit:
         """From a file's text. Raises ValueError, TypeError or KeyError if it is not one's."""
         kept = json.loads(text)
-        nodes, either = kept.pop("culprit_nodes"), kept.pop("culprit_either")
-        culprit = Culprit(kept.pop("culprit"), nodes, either)
-        return cls(**{**kept, "nodes": tuple(kept["nodes"]), "culprit": culprit})
+        culprit = Culprit.of_record(kept)
+        plain = {key: value for key, value in kept.items() if not key.startswith("culprit")}
+        return cls(**{**plain, "nodes": tuple(kept["nodes"]), "culprit": culprit})
 
     def text(self) -> str:
         """The text of its file."""

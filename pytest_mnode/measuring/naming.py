@@ -12,7 +12,7 @@ from pytest_mnode.rank.world import World
 def rank_name(world: World, rank: int) -> Culprit:
     """Name of a rank, such as "rank 3 on node1", with its node."""
     node = world.nodes[rank // world.local_size]
-    return Culprit(f"rank {rank} on {node}", node)
+    return Culprit.rank(f"rank {rank} on {node}", node, rank)
 
 
 def culprit_of(world: World, ranks: Sequence[int], senders: Sequence[int] = ()) -> Culprit | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import Verdict, listed
 from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added, recorded_by_all
@@ -176,12 +176,13 @@ def _blame(report: pytest.TestReport, outcome: Outcome, failures: Sequence[Failu
     first, *later = ({outcome.nodes[rank] for rank in one.ranks} for one in own)
     may_be = [[name] for nodes in later for name in nodes]
     words = " or ".join(filter(None, [outcome.places(own[0].ranks), own[0].lost_peer]))
+    parts = Parts(ranks=tuple(rank for one in own for rank in one.ranks))
     if own[0].lost_peer:
-        culprit = Culprit(words, either=[()])
+        culprit = Culprit(words, either=[()], parts=parts)
     elif own[0].of_a_pair:
-        culprit = Culprit(words, either=[first, *may_be])
+        culprit = Culprit(words, either=[first, *may_be], parts=parts)
     else:
-        culprit = Culprit(words, first, may_be)
+        culprit = Culprit(words, first, may_be, parts)
     report.mnode_culprit = culprit.record  # type: ignore[attr-defined]
 
 

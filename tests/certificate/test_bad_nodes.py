@@ -20,7 +20,7 @@ from pytest_mnode.criteria.port_counters.judging import judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.preflight.judges import reach
 from pytest_mnode.criteria.preflight.judges.common import of_node
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measure import summed_up
@@ -146,6 +146,22 @@ def test_no_bad_node_has_passed_and_no_healthy_one_has_failed(
     assert not by_state[State.PASSED] & bad
     assert by_state[State.FAILED] <= bad
     assert by_state[State.FAILED] == bad  # these judges know
+
+
+@given(found=readings())
+@settings(max_examples=20, deadline=None)
+def test_all_bad_devices_and_ranks_are_known_however_many(found: Readings) -> None:
+    names, bad = found
+    measured = (*counters(*found), *products(*found))
+    case = CaseResult("t/test_mesh.py::test_it", "?", "failed", measurements=measured)
+    written = certify(case, promised=["mesh"], nodes=names, cluster_nodes=len(names))
+    read = parse_certificate(json_text(written), "it")
+    [again] = read.criteria[0].cases
+    parts = Parts.of_all(m.culprit.parts for m in again.measurements if m.culprit)
+    assert set(parts.devices) == {(name, nic) for name in bad for nic in ("eth0", "eth1")}
+    assert set(parts.ranks) == {rank for rank, name in enumerate(names) if name in bad}
+    devices = {node.name: node.devices for node in read.coverage.nodes}
+    assert devices == {name: ("eth0", "eth1") if name in bad else () for name in names}
 
 
 @given(found=readings(), one_way=st.booleans())

@@ -177,7 +177,12 @@ def test_a_peer_whose_loss_nothing_explains_may_be_the_culprit(
         "culprit": f"rank 0 of 4 on node0 or {peer}",
         "culprit_nodes": (),
         "culprit_either": ((),),  # nobody knows which of the nodes is the peer
+        "culprit_parts": _ranks(0),
     }
+
+
+def _ranks(*ranks: int) -> dict[str, tuple[object, ...]]:
+    return {"devices": (), "paths": (), "ranks": ranks, "settings": ()}
 
 
 def test_ranks_that_fail_of_causes_of_their_own_are_all_in_the_culprit(ranks: Ranks) -> None:
@@ -187,6 +192,7 @@ def test_ranks_that_fail_of_causes_of_their_own_are_all_in_the_culprit(ranks: Ra
         "culprit": "rank 1 of 4 on node1",
         "culprit_nodes": ("node1",),
         "culprit_either": (("node3",),),
+        "culprit_parts": _ranks(1, 3),
     }
     for rank in (0, 2):
         ranks.say(rank, report("call", "failed", f"IndexError: {'ab'[rank // 2]}"), at=2.0)

@@ -99,7 +99,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
         )
     ranks = [rank for one in loads for rank in one.ranks]
     unread = not ranks or any(one.errors for one in loads)
-    wrong = [Culprit(f"rank {r.rank} on {r.node}", r.node) for r in ranks if r.wrong]
+    wrong = [Culprit.rank(f"rank {r.rank} on {r.node}", r.node, r.rank) for r in ranks if r.wrong]
     return [
         *judged,
         Measurement(

@@ -61,7 +61,7 @@ class _Row:
         """The port; or, if a switch had marked the packets as broken, a link before it."""
         if self.counter == _BROKEN_BEFORE:
             return Culprit(f"a link between a sender and {self.text}")
-        return Culprit(self.text, self.port.node)
+        return Culprit.device(self.text, self.port.node, self.port.name)
 
 
 def judge(

@@ -166,7 +166,7 @@ def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) ->
             found.append(Measurement.unknown(name, why, source=source))
             continue
         wrong = {
-            rank: Culprit(f"rank {rank} on {b.node}", b.node)
+            rank: Culprit.rank(f"rank {rank} on {b.node}", b.node, rank)
             for rank, a, b in both
             if getattr(a, field) != getattr(b, field)
         }

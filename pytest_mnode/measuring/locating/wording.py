@@ -115,10 +115,10 @@ def corrupters(wrong: NDArray[np.bool_], names: Names) -> Culprit | None:
     common = set(paths[0]).intersection(*paths)
     if len(common) == 1 and len(paths) > 1:
         node = names.nodes[common.pop()]
-        return Culprit(f"{node} {names.interfaces}", node)
+        return Culprit.device(f"{node} {names.interfaces}", node, *names.rails)
     ends = [(names.nodes[a], names.nodes[b]) for a, b in paths]
     shown = listed(map("→".join, ends), _MOST_NAMED, ", ")
-    return Culprit(f"the path{'s' * (len(paths) > 1)} {shown}", either=ends)
+    return Culprit.path(f"the path{'s' * (len(paths) > 1)} {shown}", *ends)
 
 
 def _too_slow(found: Diagnosis, names: Names) -> list[Culprit]:
@@ -143,7 +143,8 @@ def _node(node: SlowNode, names: Names, reference_mbits_s: float) -> Culprit:
         f"{_where(node, names)} ({names.rate(node.mbits_s)}, "
         f"alone with {_any(node.partners, names)}; other nodes {reference_mbits_s:.0f})"
     )
-    return Culprit(words, names.nodes[node.node])
+    rails = (names.rails[rail] for rail in node.rails)
+    return Culprit.device(words, names.nodes[node.node], *rails)
 
 
 def _any(nodes: Iterable[int], names: Names) -> str:
@@ -157,14 +158,20 @@ def _between(path: SlowPath, names: Names) -> Culprit:
     else:
         between, way = f"from {one} to {other}", "one way"
     words = f"{names.on(path.rails)} {between} ({names.rate(path.mbits_s)}, {way})"
-    return Culprit(words, either=[[one, other]])
+    return Culprit.path(words, *_ends(path, names))
 
 
 def _path(path: SlowPath, names: Names) -> Culprit:
     arrow = "↔" if path.both_ways else "→"
     rail = "" if len(path.rails) == len(names.rails) else f" {names.on(path.rails)}"
     ends = names.nodes[path.sender], names.nodes[path.receiver]
-    return Culprit(f"{arrow.join(ends)}{rail} ({names.rate(path.mbits_s)})", either=[ends])
+    words = f"{arrow.join(ends)}{rail} ({names.rate(path.mbits_s)})"
+    return Culprit.path(words, *_ends(path, names))
+
+
+def _ends(path: SlowPath, names: Names) -> list[tuple[str, str]]:
+    there = names.nodes[path.sender], names.nodes[path.receiver]
+    return [there, there[::-1]] if path.both_ways else [there]
 
 
 def _paths(paths: Sequence[SlowPath], names: Names) -> list[Culprit]:

@@ -99,8 +99,9 @@ def _culprit(pair: PairResult, slow: Sequence[PairResult]) -> Culprit:
     both_ways = {other.sender for other in of_rail} & {other.receiver for other in of_rail}
     ends = both_ways & {pair.sender, pair.receiver}
     if len(ends) == 1:
-        return Culprit(f"{min(ends)} {pair.device} (sends and receives)", ends)
-    return Culprit(pair.path, either=[[pair.sender, pair.receiver]])
+        [node] = ends
+        return Culprit.device(f"{node} {pair.device} (sends and receives)", node, pair.device)
+    return Culprit.path(pair.path, (pair.sender, pair.receiver))
 
 
 def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -> Detection | None:
