@@ -162,9 +162,11 @@ def _make_run(config: pytest.Config) -> Run:
             end_at_sigterm(config)
         run = config.stash[options.RUN] = Run(config, config.stash[SETTINGS])
         if _is_xdist_worker(config):
-            from pytest_mnode.controller.xdist import join
+            from pytest_mnode.controller.xdist import WorkerRows, join
 
             join(run, config.workerinput)  # type: ignore[attr-defined]
+            if run.settings.report_dir is not None:
+                config.pluginmanager.register(WorkerRows(config), "mnode-worker-rows")
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
     if (budget_s := run.settings.budget_s) is not None:

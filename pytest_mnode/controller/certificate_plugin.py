@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,55 +13,33 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.certificate import (
-    CaseResult,
     Certificate,
     RunFacts,
-    build_certificate,
-    criterion_name,
     git_commit,
     installed_versions,
     summary_lines,
     write_report,
 )
 from pytest_mnode.certificate.files import replace_file
+from pytest_mnode.certificate.gathered import CaseRecord, Gathered
 from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
-from pytest_mnode.certificate.results import (
-    Outcome,
-    charts_from_json,
-    measurements_from_json,
-)
+from pytest_mnode.certificate.results import Outcome
 from pytest_mnode.certificate.spec_facts import facts_of, unconfirmed
-from pytest_mnode.certificate.text import Recorded, fit, recorded_from
+from pytest_mnode.certificate.text import fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED
-from pytest_mnode.installed import Installed, RequestedKeys
-from pytest_mnode.path_rates import PathRates
-from pytest_mnode.skipping import NOT_PROMISED, skip_reason
+from pytest_mnode.controller.xdist import ROWS_OF_WORKER
+from pytest_mnode.evidence import file
+from pytest_mnode.evidence.file import EvidenceFile
+from pytest_mnode.skipping import skip_reason
 from pytest_mnode.spec import doubts
 
 if TYPE_CHECKING:
+    from pytest_mnode.controller.pool import Pool
     from pytest_mnode.controller.session import Run
-
-
-@dataclass(slots=True)
-class _Case:
-    outcome: Outcome = "passed"
-    message: str = ""
-    culprit: dict[str, Any] = field(default_factory=dict)
-    duration_s: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
-    phases: set[str] = field(default_factory=set)
-    recorded: tuple[Recorded, ...] = ()
-    stopped: bool = False
-    by_bounds: bool = True
-    lacks: str | None = None
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether the test's end is unknown: pytest does not report a phase that Ctrl-C ends."""
-        return self.outcome == "passed" and not self.phases >= {"call", "teardown"}
+    from pytest_mnode.evidence.row import Row
 
 
 class CertificatePlugin:
@@ -70,23 +49,55 @@ class CertificatePlugin:
         self.run = run
         self._narrowing = narrowing
         self.started = datetime.now(UTC)
-        self.cases: dict[str, _Case] = {}
+        self.cases: dict[str, CaseRecord] = {}
+        self._begun: dict[str, None] = {}
+        """Tests of criteria that were begun, and have no report so far."""
+        self._due: frozenset[str] = frozenset()
+        self._evidence: EvidenceFile | None = None
+        self._noted: RunFacts | None = None
+        """Facts of the run as the evidence has them, with nodes that are those of `_pool`."""
+        self._pool: Pool | None = None
         self.certificate: Certificate | None = None
         self._ended_itself = False
         self._broken_off: list[str] = []
         self._written: list[str] = []
         self._not_written: list[str] = []
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Begin the evidence of the run, if it is to have a report."""
+        directory = self.run.settings.report_dir
+        if directory is not None:
+            with self._writing(directory / file.NAME):
+                self._evidence = EvidenceFile(directory)
+                session.config.stash[file.RECORD] = self._record
+            self._note_run()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        self._due = frozenset(self._narrowing.due())
+        self._append(file.COLLECTED, {"tests": sorted(self._due)})
+        self._note_run()
+
+    def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        test = name_of(nodeid, location[0])
+        if test in self._due and test not in self.cases:
+            self._begun[test] = None
+            self._append(file.BEGAN, {"test": test})
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._append(file.ROWS, *getattr(report, ROWS_OF_WORKER, ()))
         if "criterion" not in report.keywords:
             if str(report.when) == "???":  # the report of a dead worker, without keywords
                 self._broken_off.append(f"the end of a pytest-xdist worker in {report.nodeid}")
             return
         test = name_of(report.nodeid, report.location[0])
-        case = self.cases.setdefault(test, _Case())
+        is_known = test in self.cases or test in self._begun
+        self._begun.pop(test, None)
+        case = self.cases.setdefault(test, CaseRecord())
         case.duration_s += report.duration
-        case.phases.add(str(report.when))
+        case.phases.append(str(report.when))
         case.facts = getattr(report, "mnode", case.facts)
         case.recorded = recorded_from(report.user_properties)  # the last report has all phases'
         outcome = _outcome(report)
@@ -97,6 +108,41 @@ class CertificatePlugin:
             case.lacks = getattr(report, "mnode_lacks", None) or None
         if outcome != "passed":
             case.by_bounds = case.by_bounds and getattr(report, "mnode_by_bounds", False)
+        if not is_known or outcome != "passed" or report.when == "teardown":
+            self._note_case(test)
+
+    def _note_case(self, test: str) -> None:
+        """Append all that is known of a test; its last row counts."""
+        if self._evidence is not None:
+            if self.run.pool is not self._pool:  # made for this test
+                self._note_run()
+            self._append(file.TEST, {"test": test, "record": self.cases[test].to_json()})
+
+    def _note_run(self) -> None:
+        """Append the facts of the run, if they have changed since."""
+        if self._evidence is None:
+            return
+        self._pool = self.run.pool
+        facts = replace(self._facts(), end=self.started)
+        if facts != self._noted:
+            self._noted = facts
+            self._append(file.RUN, self._gathered(facts).run_to_json())
+
+    def _record(self, check: str, rows: Iterable[Row]) -> None:
+        self._append(file.ROWS, *file.rows_to_json(check, rows))
+
+    def _append(self, kind: str, *rows: Mapping[str, Any]) -> None:
+        """Append rows to the evidence; after an error none, as a row may have been cut."""
+        if self._evidence is not None and rows:
+            evidence, self._evidence = self._evidence, None
+            with self._writing(evidence.path):
+                evidence.append(kind, *rows)
+                self._evidence = evidence
+
+    def _gathered(self, facts: RunFacts) -> Gathered:
+        spec = self.run.spec
+        reasons = {one.question: one.reason for one in spec.not_promised}
+        return Gathered(facts, spec.promised_criteria, reasons, self.cases)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -119,21 +165,16 @@ class CertificatePlugin:
         run = self.run
         if not self.cases and run.settings.report_dir is None:
             return
-        cases = [_result(test, case) for test, case in self.cases.items()]
-        promised = run.spec.promised_criteria
+        if self._interrupted(exitstatus):
+            for test in self._begun:
+                self.cases[test] = CaseRecord()
+                self._note_case(test)
         # Results under an injected fault say nothing about the cluster.
         kept_in = None if run.settings.faults else run.settings.history_dir
-        earlier = earlier_runs(kept_in, facts_of(run.spec, run.spec_path), spec=run.spec)
-        certificate = build_certificate(
-            run=self._facts(session, run, exitstatus),
-            cases=cases,
-            promised=promised,
-            not_promised={
-                **dict.fromkeys(_skipped_whole(cases) - set(promised), _SILENT),
-                **{n.question: n.reason for n in run.spec.not_promised},
-            },
-            earlier=earlier.coverage,
-        )
+        earlier = earlier_runs(kept_in, self._fixed_facts["spec"], spec=run.spec)
+        gathered = self._gathered(self._facts(exitstatus))
+        self._append(file.END, gathered.run_to_json())
+        certificate = gathered.certificate(earlier.coverage)
         if kept_in is not None:
             certificate = with_history(certificate, earlier)
             with self._writing(kept_in):
@@ -149,6 +190,10 @@ class CertificatePlugin:
         directory = run.settings.report_dir
         whole = exitstatus == pytest.ExitCode.OK
         if directory is not None:
+            if self._evidence is not None:
+                with self._writing(self._evidence.path):
+                    self._evidence.close()
+                    self._written.append(str(self._evidence.path))
             with self._writing(directory):
                 self._written += [str(path) for path in write_report(directory, certificate)]
             if self._ended_itself or (whole and not headline(certificate).holds):
@@ -164,8 +209,22 @@ class CertificatePlugin:
         except OSError as error:
             self._not_written.append(f"{path}: {(error.strerror or str(error)).lower()}")
 
-    def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
-        config = session.config
+    @functools.cached_property
+    def _fixed_facts(self) -> dict[str, Any]:
+        """Facts that do not change during the run, some of which take a moment to find."""
+        run = self.run
+        return {
+            "spec": facts_of(run.spec, run.spec_path),
+            "versions": installed_versions(),
+            "commit": git_commit(run.config.rootpath),
+            "emulated": "; ".join(run.spec.emulated) or None,
+            "doubts": tuple(doubts(run.spec)),
+            "validity_s": run.spec.certificate.valid_for_s,
+        }
+
+    def _facts(self, exitstatus: int | None = None) -> RunFacts:
+        """Facts of the run so far. exitstatus: None before its end."""
+        run = self.run
         launcher = run.pool.launcher if run.pool else None
         nodes = tuple(n.name for n in launcher.nodes) if launcher else ()
         # Nodes on the controller's own kernel are made for the run, so they are the whole cluster.
@@ -178,31 +237,34 @@ class CertificatePlugin:
             not_covered=tuple(launcher.unused) if launcher else (),
             ranks=len(nodes) * run.procs_per_node,
             backend=run.backend,
-            spec=facts_of(run.spec, run.spec_path),
-            versions=installed_versions(),
             start=self.started,
             end=datetime.now(UTC),
-            commit=git_commit(config.rootpath),
-            emulated="; ".join(run.spec.emulated) or None,
-            doubts=tuple(doubts(run.spec)),
-            cut_short=tuple(self._cut_short(session, exitstatus)),
-            validity_s=run.spec.certificate.valid_for_s,
+            cut_short=tuple(self._cut_short(exitstatus)),
+            **self._fixed_facts,
         )
 
-    def _cut_short(self, session: pytest.Session, exitstatus: int) -> list[str]:
+    def _interrupted(self, exitstatus: int | None) -> bool:
+        return exitstatus == pytest.ExitCode.INTERRUPTED and not self._ended_itself
+
+    def _cut_short(self, exitstatus: int | None) -> list[str]:
+        session: Any = self.run.config.pluginmanager.getplugin("session")
         why = []
         if self.run.settings.faults:
             why.append(f"fault injected: {self.run.settings.faults}")
-        why += unconfirmed(facts_of(self.run.spec, self.run.spec_path))
+        why += unconfirmed(self._fixed_facts["spec"])
         why += self._narrowing.why
         if chosen := [a for a in session.config.args if "::" in a]:
             why.append(f"only {', '.join(chosen)}")
-        if exitstatus == pytest.ExitCode.INTERRUPTED and not self._ended_itself:
+        if self._interrupted(exitstatus):
             why.append("interrupted")
         why += self._broken_off
         stops = (self._ended_itself and self.run.ended, session.shouldstop, session.shouldfail)
         why += [str(stop) for stop in stops if stop]
-        if not why and (missing := self._narrowing.without_result(self.cases)):
+        if (
+            not why
+            and exitstatus is not None
+            and (missing := self._narrowing.without_result(self.cases))
+        ):
             why.append(missing)  # no other reason explains them
         return list(dict.fromkeys(why))
 
@@ -242,16 +304,6 @@ def _painted(terminal: Any, text: str) -> str:
     return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
-_CUT_OFF = "the test was interrupted before it ended"
-_SILENT = f"{NOT_PROMISED} by the spec"
-
-
-def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
-    """Criteria whose tests were all skipped."""
-    ran = {criterion_name(c.test) for c in cases if c.outcome not in ("skipped", NOT_PROMISED)}
-    return {criterion_name(case.test) for case in cases} - ran
-
-
 _SEVERITY: dict[Outcome, int] = {
     "passed": 0,
     "not promised": 1,
@@ -275,27 +327,3 @@ def _message(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message) if crash is not None else report.longreprtext
     return text if report.failed else f"a plugin reported the outcome {report.outcome!r}"
-
-
-def _result(test: str, case: _Case) -> CaseResult:
-    charts = charts_from_json(case.facts.get("charts", ()))
-    return CaseResult(
-        test=test,
-        question=case.facts.get("question", ""),
-        outcome="error" if case.cut_off else case.outcome,
-        message=_CUT_OFF if case.cut_off else case.message,
-        stopped_by="interruption" if case.cut_off else "failure" if case.stopped else None,
-        by_bounds=case.by_bounds and case.outcome in ("failed", "error"),
-        lacks=case.lacks,
-        **case.culprit,
-        measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=tuple(
-            one for one in charts if not isinstance(one, PathRates | Installed | RequestedKeys)
-        ),
-        paths=tuple(one for one in charts if isinstance(one, PathRates)),
-        promises=tuple(key for one in charts if isinstance(one, RequestedKeys) for key in one.keys),
-        facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
-        nodes=tuple(case.facts.get("nodes", ())),
-        duration_s=case.duration_s,
-        recorded=case.recorded,
-    )

@@ -46,7 +46,7 @@ class Narrowing:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput[_TESTS] = sorted(self._due())
+            session.config.workeroutput[_TESTS] = sorted(self.due())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -60,7 +60,7 @@ class Narrowing:
         This is what a plugin leaves behind that shortens pytest's list of items, or runs a part of
         it, such as one that shards a suite. cases: tests with a result.
         """
-        missing = [test for test in sorted(self._due() | self._of_workers) if test not in cases]
+        missing = [test for test in sorted(self.due() | self._of_workers) if test not in cases]
         if not missing:
             return ""
         named = listed([test.rpartition("/")[2] for test in missing], 4, ", ")
@@ -68,7 +68,7 @@ class Narrowing:
 
         return f"{count(len(missing), 'collected test')} without a result (a plugin?): {named}"
 
-    def _due(self) -> set[str]:
+    def due(self) -> set[str]:
         """Tests of criteria that were not deselected, by the names that plugins gave them last."""
         known = set(map(id, self._deselected))
         due = (item for item in self._collected if id(item) not in known)

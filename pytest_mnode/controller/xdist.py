@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.evidence.file import RECORD, rows_to_json
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.hub_messages import ClientGone
 
@@ -24,6 +25,24 @@ def join(run: Run, workerinput: dict[str, Any]) -> None:
         name, keys = given["client"], Keys(**given["keys"])
         run.client = Client(name, Line(name, given["endpoint"], keys))
         run.launcher, run.reason = given["launcher"], given["reason"]
+
+
+ROWS_OF_WORKER = "mnode_rows"
+"""Attribute of a worker's report: rows of checks for the evidence, which the controller writes."""
+
+
+class WorkerRows:
+    """pytest plugin of a worker: sends rows of checks with its next report."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._rows: list[dict[str, Any]] = []
+        config.stash[RECORD] = lambda check, rows: self._rows.extend(rows_to_json(check, rows))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._rows:
+            setattr(report, ROWS_OF_WORKER, self._rows)
+            self._rows = []
 
 
 class XdistController:

@@ -1,0 +1,190 @@
+"""What a run has shown so far, as its evidence keeps it, and the certificate of that.
+
+A run and `python -m pytest_mnode certificate` make their certificates here, from the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pytest_mnode.certificate.certificate import Certificate, build_certificate
+from pytest_mnode.certificate.coverage import Coverage
+from pytest_mnode.certificate.results import (
+    CaseResult,
+    Outcome,
+    charts_from_json,
+    criterion_name,
+    measurements_from_json,
+)
+from pytest_mnode.certificate.run_facts import RunFacts
+from pytest_mnode.certificate.text import Recorded
+from pytest_mnode.errors import UsageError
+from pytest_mnode.evidence import file
+from pytest_mnode.installed import Installed, RequestedKeys
+from pytest_mnode.path_rates import PathRates
+
+KILLED = "interrupted (its controller wrote no end of the run)"
+_CUT_OFF = "the test was interrupted before it ended"
+_SILENT = "not promised by the spec"
+
+
+@dataclass(slots=True)
+class CaseRecord:
+    """What is known of a test so far.
+
+    culprit: as `Culprit.record`. facts: as `report_record.describe` attaches them. phases: those
+    that were reported. stopped: whether the failure of another test stopped it. by_bounds: whether
+    nothing but measurements kept it from passing so far.
+    """
+
+    outcome: Outcome = "passed"
+    message: str = ""
+    culprit: dict[str, Any] = field(default_factory=dict)
+    duration_s: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    phases: list[str] = field(default_factory=list)
+    recorded: tuple[Recorded, ...] = ()
+    stopped: bool = False
+    by_bounds: bool = True
+    lacks: str | None = None
+
+    def result(self, test: str) -> CaseResult:
+        """Of a test that passed so far, and has not ended, the end is unknown: pytest does not
+        report a phase that Ctrl-C ends."""
+        cut_off = self.outcome == "passed" and not {"call", "teardown"} <= set(self.phases)
+        charts = charts_from_json(self.facts.get("charts", ()))
+        beside = PathRates | Installed | RequestedKeys
+        return CaseResult(
+            test=test,
+            question=self.facts.get("question", ""),
+            outcome="error" if cut_off else self.outcome,
+            message=_CUT_OFF if cut_off else self.message,
+            **self.culprit,
+            measurements=measurements_from_json(self.facts.get("measurements", ())),
+            charts=tuple(one for one in charts if not isinstance(one, beside)),
+            paths=tuple(one for one in charts if isinstance(one, PathRates)),
+            promises=tuple(k for one in charts if isinstance(one, RequestedKeys) for k in one.keys),
+            facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
+            nodes=tuple(self.facts.get("nodes", ())),
+            duration_s=self.duration_s,
+            recorded=self.recorded,
+            stopped_by="interruption" if cut_off else "failure" if self.stopped else None,
+            by_bounds=self.by_bounds and self.outcome in ("failed", "error"),
+            lacks=self.lacks,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, without empty ones."""
+        plain: dict[str, Any] = _RECORD.dump_python(self, mode="json", exclude_defaults=True)
+        plain["facts"] = {
+            **self.facts,
+            "measurements": [_short(one) for one in self.facts.get("measurements", ())],
+        }
+        return plain
+
+
+_RECORD: TypeAdapter[CaseRecord] = TypeAdapter(CaseRecord)
+_JUDGED_AGAIN = ("verdict", "margin")
+_REQUIRED = ("value", "unit")
+
+
+def _short(measurement: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement in JSON without what follows from it, and without empty values."""
+    return {
+        key: value
+        for key, value in measurement.items()
+        if key in _REQUIRED or (key not in _JUDGED_AGAIN and value not in (None, "", [], ()))
+    }
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A run so far. promised, not_promised: by its spec; see `build_certificate`."""
+
+    run: RunFacts
+    promised: tuple[str, ...]
+    not_promised: dict[str, str]
+    cases: dict[str, CaseRecord] = field(default_factory=dict)
+
+    def certificate(self, earlier: Sequence[Coverage] = ()) -> Certificate:
+        """earlier: as for `build_certificate`."""
+        cases = [record.result(test) for test, record in self.cases.items()]
+        silent = _skipped_whole(cases) - set(self.promised)
+        return build_certificate(
+            run=self.run,
+            cases=cases,
+            promised=self.promised,
+            not_promised={**dict.fromkeys(silent, _SILENT), **self.not_promised},
+            earlier=earlier,
+        )
+
+    def run_to_json(self) -> dict[str, Any]:
+        """Plain values of all but the cases."""
+        run = _FACTS.dump_python(self.run, mode="json")
+        return {"facts": run, "promised": self.promised, "not_promised": self.not_promised}
+
+
+_FACTS: TypeAdapter[RunFacts] = TypeAdapter(RunFacts)
+
+
+def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
+    """Criteria whose tests were all skipped."""
+    ran = {criterion_name(c.test) for c in cases if c.outcome not in ("skipped", "not promised")}
+    return {criterion_name(case.test) for case in cases} - ran
+
+
+@dataclass(frozen=True, slots=True)
+class FromEvidence:
+    """A run as its evidence has it. torn_bytes: of a last row without an end, which was ignored.
+    rows: number of rows that checks read. ended: whether the run itself ended."""
+
+    gathered: Gathered
+    torn_bytes: int
+    rows: int
+    ended: bool
+
+
+def gathered_from(path: Path) -> FromEvidence:
+    """The run whose evidence is in a file, or in the directory of its report.
+
+    A run without an end was cut short where its last row was written; a test that had begun there
+    was interrupted. Raises UsageError, one line, for a file that is no evidence of a run.
+    """
+    path = path / file.NAME if path.is_dir() else path
+    cases: dict[str, CaseRecord | None] = {}
+    rows = torn = 0
+    last, run, kind = 0.0, dict[str, Any](), ""
+    try:
+        for values in file.read(path):
+            kind, last = values["kind"], values.get("at", last)
+            match kind:
+                case file.RUN | file.END:
+                    run = values
+                case file.BEGAN:
+                    cases.setdefault(values["test"], None)
+                case file.TEST:
+                    cases[values["test"]] = _RECORD.validate_python(values["record"])
+                case file.ROWS:
+                    rows += 1
+                case file.TORN:
+                    torn = values["bytes"]
+        facts = _FACTS.validate_python(run["facts"])
+        promised, not_promised = tuple(run["promised"]), dict(run["not_promised"])
+    except KeyError as error:
+        raise UsageError(f"{path}: no {error}; accepted: the evidence of a run") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}: {at}: {first['msg'].lower()}") from None
+    ended = run["kind"] == file.END
+    if not ended:
+        until = max(datetime.fromtimestamp(last, UTC), facts.start)
+        facts = replace(facts, end=until, cut_short=(*facts.cut_short, KILLED))
+    found = {test: record or CaseRecord() for test, record in cases.items() if record or not ended}
+    return FromEvidence(Gathered(facts, promised, not_promised, found), torn, rows, ended)
