@@ -82,25 +82,20 @@ class CaseRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain values, without empty ones."""
         plain: dict[str, Any] = _RECORD.dump_python(self, mode="json", exclude_defaults=True)
-        plain["facts"] = {
-            **self.facts,
-            "measurements": [_short(one) for one in self.facts.get("measurements", ())],
-        }
-        return plain
+        measured = [_short(one) for one in self.facts.get("measurements", ())]
+        facts = {k: v for k, v in {**self.facts, "measurements": measured}.items() if v}
+        return {**plain, "facts": facts}
 
 
 _RECORD: TypeAdapter[CaseRecord] = TypeAdapter(CaseRecord)
-_JUDGED_AGAIN = ("verdict", "margin")
-_REQUIRED = ("value", "unit")
 
 
 def _short(measurement: Mapping[str, Any]) -> dict[str, Any]:
     """A measurement in JSON without what follows from it, and without empty values."""
-    return {
-        key: value
-        for key, value in measurement.items()
-        if key in _REQUIRED or (key not in _JUDGED_AGAIN and value not in (None, "", [], ()))
-    }
+    own = {k: v for k, v in measurement.items() if k not in {"verdict", "margin"}}
+    if own.get("expected"):
+        own["expected"] = {k: v for k, v in own["expected"].items() if v or k == "limit"}
+    return {k: v for k, v in own.items() if k in {"value", "unit"} or v not in (None, "", [], ())}
 
 
 @dataclass(slots=True)
