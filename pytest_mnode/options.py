@@ -192,7 +192,8 @@ OPTIONS = {  # by field of Settings
     ),
     "report_dir": Option(
         "report", "DIR",
-        "write certificate.json, .xml and .html into DIR, and fail a run that is not certified",
+        "append evidence.jsonl in DIR as the run goes, write certificate.json, .xml and .html at "
+        "its end, and fail a run that is not certified",
         option_texts.directory, see="certificate.md",
     ),
     "history_dir": Option(

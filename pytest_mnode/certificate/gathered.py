@@ -136,17 +136,21 @@ def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class FromEvidence:
-    """A run as its evidence has it. torn_bytes: of a last row without an end, which was ignored.
-    rows: number of rows that checks read. ended: whether the run itself ended."""
+    """The certificate of a run, from its evidence.
 
-    gathered: Gathered
-    torn_bytes: int
+    tests, rows: numbers of tests that had begun, and of rows that checks read. torn_bytes: of a
+    last row without an end, which was ignored. ended: whether the run itself ended.
+    """
+
+    certificate: Certificate
+    tests: int
     rows: int
+    torn_bytes: int
     ended: bool
 
 
-def gathered_from(path: Path) -> FromEvidence:
-    """The run whose evidence is in a file, or in the directory of its report.
+def certificate_from(path: Path) -> FromEvidence:
+    """The certificate of the run whose evidence is in a file, or in the directory of its report.
 
     A run without an end was cut short where its last row was written; a test that had begun there
     was interrupted. Raises UsageError, one line, for a file that is no evidence of a run.
@@ -170,16 +174,15 @@ def gathered_from(path: Path) -> FromEvidence:
                 case file.TORN:
                     torn = values["bytes"]
         facts = _FACTS.validate_python(run["facts"])
-        promised, not_promised = tuple(run["promised"]), dict(run["not_promised"])
+        if not (ended := run["kind"] == file.END):
+            until = max(datetime.fromtimestamp(last, UTC), facts.start)
+            facts = replace(facts, end=until, cut_short=(*facts.cut_short, KILLED))
+        begun = {t: one or CaseRecord() for t, one in cases.items() if one or not ended}
+        gathered = Gathered(facts, tuple(run["promised"]), run["not_promised"], begun)
+        return FromEvidence(gathered.certificate(), len(begun), rows, torn, ended)
     except KeyError as error:
         raise UsageError(f"{path}: no {error}; accepted: the evidence of a run") from None
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
         raise UsageError(f"{path}: {at}: {first['msg'].lower()}") from None
-    ended = run["kind"] == file.END
-    if not ended:
-        until = max(datetime.fromtimestamp(last, UTC), facts.start)
-        facts = replace(facts, end=until, cut_short=(*facts.cut_short, KILLED))
-    found = {test: record or CaseRecord() for test, record in cases.items() if record or not ended}
-    return FromEvidence(Gathered(facts, promised, not_promised, found), torn, rows, ended)

@@ -23,16 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate import summary_lines, write_report
-    from pytest_mnode.certificate.gathered import gathered_from
+    from pytest_mnode.certificate.gathered import certificate_from
     from pytest_mnode.certificate.headline import headline
     from pytest_mnode.errors import UsageError
     from pytest_mnode.launchers.node import count
 
-    found = gathered_from(options.evidence)
-    certificate = found.gathered.certificate()
+    found = certificate_from(options.evidence)
+    certificate = found.certificate
     for line in summary_lines(certificate, shutil.get_terminal_size().columns, asked=options.at):
         print(line)
-    tests, rows = count(len(found.gathered.cases), "test"), count(found.rows, "row")
+    tests, rows = count(found.tests, "test"), count(found.rows, "row")
     end = "a run that ended" if found.ended else "a run without an end"
     print(f"evidence of {end}: {tests}, {rows} of checks")
     if found.torn_bytes:

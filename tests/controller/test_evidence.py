@@ -178,9 +178,16 @@ def test_a_row_that_was_cut_is_ignored_and_said(
             assert len(passed) == kinds[:number].count("test")
             said = f"ignored the last row, which is cut after {part} byte"
             assert (said in capsys.readouterr().out) is (part > 0)
-    path.write_bytes(b"".join(lines[:1]))
-    assert main(["certificate", str(path)]) == 2
-    assert "accepted: the evidence of a run" in capsys.readouterr().err
+    for content, why in (
+        (lines[:1], "no 'facts'; accepted: the evidence of a run"),
+        ([*lines[:2], b'{"kind": "test", "record": {}}\n'], "no 'test'; accepted: the evidence"),
+        ([line.replace(b'"value":1.0', b'"value":"x"') for line in lines], "should be a valid"),
+        ([line.replace(b'"ranks":0', b'"ranks":-1') for line in lines], "ranks: input should be"),
+        ([line.replace(b'"phases":', b'"phases":3') for line in lines], "line 5: no JSON"),
+    ):
+        path.write_bytes(b"".join(content))
+        assert main(["certificate", str(path)]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_a_test_that_ctrl_c_ends_is_in_both(pytester: pytest.Pytester) -> None:
