@@ -92,10 +92,14 @@ def other_code(rack: Rack, node: Node, where: str) -> Undo:
 
 @fault(path("FILE"), word("TEXT", None, "its content, without a comma"))
 def other_text(rack: Rack, node: Node, where: str, text: str) -> Undo:
-    """A node reads another text in a file that is there, such as one of /sys."""
-    if not Path(where).is_file():
-        raise UsageError(f"no file {where}")
-    return _replaced(rack, node, Path(where), f"{text}\n".encode())
+    """A node reads this text in a file, such as one of /sys, whether or not this machine has it."""
+    target, data = Path(where), f"{text}\n".encode()
+    if target.is_file():
+        return _replaced(rack, node, target, data)
+    if target.exists():
+        raise UsageError(f"{where} is no file; accepted: an absolute path of a file")
+    folder = inside(rack, node, "add", where, data=data).strip()
+    return undone_inside(rack, node, "unmount", folder)
 
 
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:

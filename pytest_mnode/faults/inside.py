@@ -88,9 +88,12 @@ def resize(path: str, size_bytes: str) -> None:
 
 
 def add(path: str) -> None:
-    """Add a file with the text of standard input to the directory of `path`."""
+    """Add a file with the text of standard input, and the folders that it needs.
+
+    Prints where it is mounted: on the nearest folder that exists.
+    """
     data = sys.stdin.buffer.read()
-    folder = str(Path(path).parent)
+    folder = next(parent for parent in Path(path).parents if parent.is_dir())
     # Mounts below the directory would be hidden; descriptors still reach them.
     below = [
         (point, os.open(point, os.O_PATH | os.O_CLOEXEC))
@@ -100,14 +103,16 @@ def add(path: str) -> None:
     _stage()
     try:
         layer = Path(STAGE, "layer")
-        layer.mkdir(mode=0o755)
-        (layer / Path(path).name).write_bytes(data)
+        file = layer / Path(path).relative_to(folder)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(data)
         lower = f"lowerdir={layer}:{folder}"
-        namespaces.mount("overlay", folder, "overlay", MS_NOSUID | MS_NODEV, lower)
+        namespaces.mount("overlay", str(folder), "overlay", MS_NOSUID | MS_NODEV, lower)
     finally:
         namespaces.unmount(STAGE)
     for point, fd in below:
         namespaces.mount(f"/proc/self/fd/{fd}", point, flags=MS_BIND | namespaces.MS_REC)
+    print(folder)
 
 
 def sysctl(name: str) -> None:

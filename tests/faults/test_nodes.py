@@ -71,6 +71,25 @@ def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "file",
+    [
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        "/sys/devices/system/cpu/no such/file",
+        "/sys/no-such",  # over which the node has mounts of its own
+    ],
+)
+def test_a_file_that_is_there_or_not_has_another_text(rack: Rack, file: str) -> None:
+    ask = f"cat '{file}' 2>/dev/null; cut -d' ' -f5 /proc/self/mountinfo | sort"
+    before = shell(rack, 1, ask)
+    undo = faults.inject(rack, f"other_text:node1:{file}:one,other_text:node1:{file}2:two")
+    assert shell(rack, 1, f"cat '{file}' '{file}2'") == "one\ntwo"
+    assert set(before.splitlines()[1:]) <= set(shell(rack, 1, ask).splitlines())
+    assert shell(rack, 0, ask) == before
+    undo()
+    assert shell(rack, 1, ask) == before
+
+
+@pytest.mark.parametrize(
     ("how", "path", "mount"),
     [("add", "/etc/mnode-test", "/etc"), ("replace", "/etc/hostname", "/etc/hostname")],
 )
@@ -241,6 +260,7 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
         ("read_only_path:node1:/", "nothing can be mounted over the root directory"),
         ("other_package:node1:no-such", "no distribution 'no-such' is installed"),
         ("other_code:node1:/no/such.py", "no file /no/such.py"),
+        ("other_text:node1:/sys:mine", "/sys is no file; accepted: an absolute path of a file"),
         ("wrong_hosts:node1:node7", "no node 'node7'; accepted: node0 to node2"),
         ("low_nofile:node1:1048576", "does not lower the limit"),
     ],
@@ -260,9 +280,11 @@ def test_without_root_all_but_quotas(tmp_path: Path) -> None:
         undo = faults.inject(
             rack,
             f"low_nofile:node1:99,read_only_path:node1:{tmp_path},slow_names:node1:1,"
-            "slow_pair:node0+node1:10,delay:node1:1,interface_missing:node0,small_shm:node1:1 MiB",
+            "slow_pair:node0+node1:10,delay:node1:1,interface_missing:node0,small_shm:node1:1 MiB,"
+            "other_text:node1:/sys/no-such:mine",
         )
         assert "Read-only" in shell(rack, 1, f"ulimit -n; touch '{tmp_path}/x'")
+        assert shell(rack, 1, "cat /sys/no-such") == "mine"
         undo()
         faults.inject(rack, "full_disk:node1:/var/tmp")
     undo()  # the rack has ended, and all its processes
