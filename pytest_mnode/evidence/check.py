@@ -49,7 +49,8 @@ class Check:
     docs has to know.
 
     promise: what the spec promises; its annotation is the type of the spec's key, and the docstring
-    below it describes the key. spec: the whole spec; not there while a node reads.
+    below it describes the key. None while `--mnode-discover` reads: a reading that depends on it
+    then reads everything. spec: the whole spec; not there while a node reads.
     """
 
     key: ClassVar[str]
@@ -85,9 +86,10 @@ class Check:
         return iter(())
 
     @classmethod
-    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> str:  # noqa: ARG003
-        """The promise, in YAML, of a first spec of nodes with these rows; "" to promise nothing."""
-        return ""
+    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> Any:  # noqa: ARG003
+        """The promise of a first spec of nodes with these rows, as plain values that a page would
+        have, such as "same" or {"cpus": 64}; None to promise nothing."""
+        return None
 
     @classmethod
     def reads(cls) -> bool:

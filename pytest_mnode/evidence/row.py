@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -17,7 +18,7 @@ class Row:
     """
 
     metric: str
-    value: float | str | None = None
+    value: int | float | str | None = None  # of JSON, an int stays one
     why: str = ""
     unit: str = ""
     node: str = ""
@@ -38,6 +39,19 @@ class Row:
         return f"{text} {self.unit}".rstrip()
 
 
-def row(metric: str, value: float | str | None = None, unit: str = "", **about: object) -> Row:
+def row(
+    metric: str, value: int | float | str | None = None, unit: str = "", **about: object
+) -> Row:
     """A row; further keywords are those of `Row`."""
     return Row(metric=metric, value=value, unit=unit, **about)  # type: ignore[arg-type]
+
+
+def seen(rows: Mapping[str, Sequence[Row]], metric: str) -> list[float | str]:
+    """Different values of a metric on all nodes, in order; [] if a node has none, or could not read
+    one. rows: by node."""
+    found = [[one.value for one in of_node if one.metric == metric] for of_node in rows.values()]
+    if not all(found):
+        return []
+    values = {value for values in found for value in values if value is not None}
+    missing = any(value is None for values in found for value in values)
+    return [] if missing else sorted(values, key=lambda value: (isinstance(value, str), value))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_mnode import measurement
 from pytest_mnode.culprit import Culprit
@@ -42,29 +43,92 @@ class Rows:
         found = self.by_node[self.node]
         return () if isinstance(found, Unread) else found
 
+    @property
+    def _was_read(self) -> bool:
+        return not isinstance(self.by_node[self.node], Unread)
+
     def of(self, metric: str) -> list[Row]:
         """The node's rows of a metric."""
         return [one for one in self.mine if one.metric == metric]
 
-    def equals(self, metric: str, wanted: float | str) -> Measurement:
+    def where(self, keep: Callable[[Row], bool]) -> Rows:
+        """Only those rows of all nodes that `keep` is true of."""
+        by_node = {
+            name: found if isinstance(found, Unread) else [one for one in found if keep(one)]
+            for name, found in self.by_node.items()
+        }
+        return replace(self, by_node=by_node)
+
+    def equals(self, metric: str, wanted: float | str, *, part: str = "") -> Measurement:
         """Number of rows of a metric that have another value than `wanted`: none is allowed."""
         name = f"{metric} other than {wanted}"
-        return self.none(metric, name, lambda one: one.value != wanted)
+        return self.none(metric, name, lambda one: one.value != wanted, part=part)
 
     def none(
-        self, metric: str, name: str, is_bad: Callable[[Row], bool], source: str = ""
+        self,
+        metric: str,
+        name: str,
+        is_bad: Callable[[Row], bool],
+        source: str = "",
+        *,
+        part: str = "",
     ) -> Measurement:
-        """Number of rows of a metric that must not be. A metric without a row is inconclusive."""
-        bound, source = equals(0), source or self._source
-        return self._counted(metric, name, is_bad, bound, source)
+        """Number of rows of a metric that must not be. A metric without a row is inconclusive.
 
-    def at_least(self, metric: str, limit: float, unit: str = "") -> Measurement:
-        """The least value of a metric."""
-        return self._worst(metric, at_least(limit), unit, min)
+        name: of the measurement. part: key below the promise, if the promise has several.
+        """
+        source = source or self._source(part)
+        return self._counted(metric, name, is_bad, self._bound(equals(0), part), source)
 
-    def at_most(self, metric: str, limit: float, unit: str = "") -> Measurement:
-        """The largest value of a metric."""
-        return self._worst(metric, at_most(limit), unit, max)
+    def number(
+        self, metric: str, name: str, counts: Callable[[Row], bool], limit: int, *, part: str = ""
+    ) -> Measurement:
+        """Number of rows of a metric that count: `limit` at least. No row at all is zero.
+
+        It is inconclusive if rows without a value could make up for what lacks.
+        """
+        rows, bound, source = (
+            self.of(metric),
+            self._bound(at_least(limit), part),
+            self._source(part),
+        )
+        why = self._why_unread(rows, metric) if rows or not self._was_read else ""
+        known = [one for one in rows if one.value is not None]
+        found = [one for one in known if counts(one)]
+        if why and (not rows or len(found) < limit <= len(found) + len(rows) - len(known)):
+            return Measurement.unknown(name, why, expected=bound, source=source)
+        others = [f"{one.device or one.metric} ({one.shown})" for one in rows if one not in found]
+        note = f"{self.node}: {measurement.listed(others, 4) or 'all count'}"
+        words = f"{self.node} {name}: {len(found)} of {limit}"
+        return Measurement(name, len(found), "", bound, source, Culprit(words, self.node), note)
+
+    def at_least(
+        self,
+        metric: str,
+        limit: float,
+        unit: str = "",
+        *,
+        part: str = "",
+        tolerance: float = 0.0,
+        source: str = "",
+    ) -> Measurement:
+        """The least value of a metric. part: key below the promise, if the promise has several."""
+        bound = self._bound(at_least(limit, tolerance), part)
+        return self._worst(metric, bound, unit, min, source or self._source(part))
+
+    def at_most(
+        self,
+        metric: str,
+        limit: float,
+        unit: str = "",
+        *,
+        part: str = "",
+        tolerance: float = 0.0,
+        source: str = "",
+    ) -> Measurement:
+        """The largest value of a metric; as `at_least`."""
+        bound = self._bound(at_most(limit, tolerance), part)
+        return self._worst(metric, bound, unit, max, source or self._source(part))
 
     def same(self, *metrics: str) -> Measurement:
         """Number of values that are unlike those of most nodes: all rows, or those of `metrics`.
@@ -108,15 +172,26 @@ class Rows:
             f"{self.node}: {shown}",
         )
 
-    @property
-    def _source(self) -> str:
-        return f"{self.key} {self.promise}"
+    def _promised(self, part: str) -> object:
+        """The promise, or the value of one of its keys."""
+        if not part:
+            return self.promise
+        dump = getattr(self.promise, "model_dump", None)
+        values: Any = dump(by_alias=True) if dump else self.promise
+        return values[part]
 
-    def _bound(self, bound: Bound) -> Bound:
-        promise = self.promise
+    def _key(self, part: str) -> str:
+        return f"{self.key}.{part}" if part else self.key
+
+    def _source(self, part: str) -> str:
+        return f"{self._key(part)} {self._promised(part)}"
+
+    def _bound(self, bound: Bound, part: str) -> Bound:
+        """The bound with the key of the spec that it comes from."""
+        promise = self._promised(part)
         if isinstance(promise, bool) or not isinstance(promise, int | float | str):
             return bound
-        return bound.of(f"criteria.{self.key}", promise)
+        return bound.of(f"criteria.{self._key(part)}", promise)
 
     def _why_unread(self, rows: Iterable[Row], metric: str) -> str:
         """Why a metric of the node is not known; "" if all its rows have a value."""
@@ -135,21 +210,22 @@ class Rows:
         bound: Bound,
         unit: str,
         pick: Callable[[Iterable[float]], float],
+        source: str,
     ) -> Measurement:
-        rows, bound = self.of(metric), self._bound(bound)
+        rows = self.of(metric)
         known = {row: row.value for row in rows if isinstance(row.value, int | float)}
         bad = [row for row, value in known.items() if not bound.holds(value)]
         unit = unit or next((one.unit for one in rows), "")
         why = self._why_unread(rows, metric)
         if not known or (why and not bad):
             why = why or f"{self.node}: {metric} is no number: {rows[0].shown}"
-            return Measurement.unknown(metric, why, unit=unit, expected=bound, source=self._source)
+            return Measurement.unknown(metric, why, unit=unit, expected=bound, source=source)
         return Measurement(
             metric,
             pick(known.values()),
             unit,
             bound,
-            self._source,
+            source,
             self._named(bad) if bad else None,
             why,
         )
@@ -169,7 +245,7 @@ class Rows:
             return Measurement.unknown(name, why, expected=bound, source=source)
         note = why or f"{self.node}: {measurement.listed((one.shown for one in rows), 2)}"
         return Measurement(
-            name, len(bad), "", self._bound(bound), source, self._named(bad) if bad else None, note
+            name, len(bad), "", bound, source, self._named(bad) if bad else None, note
         )
 
     def _named(self, bad: Sequence[Row]) -> Culprit:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_mnode.evidence.check import Check, check
-from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.measurement import Measurement
 
@@ -36,5 +36,5 @@ class HugePagesAreAlike(Check):
     promised_as = "same"
 
     @classmethod
-    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> str:
-        return "same" if len(rows) > 1 and all(rows.values()) else ""
+    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> str | None:
+        return "same" if len(rows) > 1 and len(seen(rows, _MODE)) == 1 else None
