@@ -57,7 +57,7 @@ def test_every_sample_reaches_one_rank(
 def test_each_epoch_has_an_order_of_its_own(
     world: World, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Node software: has each epoch its own order, and the same order when it begins again?"""
+    """Node software: has each epoch the same order of its own on every node?"""
     measure.record(data.checks.orders(promise, world))
 
 
@@ -79,20 +79,19 @@ def test_optimiser_sees_the_global_batch(
 
 
 @needs_group
-def test_metrics_are_reduced_exactly(
-    world: World, device: torch.device, promise: DataCriterion, measure: Measure
-) -> None:
-    """Node software: are means and sums exact if ranks have different numbers of samples?"""
-    measure.record(data.checks.metrics(promise, world, device))
+@pytest.mark.usefixtures("promise")
+def test_metrics_are_reduced_exactly(world: World, device: torch.device, measure: Measure) -> None:
+    """Node software: is a sum of counts over all ranks exact, beyond 2^53?"""
+    measure.record(data.checks.metrics(world, device))
 
 
 def test_seeds_differ_by_rank_and_come_again(
     cluster: Cluster, spec: Spec, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Node software: does each rank draw different random numbers, and the same in a second run?"""
+    """Node software: does one seed draw the same numbers on every node, and in a second run?"""
     on_accelerator = spec.accelerators.per_node > 0
     measure.record(
-        data.seeds_of_two_runs(cluster, workers=promise.workers, on_accelerator=on_accelerator)
+        data.one_seed_of_two_runs(cluster, workers=promise.workers, on_accelerator=on_accelerator)
     )
 
 

@@ -56,7 +56,7 @@ def test_checkpoints_cost_no_more_than_promised(
 def test_a_killed_job_comes_back_and_loses_nothing(
     kill: Kill, take_cluster: Callable[[], Cluster], spec: Spec, base: Path, measure: Measure
 ) -> None:
-    """Does the job resume after this kill, with each step and sample once and all values equal?"""
+    """Does the job resume after this kill, with each step once and all values equal?"""
     promise = promised(spec, "restart")
     if kill not in promise.kills:
         not_promised(f"restart.kills: {kill}", key="restart.kills")

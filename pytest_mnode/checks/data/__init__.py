@@ -2,8 +2,9 @@
 
 `in_ranks` runs in ranks, with the classes of torch or of a test, and gathers their reports.
 `readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `seeds` starts
-ranks twice and compares their draws. `checks` has the certificate's data checks, which judge the
-software of the nodes. The scaling criterion measures how fast data are read.
+ranks twice and compares their draws. All of these are for users' tests too. `checks` has what the
+certificate asks of a cluster: what nodes with other versions, settings, storage or a network that
+changes values turn red. The scaling criterion measures how fast data are read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.checks.data.digests import (
     Digests,
+    judge_alike,
     judge_depends,
     judge_distinct,
     judge_files,
@@ -30,7 +32,7 @@ from pytest_mnode.checks.data.readings import (
     padding_of,
     tail_of,
 )
-from pytest_mnode.checks.data.seeds import seeds_of_two_runs
+from pytest_mnode.checks.data.seeds import one_seed_of_two_runs, seeds_of_two_runs
 from pytest_mnode.checks.judged import At
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ __all__ = [
     "draw",
     "gathered",
     "judge_again",
+    "judge_alike",
     "judge_batches",
     "judge_count",
     "judge_depends",
@@ -74,6 +77,7 @@ __all__ = [
     "judge_shards",
     "mean",
     "mean_over_ranks",
+    "one_seed_of_two_runs",
     "padding_of",
     "read",
     "read_epochs",

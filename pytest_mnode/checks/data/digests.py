@@ -151,32 +151,40 @@ def read_files(at: At, path: str, files: int, size_bytes: int) -> Digests:
 
 def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
     """Judge whether every rank reads the same as most, for every file that any rank found."""
-    able = [one for one in read if not one.problem]
-    names = sorted({name for one in able for name in one.digests})
-    texts = [
-        at.culprit(f" reads {name} as {digest}", sure=bool(others))
-        for name in names
-        for at, digest, others in unlike_most(
-            (one.at, one.digests.get(name, _ABSENT)) for one in able
-        )
-    ]
-    unsure = ""
-    if not names or len(able) < 2:
-        unsure = (
-            "a single rank has no other to compare with" if names else "there is no file to compare"
-        )
     source = "the same data set on every node"
+    name = f"{label}: files that a rank reads differently from most"
     return [
         Measurement.none_allowed(
             f"{label}: ranks that cannot read it",
             [one.at.culprit(f": {one.problem}") for one in read if one.problem],
             source,
         ),
-        Measurement.none_allowed(
-            f"{label}: files that a rank reads differently from most",
-            texts,
-            source,
-            unsure=unsure,
-            note="" if unsure else f"{len(names)} compared",
-        ),
+        judge_alike(name, read, source, "reads", "there is no file to compare"),
     ]
+
+
+def judge_alike(
+    name: str,
+    given: Sequence[Digests],
+    source: str,
+    verb: str,
+    nothing: str = "there is nothing to compare",
+) -> Measurement:
+    """Judge whether every rank has the same digest as most, of everything that any rank has.
+
+    verb: what a rank did, such as "reads". nothing: why it is inconclusive if no rank has any.
+    """
+    able = [one for one in given if not one.problem]
+    names = sorted({name for one in able for name in one.digests})
+    texts = [
+        at.culprit(f" {verb} {of} as {digest}", sure=bool(others))
+        for of in names
+        for at, digest, others in unlike_most(
+            (one.at, one.digests.get(of, _ABSENT)) for one in able
+        )
+    ]
+    unsure = ""
+    if not names or len(able) < 2:
+        unsure = "a single rank has no other to compare with" if names else nothing
+    note = "" if unsure else f"{len(names)} compared"
+    return Measurement.none_allowed(name, texts, source, unsure=unsure, note=note)

@@ -94,8 +94,8 @@ def judge_shards(
             note=f"{len(missing)} left out, {equal}" if missing and not absent else "",
             headline=HeadlineMark(
                 after="samples read once",
-                of=samples,
-                right=max(0, samples - absent - twice),
+                of=samples - left_out,
+                right=max(0, samples - left_out - absent - twice),
             ),
         ),
         Measurement.none_allowed(
@@ -302,7 +302,9 @@ def judge_resumed(
         readers = [one.at for one in after if not set(twice).isdisjoint(one.indices)]
         who = listed(map(str, readers)) or "nobody after it"
         words = f"{numbered('sample', twice)} read again by {who}"
-        texts.append(Culprit(words, {at.node for at in readers}))
+        nodes = {at.node for at in readers}
+        # Of several readers, those are right whose samples another one had read in their place.
+        texts.append(Culprit(words, nodes) if len(nodes) == 1 else Culprit(words, either=[nodes]))
     sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
     judged = want and after  # else lost and repeated samples are unknown
     return Measurement.none_allowed(

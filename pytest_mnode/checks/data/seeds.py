@@ -1,4 +1,4 @@
-"""Judges random numbers of two runs with new ranks. Called by the controller."""
+"""Judges random numbers of new ranks. Called by the controller."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.checks.data.digests import (
     SEED,
     Digests,
+    judge_alike,
     judge_depends,
     judge_distinct,
     judge_reproduced,
@@ -33,8 +34,34 @@ def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -
     ]
 
 
-def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Digests:
-    """Seed this rank as a job does, and draw."""
+def one_seed_of_two_runs(
+    cluster: Cluster, *, workers: int, on_accelerator: bool
+) -> list[Measurement]:
+    """Judge whether one seed gives all ranks the same numbers, and the same in new ranks.
+
+    Nodes with other versions, CPUs or settings draw other numbers; ranks that shuffle one data set
+    then read other shards.
+    """
+    runs = []
+    for _ in range(2):
+        with cluster.world(fresh=True) as ranks:
+            runs.append(ranks.run(_drawn, SEED, workers, on_accelerator, own=False))
+    label = f"{len(runs[0])} ranks with seed {SEED}"
+    return [
+        judge_alike(
+            f"{label}: generators that draw other numbers than on most ranks",
+            runs[0],
+            "one seed gives the same numbers on every node",
+            "draws",
+        ),
+        judge_reproduced(label, *runs),
+    ]
+
+
+def _drawn(
+    seed: int, workers: int, on_accelerator: bool, own: bool = True, *, world: World
+) -> Digests:
+    """Seed this rank as a job does, and draw. own: with the rank in its seed."""
     import torch
 
     from pytest_mnode.checks.data.in_ranks import draw
@@ -45,5 +72,5 @@ def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Di
     if on_accelerator and accelerator is not None and torch.accelerator.is_available():
         count = torch.accelerator.device_count()
         device = torch.device(accelerator.type, world.local_rank % count)
-    randomness.seed_all(seed, world.rank)
+    randomness.seed_all(seed, world.rank if own else 0)
     return draw(world, device, workers=workers)

@@ -1,13 +1,13 @@
-"""Compares two runs number by number, and checks the samples that a run saw. Pure."""
+"""Compares the losses and the final parameters of two runs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from pytest_mnode.criteria.restart.history import Effective, Incarnation
+from pytest_mnode.criteria.restart.history import Incarnation
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.reference_job.records import EndRecord, StepRecord
@@ -44,77 +44,63 @@ class Tolerance:
     def differences(
         self, one: Mapping[int, StepRecord], other: Mapping[int, StepRecord]
     ) -> Iterator[tuple[Culprit, str]]:
-        """Differences in one step of two runs: the rank with what differs, and the values; "" for
-        what is no number."""
+        """Losses that differ in one step of two runs: the rank, and the values."""
         for rank in sorted(one.keys() & other.keys()):
             a, b = one[rank], other[rank]
 
-            def differs(what: str, values: str = "", at: StepRecord = b) -> tuple[Culprit, str]:
-                where = f"rank {at.rank} on {at.node}"
-                return Culprit(f"{where}: another {what}", at.node), values and f"{where}: {values}"
-
             if not self.accepts(a.loss, b.loss):
-                yield differs("loss", f"loss {b.loss!r} instead of {a.loss!r}")
-            if a.lr != b.lr:
-                yield differs("learning rate", f"learning rate {b.lr!r} instead of {a.lr!r}")
-            if self.same_ranks and a.world_size == b.world_size:
-                if a.samples != b.samples:
-                    yield differs("set of samples")
-                if a.rng != b.rng:
-                    yield differs("random state")
+                where = f"rank {b.rank} on {b.node}"
+                text = f"{where}: loss {b.loss!r} instead of {a.loss!r}"
+                yield Culprit.rank(f"{where}: another loss", b.node, b.rank), text
 
 
-def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
-    """Numbers that differ from the uninterrupted run, over the steps of both runs."""
+def compared_losses(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Measurement:
+    """Losses that differ from the uninterrupted run, over the steps of both runs."""
+
+    def equal(a: StepRecord, b: StepRecord) -> bool:
+        return tolerance.accepts(a.loss, b.loss)
+
+    return steps_that_differ(
+        "losses that differ", whole, cut, tolerance, equal, lambda record: record.loss
+    )
+
+
+def steps_that_differ(  # noqa: PLR0917  two runs, and what is compared of them
+    name: str,
+    whole: LossCurve,
+    cut: LossCurve,
+    tolerance: Tolerance,
+    equal: Callable[[StepRecord, StepRecord], bool],
+    shown: Callable[[StepRecord], float | str],
+) -> Measurement:
+    """Numbers of steps and ranks that are not equal in both runs. shown: the number compared."""
     pairs = list(_pairs(whole, cut, tolerance.same_ranks))
-
-    def differing(
-        name: str,
-        equal: Callable[[StepRecord, StepRecord], bool],
-        shown: Callable[[StepRecord], object] | None = None,
-        distance: str = "",
-    ) -> Measurement:
-        first: dict[int, Culprit] = {}
-        values = list[str]()
-        count = 0
-        for rank, a, b in pairs:
-            if not equal(a, b):
-                count += 1
-                who = f"rank {rank} on {b.node}"
-                if shown and rank not in first:
-                    values.append(f"{who}, step {b.step}: {shown(b)!r} instead of {shown(a)!r}")
-                first.setdefault(rank, Culprit(f"{who} from step {b.step} on", b.node))
-        note = f"of {len(pairs)} steps and ranks{distance}" if pairs else ""
-        note = "; ".join(filter(None, [note, listed(values)]))
-        unsure = "" if pairs else "no step that both runs did"
-        return Measurement.none_allowed(
-            name,
-            unless_all(first, {rank for rank, *_ in pairs}),
-            tolerance.source,
-            count=count,
-            unsure=unsure,
-            note=note,
-        )
-
-    farthest = max((_relative_distance(a.loss, b.loss) for _, a, b in pairs), default=0.0)
+    first: dict[int, Culprit] = {}
+    values = list[str]()
+    count = 0
+    for rank, a, b in pairs:
+        if not equal(a, b):
+            count += 1
+            who = f"rank {rank} on {b.node}"
+            if rank not in first:
+                values.append(f"{who}, step {b.step}: {shown(b)!r} instead of {shown(a)!r}")
+            first.setdefault(rank, Culprit.rank(f"{who} from step {b.step} on", b.node, rank))
+    farthest = max((_relative_distance(shown(a), shown(b)) for _, a, b in pairs), default=0.0)
     distance = f", by {farthest:.2g} at most, relative" if farthest else ""
-    found = [
-        differing(
-            "losses that differ",
-            lambda a, b: tolerance.accepts(a.loss, b.loss),
-            lambda record: record.loss,
-            distance,
-        ),
-        differing(
-            "learning rates that differ", lambda a, b: a.lr == b.lr, lambda record: record.lr
-        ),
-    ]
-    if tolerance.same_ranks:
-        found.append(differing("random states that differ", lambda a, b: a.rng == b.rng))
-    return [*found, _other_samples(whole, cut, tolerance)]
+    note = f"of {len(pairs)} steps and ranks{distance}" if pairs else ""
+    return Measurement.none_allowed(
+        name,
+        unless_all(first, {rank for rank, *_ in pairs}),
+        tolerance.source,
+        count=count,
+        unsure="" if pairs else "no step that both runs did",
+        note="; ".join(filter(None, [note, listed(values)])),
+    )
 
 
-def _relative_distance(one: float, other: float) -> float:
+def _relative_distance(one: float | str, other: float | str) -> float:
+    if isinstance(one, str) or isinstance(other, str):
+        return 0.0
     return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
 
 
@@ -129,49 +115,38 @@ def _pairs(
                 yield rank, other, cut[step][rank]
 
 
-def _other_samples(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Measurement:
-    """Steps whose samples, over all ranks, are not those of the uninterrupted run."""
-    wrong = []
-    for step in sorted(whole.keys() & cut.keys()):
-        one, other = (
-            sorted(sample for record in curve[step].values() for sample in record.samples)
-            for curve in (whole, cut)
-        )
-        if one != other:
-            new = sorted(set(other) - set(one))
-            words = f"step {step}: samples {new[:4] or 'missing'} that the other run did not use"
-            wrong.append(Culprit(words))
-    return Measurement.none_allowed("steps with other samples", wrong, tolerance.source)
-
-
 def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) -> list[Measurement]:
-    """Final parameters, optimiser state and learning rate of each rank, compared bit by bit.
+    """Whether all ranks finished, and their final parameters, compared bit by bit.
 
     With a tolerance, or another number of ranks, digests say nothing: only ends are counted.
     """
     missing = {rank: Culprit(f"rank {rank}") for rank in range(cut.size) if not _end(cut, rank)}
     source = tolerance.source
     found = [Measurement.none_allowed("ranks that did not finish", missing.values(), source)]
-    if not tolerance.exact:
-        return found
+    if tolerance.exact:
+        name = "final parameters that differ"
+        found.append(ends_that_differ(name, whole, cut, source, lambda end: end.parameters))
+    return found
+
+
+def ends_that_differ(
+    name: str,
+    whole: Incarnation,
+    cut: Incarnation,
+    source: str,
+    value: Callable[[EndRecord], object],
+) -> Measurement:
+    """Ranks that did not end with the same value in both runs."""
     ends = [(rank, _end(whole, rank), _end(cut, rank)) for rank in range(cut.size)]
     both = [(rank, a, b) for rank, a, b in ends if a is not None and b is not None]
-    for field, name in (
-        ("parameters", "final parameters that differ"),
-        ("optimiser", "final optimiser states that differ"),
-        ("lr", "final learning rates that differ"),
-    ):
-        if not both:
-            why = "no rank finished in both runs"
-            found.append(Measurement.unknown(name, why, source=source))
-            continue
-        wrong = {
-            rank: Culprit.rank(f"rank {rank} on {b.node}", b.node, rank)
-            for rank, a, b in both
-            if getattr(a, field) != getattr(b, field)
-        }
-        found.append(Measurement.none_allowed(name, unless_all(wrong, range(cut.size)), source))
-    return found
+    if not both:
+        return Measurement.unknown(name, "no rank finished in both runs", source=source)
+    wrong = {
+        rank: Culprit.rank(f"rank {rank} on {b.node}", b.node, rank)
+        for rank, a, b in both
+        if value(a) != value(b)
+    }
+    return Measurement.none_allowed(name, unless_all(wrong, range(cut.size)), source)
 
 
 def unless_all(wrong: Mapping[int, Culprit], ranks: Collection[int]) -> list[Culprit]:
@@ -184,43 +159,6 @@ def unless_all(wrong: Mapping[int, Culprit], ranks: Collection[int]) -> list[Cul
 def _end(incarnation: Incarnation, rank: int) -> EndRecord | None:
     own = incarnation.by_rank.get(rank)
     return None if own is None or own.end is None or own.end.preempted else own.end
-
-
-def samples_not_seen_once(
-    effective: Iterable[Effective], samples: int, consumed: int
-) -> Measurement:
-    """Samples that an epoch did not see exactly once, over all ranks.
-
-    samples: of one epoch. consumed: by the whole run. An unfinished epoch may lack the samples that
-    it did not reach, but none may occur twice.
-    """
-    seen: dict[int, dict[int, list[str]]] = {}
-    for one in effective:
-        for rank, record in one.by_rank.items():
-            for sample in record.samples:
-                where = f"step {one.step} on rank {rank}"
-                seen.setdefault(record.epoch, {}).setdefault(sample, []).append(where)
-    finished, left = divmod(consumed, samples)
-    wrong = []
-    for epoch in range(finished + bool(left)):
-        in_epoch = seen.pop(epoch, {})
-        for sample, places in sorted(in_epoch.items()):
-            if not 0 <= sample < samples:
-                wrong.append(f"sample {sample} of epoch {epoch}: no such sample")
-            elif len(places) > 1:
-                times = f"{len(places)} times, {', '.join(places)}"
-                wrong.append(f"sample {sample} of epoch {epoch}: {times}")
-        if epoch < finished:
-            missing = sorted(set(range(samples)) - in_epoch.keys())
-            wrong += [f"sample {sample} of epoch {epoch}: not seen" for sample in missing]
-        elif len(in_epoch) != left:
-            wrong.append(f"epoch {epoch}: {len(in_epoch)} samples instead of {left}")
-    wrong += [f"epoch {epoch}: beyond the end of the run" for epoch in sorted(seen)]
-    return Measurement.none_allowed(
-        "samples not seen exactly once",
-        map(Culprit, wrong),
-        f"{finished} whole epochs of {samples} samples and {left} more, over all ranks",
-    )
 
 
 def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance) -> Measurement:

@@ -104,7 +104,7 @@ def kills_in_order(promise: RestartCriterion) -> tuple[Kill, ...]:
 
 def terms_of(config: JobConfig, tolerance: Tolerance, within_s: float | None = None) -> Terms:
     """The terms that a run of this job has to meet."""
-    return Terms(config.steps, config.samples, config.global_batch, tolerance, within_s)
+    return Terms(config.steps, tolerance, within_s)
 
 
 def plan(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals, listed
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_most, equals, listed
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
 _CLOCK_TOLERANCE_S = 5.0
@@ -122,12 +122,8 @@ def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
         )
 
 
-def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterator[Measurement]:
-    """Whether all ranks loaded the newest complete checkpoint, and it was of this run.
-
-    began: time of the first start of the run, by the wall clock of rank 0, which also dates
-    checkpoints; None if not known.
-    """
+def judge_loading(cut: History, kill: KillReport) -> Iterator[Measurement]:
+    """Whether all ranks loaded the newest complete checkpoint."""
     killed, resumed = cut.incarnations[0], cut.incarnations[1]
     yield _lost_steps(killed, resumed, kill)
     loaded = {rank: own.start.loaded for rank, own in resumed.by_rank.items()}
@@ -143,7 +139,6 @@ def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterat
     ]
     name = "ranks that loaded another checkpoint than rank 0"
     yield Measurement.none_allowed(name, others, EVERY_STEP)
-    yield _age_of_checkpoint(resumed, began)
 
 
 def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> Measurement:
@@ -174,21 +169,6 @@ def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> 
 def completed(incarnation: Incarnation) -> set[int]:
     """Steps of the checkpoints that some rank recorded as complete."""
     return {c.step for own in incarnation.by_rank.values() for c in own.checkpoints}
-
-
-def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement:
-    """Seconds from the start of the run until the loaded checkpoint was saved."""
-    name, source = (
-        "loaded checkpoint saved after the start",
-        "the checkpoint is of this run, not of an earlier one",
-    )
-    saved = [own.start.saved_at for own in resumed.by_rank.values()]
-    times = [time for time in saved if time is not None]
-    if len(times) < len(saved) or began is None:
-        why = "nothing was loaded" if began is not None else "rank 0 recorded no start time"
-        return Measurement.unknown(name, why, unit="s", expected=at_least(0), source=source)
-    culprit = f"{_shown(resumed.loaded)}, which is older than the run"
-    return Measurement(name, min(times) - began, "s", at_least(0), source, Culprit(culprit))
 
 
 def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:

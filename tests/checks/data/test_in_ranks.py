@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
-from pytest_mnode.checks.data.in_ranks import Indices, read, shard_of, sharded
-from pytest_mnode.checks.data.readings import Reading
+from pytest_mnode.checks.data.in_ranks import Indices, read, shard_of
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.checks import DataCriterion
 
@@ -43,27 +42,13 @@ def test_sample_counts_are_never_divisible(size: int) -> None:
     assert samples % size or size == 1
 
 
-def test_orders_are_of_padded_epochs_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the last samples count too; loaders with workers are tested for shards."""
-    from pytest_mnode.checks.data.checks import orders
+def test_an_order_is_the_whole_epoch_and_another_one_each_time() -> None:
+    from pytest_mnode.checks.data.checks import order
 
-    readings, loaders = list[Reading](), list[Any]()
-
-    def gathered(mine: Reading) -> tuple[Reading]:
-        readings.append(mine)
-        return (mine,)
-
-    def recorded(*args: Any, **options: Any) -> Any:
-        made = sharded(*args, **options)
-        loaders.append(made[0])
-        return made
-
-    monkeypatch.setattr("pytest_mnode.checks.data.in_ranks.gathered", gathered)
-    monkeypatch.setattr("pytest_mnode.checks.data.checks.sharded", recorded)
-    promise, world = DataCriterion.model_validate({}), World(1, 3, 0, 1, "node0", ("node0",))
-    orders(promise, world)
-    assert {len(one.indices) for one in readings} == {promise.samples_per_rank + 1}
-    assert [loader.num_workers for loader in loaders] == [0, 0]
+    orders = [order(10, epoch) for epoch in range(3)]
+    assert all(sorted(one) == list(range(10)) for one in orders)
+    assert len({tuple(one) for one in orders}) == 3
+    assert order(10, 1) == orders[1]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from pytest_mnode.reference_job.records import (
 RANKS, STEPS, EPOCH, EVERY = 2, 12, 8, 4
 BATCH = 4
 EXACT = Tolerance(0.0, "bit by bit")
-TERMS = Terms(STEPS, EPOCH * BATCH, BATCH, EXACT, 60.0)
+TERMS = Terms(STEPS, EXACT, 60.0)
 
 Change = Callable[[Record], Record | None]
 """Changes a record, or removes it (None)."""
