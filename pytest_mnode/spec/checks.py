@@ -63,7 +63,7 @@ class GroupsCriterion(Criterion):
 
 
 class DataCriterion(Criterion):
-    """Shards are disjoint and complete, batches and metrics count right, seeds differ.
+    """Shards are disjoint and complete, batches and sums count right, and one seed draws alike.
 
     All of it is exact: only the data that it is tried with can be set.
     """
