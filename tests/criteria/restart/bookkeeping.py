@@ -78,7 +78,9 @@ def _wrong_ends(cut: History, steps: int) -> Measurement:
     beyond = [Culprit(f"step {one.step} of {steps}") for one in cut.effective() if one.step > steps]
     ends = {rank: own.end for rank, own in cut.incarnations[-1].by_rank.items()}
     others = [
-        Culprit(f"rank {rank} on {end.node} ended with {end.steps} of {steps} steps", end.node)
+        Culprit.rank(
+            f"rank {rank} on {end.node} ended with {end.steps} of {steps} steps", end.node, rank
+        )
         for rank, end in ends.items()
         if end is not None and not end.preempted and end.steps != steps
     ]
