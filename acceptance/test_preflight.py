@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.criteria.preflight import environment
-from pytest_mnode.criteria.preflight.judges import (
-    corruption,
-    devices,
-    links,
-    names,
-    packets,
-    rdma,
-    reach,
-    storage,
-    system,
-)
+from pytest_mnode.criteria.preflight.judges import devices, rdma, storage, system
+from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS
 from pytest_mnode.criteria.preflight.survey_fixture import NodeJudgement, case_of
 from pytest_mnode.evidence.check import catalogue
 
@@ -31,9 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.criterion(first=True)
 
-stops_all = pytest.mark.stops(
-    *("mesh", "fabric", "numa", "devices"), *("groups", "data", "launch", "scaling", "restart")
-)
+stops_all = pytest.mark.stops(*NEED_RANKS)
 stops_speed = pytest.mark.stops("fabric")
 
 
@@ -50,57 +39,6 @@ def ask_storage(ask: NodeJudgement) -> NodeJudgement:
 
 
 globals().update({one.case(): case_of(one) for one in catalogue()})
-
-
-# No process group forms over a link that is down; the fabric criterion judges a slow link.
-@stops_all
-def test_interfaces_are_up(ask: NodeJudgement) -> None:
-    """Do the interfaces that the spec names exist on this node, and are they up?"""
-    ask("preflight.interfaces", links.interfaces)
-
-
-def test_interfaces_run_at_their_speed(ask: NodeJudgement) -> None:
-    """Do this node's interfaces run at the line rate promised?"""
-    ask("preflight.speed", links.speed)
-
-
-@stops_all
-def test_first_node_is_reached(ask: NodeJudgement) -> None:
-    """Does this node reach the first one, where ranks meet (MASTER_ADDR)?"""
-    ask("preflight.reachable", reach.master)
-
-
-@stops_all
-def test_every_node_is_reached(ask: NodeJudgement) -> None:
-    """Does this node reach every other on each network, both ways?"""
-    ask("preflight.reachable", reach.peers)
-
-
-def test_names_are_found(ask: NodeJudgement) -> None:
-    """Does this node look up the names and addresses of all nodes quickly and correctly?"""
-    ask("preflight.names", names.look_ups)
-
-
-def test_interfaces_have_their_mtu(ask: NodeJudgement) -> None:
-    """Do this node's interfaces have the MTU of their network?"""
-    ask("preflight.mtu", links.interface_mtu)
-
-
-@stops_all
-def test_full_size_packets_pass(ask: NodeJudgement) -> None:
-    """Do packets of full size pass between this node and every other?"""
-    ask("preflight.mtu", packets.path_mtu)
-
-
-@stops_all
-def test_payloads_arrive_unchanged(ask: NodeJudgement) -> None:
-    """Does what this node sends to others and receives from them arrive as it was sent?"""
-    ask("preflight.payload", corruption.payload)
-
-
-def test_clocks_agree(ask: NodeJudgement) -> None:
-    """Does this node's clock agree with the others'?"""
-    ask("preflight.clocks", names.clocks)
 
 
 @pytest.mark.parametrize("part", system.PARTS)

@@ -7,25 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges import (
-    corruption,
-    devices,
-    links,
-    names,
-    packets,
-    rdma,
-    reach,
-    storage,
-    system,
-)
+from pytest_mnode.criteria.preflight.judges import devices, rdma, storage, system
 from pytest_mnode.criteria.preflight.survey_check import all_judged
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
 
 _JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
-    *(links.interfaces, links.speed, reach.master, reach.peers, names.look_ups),
-    *(links.interface_mtu, packets.path_mtu, corruption.payload, names.clocks),
     *(partial(system.same, part=part) for part in system.PARTS),
     *(devices.accelerators, rdma.gpudirect),
     *(rdma.rdma_ports, rdma.rdma_opened, rdma.rdma_errors),

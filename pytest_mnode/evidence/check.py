@@ -63,7 +63,8 @@ class Check:
     each: ClassVar[tuple[str, ...]] = ()
     """Parts that are cases of their own, `part` of which is judged; () for a single case."""
     fault: ClassVar[str] = ""
-    """A fault of the rack (`--mnode-fault`) that turns it red, with {node} for the node."""
+    """A fault of the rack (`--mnode-fault`) that turns it red, with {node} for the node; if it
+    has {other} for another one, both are suspect."""
     promised_as: ClassVar[str] = ""
     """The promise, in YAML, with which `fault` turns it red."""
     promise: Any

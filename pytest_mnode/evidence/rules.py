@@ -18,6 +18,28 @@ from pytest_mnode.measurement import Bound, Measurement, at_least, at_most, equa
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """A measurement of a node without its value."""
+
+    name: str
+    unit: str
+    bound: Bound
+    source: str
+
+    def unknown(self, why: str, culprit: Culprit | None = None) -> Measurement:
+        """Inconclusive measurement of a value that could not be read, with the reason."""
+        return Measurement.unknown(
+            self.name, why, unit=self.unit, expected=self.bound, source=self.source, culprit=culprit
+        )
+
+    def measured(self, value: float, culprit: str | None = None, note: str = "") -> Measurement:
+        """Measurement with its value. culprit: to blame if the bound is broken; a plain text is a
+        fault of the node that is judged."""
+        named = None if culprit is None else Culprit.of(culprit)
+        return Measurement(self.name, value, self.unit, self.bound, self.source, named, note)
+
+
+@dataclass(frozen=True, slots=True)
 class Unread:
     """Why a node has no rows."""
 

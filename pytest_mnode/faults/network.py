@@ -222,6 +222,20 @@ def other_route(rack: Rack, source: Node, target: Node) -> Undo:
     return undone_once(rack, undo, on=source)
 
 
+@fault(LINK, nodes=2, program=IP)
+def same_address(rack: Rack, node: Node, other: Node, link: str | None) -> Undo:
+    """The first node has the second one's address on a link, beside its own."""
+    name = link or rack.plan.fabric.name
+    taken = f"{rack.plan.address(rack.nodes.index(other), name)}/24"
+    words = [IP.path(), "address"]
+    on_node(rack, node, [*words, "add", taken, "dev", name])
+
+    def undo() -> None:
+        on_node(rack, node, [*words, "del", taken, "dev", name])
+
+    return undone_once(rack, undo, on=node)
+
+
 @fault(LINK)
 def no_offloads(rack: Rack, node: Node, link: str | None) -> Undo:
     """A node cuts and joins the segments of a link one by one: tso, gso and gro are off."""

@@ -38,6 +38,9 @@ class Accelerators(Page):
     """Memory of one accelerator, such as 80 GB."""
 
 
+NetworkName = Literal["fabric", "management"]
+
+
 class Network(Page):
     """Links of one kind, the same on each node."""
 

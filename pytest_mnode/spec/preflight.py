@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, GetCoreSchemaHandler, field_validator
 from pydantic.fields import FieldInfo
@@ -17,80 +17,19 @@ from pytest_mnode.spec.fields import (
     Count,
     OnOff,
     Page,
-    Seconds,
     Setting,
     Some,
 )
 from pytest_mnode.spec.inventory import Criterion, Inventory
-from pytest_mnode.spec.quantity import DURATION, SIZE
 
 _KEY = "criteria.preflight"
-_STALL_S = 5.0
-"""A look-up that takes this long is about to run into torchrun's and resolvers' own limits."""
-_USELESS_SKEW_S = 5.0
-_FEW_BYTES = 2 << 20
 _KINDS: dict[str, Any] = {}
 """Types of promises by their key, of the keys that checks added."""
 
-NetworkName = Literal["fabric", "management"]
 Part = Literal[
     "code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"
 ]
 StoragePath = Literal["datasets", "checkpoints", "scratch"]
-
-
-class Reachable(Page):
-    """Every node opens TCP connections to the first node, and to every other on each network."""
-
-    within_s: Seconds = Field(2.0, alias="within")
-    """A connection is open within this time."""
-    master_port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
-    """MASTER_PORT of jobs, such as 29500; left out: a free port of the first node."""
-    networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
-    """Networks on which a node reaches every other."""
-
-
-class Names(Page):
-    """Host names and addresses of all nodes are resolved quickly and correctly, on every node."""
-
-    within_s: Seconds = Field(1.0, alias="within")
-    """One look-up, forward or reverse, takes no longer."""
-
-
-class Interfaces(Page):
-    """The interfaces of `fabric` and `management` exist and are up: there is no bound to set."""
-
-
-class Speed(Page):
-    """The interfaces of `fabric` and `management` run at their line_rate."""
-
-    at_least_fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
-    """Fraction of line_rate, by the kernel's value or the queue that shapes an emulated link."""
-
-
-class MtuPromise(Page):
-    """Interfaces have the mtu of their network, and full-size packets pass between all nodes."""
-
-    networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
-    """Networks to test; each needs its mtu."""
-
-
-class Payload(Page):
-    """Data that a node sends by TCP arrive unchanged: no wire changes a byte past checksums."""
-
-    size_bytes: Bytes = Field(4 << 20, alias="size")
-    """Bytes for each partner: all other nodes if there are up to 5 nodes, else three."""
-    within_s: Seconds = Field(5.0, alias="within")
-    """Limit for all payloads to arrive; those that have not arrived are inconclusive."""
-    networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
-    """Networks to test."""
-
-
-class Clocks(Page):
-    """The clocks of the nodes agree."""
-
-    skew_s: Seconds = Field(alias="skew")
-    """Largest distance of a node's clock from the middle one, such as 50 ms."""
 
 
 class AcceleratorHealth(Page):
@@ -178,13 +117,6 @@ class PreflightCriterion(Criterion):
     Checks add their keys: see `pytest_mnode.evidence.check`.
     """
 
-    reachable: Reachable | None = None
-    names: Names | None = None
-    interfaces: Interfaces | None = None
-    speed: Speed | None = None
-    mtu: MtuPromise | None = None
-    payload: Payload | None = None
-    clocks: Clocks | None = None
     same: tuple[Part, ...] | None = Field(None, min_length=1)
     """Parts that are the same on all nodes; sysctl: kernel settings that networks depend on."""
     accelerators: AcceleratorHealth | None = None
@@ -238,10 +170,8 @@ class PreflightCriterion(Criterion):
                 if one.key == key:
                     yield from (f"criteria.{key}{text}" for text in one(promise).doubts(cluster))
         yield from self._without_subject(cluster)
-        yield from self._lax()
 
     def _without_subject(self, cluster: Inventory) -> Iterator[str]:
-        yield from self._networks(cluster)
         if not cluster.accelerators.per_node:
             for key in ("accelerators", "gpudirect"):
                 if getattr(self, key) is not None:
@@ -256,16 +186,6 @@ class PreflightCriterion(Criterion):
             elif "datasets" in storage.writable:
                 yield f"{_KEY}.storage.writable: datasets: preflight will write a file there"
 
-    def _networks(self, cluster: Inventory) -> Iterator[str]:
-        for key in ("reachable", "mtu", "payload"):
-            asked = getattr(self, key)
-            if asked is None or "management" not in asked.networks:
-                continue
-            if cluster.management is None:
-                yield f"{_KEY}.{key}.networks: management, which the spec does not describe"
-            elif key == "mtu" and cluster.management.mtu_bytes is None:
-                yield f"{_KEY}.mtu.networks: management, and management.mtu is not given"
-
     def _rdma(self, cluster: Inventory) -> Iterator[str]:
         if self.rdma is None:
             return
@@ -275,24 +195,6 @@ class PreflightCriterion(Criterion):
         wrong = [t for t in self.rdma.gid_types or () if (t == "IB") is not (kind == "infiniband")]
         if wrong and kind in ("infiniband", "roce"):
             yield f"{_KEY}.rdma.gid_types: {', '.join(wrong)}, which ports of {kind} do not have"
-
-    def _lax(self) -> Iterator[str]:
-        names, clocks, speed = self.names, self.clocks, self.speed
-        payload = self.payload
-        if payload is not None and payload.size_bytes < _FEW_BYTES:
-            shown = SIZE.text(payload.size_bytes)
-            yield f"{_KEY}.payload.size: {shown}: a wire that changes a byte in 256 KiB may pass"
-        if names is not None and names.within_s >= _STALL_S:
-            shown = DURATION.text(names.within_s)
-            yield f"{_KEY}.names.within: {shown}: torchrun stalls for 10 s where a look-up hangs"
-        if clocks is not None and clocks.skew_s >= _USELESS_SKEW_S:
-            shown = DURATION.text(clocks.skew_s)
-            yield f"{_KEY}.clocks.skew: {shown}: logs of two nodes could not be put in order"
-        if speed is not None and speed.at_least_fraction <= 0.5:
-            yield (
-                f"{_KEY}.speed.at_least_fraction: {speed.at_least_fraction:g}: "
-                "a link that came up at half its speed passes"
-            )
 
 
 def _add_late(one: type[Check]) -> None:

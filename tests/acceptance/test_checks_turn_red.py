@@ -1,4 +1,4 @@
-"""Each check that names its fault is turned red by it, on the node that has it and no other."""
+"""Each check that names its fault is turned red by it, on the nodes that have it and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_mnode.evidence.check import catalogue
 from tests.acceptance.certified import certify, spec_with
 from tests.red import turns_red
 
-NODE = "node2"
+NODE, OTHER = "node2", "node3"
 WITH_FAULT = {one.case(): one for one in catalogue() if one.fault}
 
 
@@ -16,7 +16,7 @@ WITH_FAULT = {one.case(): one for one in catalogue() if one.fault}
 def test_each_check_finds_its_fault(tmp_path: Path) -> None:
     keys = {one.key.removeprefix("preflight."): one for one in WITH_FAULT.values()}
     promises = "".join(f"\n    {key}: {one.promised_as}" for key, one in keys.items())
-    faults = ",".join(one.fault.format(node=NODE) for one in WITH_FAULT.values())
+    faults = ",".join(one.fault.format(node=NODE, other=OTHER) for one in WITH_FAULT.values())
     done = certify(
         tmp_path,
         f"--mnode-fault={faults}",
@@ -27,7 +27,12 @@ def test_each_check_finds_its_fault(tmp_path: Path) -> None:
     )
     cases = done.cases("preflight")
     failed = {name for name, case in cases.items() if case["verdict"] == "fail"}
-    assert failed == {f"{case}[{NODE}]" for case in WITH_FAULT}, done.run.output
+    pairs = {case for case, one in WITH_FAULT.items() if "{other}" in one.fault}
+    expected = {f"{case}[{NODE}]" for case in WITH_FAULT} | {f"{case}[{OTHER}]" for case in pairs}
+    assert failed == expected, done.run.output
     for name in failed:
         bad = [m for m in cases[name]["measurements"] if m["verdict"] == "fail"]
-        assert {tuple(m["culprit_nodes"]) for m in bad} == {(NODE,)}, name
+        sure, suspect = [NODE], []
+        if name.partition("[")[0] in pairs:
+            sure, suspect = [], [[NODE, OTHER]]
+        assert [(m["culprit_nodes"], m["culprit_either"]) for m in bad] == [(sure, suspect)], name

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.files import json_text, parse_certificate, write_report
 from pytest_mnode.certificate.results import Outcome
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.commands import main
 from pytest_mnode.criteria.devices import judge_products, judge_rates
 from pytest_mnode.criteria.port_counters.judging import judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
-from pytest_mnode.criteria.preflight.judges import reach
 from pytest_mnode.criteria.preflight.judges.common import of_node
+from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.machine.nvml import Load
@@ -177,7 +178,8 @@ def test_nodes_that_are_cut_off(found: Readings, one_way: bool) -> None:
     names = [node.name for node in survey.nodes]
     cases = []
     for name in names:
-        judged = tuple(of_node(name, one) for one in reach.peers(survey, spec, name))
+        found_of_node = check_judged(EveryNodeIsReached, survey, spec, name)
+        judged = tuple(of_node(name, one) for one in found_of_node)
         passed = all(one.verdict is Verdict.PASS for one in judged)
         outcome: Outcome = "passed" if passed else "failed"
         case = CaseResult(f"t/test_mesh.py::test_it[{name}]", "?", outcome, nodes=(name,))

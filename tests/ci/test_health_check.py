@@ -149,7 +149,7 @@ def test_the_check_selects_the_tests_of_one_node() -> None:
     assert all(chosen.values()), chosen
     asked = {name for found in chosen.values() for name in found}
     others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
-    others |= {"payloads", "alike"}
+    others |= {"payloads", "alike", "unique"}
     # A file server belongs to no node, and the limits of slurmd are not those of a user's job.
     others |= {"storage", "can_be_locked", "files_can_be_open"}
     left = [n for n in names if n not in asked and not any(word in n for word in others)]

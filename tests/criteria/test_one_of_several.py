@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
+from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
+from pytest_mnode.checks.node.mtu import FullSizePacketsPass, InterfacesHaveTheirMtu
+from pytest_mnode.checks.node.payloads import PayloadsArriveUnchanged
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.criteria.devices import judge_products, judge_rates, judge_steps
 from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
 from pytest_mnode.criteria.placement.nics import judge_nics
@@ -27,16 +31,8 @@ from pytest_mnode.criteria.preflight.answers import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges import (
-    devices,
-    links,
-    packets,
-    rdma,
-    reach,
-    system,
-)
+from pytest_mnode.criteria.preflight.judges import devices, rdma, system
 from pytest_mnode.criteria.preflight.judges.common import of_node
-from pytest_mnode.criteria.preflight.judges.corruption import payload
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
@@ -322,18 +318,32 @@ FAIL = Verdict.FAIL
 IN_PREFLIGHT: dict[str, Row] = {
     what: Row(_preflight(judge, promise, broken), names, verdict)
     for what, judge, promise, broken, names, verdict in (
-        ("interface down", links.interfaces, INTERFACES, _link(admin_up=False), RAILS, FAIL),
-        ("no carrier", links.interfaces, INTERFACES, _link(carrier=False), RAILS, FAIL),
-        ("unknown carrier", links.interfaces, INTERFACES, _link(carrier=None), RAILS, UNKNOWN),
-        ("speed of a port", links.speed, "{speed: {}}", _port(rate_gbits_s=100.0), NICS, FAIL),
-        ("smaller MTU", links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=1500), RAILS, FAIL),
-        ("larger MTU", links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=9216), RAILS, FAIL),
-        ("unknown MTU", links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=None), RAILS, UNKNOWN),
-        ("packets", packets.path_mtu, "{mtu: {}}", _packets, RAILS, FAIL),
-        ("segments", packets.path_mtu, "{mtu: {}}", _segments, ANY, FAIL),
-        ("payload", payload, "{payload: {}}", _payloads(4 * MIB, 1), ("fab0+fab1",) * 2, FAIL),
-        ("lost payload", payload, "{payload: {}}", _payloads(MIB, 0), ANY, UNKNOWN),
-        ("connections", reach.peers, "{reachable: {}}", _lost, RAILS, FAIL),
+        ("interface down", InterfacesAreUp, INTERFACES, _link(admin_up=False), RAILS, FAIL),
+        ("no carrier", InterfacesAreUp, INTERFACES, _link(carrier=False), RAILS, FAIL),
+        ("unknown carrier", InterfacesAreUp, INTERFACES, _link(carrier=None), RAILS, UNKNOWN),
+        (
+            "speed of a port",
+            InterfacesRunAtTheirSpeed,
+            "{speed: {}}",
+            _port(rate_gbits_s=100.0),
+            NICS,
+            FAIL,
+        ),
+        ("smaller MTU", InterfacesHaveTheirMtu, "{mtu: {}}", _link(mtu_bytes=1500), RAILS, FAIL),
+        ("larger MTU", InterfacesHaveTheirMtu, "{mtu: {}}", _link(mtu_bytes=9216), RAILS, FAIL),
+        ("unknown MTU", InterfacesHaveTheirMtu, "{mtu: {}}", _link(mtu_bytes=None), RAILS, UNKNOWN),
+        ("packets", FullSizePacketsPass, "{mtu: {}}", _packets, RAILS, FAIL),
+        ("segments", FullSizePacketsPass, "{mtu: {}}", _segments, ANY, FAIL),
+        (
+            "payload",
+            PayloadsArriveUnchanged,
+            "{payload: {}}",
+            _payloads(4 * MIB, 1),
+            ("fab0+fab1",) * 2,
+            FAIL,
+        ),
+        ("lost payload", PayloadsArriveUnchanged, "{payload: {}}", _payloads(MIB, 0), ANY, UNKNOWN),
+        ("connections", EveryNodeIsReached, "{reachable: {}}", _lost, RAILS, FAIL),
         ("state of a port", rdma.rdma_ports, RDMA, _port(state="INIT"), NICS, FAIL),
         ("unknown state of a port", rdma.rdma_ports, RDMA, _port(state=None), NICS, UNKNOWN),
         ("GID", rdma.rdma_ports, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1), NICS, FAIL),
@@ -358,7 +368,9 @@ IN_PREFLIGHT: dict[str, Row] = {
     )
 }
 for what, verdict, mbits_s in (("speed", FAIL, 100_000), ("unknown speed", UNKNOWN, None)):
-    slower = _preflight(links.speed, "{speed: {}}", _link(speed_mbits_s=mbits_s), "ethernet")
+    slower = _preflight(
+        InterfacesRunAtTheirSpeed, "{speed: {}}", _link(speed_mbits_s=mbits_s), "ethernet"
+    )
     IN_PREFLIGHT[what] = Row(slower, RAILS, verdict)
 BAD_STATES: dict[str, Any] = {
     "name": "A100",

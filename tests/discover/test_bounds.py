@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.mtu import FullSizePacketsPass
+from pytest_mnode.checks.node.payloads import PayloadsArriveUnchanged
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached
+from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.discover.bounds import tcp_fraction, tcp_plateau_bytes
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.logs.kernel_log import Log
@@ -89,10 +93,10 @@ def test_keys_without_a_promise_for_cpus_are_left_open(tmp_path: Path) -> None:
 
 
 def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: Path) -> None:
-    preflight = preflight_of(spec_of(tmp_path, ib_node))
-    for promise in (preflight.reachable, preflight.mtu, preflight.payload):
-        assert promise is not None
-        assert promise.networks == ("management",)
+    spec = spec_of(tmp_path, ib_node)
+    for one in (EveryNodeIsReached, FullSizePacketsPass, PayloadsArriveUnchanged):
+        assert promise_of(one, spec).networks == ("management",)
+    preflight = preflight_of(spec)
     assert preflight.rdma is not None
     assert preflight.rdma.gid_types == ("IB",)
 

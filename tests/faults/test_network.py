@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -92,6 +93,16 @@ def test_another_route_ends_with_the_fault(rack: Rack) -> None:
     with injected(rack, "other_route:node0+node1"):
         assert "dev mgmt0" in shell(rack, 0, routes)
     assert shell(rack, 0, routes) == ""
+
+
+def test_a_second_owner_of_an_address_ends_with_the_fault(rack: Rack) -> None:
+    def addresses() -> list[str]:
+        return re.findall(r"inet (\S+)/", shell(rack, 0, "ip address show dev fab0"))
+
+    own, taken = (rack.plan.address(index, "fab0") for index in (0, 1))
+    with injected(rack, "same_address:node0+node1"):
+        assert addresses() == [own, taken]
+    assert addresses() == [own]
 
 
 def test_large_packets_vanish(rack: Rack) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_mnode.checks.node.names import NamesAreFound
+from pytest_mnode.checks.node.reachable import FirstNodeIsReached
+from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.spec import default_spec_path, doubts, load_spec
 from pytest_mnode.spec.devices import DevicesCriterion
 from pytest_mnode.spec.gang import GangCriterion
@@ -113,10 +116,9 @@ def test_promise_of_preflight(tmp_path: Path) -> None:
                limits: {memlock: unlimited, shm: 64 GiB}, disk: [{path: /tmp, free: 1 TB}]}"""
     spec = changed(tmp_path, {"criteria.preflight": page})
     promise = preflight_of(spec)
-    assert promise.reachable is not None
-    assert (promise.reachable.within_s, promise.reachable.networks) == (0.5, ("fabric",))
-    assert promise.names is not None
-    assert promise.names.within_s == 1.0
+    reachable = promise_of(FirstNodeIsReached, spec)
+    assert (reachable.within_s, reachable.networks) == (0.5, ("fabric",))
+    assert promise_of(NamesAreFound, spec).within_s == 1.0
     assert promise.limits is not None
     assert (promise.limits.memlock_bytes, promise.limits.shm_bytes) == ("unlimited", 64 << 30)
     assert promise.rdma is None  # omitted keys are not promised

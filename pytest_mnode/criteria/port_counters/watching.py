@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_mnode.checks.node.clocks import ClocksAgree
 from pytest_mnode.criteria.port_counters.judging import PortReadings, clock_steps, judge
 from pytest_mnode.criteria.port_counters.reading import PortReading, arguments_of
 from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
@@ -73,9 +75,8 @@ class PortWatch:
         after, off = self._read(), sorted(self._run.switched_off)
         before, fabric = self._before, self._run.spec.fabric
         found = judge(before, after, fabric, kills=kills or self._shared, restarted=off)
-        preflight = self._run.spec.criteria.preflight
-        if preflight is not None and preflight.clocks is not None:
-            found.append(clock_steps(before, after, preflight.clocks.skew_s, restarted=off))
+        if (clocks := promise_of(ClocksAgree, self._run.spec)) is not None:
+            found.append(clock_steps(before, after, clocks.skew_s, restarted=off))
         if not self._shared:
             found += self._links_between(fabric)
             self._before = self._judged = after

@@ -243,6 +243,11 @@ class Survey:
 
     nodes: tuple[NodeSurvey, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes' names, by index."""
+        return tuple(node.name for node in self.nodes)
+
     def node(self, name: str) -> NodeSurvey:
         """The node of this name."""
         return next(node for node in self.nodes if node.name == name)

@@ -129,7 +129,7 @@ def look_order(
         networks=networks,
         code=tuple(code),
         directories=tuple(directories_of(promise, spec)),
-        master_port=promise.reachable.master_port if promise.reachable is not None else None,
+        master_port=getattr(getattr(promise, "reachable", None), "master_port", None),
         reads=tuple(ReadOrder.of(type(one), one.promise) for one in checks if one.reads()),
     )
 
@@ -172,8 +172,11 @@ def probe_order(
         )
         for index, (address, facts) in look_answers.items()
     )
-    reachable, names, mtu = promise.reachable, promise.names, promise.mtu
-    networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
+    # The models of these are in modules of checks, which a node need not import.
+    reachable, names, mtu, payload = (
+        getattr(promise, key, None) for key in ("reachable", "names", "mtu", "payload")
+    )
+    networks = {n for one in (reachable, mtu, payload) if one for n in one.networks}
     sizes = {"fabric": spec.fabric.mtu_bytes}
     if spec.management is not None and spec.management.mtu_bytes is not None:
         sizes["management"] = spec.management.mtu_bytes

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.preflight.judges.corruption import payload_paths
+from pytest_mnode.checks.node.payloads import Payload, PayloadsArriveUnchanged, paths_that_change
 from pytest_mnode.criteria.preflight.survey import survey
-from pytest_mnode.spec.preflight import Payload, PreflightCriterion
+from pytest_mnode.criteria.preflight.survey_check import promise_of
+from pytest_mnode.spec.preflight import PreflightCriterion
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
@@ -27,11 +28,10 @@ def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
     """
     if len(nodes.nodes) < 2:
         return []
-    promised = spec.criteria.preflight
-    promise = (promised and promised.payload) or Payload.model_validate({})
+    promise = promise_of(PayloadsArriveUnchanged, spec) or Payload.model_validate({})
     promise = promise.model_copy(update={"networks": ("fabric",)})
     preflight = PreflightCriterion.model_validate({"payload": promise})
     criteria = spec.criteria.model_copy(update={"preflight": preflight})
     of_payloads = spec.model_copy(update={"criteria": criteria})
-    found = payload_paths(survey(nodes, of_payloads, ()), of_payloads, promise)
+    found = paths_that_change(survey(nodes, of_payloads, ()), of_payloads, promise)
     return [] if found.value is None else [found]

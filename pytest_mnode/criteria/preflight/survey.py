@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from pytest_mnode.checks.node.payloads import Payload, PayloadsArriveUnchanged, is_corrupter_unclear
 from pytest_mnode.criteria.preflight.answers import (
     LastFacts,
     NodeFacts,
@@ -23,8 +24,8 @@ from pytest_mnode.criteria.preflight.answers import (
     PayloadFacts,
     Survey,
 )
-from pytest_mnode.criteria.preflight.judges.corruption import is_corrupter_unclear
 from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
+from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from pytest_mnode.evidence.check import Check
     from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.spec import Spec
-    from pytest_mnode.spec.preflight import PreflightCriterion
 
 T = TypeVar("T")
 LOOK_LIMIT_S = REPORT_LIMIT_S
@@ -104,7 +104,7 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check
         connecting_s = CONNECTIONS * probe.connect_limit_s
         limit_s = max(connecting_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
         _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)
-        payload = _payload_order(promise, spec)
+        payload = _payload_order(spec)
         for _ in range(_PAYLOAD_ROUNDS):
             if payload is not None:
                 _send_payloads(running, payload)
@@ -115,8 +115,9 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check
     return found
 
 
-def _payload_order(promise: PreflightCriterion, spec: Spec) -> PayloadOrder | None:
-    if (promised := promise.payload) is None:
+def _payload_order(spec: Spec) -> PayloadOrder | None:
+    promised: Payload | None = promise_of(PayloadsArriveUnchanged, spec)
+    if promised is None:
         return None
     # Packets beyond the line rate would be dropped, and counted as losses of the link.
     rate = _PAYLOAD_SHARE * spec.fabric.line_rate_mbits_s * 1e6 / 8

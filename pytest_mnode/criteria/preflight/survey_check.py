@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
 
 
+NEED_RANKS = ("mesh", "fabric", "numa", "devices", "groups", "data", "launch", "scaling", "restart")
+"""Criteria that are of no use on nodes that cannot meet."""
+
+
 class SurveyCheck(Check):
     """A check without a reading of its own, which judges what every survey reads.
 

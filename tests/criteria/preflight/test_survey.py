@@ -17,9 +17,14 @@ from typing import Any
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.checks.node.clocks import ClocksAgree
+from pytest_mnode.checks.node.mtu import FullSizePacketsPass
+from pytest_mnode.checks.node.names import NamesAreFound
+from pytest_mnode.checks.node.payloads import PayloadsArriveUnchanged
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached, FirstNodeIsReached
 from pytest_mnode.criteria.preflight import survey as conduct
 from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFacts
-from pytest_mnode.criteria.preflight.judges import corruption, names, packets, reach, storage
+from pytest_mnode.criteria.preflight.judges import storage
 from pytest_mnode.criteria.preflight.orders import directories_of
 from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
 from pytest_mnode.machine.encoding import decode, encode
@@ -83,9 +88,14 @@ def spec(tmp_path: Path) -> Spec:
 def test_surveys_report_their_nodes_and_leave_nothing(spec: Spec) -> None:
     found = conduct.survey(Here(3), spec, [])
     assert [node.problem for node in found.nodes] == ["", "", ""]
-    on_paths = (reach.master, reach.peers, packets.path_mtu, corruption.payload)
+    on_paths = (
+        FirstNodeIsReached,
+        EveryNodeIsReached,
+        FullSizePacketsPass,
+        PayloadsArriveUnchanged,
+    )
     of_storage = (storage.usable, storage.shared, storage.sample)
-    for question in (*on_paths, names.clocks, names.look_ups, *of_storage):
+    for question in (*on_paths, ClocksAgree, NamesAreFound, *of_storage):
         assert verdicts(question, found, spec) == {}, question
     assert [len(one.payloads.sent) for one in found.nodes if one.payloads] == [2] * 3, "one round"
     assert spec.storage is not None
@@ -102,7 +112,7 @@ def test_payloads_are_sent_again_until_the_corrupter_is_clear_or_four_times(
         assert node.last is not None
         assert [sent.problem for sent in node.payloads.sent] == [""] * 4
         assert [one.size_bytes for one in node.last.received] == [3_000_000] * 4
-    assert verdicts(corruption.payload, found, spec) == {}
+    assert verdicts(PayloadsArriveUnchanged, found, spec) == {}
 
 
 def test_what_payloads_showed_is_kept_if_a_node_is_silent_when_they_are_sent_again(
@@ -148,7 +158,7 @@ def test_the_other_nodes_go_on_without_a_silent_node(
     ]
     assert found.nodes[2].problem.endswith(": no such module")
     silent_nodes = ("here1", "here2", "here3")
-    assert verdicts(reach.peers, found, spec) == dict.fromkeys(silent_nodes, "inconclusive")
+    assert verdicts(EveryNodeIsReached, found, spec) == dict.fromkeys(silent_nodes, "inconclusive")
 
 
 def test_an_answer_in_time_counts_even_if_read_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     rarest_first,
     why_unread,
 )
-from pytest_mnode.criteria.preflight.judges.links import by_wire, ports
+from pytest_mnode.criteria.preflight.node_links import by_wire, ports
 from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import links, rdma, reach
+from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
+from pytest_mnode.checks.node.mtu import InterfacesHaveTheirMtu
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached
+from pytest_mnode.criteria.preflight.judges import rdma
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import RdmaDevice
@@ -50,26 +53,26 @@ USUAL = healthy(1).nodes[0].machine.interfaces or ()
 def test_infiniband_works_without_ipoib(interfaces: tuple[Interface, ...]) -> None:
     spec = promising(ANY, "infiniband", "mlx5_0")
     survey = everywhere(healthy(3), IB, interfaces=interfaces)
-    for question in (links.interfaces, links.speed, rdma.rdma_ports):
+    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed, rdma.rdma_ports):
         assert verdicts(question, survey, spec) == {}, question
     down = with_facts(survey, 1, rdma=devices_of(replace(IB, state="INIT")))
-    assert culprits(links.interfaces, down, spec) == {"gpu1": "gpu1 mlx5_0:1 is INIT"}
+    assert culprits(InterfacesAreUp, down, spec) == {"gpu1": "gpu1 mlx5_0:1 is INIT"}
     by_name = promising(ANY, "infiniband", "ib0")
     if interfaces and not interfaces[0].carrier:
-        assert set(verdicts(links.interfaces, survey, by_name).values()) == {"fail"}
+        assert set(verdicts(InterfacesAreUp, survey, by_name).values()) == {"fail"}
 
 
 def test_a_second_port_without_a_cable_is_neither_a_fault_nor_named_beside_one() -> None:
     spec = promising(ANY, "infiniband", "mlx5_0")
     second = replace(IB, number=2, state="DOWN", phys_state="Polling", gids=())
     survey = everywhere(healthy(2), IB, second, interfaces=())
-    for question in (links.interfaces, links.speed, rdma.rdma_ports):
+    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed, rdma.rdma_ports):
         assert verdicts(question, survey, spec) == {}, question
     two = promising("{interfaces: {}}", "infiniband", '"mlx5_*"', nics=2)
     other = replace(IB, device="mlx5_1", state="INIT"), replace(second, device="mlx5_1")
     survey = everywhere(healthy(1), IB, second, *other, interfaces=())
     culprit = "gpu0 mlx5_1:1 is INIT, mlx5_1:2 is DOWN"
-    assert culprits(links.interfaces, survey, two) == {"gpu0": culprit}
+    assert culprits(InterfacesAreUp, survey, two) == {"gpu0": culprit}
 
 
 def test_rdma_ports_are_judged_in_place_of_interfaces() -> None:
@@ -77,15 +80,17 @@ def test_rdma_ports_are_judged_in_place_of_interfaces() -> None:
     survey = everywhere(healthy(2), IB, interfaces=())
     down = replace(IB, state="DOWN", phys_state="Polling", rate_gbits_s=10.0)
     survey = with_facts(survey, 1, rdma=devices_of(down))
-    assert verdicts(links.interfaces, survey, spec) == {"gpu1": "fail"}
-    assert verdicts(links.speed, survey, spec) == {"gpu1": "inconclusive"}  # no port is up
+    assert verdicts(InterfacesAreUp, survey, spec) == {"gpu1": "fail"}
+    assert verdicts(InterfacesRunAtTheirSpeed, survey, spec) == {
+        "gpu1": "inconclusive"
+    }  # no port is up
 
 
 @pytest.mark.parametrize("has", [interface("lo", ""), interface("fab0", "", carrier=False)])
 def test_a_single_node_reached_on_loopback_is_judged_by_its_links(has: Interface) -> None:
     """As in the health check of a node, whose worst finding is that it has no link at all."""
     survey = everyone(on_loopback(healthy(1)), interfaces=(has,))
-    assert verdicts(links.interfaces, survey, INTERFACES) == {"gpu0": "fail"}
+    assert verdicts(InterfacesAreUp, survey, INTERFACES) == {"gpu0": "fail"}
 
 
 def test_nodes_on_loopback_are_inconclusive() -> None:
@@ -93,7 +98,7 @@ def test_nodes_on_loopback_are_inconclusive() -> None:
     survey = everyone(on_loopback(healthy(2)), interfaces=(interface("lo", "127.0.0.1"),))
     for index in range(2):
         survey = with_path_facts(survey, index, connections=())
-    for judge in (links.interfaces, reach.peers):
+    for judge in (InterfacesAreUp, EveryNodeIsReached):
         assert set(verdicts(judge, survey, spec).values()) == {"inconclusive"}, judge
 
 
@@ -111,7 +116,7 @@ def test_loopback_is_up(
     loopback = interface("lo", "127.0.0.1", kind=Kind.LOOPBACK, carrier=carrier, admin_up=admin_up)
     loopback = replace(loopback, operstate="unknown")
     survey = with_facts(healthy(2), 1, interfaces=(loopback, *USUAL))
-    bad = [m for m in asked(links.interfaces, survey, INTERFACES)["gpu1"] if m.verdict != "pass"]
+    bad = [m for m in asked(InterfacesAreUp, survey, INTERFACES)["gpu1"] if m.verdict != "pass"]
     assert [(one.verdict, one.culprit) for one in bad] == found
 
 
@@ -120,7 +125,7 @@ def test_speeds_of_virtual_interfaces_are_unknown(spec: Spec) -> None:
     unknown = replace(eth, speed_mbits_s=None)
     slow = interface("fab0", "10.2.0.2", speed_mbits_s=100_000)
     [fabric, management] = asked(
-        links.speed, with_facts(healthy(), 1, interfaces=(slow, unknown)), spec
+        InterfacesRunAtTheirSpeed, with_facts(healthy(), 1, interfaces=(slow, unknown)), spec
     )["gpu1"]
     assert (fabric.verdict, fabric.culprit) == ("fail", "gpu1 fab0 (100000 Mbit/s)")
     assert management.verdict == "inconclusive"
@@ -130,16 +135,16 @@ def test_speeds_of_virtual_interfaces_are_unknown(spec: Spec) -> None:
     shaped = replace(veth, shaped_mbits_s=400_000.0)
     for one, found in ((veth, {"gpu1": "inconclusive"}), (shaped, {})):
         survey = with_facts(healthy(), 1, interfaces=(one, eth))
-        assert verdicts(links.speed, survey, spec) == found
+        assert verdicts(InterfacesRunAtTheirSpeed, survey, spec) == found
 
 
 def test_the_rate_of_a_software_rdma_port_is_not_the_rate_of_its_link() -> None:
     """Soft-iWARP reports a port of 2.5 Gb/sec on any interface."""
     port = rdma_port("iWARP", device="siw0", rate_gbits_s=2.5)
     survey = everywhere(healthy(2), port, interfaces=(interface("fab0", "10.2.0.1"),))
-    assert verdicts(links.speed, survey, promising("{speed: {}}")) == {}
+    assert verdicts(InterfacesRunAtTheirSpeed, survey, promising("{speed: {}}")) == {}
     roce = promising("{speed: {}}", "roce")
-    assert set(verdicts(links.speed, survey, roce).values()) == {"fail"}
+    assert set(verdicts(InterfacesRunAtTheirSpeed, survey, roce).values()) == {"fail"}
 
 
 @pytest.mark.parametrize(("named", "slow"), [("bond0", "bond0"), ("mlx5_bond_0", "mlx5_bond_0:1")])
@@ -150,15 +155,15 @@ def test_the_speed_of_a_bond_is_that_of_all_its_nics(named: str, slow: str) -> N
         bond = interface("bond0", "10.2.0.1", kind=Kind.BOND, speed_mbits_s=speed, slaves=("fab0",))
         port = rdma_port("RoCE", device="mlx5_bond_0", rate_gbits_s=200.0)
         survey = everywhere(healthy(1), port, interfaces=(bond, nic))
-        assert culprits(links.speed, survey, spec) == found
+        assert culprits(InterfacesRunAtTheirSpeed, survey, spec) == found
 
 
 def test_the_smallest_of_several_wrong_mtus_is_named(spec: Spec) -> None:
     """More than is promised is wrong too."""
     found = with_interface(healthy(), 1, "fab0", mtu_bytes=9216)
-    assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
+    assert culprits(InterfacesHaveTheirMtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
     worse = with_interface(found, 1, "fab1", mtu_bytes=1500)
-    assert culprits(links.interface_mtu, worse, spec) == {"gpu1": "gpu1 fab1 (MTU 1500)"}
+    assert culprits(InterfacesHaveTheirMtu, worse, spec) == {"gpu1": "gpu1 fab1 (MTU 1500)"}
 
 
 def test_spare_ports_without_a_cable_are_no_fault() -> None:
@@ -170,16 +175,16 @@ def test_spare_ports_without_a_cable_are_no_fault() -> None:
     for node in survey.nodes:
         there = (spare, *(node.machine.interfaces or ()))
         survey = with_facts(survey, node.index, interfaces=there)
-    for judge in (links.interfaces, links.interface_mtu, reach.peers):
+    for judge in (InterfacesAreUp, InterfacesHaveTheirMtu, EveryNodeIsReached):
         assert verdicts(judge, survey, spec) == {}, judge
     path = cut(survey, [(0, 1), (1, 0)])
     both = dict.fromkeys(("gpu0", "gpu1"), "path between gpu0 and gpu1")
-    assert culprits(reach.peers, path, spec) == both
+    assert culprits(EveryNodeIsReached, path, spec) == both
     lost = cut(survey, [e for n in range(3) for e in ((n, 3), (3, n))])
-    assert culprits(reach.peers, lost, spec).keys() == {"gpu3"}
+    assert culprits(EveryNodeIsReached, lost, spec).keys() == {"gpu3"}
     down = (spare, interface("fab0", "10.2.0.4", carrier=False), interface("eth0", "10.1.0.4"))
     lost = with_facts(lost, 3, interfaces=down)
-    assert culprits(reach.peers, lost, spec) == {"gpu3": "gpu3: fab0 has no carrier"}
+    assert culprits(EveryNodeIsReached, lost, spec) == {"gpu3": "gpu3: fab0 has no carrier"}
 
 
 PHYSICAL, SECOND, VIRTUAL = "0000:17:00.0", "0000:18:00.0", "0000:17:00.2"
@@ -209,7 +214,7 @@ def test_what_shares_the_wire_of_a_nic_is_not_a_second_nic(shares: Interface) ->
     for other, found in ((second, {}), (replace(second, carrier=False), {"gpu0": "fail"})):
         there = (first, shares, other, control)
         survey = with_facts(healthy(1), 0, interfaces=there, pci=ON_PCI)
-        assert verdicts(links.interfaces, survey, spec) == found
+        assert verdicts(InterfacesAreUp, survey, spec) == found
 
 
 def test_interfaces_that_management_names_are_counted_by_name() -> None:
@@ -221,7 +226,7 @@ def test_interfaces_that_management_names_are_counted_by_name() -> None:
     for up, found in ((True, {}), (False, {"gpu0": "gpu0 eth0.10 has no carrier"})):
         there = (*USUAL, interface("eth1", "", master="eth0"), replace(vlan, carrier=up))
         survey = with_facts(healthy(1), 0, interfaces=there)
-        assert culprits(links.interfaces, survey, spec) == found
+        assert culprits(InterfacesAreUp, survey, spec) == found
 
 
 def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down() -> None:
@@ -258,6 +263,6 @@ def test_the_nic_below_a_vlan_may_have_a_larger_mtu() -> None:
     below = interface("fab0", "", mtu_bytes=9216)
     vlan = interface("fab0.100", "10.2.0.1", kind=Kind.VIRTUAL)
     survey = everywhere(healthy(2), rdma_port("RoCE"), interfaces=(below, vlan))
-    assert verdicts(links.interface_mtu, survey, spec) == {}
+    assert verdicts(InterfacesHaveTheirMtu, survey, spec) == {}
     small = everywhere(survey, rdma_port("RoCE"), interfaces=(below, replace(vlan, mtu_bytes=1500)))
-    assert culprits(links.interface_mtu, small, spec)["gpu0"] == "gpu0 fab0.100 (MTU 1500)"
+    assert culprits(InterfacesHaveTheirMtu, small, spec)["gpu0"] == "gpu0 fab0.100 (MTU 1500)"

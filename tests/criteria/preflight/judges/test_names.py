@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.checks.node.clocks import ClocksAgree
+from pytest_mnode.checks.node.names import NamesAreFound
 from pytest_mnode.criteria.preflight.answers import LookUp, Survey
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges import names
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
@@ -46,9 +47,9 @@ def test_wrong_and_slow_lookups_blame_the_node_that_made_them(
     spec: Spec, change: LookUp, note: str
 ) -> None:
     found = _look_up(healthy(), 1, change)
-    [culprit] = culprits(names.look_ups, found, spec).values()
+    [culprit] = culprits(NamesAreFound, found, spec).values()
     assert culprit.startswith("gpu1: its ")
-    assert note in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
+    assert note in " ".join(m.note for m in asked(NamesAreFound, found, spec)["gpu1"])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_name_that_resolves_to_loopback_alone_is_wrong(
         there = (*(survey.nodes[index].machine.interfaces or ()), interface("lo", "127.0.0.1"))
         survey = with_facts(survey, index, interfaces=there)
     survey = _look_up(survey, 1, LookUp(of, f"gpu{of}", found, 0.001, ""))
-    assert verdicts(names.look_ups, survey, spec) == expected
+    assert verdicts(NamesAreFound, survey, spec) == expected
 
 
 def test_names_of_nodes_on_loopback_resolve_to_loopback(spec: Spec) -> None:
@@ -76,7 +77,7 @@ def test_names_of_nodes_on_loopback_resolve_to_loopback(spec: Spec) -> None:
     look_ups = tuple(LookUp(of, f"gpu{of}", ("127.0.0.1",), 0.001, "") for of in range(2))
     for index in range(2):
         survey = with_path_facts(survey, index, look_ups=look_ups)
-    assert verdicts(names.look_ups, survey, spec) == {}
+    assert verdicts(NamesAreFound, survey, spec) == {}
 
 
 def _named(hostnames: list[str], look_ups: list[LookUp]) -> Survey:
@@ -105,7 +106,7 @@ def test_names_with_and_without_domains(
 ) -> None:
     spec = promising("{names: {}}")
     look_ups = [LookUp(to, f"10.1.0.{to + 1}", (name,), 0.001, "") for to, name in reverse.items()]
-    _, wrong, _ = asked(names.look_ups, _named(hostnames, look_ups), spec)["gpu0"]
+    _, wrong, _ = asked(NamesAreFound, _named(hostnames, look_ups), spec)["gpu0"]
     assert wrong.value == faults, wrong.note
 
 
@@ -124,17 +125,17 @@ def test_two_nodes_with_the_same_host_name(
     # As in DNS, where every name has one address.
     first = [f"10.1.0.{hostnames.index(name) + 1}" for name in hostnames]
     look_ups = [LookUp(to, name, (first[to],), 0.001, "") for to, name in enumerate(hostnames)]
-    assert culprits(names.look_ups, _named(hostnames, look_ups), spec) == to_blame
+    assert culprits(NamesAreFound, _named(hostnames, look_ups), spec) == to_blame
 
 
 def test_lookups_of_a_node_of_unknown_addresses_are_not_judged() -> None:
     spec = promising("{names: {}}")
     mute = with_facts(healthy(2), 1, interfaces=None)
-    assert verdicts(names.look_ups, mute, spec) == {}  # the control address is known
+    assert verdicts(NamesAreFound, mute, spec) == {}  # the control address is known
     elsewhere = (LookUp(1, "gpu1", ("10.9.0.2",), 0.001, ""),)
     for survey, verdict in ((mute, "inconclusive"), (healthy(2), "fail")):
         other = with_path_facts(survey, 0, look_ups=elsewhere)
-        assert verdicts(names.look_ups, other, spec) == {"gpu0": verdict}
+        assert verdicts(NamesAreFound, other, spec) == {"gpu0": verdict}
 
 
 def _clock(ahead_s: dict[int, float], error_s: float = 1e-4, count: int = 4) -> Survey:
@@ -148,9 +149,9 @@ def _clock(ahead_s: dict[int, float], error_s: float = 1e-4, count: int = 4) -> 
 def test_the_deviating_clock_is_named_with_its_error(spec: Spec) -> None:
     for odd in range(4):
         named = {f"gpu{odd}": f"gpu{odd} clock"}
-        assert culprits(names.clocks, _clock({odd: 0.2}), spec) == named
+        assert culprits(ClocksAgree, _clock({odd: 0.2}), spec) == named
     for ahead_s, words in ((-0.2, "gpu3 is behind gpu"), (0.2, "gpu3 is ahead of gpu")):
-        [skew] = asked(names.clocks, _clock({3: ahead_s}), spec)["gpu3"]
+        [skew] = asked(ClocksAgree, _clock({3: ahead_s}), spec)["gpu3"]
         assert skew.value == pytest.approx(200)
         assert words in skew.note
         assert "± 0.1 ms" in skew.note
@@ -158,19 +159,19 @@ def test_the_deviating_clock_is_named_with_its_error(spec: Spec) -> None:
 
 def test_clocks_are_compared_with_the_one_in_the_middle(spec: Spec) -> None:
     ahead_s = {index: 0.06 * place for place, index in enumerate((3, 0, 4, 1, 2))}
-    answers = asked(names.clocks, _clock(ahead_s, count=5), spec)
+    answers = asked(ClocksAgree, _clock(ahead_s, count=5), spec)
     values = {name: round(one.value or 0) for name, [one] in answers.items()}
     assert values == {"gpu3": 120, "gpu0": 60, "gpu4": 0, "gpu1": 60, "gpu2": 120}
 
 
 def test_a_skew_within_its_error_of_the_bound_is_inconclusive(spec: Spec) -> None:
-    assert verdicts(names.clocks, _clock({3: 0.045}, 0.001), spec) == {}
-    assert verdicts(names.clocks, _clock({3: 0.045}, 0.01), spec)["gpu3"] == "inconclusive"
+    assert verdicts(ClocksAgree, _clock({3: 0.045}, 0.001), spec) == {}
+    assert verdicts(ClocksAgree, _clock({3: 0.045}, 0.01), spec)["gpu3"] == "inconclusive"
 
 
 def test_clocks_without_a_majority_blame_no_single_node(spec: Spec) -> None:
-    [culprit] = culprits(names.clocks, _clock({0: 1.0}, count=2), spec).values()
+    [culprit] = culprits(ClocksAgree, _clock({0: 1.0}, count=2), spec).values()
     assert "cannot show which is right" in culprit
     others = "clock, or those of gpu0, gpu1: no majority says which are right"
-    found = culprits(names.clocks, _clock({2: 0.2, 3: 0.2}), spec)
+    found = culprits(ClocksAgree, _clock({2: 0.2, 3: 0.2}), spec)
     assert found == {name: f"{name} {others}" for name in ("gpu2", "gpu3")}

@@ -9,6 +9,8 @@ from functools import partial
 
 import pytest
 
+from pytest_mnode.checks.node.mtu import FullSizePacketsPass
+from pytest_mnode.checks.node.payloads import Payload, PayloadsArriveUnchanged, paths_that_change
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
     LastFacts,
@@ -18,11 +20,8 @@ from pytest_mnode.criteria.preflight.answers import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges import packets
-from pytest_mnode.criteria.preflight.judges.corruption import payload, payload_paths
 from pytest_mnode.criteria.preflight.payloads import targets
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.preflight import Payload
 from tests.criteria.preflight.made import (
     RAILS,
     asked,
@@ -61,28 +60,28 @@ def _segments(*edges: tuple[int, int], size: int | None = 900) -> Survey:
 def test_tcp_segments_smaller_than_the_packets_that_pass(spec: Spec) -> None:
     own_route = _segments(*((3, n) for n in range(3)))
     routes = "gpu3: its routes on the fabric network"
-    assert culprits(packets.path_mtu, own_route, spec) == {"gpu3": routes}
+    assert culprits(FullSizePacketsPass, own_route, spec) == {"gpu3": routes}
     own_mtu = with_interface(own_route, 3, "fab1", mtu_bytes=900)
-    assert culprits(packets.path_mtu, own_mtu, spec) == {"gpu3": "gpu3 fab1 (MTU 900)"}
-    _, tcp = asked(packets.path_mtu, own_route, spec)["gpu3"]
+    assert culprits(FullSizePacketsPass, own_mtu, spec) == {"gpu3": "gpu3 fab1 (MTU 900)"}
+    _, tcp = asked(FullSizePacketsPass, own_route, spec)["gpu3"]
     assert tcp.value == 900
     path = "path from gpu2 to gpu0 (one way)"
-    assert culprits(packets.path_mtu, _segments((2, 0)), spec) == {"gpu0": path, "gpu2": path}
+    assert culprits(FullSizePacketsPass, _segments((2, 0)), spec) == {"gpu0": path, "gpu2": path}
     mute = _segments((2, 0), size=None)
-    assert verdicts(packets.path_mtu, mute, spec) == {"gpu2": "inconclusive"}
+    assert verdicts(FullSizePacketsPass, mute, spec) == {"gpu2": "inconclusive"}
 
 
 def test_lost_large_packets_blame_a_node_or_a_path(spec: Spec) -> None:
     hole = _hole(1500, *(e for n in (0, 1, 3) for e in ((n, 2), (2, n))))
     link = "gpu2: its link to the fabric network, both ways"
-    assert culprits(packets.path_mtu, hole, spec) == {"gpu2": link}
-    found, _ = asked(packets.path_mtu, hole, spec)["gpu2"]
+    assert culprits(FullSizePacketsPass, hole, spec) == {"gpu2": link}
+    found, _ = asked(FullSizePacketsPass, hole, spec)["gpu2"]
     assert found.value == 1500
     assert "packets larger than 1500 B are lost" in found.note
-    one = culprits(packets.path_mtu, _hole(1500, (3, 1)), spec)
+    one = culprits(FullSizePacketsPass, _hole(1500, (3, 1)), spec)
     assert set(one.values()) == {"path from gpu3 to gpu1 (one way)"}
     own = _hole(1500, *[(2, n) for n in (0, 1, 3)], refused=1501)
-    found, _ = asked(packets.path_mtu, own, spec)["gpu2"]
+    found, _ = asked(FullSizePacketsPass, own, spec)["gpu2"]
     assert "gpu2 fab0 itself rejects packets of 1501 B" in found.note
 
 
@@ -91,9 +90,9 @@ def test_packet_sizes_that_could_not_be_tried_are_inconclusive(spec: Spec) -> No
         return replace(path, answered=False, largest_bytes=None) if path.to == 1 else path
 
     unknown = dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), "inconclusive")
-    assert verdicts(packets.path_mtu, with_paths(healthy(), mute), spec) == unknown
+    assert verdicts(FullSizePacketsPass, with_paths(healthy(), mute), spec) == unknown
     # A hole fails, whatever could not be tried beside it.
-    hole = verdicts(packets.path_mtu, with_paths(_hole(1500, (0, 2)), mute), spec)
+    hole = verdicts(FullSizePacketsPass, with_paths(_hole(1500, (0, 2)), mute), spec)
     assert hole == unknown | {"gpu0": "fail", "gpu2": "fail"}
 
 
@@ -163,12 +162,12 @@ def test_nodes_and_paths_that_change_payloads(
     spec: Spec, count: int, wrong: Edges, expected: dict[str, str]
 ) -> None:
     survey = _sent(count, wrong)
-    assert culprits(payload, survey, spec) == expected
-    assert set(verdicts(payload, survey, spec)) == set(expected)
+    assert culprits(PayloadsArriveUnchanged, survey, spec) == expected
+    assert set(verdicts(PayloadsArriveUnchanged, survey, spec)) == set(expected)
 
 
 def test_value_and_note_of_a_payload_measurement(spec: Spec) -> None:
-    found = asked(payload, _sent(4, _of(2, 4)), spec)
+    found = asked(PayloadsArriveUnchanged, _sent(4, _of(2, 4)), spec)
     [bad], [well] = found["gpu2"], found["gpu0"]
     assert (bad.value, bad.unit) == (2 * 6 * 17, "B")
     assert bad.note.startswith(f"gpu0 to gpu2: {2 * 17} of {2 * SIZE} B, ")
@@ -190,32 +189,34 @@ def test_value_and_note_of_a_payload_measurement(spec: Spec) -> None:
 def test_paths_that_change_payloads(  # noqa: PLR0917  a row of the table
     spec: Spec, wrong: Edges, lost: Edges, value: int | None, culprit: str | None, note: str
 ) -> None:
-    found = payload_paths(_sent(4, wrong, lost), spec, PAYLOAD)
+    found = paths_that_change(_sent(4, wrong, lost), spec, PAYLOAD)
     assert (found.value, found.culprit) == (value, culprit)
     assert found.note.startswith(note)
 
 
 def test_paths_of_a_silent_node_do_not_pass(spec: Spec) -> None:
-    found = payload_paths(silent(_sent(4), 2), spec, PAYLOAD)
+    found = paths_that_change(silent(_sent(4), 2), spec, PAYLOAD)
     assert (found.verdict, found.culprit) == ("inconclusive", f"gpu2 {NICS}")
     assert "gpu2: " in found.note
 
 
 def test_payloads_that_did_not_arrive_are_inconclusive(spec: Spec) -> None:
     slow = _sent(4, lost=_of(2, 4))  # a slow link affects only its own node's case
-    assert verdicts(payload, slow, spec) == {"gpu2": "inconclusive"}
-    [found] = asked(payload, slow, spec)["gpu2"]
+    assert verdicts(PayloadsArriveUnchanged, slow, spec) == {"gpu2": "inconclusive"}
+    [found] = asked(PayloadsArriveUnchanged, slow, spec)["gpu2"]
     assert f"gpu0 to gpu2: {SIZE // 2} of {SIZE} B arrived (not done within 5 s)" in found.note
     path = dict.fromkeys(("gpu1", "gpu2"), "inconclusive")
-    assert verdicts(payload, _sent(4, lost={(1, 2)}), spec) == path
+    assert verdicts(PayloadsArriveUnchanged, _sent(4, lost={(1, 2)}), spec) == path
     # Wrong bytes fail, however few bytes arrived.
-    assert verdicts(payload, _sent(4, _of(2, 4), _of(2, 4)), spec) == {"gpu2": "fail"}
+    assert verdicts(PayloadsArriveUnchanged, _sent(4, _of(2, 4), _of(2, 4)), spec) == {
+        "gpu2": "fail"
+    }
     mute = with_node(silent(_sent(4), 2), 2, payloads=None)
     for node in mute.nodes:
         if node.payloads is not None:
             sent = tuple(one for one in node.payloads.sent if one.to != 2)
             mute = with_node(mute, node.index, payloads=PayloadFacts(sent))
-    assert verdicts(payload, mute, spec) == {"gpu2": "inconclusive"}
+    assert verdicts(PayloadsArriveUnchanged, mute, spec) == {"gpu2": "inconclusive"}
     nothing = with_node(_sent(2), 0, payloads=PayloadFacts(()))
     nothing = with_node(nothing, 1, payloads=PayloadFacts(()))
-    assert set(verdicts(payload, nothing, spec).values()) == {"inconclusive"}
+    assert set(verdicts(PayloadsArriveUnchanged, nothing, spec).values()) == {"inconclusive"}

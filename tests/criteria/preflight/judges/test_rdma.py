@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
+from pytest_mnode.checks.node.mtu import InterfacesHaveTheirMtu
 from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
-from pytest_mnode.criteria.preflight.judges import links, rdma
+from pytest_mnode.criteria.preflight.judges import rdma
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
 from pytest_mnode.machine.verbs import VerbsDevice
@@ -250,8 +252,8 @@ def test_ethernet_ports_are_no_links_of_an_infiniband_fabric() -> None:
         ports = ((first, "ib0"), (second, ""), (storage, "eno5"))
         devices = tuple(rdma_device(port, netdevs=(name,) * bool(name)) for port, name in ports)
         survey = with_facts(healthy(1), 0, rdma=devices, interfaces=there)
-        assert culprits(links.interfaces, survey, spec) == broken
-        for judge in (links.speed, links.interface_mtu):
+        assert culprits(InterfacesAreUp, survey, spec) == broken
+        for judge in (InterfacesRunAtTheirSpeed, InterfacesHaveTheirMtu):
             assert culprits(judge, survey, spec) == {}, judge
         survey = with_node(survey, 0, last=LastFacts((), devices))
         assert verdicts(rdma.rdma_errors, survey, spec) == {}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.interfaces import InterfacesAreUp
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached, FirstNodeIsReached
 from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges import links, reach
 from pytest_mnode.machine.routes import Refusal, leaves_by
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
@@ -48,15 +49,15 @@ def test_a_configured_route_that_refuses_a_peer_is_named(spec: Spec) -> None:
     route = Refusal("blackhole", "route", "10.2.0.4/32", undo)
     beneath = Refusal("unreachable", "route", "10.0.0.0/8", "ip route del unreachable 10.0.0.0/8")
     lost = with_facts(cut(healthy(), [(1, 3)]), 1, refusals=(beneath, route))
-    assert culprits(reach.peers, lost, spec).keys() == {"gpu1", "gpu3"}
+    assert culprits(EveryNodeIsReached, lost, spec).keys() == {"gpu1", "gpu3"}
     lost = _failing(lost, 1, problem=os.strerror(errno.EINVAL).lower())
     named = f"gpu1: blackhole route to 10.2.0.4/32 ({undo})"
-    assert culprits(reach.peers, lost, spec) == {"gpu1": named}
+    assert culprits(EveryNodeIsReached, lost, spec) == {"gpu1": named}
 
 
 def test_a_route_over_another_network_is_named(spec: Spec) -> None:
     lost = _failing(cut(healthy(), [(1, 3)]), 1, leaves_by="eth0")
-    [(node, culprit)] = culprits(reach.peers, lost, spec).items()
+    [(node, culprit)] = culprits(EveryNodeIsReached, lost, spec).items()
     assert node == "gpu1"
     assert culprit.startswith("gpu1: its route to gpu3 leaves by eth0, not by fab0 (ip route get ")
 
@@ -101,15 +102,17 @@ def test_directions_nodes_and_paths_are_distinguished(
     spec: Spec, edges: list[tuple[int, int]], found: dict[str, str]
 ) -> None:
     for rails in (RAILS, RAILS[:1], RAILS[1:]):
-        assert culprits(reach.peers, cut(healthy(), edges, rails=rails), spec) == found, rails
+        assert culprits(EveryNodeIsReached, cut(healthy(), edges, rails=rails), spec) == found, (
+            rails
+        )
 
 
 def test_other_nodes_are_judged_without_the_one_at_fault(spec: Spec) -> None:
     lost = cut(healthy(), [e for n in OTHERS for e in ((n, 2), (2, n))])
-    [fabric, _] = asked(reach.peers, lost, spec)["gpu0"]
+    [fabric, _] = asked(EveryNodeIsReached, lost, spec)["gpu0"]
     assert (fabric.value, fabric.note) == (2, "without gpu2, which is at fault")
     two = cut(healthy(2), [(0, 1), (1, 0)])
-    assert set(culprits(reach.peers, two, spec).values()) == {"path between gpu0 and gpu1"}
+    assert set(culprits(EveryNodeIsReached, two, spec).values()) == {"path between gpu0 and gpu1"}
 
 
 @pytest.mark.parametrize(
@@ -128,11 +131,11 @@ def test_an_address_used_by_two_nodes_is_named(
         survey = with_interface(survey, index, "fab1", **changes)
     cause = f"gpu1 and gpu3 both have {both}"
     named = dict.fromkeys(("gpu1", "gpu3"), cause) if "addresses" in changes else {}
-    assert culprits(reach.peers, survey, spec) == named
-    assert culprits(reach.peers, cut(survey, [(1, 3), (3, 1)]), spec) == dict.fromkeys(
+    assert culprits(EveryNodeIsReached, survey, spec) == named
+    assert culprits(EveryNodeIsReached, cut(survey, [(1, 3), (3, 1)]), spec) == dict.fromkeys(
         ("gpu1", "gpu3"), f"path between gpu1 and gpu3; {cause}"
     )
-    [deaf] = culprits(reach.peers, cut(survey, [(n, 3) for n in range(3)]), spec).values()
+    [deaf] = culprits(EveryNodeIsReached, cut(survey, [(n, 3) for n in range(3)]), spec).values()
     assert deaf.startswith("gpu3: it sends but cannot receive")
     assert deaf.endswith(cause)
 
@@ -144,7 +147,7 @@ def test_addresses_of_links_and_of_one_machine_may_be_the_same(spec: Spec) -> No
             own = survey.nodes[index].machine.by_name["fab0"].addresses
             survey = with_interface(survey, index, "fab0", addresses=(*own, address))
         survey = on_loopback(survey) if local else survey
-        assert culprits(reach.peers, survey, spec) == {}
+        assert culprits(EveryNodeIsReached, survey, spec) == {}
 
 
 def test_a_link_without_a_carrier_is_the_cause_of_lost_paths(spec: Spec) -> None:
@@ -152,9 +155,11 @@ def test_a_link_without_a_carrier_is_the_cause_of_lost_paths(spec: Spec) -> None
     for index in (1, 2):
         lost = with_interface(lost, index, "fab0", carrier=False)
     found = {name: f"{name}: fab0 has no carrier" for name in ("gpu1", "gpu2")}
-    assert culprits(reach.peers, lost, spec) == found
-    assert verdicts(reach.peers, lost, spec)["gpu0"] == "inconclusive"  # no node is left to reach
-    assert culprits(links.interfaces, lost, spec)["gpu1"] == "gpu1 fab0 has no carrier"
+    assert culprits(EveryNodeIsReached, lost, spec) == found
+    assert (
+        verdicts(EveryNodeIsReached, lost, spec)["gpu0"] == "inconclusive"
+    )  # no node is left to reach
+    assert culprits(InterfacesAreUp, lost, spec)["gpu1"] == "gpu1 fab0 has no carrier"
 
 
 def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
@@ -166,8 +171,8 @@ def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
     for index in OTHERS:
         survey = with_path_facts(survey, index, connections=filtered)
     named = "connections to it are filtered on the management network, datagrams pass"
-    assert culprits(reach.peers, survey, spec) == {"gpu2": f"gpu2: {named}"}
-    assert "though datagrams pass" in asked(reach.peers, survey, spec)["gpu2"][1].note
+    assert culprits(EveryNodeIsReached, survey, spec) == {"gpu2": f"gpu2: {named}"}
+    assert "though datagrams pass" in asked(EveryNodeIsReached, survey, spec)["gpu2"][1].note
 
 
 def test_a_fabric_without_ip_is_inconclusive() -> None:
@@ -180,7 +185,7 @@ def test_a_fabric_without_ip_is_inconclusive() -> None:
         survey = with_facts(survey, node.index, rails=rails)
         kept = tuple(c for c in _connections(node) if c.network != "fabric")
         survey = with_path_facts(survey, node.index, connections=kept)
-    assert set(verdicts(reach.peers, survey, spec).values()) == {"inconclusive"}
+    assert set(verdicts(EveryNodeIsReached, survey, spec).values()) == {"inconclusive"}
 
 
 def _master(survey: Survey, lost: set[int]) -> Survey:
@@ -204,15 +209,15 @@ def test_an_unreachable_first_node_blames_one_node_or_the_first(
     spec: Spec, count: int, lost: set[int], found: dict[str, str]
 ) -> None:
     survey = _master(healthy(count), lost)
-    assert culprits(reach.master, survey, spec) == found
+    assert culprits(FirstNodeIsReached, survey, spec) == found
     unknown = {f"gpu{n}": "inconclusive" for n in lost if "gpu0" in found}
-    assert verdicts(reach.master, survey, spec) == dict.fromkeys(found, "fail") | unknown
+    assert verdicts(FirstNodeIsReached, survey, spec) == dict.fromkeys(found, "fail") | unknown
 
 
 def test_a_first_node_that_cannot_listen_is_named(spec: Spec) -> None:
     problem = "cannot listen on port 29500: in use"
     taken = with_facts(healthy(), 0, master_problem=problem)
-    assert culprits(reach.master, taken, spec) == {"gpu0": f"gpu0: {problem}"}
+    assert culprits(FirstNodeIsReached, taken, spec) == {"gpu0": f"gpu0: {problem}"}
 
 
 def _without_address(survey: Survey, index: int, interface: str) -> Survey:
@@ -235,16 +240,16 @@ def _without_address(survey: Survey, index: int, interface: str) -> Survey:
 
 @pytest.mark.parametrize("rail", RAILS)
 def test_a_node_without_the_address_that_most_nodes_have_is_named(spec: Spec, rail: str) -> None:
-    found = culprits(reach.peers, _without_address(healthy(), 3, rail), spec)
+    found = culprits(EveryNodeIsReached, _without_address(healthy(), 3, rail), spec)
     assert found == {"gpu3": f"gpu3: no address on {rail}, where most nodes have one"}
 
 
 def test_interfaces_that_cannot_be_read_are_not_missing(spec: Spec) -> None:
     unread = {"interfaces": None, "unread": {"interfaces": "no answer within 30 s"}}
     found = with_facts(_without_address(healthy(), 3, "fab0"), 3, **unread)
-    assert verdicts(reach.peers, found, spec) == {"gpu3": "inconclusive"}
-    assert "gpu3: no answer within 30 s" in asked(reach.peers, found, spec)["gpu3"][0].note
-    assert culprits(reach.master, with_facts(_master(healthy(), {2}), 2, **unread), spec) == {
+    assert verdicts(EveryNodeIsReached, found, spec) == {"gpu3": "inconclusive"}
+    assert "gpu3: no answer within 30 s" in asked(EveryNodeIsReached, found, spec)["gpu3"][0].note
+    assert culprits(FirstNodeIsReached, with_facts(_master(healthy(), {2}), 2, **unread), spec) == {
         "gpu2": "gpu2 (gpu1, gpu3 can connect)"
     }
 
@@ -261,9 +266,11 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
             for one in _connections(node)
         )
         survey = with_path_facts(survey, node.index, connections=connections)
-    [(name, culprit)] = culprits(reach.peers, survey, spec).items()
+    [(name, culprit)] = culprits(EveryNodeIsReached, survey, spec).items()
     assert name == "gpu2"
     assert culprit.startswith("gpu2: no route to most nodes over fab0, fab1: ")
     # Without a route to one node only, the path is to blame.
     one = _failing(cut(healthy(), [(2, 0)]), 2, problem="network is unreachable")
-    assert set(culprits(reach.peers, one, spec).values()) == {"path from gpu2 to gpu0 (one way)"}
+    assert set(culprits(EveryNodeIsReached, one, spec).values()) == {
+        "path from gpu2 to gpu0 (one way)"
+    }

@@ -1,48 +1,67 @@
-"""Judges of clocks, and of the look-ups of all nodes' names and addresses."""
+"""Names: look-ups of all nodes' names and addresses, on every node."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from functools import lru_cache
 
+from pydantic import Field
+
 from pytest_mnode.criteria.preflight.answers import LookUp, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import (
-    Edge,
-    Subject,
-    listed,
-    no_answer,
-    promises,
-    why_unread,
-)
+from pytest_mnode.criteria.preflight.judges.common import listed, no_answer, why_unread
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.evidence.check import check
+from pytest_mnode.evidence.rules import Subject
 from pytest_mnode.measurement import Measurement, at_most, equals
-from pytest_mnode.spec import Spec
+from pytest_mnode.spec.fields import Page, Seconds
+from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.quantity import DURATION
 
+_STALL_S = 5.0
+"""A look-up that takes this long is about to run into torchrun's and resolvers' own limits."""
 
-def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Three measurements: the slowest look-up of this node, the number of wrong answers, and the
-    number of other nodes with its host name.
 
-    It looks up the name of every node, its control address, and that address as dual-stack sockets
-    use it (::ffff:…): torchrun stalls for ten seconds if the look-up of the last one hangs.
+class Names(Page):
+    """Host names and addresses of all nodes are resolved quickly and correctly, on every node."""
+
+    within_s: Seconds = Field(1.0, alias="within")
+    """One look-up, forward or reverse, takes no longer."""
+
+
+@check("preflight.names")
+class NamesAreFound(SurveyCheck):
+    """Does this node look up the names and addresses of all nodes quickly and correctly?
+
+    Three measurements: the slowest look-up of this node, the number of wrong answers, and the
+    number of other nodes with its host name. It looks up the name of every node, its control
+    address, and that address as dual-stack sockets use it (::ffff:…): torchrun stalls for ten
+    seconds if the look-up of the last one hangs.
     """
-    promise = promises(spec).names
-    if promise is None:
-        return []
-    me, within_s = survey.node(name), promise.within_s
-    source = f"preflight.names.within {DURATION.text(round(within_s, 9))}"
-    bound = at_most(within_s).of("criteria.preflight.names.within", within_s)
-    slow = Subject("slowest look-up of a name or address", "s", bound, source)
-    truth = "the nodes' own addresses"
-    wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
-    shared = _shared(survey, me)
-    if me.paths is None or not me.paths.look_ups:
-        why = no_answer(me) if me.paths is None else f"{name}: nothing was looked up"
-        return [slow.unknown(why), wrong.unknown(why), *shared]
-    found = me.paths.look_ups
-    return [_slowest(me, found, slow, within_s), _wrong(survey, me, found, wrong), *shared]
+
+    promise: Names
+
+    def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
+        me, within_s = survey.node(name), self.promise.within_s
+        bound = at_most(within_s).of("criteria.preflight.names.within", within_s)
+        source = f"preflight.names.within {DURATION.text(round(within_s, 9))}"
+        slow = Subject("slowest look-up of a name or address", "s", bound, source)
+        truth = "the nodes' own addresses"
+        wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
+        if me.paths is None or not me.paths.look_ups:
+            why = no_answer(me) if me.paths is None else f"{name}: nothing was looked up"
+            yield slow.unknown(why)
+            yield wrong.unknown(why)
+        else:
+            yield _slowest(me, me.paths.look_ups, slow, within_s)
+            yield _wrong(survey, me, me.paths.look_ups, wrong)
+        yield from _shared(survey, me)
+
+    def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
+        if (within_s := self.promise.within_s) >= _STALL_S:
+            shown = DURATION.text(within_s)
+            yield f".within: {shown}: torchrun stalls for 10 s where a look-up hangs"
 
 
 def _slowest(
@@ -180,91 +199,3 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def clocks(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Skew between this node's clock and the median clock.
-
-    Measured by four time stamps as in NTP, in the fastest exchange; the error is at most half of
-    its duration. A skew that is closer to the bound than its error is inconclusive.
-    """
-    promise = promises(spec).clocks
-    if promise is None or len(survey.nodes) == 1:
-        return []
-    source = f"preflight.clocks.skew {DURATION.text(round(promise.skew_s, 9))}"
-    bound = at_most(promise.skew_s * 1e3).of("criteria.preflight.clocks.skew", promise.skew_s)
-    subject = Subject("clock skew", "ms", bound, source)
-    return [_skew(survey, survey.node(name), subject)]
-
-
-def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
-    if me.facts is None or me.paths is None:
-        return subject.unknown(no_answer(me))
-    middle = _middle(survey)
-    if middle is None:
-        return subject.unknown("no two nodes exchanged time stamps")
-    if middle is me:
-        return subject.measured(0.0, note=f"the median of {len(survey.nodes)} clocks")
-    measured = _offsets(survey).get((me.index, middle.index))
-    if measured is None:
-        return subject.unknown(
-            f"{me.name} and {middle.name}, whose clock is the median, exchanged no time stamps"
-        )
-    offset_s, error_s = measured
-    skew_ms, error_ms = abs(offset_s) * 1e3, error_s * 1e3
-    side = "behind" if offset_s > 0 else "ahead of"
-    note = f"{me.name} is {side} {middle.name}, known to ± {error_ms:.3g} ms"
-    if abs(skew_ms - subject.bound.limit) <= error_ms:
-        return subject.unknown(f"{note}: {skew_ms:.4g} ms is too close to the bound to decide")
-    culprit = Culprit(f"{me.name} clock", me.name)
-    agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
-    if len(survey.nodes) == 2:
-        words = f"{me.name} or {middle.name}: two clocks cannot show which is right"
-        culprit = Culprit(words, either=[[me.name, middle.name]])
-    elif 2 * len(agree) <= len(survey.nodes):
-        words = f"{culprit}, or those of {listed(agree)}: no majority says which are right"
-        culprit = Culprit(words, either=[[me.name, *agree]])
-    return subject.measured(skew_ms, culprit, note)
-
-
-def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
-    """The node `middle`, and the nodes whose clocks differ from its clock by at most `most_s`."""
-    offsets = _offsets(survey)
-    return [
-        node.name
-        for node in survey.nodes
-        if node is middle
-        or ((found := offsets.get((middle.index, node.index))) and abs(found[0]) <= most_s)
-    ]
-
-
-@lru_cache(maxsize=1)
-def _middle(survey: Survey) -> NodeSurvey | None:
-    """The node with the median clock, among the node with most exchanges and its partners."""
-    by_node: dict[int, dict[int, float]] = {}
-    for (one, other), (offset_s, _) in _offsets(survey).items():
-        by_node.setdefault(one, {one: 0.0})[other] = offset_s
-    best: dict[int, float] = {}
-    for index in sorted(by_node):
-        if len(by_node[index]) > len(best):
-            best = by_node[index]
-    ordered = sorted(best, key=lambda index: (best[index], index))
-    return survey.nodes[ordered[(len(ordered) - 1) // 2]] if ordered else None
-
-
-@lru_cache(maxsize=1)
-def _offsets(survey: Survey) -> dict[Edge, tuple[float, float]]:
-    """The second node's clock minus the first's, and the largest error of that, s.
-
-    Taken from the most exact exchange that either of the two nodes measured.
-    """
-    found: dict[Edge, tuple[float, float]] = {}
-    for node in survey.nodes:
-        for path in node.paths.paths if node.paths else ():
-            if path.offset_s is None or path.error_s is None:
-                continue
-            there, back = (node.index, path.to), (path.to, node.index)
-            for edge, offset_s in ((there, path.offset_s), (back, -path.offset_s)):
-                if edge not in found or path.error_s < found[edge][1]:
-                    found[edge] = offset_s, path.error_s
-    return found
