@@ -95,6 +95,8 @@ def _questions(machine: Machine) -> Iterator[Entry]:
     torchrun = "torchrun stalls for 10 s where a reverse look-up hangs."
     yield Entry("names", "{within: 1 s}", torchrun)
     yield Entry("interfaces", "{}", "The interfaces above exist and are up, in the number above.")
+    if machine.nodes > 1:
+        yield Entry("addresses", "unique", "No two nodes have one address on these interfaces.")
     yield Entry("speed", "{at_least_fraction: 1.0}", "The interfaces above run at their line_rate.")
     sized = ["fabric"] * (machine.fabric.addressed and machine.fabric.mtu_bytes is not None)
     sized += ["management"] * (machine.managed and machine.managed_mtu)

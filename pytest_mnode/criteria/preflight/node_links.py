@@ -201,12 +201,13 @@ def _owners(survey: Survey, network: Network) -> dict[str, list[str]]:
 
 
 def _addresses(node: NodeSurvey, network: Network) -> list[str]:
-    """Addresses that other nodes can reach, without those of bridges between containers, which are
-    the same on all nodes."""
+    """Addresses that other nodes can reach, without those of loopback and of bridges between
+    containers, which may be the same on all nodes."""
     known = node.machine.by_name
     there = (
         one
         for one in own(node, network)
-        if one.kind is not Kind.BRIDGE or rests_on_hardware(one, known)
+        if one.kind is not Kind.LOOPBACK
+        and (one.kind is not Kind.BRIDGE or rests_on_hardware(one, known))
     )
     return list(dict.fromkeys(address for one in there for address in one.usable_addresses))
