@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from pytest_mnode import measurement
@@ -12,7 +12,6 @@ from pytest_mnode.criteria.preflight.node_links import networks_of, no_links, sh
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.row import Row
 from pytest_mnode.evidence.rules import Subject
 from pytest_mnode.measurement import Measurement, all_of, equals
 from pytest_mnode.spec.inventory import Network
@@ -41,10 +40,6 @@ class AddressesAreUnique(SurveyCheck):
         if len(survey.nodes) > 1:
             for key, network in networks_of(self.spec).items():
                 yield _shared(survey, survey.node(name), key, network)
-
-    @classmethod
-    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> str:
-        return "unique" if len(rows) > 1 else ""
 
 
 def _shared(survey: Survey, me: NodeSurvey, key: str, network: Network) -> Measurement:
