@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pytest_mnode.checks.data import (
     At,
     Digests,
+    judge_alike,
     judge_depends,
     judge_distinct,
     judge_files,
@@ -131,3 +134,27 @@ def test_a_rank_that_cannot_read_and_nothing_to_read() -> None:
     assert same.passed
     assert judge_files("", drawn({}, {}))[1].value is None
     assert judge_files("", drawn({"a": "1"}))[1].value is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "value", "nodes", "either"),
+    [
+        ([{"torch": "a", "numpy": "b"}] * 3, 0, (), ()),
+        ([{"torch": "a"}, {"torch": "a"}, {"torch": "c"}], 1, ("node2",), ()),
+        ([{"torch": "a"}, {"torch": "a"}, {}], 1, ("node2",), ()),
+        ([{"torch": "a"}, {"torch": "c"}], 2, (), (("node0",), ("node1",))),
+        ([{"torch": "a"}], None, (), ()),
+        ([{}, {}], None, (), ()),
+    ],
+)
+def test_digests_unlike_those_of_most_ranks_are_named(
+    ranks: list[dict[str, str]], value: int | None, nodes: tuple[str, ...], either: object
+) -> None:
+    found = judge_alike("seeds", drawn(*ranks), "one seed", "draws")
+    assert found.value == value
+    if (culprit := found.culprit) is None:
+        assert (nodes, either) == ((), ())
+    else:
+        assert tuple(sorted(culprit.nodes)) == nodes
+        assert tuple(sorted(map(tuple, culprit.either))) == either
+        assert not nodes or culprit.startswith("rank 2 on node2 draws torch as ")

@@ -335,6 +335,12 @@ def test_samples_across_an_interruption() -> None:
     )
     twice = judge_resumed("", whole, before, readings([0, 2, 4, 6], [5, 7]))
     assert (twice.value, twice.culprit) == (2, "samples 0, 2 read again by rank 0 on node0")
+    assert twice.culprit is not None
+    assert set(twice.culprit.nodes) == {"node0"}
+    swapped = judge_resumed("", whole, before, readings([4, 6, 1], [5, 0]))
+    assert swapped.culprit is not None
+    assert not swapped.culprit.nodes
+    assert frozenset(["node0", "node1"]) in swapped.culprit.either
     assert judge_resumed("", whole, before, []).value is None
     assert judge_resumed("", whole, before, readings([], [])).value == 4
     # Samples padded twice in the epoch may occur twice across the interruption, but no more often.
