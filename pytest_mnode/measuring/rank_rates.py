@@ -176,11 +176,15 @@ def peer_bound(
     deviation = NORMAL * median(abs(rate - middle) for rate in rates)
     healthy = _healthy_spreads(count, false_alarm)
     enough = count >= ENOUGH
-    surely = healthy * (WIDEST_SPREAD if enough else HEALTHY_SPREAD)
+    # Three ways to be called slow share the false alarms of ranks that show their spread.
+    to_slow, to_fast, to_wide = (false_alarm * share for share in (1 / 2, 1 / 3, 1 / 10))
+    surely = (
+        _healthy_spreads(count, to_wide) * WIDEST_SPREAD if enough else healthy * HEALTHY_SPREAD
+    )
     order = sorted(range(count), key=lambda i: -rates[i])
     ordered = np.array([rates[i] for i in order])
     far = ordered > middle * max(1 + surely, 1 / fraction)
-    apart = _apart(-ordered, false_alarm) if enough else int(far.sum())
+    apart = _apart(-ordered, to_fast) if enough else int(far.sum())
     # Of a slow half the others stand apart too, down to the median.
     fast = order[:apart] if apart and middle < fraction * ordered[apart - 1] else []
     sure = len(fast) > 1 or (len(fast) == 1 and rates[fast[0]] >= TWICE * middle)
@@ -194,7 +198,7 @@ def peer_bound(
         slow_at = float(ordered[len(fast)]) if enough else reference * (1 - surely)
         return _bound(rates, middle, reference, limit, slow_at, source, most_are_slow=True)
     slow_at = middle * (1 - surely)
-    if enough and (last := _apart(ordered[len(fast) :][::-1], false_alarm)):
+    if enough and (last := _apart(ordered[len(fast) :][::-1], to_slow)):
         slow_at = max(slow_at, float(ordered[count - last]))
     limit = fraction * middle
     source = f"at_least_fraction {fraction:g} × {middle:.4g}, the median of {count} ranks"

@@ -108,13 +108,15 @@ def healthy(noise: random.Random, count: int, per_cent: float) -> list[float]:
 def test_healthy_ranks_of_any_number_and_spread_are_hardly_ever_called_slow(
     fraction: float,
 ) -> None:
-    """At most 2 of 1,000 comparisons: `FALSE_ALARM` each by the ranks' and by the known spread."""
+    """At most 2 of 1,000 comparisons, where 1.25 are said. Fewer than 8 ranks are taken for ranks
+    that differ by 3 % at most."""
     noise = random.Random(28)
-    draws = [(n, sd) for n in COUNTS for sd in PER_CENT for _ in range(max(4, 1200 // n))]
+    spreads = [(n, sd) for n in COUNTS for sd in (*PER_CENT, 8.0) if n >= 8 or sd <= 3.0]
+    draws = [draw for draw in spreads for _ in range(max(4, 1200 // draw[0]))]
     found = [peer_bound(healthy(noise, *draw), fraction) for draw in draws]
     alarms = sum(bool(one.slow) for one in found)
     assert alarms <= 0.002 * len(draws) + 3 * (0.002 * len(draws)) ** 0.5, (alarms, len(draws))
-    many = [one for (n, _), one in zip(draws, found, strict=True) if n >= 128]
+    many = [one for (n, sd), one in zip(draws, found, strict=True) if n >= 128 and sd <= 3.0]
     assert sum(bool(one.unsure or one.odd) for one in many) <= 0.02 * len(many)
 
 
@@ -163,7 +165,7 @@ def test_few_ranks_that_are_far_faster_are_odd_or_most_are_slow() -> None:
 @pytest.mark.parametrize(
     ("slow", "fast"), [(90, 38), (115, 13), (28, 4), (9, 3), (6, 2), (3680, 416)]
 )
-@pytest.mark.parametrize("rate", [60.0, 90.0])
+@pytest.mark.parametrize("rate", [60.0, 86.0])
 def test_fast_ranks_that_a_tenth_hold_show_that_most_are_slow(
     slow: int, fast: int, rate: float
 ) -> None:
