@@ -28,11 +28,11 @@ def test_every_rank_multiplies_as_fast_as_the_others(
 ) -> None:
     """Are every rank's matrix products correct, and as fast as the others'?"""
     promise = promised(spec, "devices.matmul")
-    size, family = min(promise.size, devices.LARGEST_CHECKED), devices.comparisons(spec)
+    size = min(promise.size, devices.LARGEST_CHECKED)
     for dtype in promise.dtypes:
         wrong = bench.wrong_products(size, dtype, world, device)
         measure.record(devices.judge_products(dtype, size, wrong))
-        found = bench.compare_matmul(promise, dtype, world, device, comparisons=family)
+        found = bench.compare_matmul(promise, dtype, world, device)
         print(found.table())
         measure.record(devices.judge_rates(found))
 
@@ -53,8 +53,7 @@ def test_every_rank_copies_as_fast_as_the_others(
 ) -> None:
     """Does every rank copy as fast as the others?"""
     promise = promised(spec, f"devices.{kind}")
-    family = devices.comparisons(spec)
-    found = bench.compare_copy(kind, promise, world, device, comparisons=family)
+    found = bench.compare_copy(kind, promise, world, device)
     print(found.table())
     measure.record(devices.judge_rates(found))
 

@@ -1,15 +1,35 @@
-"""The smallest fault that a measurement would have shown, computed from its noise. Pure."""
+"""How sure a measured value is, and the smallest fault that it would have shown. Pure.
+
+Repeats are nested: communicator ⊃ repeat ⊃ call. A communicator draws its connections, and so its
+paths through the fabric, once; its repeats share them. So a communicator gives one value, the
+median of its repeats, and the values of communicators are independent: their variance is that
+between communicators plus that within one, divided by its repeats. Their mean is judged; one that
+drew a slow path counts as it does for a job. `intervals.interval_of` gives the interval.
+
+A value is decided if its interval is on one side of its bound; if it is not, more communicators are
+measured, and after the last of the `LOOKS` it is inconclusive. So a cluster whose true value keeps
+its bound fails in at most 1 of 100 cases, and one whose true value misses it passes in at most 1 of
+100, however often one looks (Bonferroni).
+
+Source: Searle, Casella and McCulloch, "Variance Components", 1992, chapter 3 (one-way random
+model).
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-PROBABILITY = 0.99
+from pytest_mnode.intervals import interval_of
 
+PROBABILITY = 0.99
+LOOKS = (1, 4 / 3, 2, 4)
+"""Multiples of the planned number of communicators after which one looks whether a value is
+decided; each look has an equal part of the 1 %. One more than three is worth a look of its own: two
+degrees of freedom know so little of a variance that the fourth value halves the interval."""
 _FEW = 4
 """Up to this many repeats the standard deviation is used: the MAD of 3 is the smaller gap."""
 _FACTORS = {
@@ -81,6 +101,106 @@ class Detection:
             f" and the bound tolerates a loss of {100 * self.tolerated:.3g} %, so a loss of twice "
             "that could pass"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value over communicators, and how sure it is.
+
+    value: mean of the communicators' values, in their unit. low, high: its interval; the true value
+    is below it with at most 1 %, and above it with at most 1 %. values: of the repeats of each
+    communicator.
+    """
+
+    value: float
+    low: float
+    high: float
+    values: tuple[tuple[float, ...], ...]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Low and high."""
+        return self.low, self.high
+
+    @property
+    def repeats(self) -> int:
+        """Repeats of all communicators together."""
+        return sum(map(len, self.values))
+
+    @property
+    def noise(self) -> float:
+        """Largest relative difference of two such values in 99 of 100 cases."""
+        once = interval_of(_middles(self.values), _both_ends(PROBABILITY), trimmed=False)
+        return math.log(once.high / once.low) / math.sqrt(2) if once else math.inf
+
+    @property
+    def scatter(self) -> tuple[float, float]:
+        """Relative standard deviations: of the repeats of a communicator, and of communicators
+        apart from their repeats (analysis of variance)."""
+        groups = [list(map(math.log, repeats)) for repeats in self.values]
+        means = [statistics.fmean(group) for group in groups]
+        between, within = statistics.variance(means), 0.0
+        if free := self.repeats - len(groups):
+            pairs = zip(groups, means, strict=True)
+            within = sum((one - mean) ** 2 for group, mean in pairs for one in group) / free
+            between = max(0.0, between - within * len(groups) / self.repeats)
+        return math.sqrt(within), math.sqrt(between)
+
+    def detection(self, accepted: tuple[float, float]) -> Detection | None:
+        """The smallest fault with which such a value would not have passed, with 99 %.
+
+        accepted: lowest and highest value that keep the bound, one of them infinite. The true value
+        is at most `high`; a cluster that lost the share 1 - least / high has at most `least` left,
+        and passes in 1 of 100 cases. None if the whole interval misses the bound.
+        """
+        least, most = accepted
+        if math.isfinite(least):
+            if self.high < least or least <= 0:
+                return None
+            return Detection("less", 1 - least / self.high, self.repeats, self.noise)
+        if self.low > most or not math.isfinite(most):
+            return None
+        return Detection("more", most / self.low - 1, self.repeats, self.noise)
+
+
+def estimate(communicators: Sequence[Sequence[float]], looks: int = len(LOOKS)) -> Estimate | None:
+    """The mean of communicators, each by the median of its repeats, and how sure it is.
+
+    communicators: values of the repeats of each. looks: how often one looks at most whether the
+    value is decided; 1 if nothing more is measured where it is not. None for fewer than two
+    communicators, which say nothing about their noise, and if a value is not finite and above 0.
+    """
+    if not all(0 < value < math.inf for repeats in communicators for value in repeats):
+        return None
+    missed = (1 - PROBABILITY) / looks
+    found = interval_of(_middles(communicators), _both_ends(1 - missed), trimmed=False)
+    if found is None:
+        return None
+    value = math.sqrt(found.low) * math.sqrt(found.high)
+    return Estimate(
+        value=min(max(value, found.low), found.high),  # these are equal if nothing differs
+        low=found.low,
+        high=found.high,
+        values=tuple(map(tuple, communicators)),
+    )
+
+
+def _middles(communicators: Iterable[Sequence[float]]) -> list[float]:
+    return [statistics.median(repeats) for repeats in communicators]
+
+
+def _both_ends(each: float) -> float:
+    """The confidence of an interval each end of which is kept with `each`."""
+    return 2 * each - 1
+
+
+def wants_more(communicators: int, planned: int, *, decided: bool) -> bool:
+    """Whether another communicator is to be measured after so many.
+
+    decided: whether the interval of the value is on one side of its bound.
+    """
+    looks = {math.ceil(round(planned * times, 9)) for times in LOOKS}
+    return communicators < max(looks) and not (decided and communicators in looks)
 
 
 def noise_share(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:

@@ -13,6 +13,8 @@ _TRIMMED_FROM = 6
 """From this many rounds on the lowest and the highest of every six are not averaged, so that one
 disturbed round of six changes little. Of fewer, trimming would leave too little to know the noise.
 """
+_WIDEST = 100.0
+"""Half of an interval of logarithms at most, so that its ends are numbers: a factor of 10^43."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,15 @@ class Interval:
         return (self.high - self.low) / 2
 
 
-def interval_of(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def interval_of(
+    ratios: Sequence[float], confidence: float = CONFIDENCE, *, trimmed: bool = True
+) -> Interval | None:
     """The interval of the true ratio, from the ratio that each round measured; all above 0.
 
     A t-interval of their logarithms, because ratios have no unit and err by factors. Rounds may
     differ from each other by more than what is measured within them, so each counts as one value.
-    From `_TRIMMED_FROM` rounds on it is that of the trimmed mean. None for fewer than two rounds,
+    From `_TRIMMED_FROM` rounds on it is that of the trimmed mean, if `trimmed`; what is far out
+    then changes little, but a confidence near 1 is not quite kept. None for fewer than two rounds,
     which say nothing about their noise, and if a ratio is not finite and above 0.
 
     Sources: Student, "The probable error of a mean", Biometrika 6, 1908; for the trimmed mean,
@@ -51,11 +56,13 @@ def interval_of(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Inte
     if len(ratios) < 2 or not all(0 < ratio < math.inf for ratio in ratios):
         return None
     logs = sorted(map(math.log, ratios))
-    count, cut = len(logs), len(logs) // _TRIMMED_FROM
+    count, cut = len(logs), len(logs) // _TRIMMED_FROM * trimmed
     kept = logs[cut : count - cut]
     moved = [kept[0]] * cut + kept + [kept[-1]] * cut
-    error = statistics.stdev(moved) * math.sqrt(count) / len(kept)
-    half = t_quantile((1 + confidence) / 2, len(kept) - 1) * error
+    middle = statistics.fmean(moved)
+    deviation = math.sqrt(sum((log - middle) ** 2 for log in moved) / (count - 1))
+    error = deviation * math.sqrt(count) / len(kept)
+    half = min(_WIDEST, t_quantile((1 + confidence) / 2, len(kept) - 1) * error)
     middle = statistics.fmean(kept)
     return Interval(math.exp(middle - half), math.exp(middle + half), confidence)
 

@@ -86,6 +86,13 @@ class Bound:
         """Whether `value` (finite, same unit) keeps this bound."""
         return self.margin(value) >= 0
 
+    def decides(self, low: float, high: float) -> bool | None:
+        """Whether a value between `low` and `high` keeps this bound; None if either may be."""
+        least, most = self.accepted
+        if least <= low and high <= most:
+            return True
+        return False if high < least or low > most else None
+
     def margin(self, value: float) -> float:
         """Distance from `value` to the nearest edge; negative if the bound is broken."""
         low, high = self.accepted
@@ -93,8 +100,13 @@ class Bound:
 
     def relative_margin(self, value: float) -> float | None:
         """`margin` as a share of the limit; None for a limit of 0 and for an exact bound."""
-        exact = self.relation is Relation.EQUALS and not self.tolerance
-        return None if exact or not self.limit else self.margin(value) / abs(self.limit)
+        no_share = self.exact or not self.limit
+        return None if no_share else self.margin(value) / abs(self.limit)
+
+    @property
+    def exact(self) -> bool:
+        """Whether only one value keeps it."""
+        return self.relation is Relation.EQUALS and not self.tolerance
 
     def text(self, unit: str = "") -> str:
         """Relation, limit, unit and tolerance, such as "at least 170 Mbit/s (tolerance 0)"."""
@@ -167,8 +179,11 @@ class Measurement:
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
     detection: the smallest fault that it would have shown; None if not known.
     headline: set if it answers its criterion's question.
+    interval: lowest and highest value that the true one may have, in `unit`
+    (`detection.Estimate`); None if not known, and for counts, which are exact.
 
-    Raises TypeError for a value that is neither a number nor None.
+    Raises TypeError for a value that is neither a number nor None, ValueError for an interval that
+    does not contain the value, or of a value with an exact bound.
     """
 
     name: str
@@ -181,10 +196,20 @@ class Measurement:
     where: str = ""
     detection: Detection | None = None
     headline: HeadlineMark | None = None
+    interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None:
             object.__setattr__(self, "value", _number(f"measurement {self.name!r}", self.value))
+        if self.known is None:
+            object.__setattr__(self, "interval", None)
+        elif self.interval is not None:
+            low, high = self.interval
+            if not low <= self.known <= high or (self.expected and self.expected.exact):
+                raise ValueError(
+                    f"{self.name}: no interval from {low} to {high} for {self.measured}; give one "
+                    "that contains the value, and none where the bound is exact"
+                )
         if self.culprit is not None:
             culprit = None if self.verdict is Verdict.PASS else Culprit.of(self.culprit)
             object.__setattr__(self, "culprit", culprit)
@@ -245,16 +270,31 @@ class Measurement:
     def verdict(self) -> Verdict | None:
         """Pass, fail or inconclusive; None for a value that is recorded and not judged.
 
-        A value within its bound is inconclusive if its noise exceeds what the bound tolerates.
+        A value is inconclusive if its interval contains the bound, on whichever side it lies, and
+        if it keeps the bound but its noise exceeds what the bound tolerates.
         """
         if self.expected is None:
             return None
         if self.known is None:
             return Verdict.INCONCLUSIVE
-        if not self.expected.holds(self.known):
+        keeps = self.expected.decides(*(self.interval or (self.known, self.known)))
+        if keeps is False:
             return Verdict.FAIL
         too_noisy = self.detection is not None and self.detection.too_noisy
-        return Verdict.INCONCLUSIVE if too_noisy else Verdict.PASS
+        return Verdict.INCONCLUSIVE if keeps is None or too_noisy else Verdict.PASS
+
+    @property
+    def doubt(self) -> str:
+        """Why a measured value is inconclusive; "" if it is not."""
+        if self.known is None or self.verdict is not Verdict.INCONCLUSIVE:
+            return ""
+        if self.interval and self.expected and self.expected.decides(*self.interval) is None:
+            return f"undecided: the bound is within its interval, {self._interval}"
+        return self.detection.doubt if self.detection else ""
+
+    @property
+    def _interval(self) -> str:
+        return " to ".join(map(_digits, self.interval)) if self.interval else ""
 
     @property
     def margin(self) -> float | None:
@@ -270,7 +310,8 @@ class Measurement:
         return f"{_digits(self.value)} {self.unit}".strip()
 
     def __str__(self) -> str:
-        parts = [f"{self.name}: {self.measured}"]
+        interval = f" ({self._interval})" if self.interval else ""
+        parts = [f"{self.name}: {self.measured}{interval}"]
         if self.expected is not None:
             parts.append(f"expected {self.expected.text(self.unit)}")
             parts.append(f"source {self.source or 'not given'}")
@@ -278,7 +319,7 @@ class Measurement:
                 parts.append(f"margin {self.margin:+.4g} {self.unit}".rstrip())
         if self.detection is not None:
             parts.append(f"would have shown {self.detection.text}")
-            parts += filter(None, [self.detection.doubt])
+        parts += filter(None, [self.doubt])
         if self.note:
             parts.append(self.note)
         if self.culprit:
@@ -309,8 +350,8 @@ class Point:
 
     size_bytes: size of the collective as nccl-tests defines it.
     time_p99_us: at most one repeat in a hundred took longer; with fewer than a hundred repeats, the
-    slowest. The bandwidths follow from the median time. wrong: number of wrong values over all
-    ranks.
+    slowest. The bandwidths are means over communicators, each by its median time. wrong: number of
+    wrong values over all ranks. times_us: time of each repeat, by communicator.
     """
 
     size_bytes: int
@@ -322,6 +363,7 @@ class Point:
     algbw_gbytes_s: float
     busbw_gbytes_s: float
     wrong: int
+    times_us: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

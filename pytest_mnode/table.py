@@ -66,9 +66,7 @@ def _row(one: Measurement) -> tuple[str, ...]:
 
 
 def _shown(one: Measurement) -> str:
-    if one.detection is None:
-        return ""
-    return one.detection.doubt or f"would have shown {one.detection.text}"
+    return one.doubt or (f"would have shown {one.detection.text}" if one.detection else "")
 
 
 def _with_count(row: tuple[str, ...], count: int) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
-"""Detection limits: injected losses around the limit are counted, and noisy values refused."""
+"""Intervals and detection limits hold at their stated level, on simulated clusters."""
 
 from __future__ import annotations
 
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import pytest
 
@@ -14,16 +15,171 @@ from pytest_mnode.detection import (
     _FACTORS,
     _OF_THREE_ROUNDS,
     Detection,
+    Estimate,
+    estimate,
     noise_share,
     scale,
     smallest_excess,
     smallest_loss,
     smallest_share_wrong,
+    wants_more,
 )
-from pytest_mnode.measurement import Measurement, Verdict, at_least
+from pytest_mnode.measurement import Bound, Measurement, Verdict, at_least, at_most
 
 RUNS = 6000
 LEAST = 80.0
+PLANNED, REPEATS = 3, 3
+
+
+class Cluster:
+    """Communicators that differ by `between` percent, and their repeats by `within` percent."""
+
+    def __init__(self, between: float, within: float) -> None:
+        self.random = random.Random(f"{between} {within}")
+        self.between, self.within = between, within
+
+    def communicator(self, value: float) -> list[float]:
+        def noise(percent: float) -> float:
+            return math.exp(percent / 100 * self.random.gauss(0, 1))
+
+        of_it = value * noise(self.between)
+        return [of_it * noise(self.within) for _ in range(REPEATS)]
+
+    def measured(self, value: float, bound: Bound) -> Estimate:
+        """As a sweep measures: more communicators until it is decided, or there are enough."""
+        communicators: list[list[float]] = []
+        for number in count(1):
+            communicators.append(self.communicator(value))
+            found = estimate(communicators)
+            decided = found is not None and bound.decides(*found.interval) is not None
+            if not wants_more(number, PLANNED, decided=decided):
+                break
+        assert found is not None
+        return found
+
+    def verdict(self, value: float, bound: Bound) -> Verdict:
+        found = self.measured(value, bound)
+        one = Measurement("busbw", found.value, "GB/s", bound, interval=found.interval)
+        assert one.verdict is not None
+        return one.verdict
+
+
+CLUSTERS = [(4.0, 0.3), (0.3, 0.3), (1.0, 4.0)]
+
+
+@pytest.mark.parametrize(("between", "within"), CLUSTERS)
+@pytest.mark.parametrize("bound", [at_least(LEAST), at_most(LEAST)])
+def test_a_value_at_its_bound_fails_or_passes_in_1_of_100_runs(
+    between: float, within: float, bound: Bound
+) -> None:
+    """The worst case of a cluster that keeps its promise, and of one that does not."""
+    cluster, runs = Cluster(between, within), 1000
+    verdicts = [cluster.verdict(LEAST, bound) for _ in range(runs)]
+    for wrong in (Verdict.FAIL, Verdict.PASS):
+        assert verdicts.count(wrong) / runs <= 0.016, wrong
+
+
+@pytest.mark.parametrize(
+    ("between", "within", "value", "verdict", "share"),
+    [
+        (4.0, 0.3, 92.0, Verdict.PASS, 0.99),
+        (4.0, 0.3, 70.0, Verdict.FAIL, 0.99),
+        (0.3, 0.3, 82.0, Verdict.PASS, 0.99),
+        (0.3, 0.3, 78.0, Verdict.FAIL, 0.99),
+        (4.0, 0.3, 82.0, Verdict.INCONCLUSIVE, 0.5),
+        (4.0, 0.3, 78.0, Verdict.INCONCLUSIVE, 0.5),
+    ],
+)
+def test_a_clear_value_is_decided_and_a_close_one_is_not(
+    between: float, within: float, value: float, verdict: Verdict, share: float
+) -> None:
+    cluster, runs = Cluster(between, within), 200
+    verdicts = [cluster.verdict(value, at_least(LEAST)) for _ in range(runs)]
+    assert verdicts.count(verdict) / runs >= share
+
+
+@pytest.mark.parametrize(("between", "within"), CLUSTERS)
+def test_a_loss_at_the_stated_limit_does_not_pass(between: float, within: float) -> None:
+    """The limit that a healthy run states, and another run with a loss as large."""
+    cluster, bound = Cluster(between, within), at_least(LEAST)
+    found = []
+    for _ in range(300):
+        limit = cluster.measured(90.0, bound).detection(bound.accepted)
+        assert limit is not None
+        found.append(cluster.verdict(90.0 * (1 - limit.share), bound) is not Verdict.PASS)
+    assert sum(found) / len(found) >= 0.99
+
+
+def test_an_excess_at_the_stated_limit_does_not_pass() -> None:
+    cluster, bound = Cluster(4.0, 0.3), at_most(LEAST)
+    found = []
+    for _ in range(200):
+        limit = cluster.measured(70.0, bound).detection(bound.accepted)
+        assert limit is not None
+        assert limit.kind == "more"
+        found.append(cluster.verdict(70.0 * (1 + limit.share), bound) is not Verdict.PASS)
+    assert sum(found) / len(found) >= 0.985
+
+
+def test_repeats_of_one_communicator_do_not_stand_for_communicators() -> None:
+    """Nine repeats as nine independent values: their interval rarely has the true value."""
+    cluster, covered = Cluster(4.0, 0.3), {True: 0, False: 0}
+    for _ in range(300):
+        communicators = [cluster.communicator(LEAST) for _ in range(PLANNED)]
+        alone = [[value] for repeats in communicators for value in repeats]
+        for nested, values in ((True, communicators), (False, alone)):
+            found = estimate(values, 1)
+            assert found is not None
+            covered[nested] += found.low <= LEAST <= found.high
+    assert covered[True] / 300 >= 0.96  # both ends, each with 99 %
+    assert covered[False] / 300 <= 0.93
+
+
+def test_the_parts_of_the_noise_are_told_apart() -> None:
+    for between, within in ((4.0, 0.3), (0.3, 0.3), (1.0, 4.0)):
+        cluster = Cluster(between, within)
+        found = estimate([cluster.communicator(LEAST) for _ in range(400)])
+        assert found is not None
+        assert found.scatter == pytest.approx((within / 100, between / 100), rel=0.25)
+    alike = estimate([[1.0, 1.1]] * 3)
+    assert alike is not None
+    assert alike.scatter[0] > 0.06
+    assert alike.scatter[1] == 0.0  # repeats explain more than there is
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        # t for 2 degrees of freedom and a quarter of 1 %: 14.0890; stdev 0.01, √3.
+        ([[1.0], [math.exp(0.01)], [math.exp(-0.01)]], math.exp(-0.081343), math.exp(0.081343)),
+        ([[0.1, 1.0, 5.0], [1.0], [1.0, 1.0]], 1.0, 1.0),  # by the median of each
+        ([[0.025]] * 3, 0.025, 0.025),
+    ],
+)
+def test_the_interval_is_of_the_medians_of_communicators(
+    values: Sequence[Sequence[float]], low: float, high: float
+) -> None:
+    found = estimate(values)
+    assert found is not None
+    assert found.interval == pytest.approx((low, high), rel=1e-4)
+    assert found.low <= found.value <= found.high
+    assert found.repeats == sum(map(len, values))
+
+
+@pytest.mark.parametrize(
+    "values", [[], [[1.0, 2.0]], [[1.0], [0.0]], [[1.0], [math.nan, 1.0, 2.0]]]
+)
+def test_what_says_nothing_about_its_noise_has_no_estimate(values: list[list[float]]) -> None:
+    assert estimate(values) is None
+
+
+@pytest.mark.parametrize(
+    ("planned", "decided_at", "measured"),
+    [(3, 1, 3), (3, 3, 3), (3, 4, 4), (3, 5, 6), (3, 7, 12), (3, 99, 12), (4, 5, 6), (4, 99, 16)],
+)
+def test_one_looks_a_few_times_and_then_stops(planned: int, decided_at: int, measured: int) -> None:
+    number = next(n for n in count(1) if not wants_more(n, planned, decided=n >= decided_at))
+    assert number == measured
 
 
 def _normal(random_: random.Random) -> float:

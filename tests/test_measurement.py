@@ -254,3 +254,60 @@ def test_a_count_that_must_be_zero_names_the_first_and_counts_the_rest() -> None
     assert found.culprit == "rank 0; rank 1; rank 2; rank 3; and 2 more"
     assert found.culprit.nodes == {f"node{i}" for i in range(6)}  # all of them
     assert Measurement.none_allowed("lost batches", [], "exactly once").passed
+
+
+@pytest.mark.parametrize(
+    ("bound", "interval", "verdict"),
+    [
+        (at_least(10), (10, 12), Verdict.PASS),
+        (at_least(10), (9.9, 12), Verdict.INCONCLUSIVE),  # the value, 11, is above
+        (at_least(12), (9, 12.1), Verdict.INCONCLUSIVE),  # and below
+        (at_least(12), (9, 11.9), Verdict.FAIL),
+        (at_least(12, 2), (10, 11.9), Verdict.PASS),
+        (at_most(12), (10, 12), Verdict.PASS),
+        (at_most(12), (10, 12.1), Verdict.INCONCLUSIVE),
+        (at_most(10), (9.9, 12), Verdict.INCONCLUSIVE),
+        (at_most(10), (10.1, 12), Verdict.FAIL),
+        (equals(11, 1), (10, 12), Verdict.PASS),
+        (equals(11, 1), (9, 12), Verdict.INCONCLUSIVE),
+        (equals(14, 1), (10, 12.9), Verdict.FAIL),
+        (None, (10, 12), None),
+    ],
+)
+def test_a_value_is_undecided_while_its_interval_contains_the_bound(
+    bound: Bound | None, interval: tuple[float, float], verdict: Verdict | None
+) -> None:
+    found = Measurement("busbw", 11, "GB/s", bound, interval=interval)
+    assert found.verdict is verdict
+    assert ("undecided: the bound is within its interval" in str(found)) is (
+        verdict is Verdict.INCONCLUSIVE
+    )
+    assert bool(found.doubt) is (verdict is Verdict.INCONCLUSIVE)
+    assert str(found).startswith(f"busbw: 11 GB/s ({interval[0]} to {interval[1]})")
+    [read] = measurements_from_json(json.loads(json.dumps(measurements_to_json([found]))))
+    assert (read.interval, read.verdict) == (interval, verdict)
+
+
+def test_an_undecided_value_keeps_its_culprit_and_a_sure_one_does_not() -> None:
+    undecided = Measurement("x", 11, "", at_least(10), "", Culprit("n1", "n1"), interval=(9, 12))
+    assert undecided.culprit == "n1"
+    sure = Measurement("x", 11, "", at_least(10), "", Culprit("n1", "n1"), interval=(10, 12))
+    assert sure.culprit is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "interval"),
+    [(at_least(1), (12, 13)), (at_least(1), (math.nan, 13)), (equals(11), (10, 12))],
+)
+def test_an_interval_without_its_value_or_of_a_count_is_refused(
+    bound: Bound, interval: tuple[float, float]
+) -> None:
+    with pytest.raises(ValueError, match="no interval from"):
+        Measurement("x", 11, "", bound, interval=interval)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_a_missing_value_has_no_interval(value: float | None) -> None:
+    found = Measurement("x", value, "", at_least(1), interval=(1, 2))
+    assert found.interval is None
+    assert found.verdict is Verdict.INCONCLUSIVE

@@ -76,7 +76,8 @@ class MeasurementRecord(BaseModel):
 
     culprit_nodes: all nodes to blame for sure. culprit_either: lists of nodes of which one may be
     to blame; an empty list stands for all nodes that took part. culprit_parts: the devices, paths,
-    ranks and settings of these; null if none is known. `culprit` may name fewer.
+    ranks and settings of these; null if none is known. `culprit` may name fewer. interval: lowest
+    and highest value that the true one may have; null if it is not known, or exact.
     """
 
     model_config = ConfigDict(from_attributes=True, title="Measurement")
@@ -94,6 +95,7 @@ class MeasurementRecord(BaseModel):
     where: str
     detection: DetectionRecord | None
     headline: HeadlineMark | None
+    interval: tuple[float, float] | None = None
     margin: float | None
     verdict: Verdict | None
 
@@ -257,8 +259,7 @@ class CaseResult:
         """The value that decided, in few words, else why the test did not pass."""
         if (worst := self.worst) is None:
             return first_line(self.message) or first_line(self.unread) or self.outcome
-        doubt = worst.detection.doubt if worst.detection else ""
-        why = doubt or worst.note if worst.verdict is Verdict.INCONCLUSIVE else ""
+        why = worst.doubt or worst.note if worst.verdict is Verdict.INCONCLUSIVE else ""
         why = f": {why}" if why else ""
         return first_line(f"{worst.name} {worst.measured}{why}")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.detection import smallest_loss, smallest_share_wrong
+from pytest_mnode.detection import Estimate, smallest_share_wrong
 from pytest_mnode.measurement import (
     Curve,
     HeadlineMark,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.sweep import Row, Sweep
 
 _MOST_PAST_PERCENT = 10.0
-_PAST_PHYSICS = 0.05
-"""Fraction by which busbw may exceed the ceiling: shaper bursts and clock resolution."""
 _COLUMNS = (
     ("size", "(B)", 12),
     ("count", "(elements)", 14),
@@ -170,9 +168,10 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
 def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[Measurement]:
     share = row.busbw_gbytes_s / one.line.gbytes_s
     moved = f", {row.moved_bytes} bytes moved" if row.moved_bytes != row.size_bytes else ""
+    estimate = row.estimate
     note = (
-        f"{share:.1%} of the line, median of {len(row.times_s)} × {row.calls} calls, "
-        f"p99 {row.p99_s * 1e3:.4g} ms{moved}; {one.algorithm.note}"
+        f"{share:.1%} of the line, {_shape(row)}, p99 {row.p99_s * 1e3:.4g} ms{moved}"
+        f"{_noise(estimate)}; {one.algorithm.note}"
     )
     if found.attempt > 1:
         note += (
@@ -184,12 +183,11 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
         return [Measurement(name, busbw, "GB/s", note=note)]
     formula = busbw_formula(row.collective)
     source = f"{one.promise.source(one.line)}; {formula}"
-    detection = smallest_loss(
-        row.all_busbw_gbytes_s, one.bound.accepted[0], one.promise.tolerated_fraction
-    )
+    interval = estimate.interval if estimate else None
     judged = Measurement(
         *(name, busbw, "GB/s", one.bound, source, found.culprit, note),
-        detection=detection,
+        detection=estimate.detection(one.bound.accepted) if estimate else None,
+        interval=interval,
         headline=_headline(row.collective, one.line.gbytes_s),
     )
     if judged.verdict is Verdict.FAIL and found.held_back:
@@ -199,20 +197,21 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
         )
         judged = replace(judged, value=None, culprit=None, note=f"{why}; {note}")
     measurements = [judged]
-    ceiling = one.line.ceiling_gbytes_s
-    if one.algorithm.physical and ceiling is not None:
+    if one.ceiling is not None:
         measurements.append(
             Measurement(
                 f"{name} against the ceiling of the NICs",
                 busbw,
                 "GB/s",
-                at_most(ceiling, _PAST_PHYSICS * ceiling),
+                one.ceiling,
                 f"fabric.line_rate of all NICs of a node; {formula}",
                 Culprit(
                     "the clock, fabric.line_rate or fabric.nics_per_node of the spec, or a path "
                     "that is not the fabric"
                 ),
                 one.algorithm.note,
+                # A check of what measures: it accuses only if the rate is surely impossible.
+                interval=(estimate.low, busbw) if estimate else None,
             )
         )
     return measurements
@@ -223,6 +222,20 @@ def _headline(collective: str, line_gbytes_s: float) -> HeadlineMark:
     order = tuple(Collective).index(Collective(collective))
     words = collective.replace("_", "-")
     return HeadlineMark(words, of=line_gbytes_s, whole="the line", order=order)
+
+
+def _shape(row: Row) -> str:
+    """What was timed, such as "median of 5 × 3 calls" of one communicator."""
+    calls = f"median of {len(row.times_s[0])} × {row.calls} calls"
+    count = len(row.times_s)
+    return calls if count == 1 else f"mean of {count} communicators, each the {calls}"
+
+
+def _noise(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    within, between = estimate.scatter
+    return f", repeats vary by {within:.2%} and communicators by {between:.2%}"
 
 
 def _judge_traffic(found: Busbw) -> Measurement:
@@ -272,7 +285,7 @@ def sweep_table(sweep: Sweep) -> str:
             _us(point.time_median_us),
             *(f"{point.algbw_gbytes_s:.4g}", f"{point.busbw_gbytes_s:.4g}", str(row.wrong)),
             *(_us(t) for t in (point.time_min_us, point.time_p99_us, point.time_max_us)),
-            f"{len(row.times_s)}×{row.calls}",
+            f"{len(row.all_times_s)}×{row.calls}",
         )
         lines.append(_line([" ", *cells]))
     lines += [

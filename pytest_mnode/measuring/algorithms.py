@@ -1,4 +1,4 @@
-"""Algorithms that each backend's collectives are measured with, and pinning of NCCL's ring."""
+"""Algorithms that each backend's collectives are measured with, and the communicators for them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _GLOO = {
 class Algorithm:
     """An algorithm to measure a collective with.
 
-    name: "ring" if a ring moves the data, else "default". pinned: whether it needs a communicator
-    of its own. physical: whether the line rate of a node's NICs limits busbw; a hierarchical
+    name: "ring" if a ring moves the data, else "default". pinned: whether NCCL is told to use it.
+    physical: whether the line rate of a node's NICs limits busbw; a hierarchical
     algorithm, or a switch that reduces, sends fewer bytes. note: an explanation for readers.
     """
 
@@ -67,19 +67,19 @@ def algorithms_of(
 
 
 @contextmanager
-def group_for(algorithm: Algorithm, device: torch.device) -> Iterator[Group]:
-    """Yield the process group to measure with: None, the default group, unless a ring is pinned.
+def fresh_group(algorithm: Algorithm, device: torch.device) -> Iterator[Group]:
+    """Yield a new process group of all ranks, with connections of its own; destroy it afterwards.
+
+    New connections have new ports, from which the switches choose their paths (ECMP).
 
     NCCL reads NCCL_ALGO when it creates a communicator, at the first collective or earlier, so the
     variable is set until then and restored. All ranks enter and leave together.
     """
-    if not algorithm.pinned:
-        yield None
-        return
     group = None
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(_VARIABLE, "RING")
+            if algorithm.pinned:
+                patch.setenv(_VARIABLE, "RING")
             group = dist.new_group()
             dist.all_reduce(torch.zeros(1, device=device), group=group)
             finish(device)

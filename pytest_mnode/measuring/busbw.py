@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -15,14 +16,14 @@ import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
-from pytest_mnode.measurement import Bound
-from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
+from pytest_mnode.measurement import Bound, at_most
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, fresh_group
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.ranks import by_rank
-from pytest_mnode.measuring.sweep import Sweep, sweep
+from pytest_mnode.measuring.sweep import Row, Sweep, sweep
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
@@ -37,6 +38,8 @@ from pytest_mnode.spec.fabric import BusbwPromise
 _ATTEMPTS = 3
 """Attempts at a sweep that falls short without a culprit, if nodes share a machine's CPUs."""
 _BUSY_FRACTION = 0.1
+_PAST_PHYSICS = 0.05
+"""Fraction by which busbw may exceed the ceiling: shaper bursts and clock resolution."""
 _VALID_S = 300.0
 """Age after which a culprit is searched for again, because faults come and go."""
 
@@ -56,13 +59,28 @@ class AlgorithmSweep:
         return self.promise.bound_gbytes_s(self.line)
 
     @property
+    def ceiling(self) -> Bound | None:
+        """The busbw that no algorithm which the NICs limit exceeds; None for another."""
+        highest = self.line.ceiling_gbytes_s
+        if not self.algorithm.physical or highest is None:
+            return None
+        return at_most(highest, _PAST_PHYSICS * highest)
+
+    @property
     def falls_short(self) -> bool:
         """Whether a size of the plateau was measured below the bound."""
-        return not all(
-            self.bound.holds(row.busbw_gbytes_s)
-            for row in self.sweep.rows
-            if self.on_plateau(row.size_bytes)
-        )
+        return not all(self.bound.holds(row.busbw_gbytes_s) for row in self.judged)
+
+    @property
+    def decided(self) -> bool:
+        """Whether each measured size of the plateau surely keeps or surely misses its bound."""
+        found = [row.estimate for row in self.judged]
+        return all(one and self.bound.decides(*one.interval) is not None for one in found)
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        """The rows of the plateau."""
+        return tuple(row for row in self.sweep.rows if self.on_plateau(row.size_bytes))
 
     def on_plateau(self, size_bytes: int) -> bool:
         """Whether this size is on the plateau, and so is judged."""
@@ -176,16 +194,18 @@ def measure_busbw(
     collective: torch.distributed's name. known: a culprit found before in this run is not searched
     for again. All ranks call this, with the default group in place. It takes a few seconds, and up
     to `budget_s` more in total if the promise is broken. If nodes share the CPUs of one machine,
-    which other programs may use too, a sweep that falls short without a culprit is repeated, twice
-    at most.
+    which other programs may use too, a sweep that falls short without a culprit, or whose noise
+    leaves it undecided, is repeated, twice at most.
     """
     attempts = _ATTEMPTS if spec.shares_processors else 1
     culprit, named = None, False
     for attempt in range(1, attempts + 1):
         found = replace(_sweeps(collective, promise, spec, world, device), attempt=attempt)
         short = next((one for one in found.sweeps if one.falls_short), None)
-        if short is None:
+        if short is None and (attempt == attempts or all(one.decided for one in found.sweeps)):
             return found
+        if short is None:
+            continue
         if culprit is not None and not budget_s:
             continue  # a search without time left would replace the earlier answer by none
         started_s = time.monotonic()
@@ -210,18 +230,16 @@ def _sweeps(
     waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()
     with Counted(world) as counted:
         for algorithm in algorithms:
-            with group_for(algorithm, device) as group:
-                found = sweep(
-                    measured,
-                    promise.sizes_bytes,
-                    warmup=promise.warmup,
-                    repeats=promise.repeats,
-                    device=device,
-                    group=group,
-                    tolerated=dict.fromkeys(
-                        promise.plateau_sizes_bytes, promise.tolerated_fraction
-                    ),
-                )
+            found = sweep(
+                measured,
+                promise.sizes_bytes,
+                warmup=promise.warmup,
+                repeats=promise.repeats,
+                device=device,
+                communicator=functools.partial(fresh_group, algorithm, device),
+                judged=dict.fromkeys(promise.plateau_sizes_bytes, promise.bound_gbytes_s(line)),
+                communicators=promise.communicators,
+            )
             sweeps.append(AlgorithmSweep(algorithm, found, promise, line))
     waited_s = difference(waited_s, cpu_wait_so_far_s()) or 0.0
     shares = by_rank([waited_s / (time.monotonic() - started_s)], device)

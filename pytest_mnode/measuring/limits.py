@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from pytest_mnode.detection import LOOKS
 from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ START_UP_S, START_UP_OF_A_RANK_S = 30.0, 0.1
 """Time to create a process group and its connections: a constant, and a part per rank."""
 TRIAL_S = 5.0
 """The same constant after a hang: forked ranks form a process group in a second."""
+CONNECT_S, CONNECT_OF_A_RANK_S = 1.0, 0.01
+"""Time to create one more process group: a constant, and a part per rank."""
 START_UP_OF_ACCELERATORS_S = 60.0
 """Contexts of all accelerators of a node, libraries on a file server, NCCL's topology search."""
 FACTOR = 10.0
 """Limit as a multiple of the time at a promise that is just kept: slower is a hang, not a rate."""
+LEAST_REPEATS = 3
+"""Least repeats on each communicator of a size that is judged."""
 CHECKED_CALLS = 12
 """Number of calls in a row that are checked one by one: for a large size only as many as fill a
 repeat, but for the smallest size always all, to find one stale result in that many calls."""
@@ -36,8 +41,21 @@ def sweep_s(promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks
         calls = math.ceil(REPEAT_S / call_s)
         # Checked calls and warm-up, then the repeats, and up to a quarter to time one call.
         checked = 1 + min(CHECKED_CALLS, calls)
-        spent_s += (checked + promise.warmup + (promise.repeats + 0.25) * calls) * call_s
+        times = promise.communicators if size in promise.plateau_sizes_bytes else 1
+        repeats = repeats_of_each(promise.repeats, times) * times
+        spent_s += (checked + promise.warmup + times - 1 + (repeats + 0.25) * calls) * call_s
     return spent_s
+
+
+def repeats_of_each(repeats: int, communicators: int) -> int:
+    """Repeats on each communicator, if `repeats` are spread over them.
+
+    Of one communicator all; of several at least three each, so that one that something disturbed
+    is not the median.
+    """
+    if communicators == 1:
+        return repeats
+    return max(LEAST_REPEATS, math.ceil(repeats / communicators))
 
 
 def _call_s(
@@ -48,7 +66,7 @@ def _call_s(
 
 
 def collective_limit_s(collective: str) -> LimitOf:
-    """Limit of this collective's test: start-up, locating, and ten times the sweep."""
+    """Limit of this collective's test: start-up, locating, communicators, ten times the sweep."""
 
     def limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
         fabric = spec.criteria.fabric
@@ -58,7 +76,10 @@ def collective_limit_s(collective: str) -> LimitOf:
             return limit
         # With gloo the busbw at line rate is lowest.
         line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, "gloo")
-        return limit + FACTOR * sweep_s(promise, collective, line, nodes * ranks_per_node)
+        ranks = nodes * ranks_per_node
+        connect_s = CONNECT_S + CONNECT_OF_A_RANK_S * ranks
+        limit += max(LOOKS) * promise.communicators * connect_s
+        return limit + FACTOR * sweep_s(promise, collective, line, ranks)
 
     return limit_s
 

@@ -33,7 +33,7 @@ class BusbwPromise(Page):
     """Bus bandwidth of a collective, as a fraction of the line rate of all NICs of a node."""
 
     at_least_fraction: Annotated[Fraction, Field(le=2)]
-    """Fraction of the line rate that the median of repeats reaches at each size of the plateau."""
+    """Fraction of the line rate that busbw reaches at each size of the plateau."""
     tolerance_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     """Fraction of the line rate by which a measured value may fall short of the bound."""
     sizes_bytes: Sizes = Field(alias="sizes")
@@ -47,8 +47,12 @@ class BusbwPromise(Page):
     warmup: Count = 2
     """Calls before the first that is timed, at each size."""
     repeats: Some = 5
-    """Timed runs of calls at each size, whose median is judged. Sizes of the plateau get more if
-    their noise exceeds what the bound tolerates: four times as many at most, or 12."""
+    """Timed runs of calls at each size. At sizes of the plateau they are spread over the
+    communicators, three on each at least; the median of each communicator counts."""
+    communicators: Annotated[int, Field(strict=True, ge=3)] = 3
+    """Process groups made anew, each with connections and so paths of its own, on which each size
+    of the plateau is measured; their mean is judged. While its interval contains the bound, more
+    follow, up to four times as many. nccl-tests are run as often."""
 
     @field_validator("tolerance_fraction")
     @classmethod

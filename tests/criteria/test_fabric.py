@@ -40,8 +40,44 @@ def test_the_plateau_is_judged_with_its_formula() -> None:
         "fabric.line_rate 200 Mbit/s × at_least_fraction 0.8; "
         "busbw = size/time × 2(n-1)/n (nccl-tests, PERFORMANCE.md)"
     )
-    assert busbw.note.startswith("90.0% of the line, median of 5 × 3 calls, p99 ")
+    each = "mean of 3 communicators, each the median of 3 × 3 calls"
+    assert busbw.note.startswith(f"90.0% of the line, {each}, p99 ")
     assert busbw.note.endswith("; gloo's all_reduce is a ring")
+    assert busbw.interval == pytest.approx((0.0225, 0.0225))
+    assert busbw.detection is not None
+    assert busbw.detection.share == pytest.approx(1 - 0.8 / 0.9)
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict", "beside"),
+    [
+        ((0.9, 0.9, 0.9), Verdict.PASS, Verdict.PASS),
+        ((0.86, 0.9, 0.94), Verdict.INCONCLUSIVE, Verdict.PASS),
+        ((0.75, 0.78, 0.8), Verdict.INCONCLUSIVE, Verdict.PASS),
+        ((0.5, 0.51, 0.5), Verdict.FAIL, Verdict.PASS),
+        ((1.0, 1.08, 1.16), Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE),  # not surely impossible
+        ((0.9, 1.0, 1.1), Verdict.INCONCLUSIVE, Verdict.PASS),  # nor is the mean
+        ((1.2, 1.2, 1.2), Verdict.PASS, Verdict.FAIL),
+    ],
+)
+def test_communicators_that_differ_decide_nothing_near_a_bound(
+    shares: tuple[float, ...], verdict: Verdict, beside: Verdict
+) -> None:
+    """By the share of the line on each communicator; the bound is 0.8, and 1.05 beside it."""
+    found = judged([row(MIB, *shares)], culprit="node2 fab0")
+    busbw = recorded(found)["all_reduce 1 MiB busbw"]
+    assert busbw.verdict is verdict
+    assert recorded(found)[f"{busbw.name} against the ceiling of the NICs"].verdict is beside
+    assert found.sweeps[0].falls_short is (max(shares) <= 0.8)
+    assert found.sweeps[0].decided is (verdict is not Verdict.INCONCLUSIVE)
+    assert (busbw.culprit == "node2 fab0") is (verdict is not Verdict.PASS)
+    assert (busbw.detection is None) is (verdict is Verdict.FAIL)
+
+
+def test_the_note_tells_noise_of_communicators_from_that_of_repeats() -> None:
+    [one] = judged([row(MIB, 0.86, 0.9, 0.94)]).sweeps[0].sweep.rows
+    note = recorded(judged([one]))["all_reduce 1 MiB busbw"].note
+    assert ", repeats vary by 0.00% and communicators by 4.45%; " in note
 
 
 def test_below_the_bound_names_the_culprit() -> None:

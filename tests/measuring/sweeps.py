@@ -29,10 +29,13 @@ GLOO_RING = algorithms_of(Collective.ALL_REDUCE, "gloo", 1)[0]
 PINNED, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 1)
 
 
-def row(size_bytes: int, of_the_line: float, wrong: int = 0) -> Row:
-    """A row of four ranks with a busbw of this share of the rack's 0.025 GB/s."""
-    time_s = size_bytes * bus_factor("all_reduce", 4) / (of_the_line * 0.025e9)
-    return Row("all_reduce", 4, size_bytes, size_bytes, size_bytes // 4, 3, (time_s,) * 5, wrong)
+def row(size_bytes: int, *of_the_line: float, wrong: int = 0) -> Row:
+    """A row of four ranks; by communicator, the share of the rack's 0.025 GB/s (one for all)."""
+    shares = of_the_line * 3 if len(of_the_line) == 1 else of_the_line
+    moved_gb = size_bytes * bus_factor("all_reduce", 4) / 1e9
+    times_s = tuple((moved_gb / (share * 0.025),) * 3 for share in shares)
+    sizes = (size_bytes, size_bytes, size_bytes // 4)
+    return Row("all_reduce", 4, *sizes, 3, times_s, wrong)
 
 
 def judged(

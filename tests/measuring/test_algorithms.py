@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, fresh_group
 from pytest_mnode.spec.bandwidth import Collective
 
 CPU = torch.device("cpu")
@@ -75,12 +75,12 @@ def test_the_variable_is_set_for_the_communicator_and_restored(
     if before is not None:
         monkeypatch.setenv("NCCL_ALGO", before)
     nccl = Communicators(monkeypatch)
-    with group_for(RING, CPU) as group:
+    with fresh_group(RING, CPU) as group:
         assert group == "the ring"
         assert os.environ.get("NCCL_ALGO") == before
     assert nccl.made == ["RING"]
     assert nccl.destroyed == ["the ring"]
-    with pytest.raises(ZeroDivisionError), group_for(RING, CPU):
+    with pytest.raises(ZeroDivisionError), fresh_group(RING, CPU):
         raise ZeroDivisionError
     assert nccl.destroyed == ["the ring"] * 2
 
@@ -90,17 +90,20 @@ def test_the_variable_is_restored_if_no_communicator_can_be_made(
 ) -> None:
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     nccl = Communicators(monkeypatch, RuntimeError("no ring"))
-    with pytest.raises(RuntimeError, match="no ring"), group_for(RING, CPU):
+    with pytest.raises(RuntimeError, match="no ring"), fresh_group(RING, CPU):
         pass
     assert "NCCL_ALGO" not in os.environ
     assert nccl.destroyed == ["the ring"]
 
 
 @pytest.mark.parametrize("algorithm", [DEFAULT, *algorithms_of(Collective.ALL_REDUCE, "gloo", 1)])
-def test_the_default_algorithm_needs_no_communicator(
+def test_the_default_algorithm_has_a_fresh_communicator_too(
     monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
 ) -> None:
-    nccl = Communicators(monkeypatch)
-    with group_for(algorithm, CPU) as group:
-        assert group is None
-    assert nccl.made == nccl.destroyed == []
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    backend = Communicators(monkeypatch)
+    for _ in range(3):
+        with fresh_group(algorithm, CPU) as group:
+            assert group == "the ring"
+    assert backend.made == [None] * 3
+    assert backend.destroyed == ["the ring"] * 3

@@ -21,8 +21,8 @@ from pytest_mnode.measuring.sweep import (
     too_large,
 )
 
-ROW = Row("all_reduce", 4, 4_000_000, 4_000_000, 1_000_000, 3, (0.25, 0.20, 0.90), 0)
-UNEVEN = Row("all_gather", 3, 1 << 20, 1048572, 87381, 2, (0.5, 0.5, 0.5), 2)
+ROW = Row("all_reduce", 4, 4_000_000, 4_000_000, 1_000_000, 3, ((0.25, 0.20, 0.90),), 0)
+UNEVEN = Row("all_gather", 3, 1 << 20, 1048572, 87381, 2, ((0.5, 0.5, 0.5),), 2)
 
 
 def test_bandwidth_is_of_the_median_repeat() -> None:
@@ -41,8 +41,21 @@ def test_bandwidth_counts_the_moved_bytes() -> None:
 @pytest.mark.parametrize(("repeats", "p99_s"), [(1, 1), (5, 5), (99, 99), (100, 99), (200, 198)])
 def test_p99_is_exceeded_by_one_repeat_in_a_hundred(repeats: int, p99_s: float) -> None:
     times_s = tuple(float(t) for t in range(repeats, 0, -1))
-    row = Row("all_reduce", 4, 4, 4, 1, 1, times_s, 0)
+    row = Row("all_reduce", 4, 4, 4, 1, 1, (times_s[:2], times_s[2:]), 0)
     assert row.p99_s == p99_s
+
+
+def test_bandwidth_is_the_mean_of_communicators_each_by_its_median() -> None:
+    times_s = ((0.5, 0.1, 0.2), (0.2, 0.2, 0.9), (0.9, 0.2, 0.1))
+    row = Row("all_reduce", 4, 4_000_000, 4_000_000, 1_000_000, 3, times_s, 0)
+    assert row.busbw_gbytes_s == pytest.approx(0.03)  # of 0.2 s each
+    assert row.timed_bytes == 4_000_000 * 3 * 9
+    assert row.estimate is not None
+    assert row.estimate.interval == pytest.approx((0.03, 0.03))
+    assert row.point.repeats == 9
+    assert row.point.algbw_gbytes_s == pytest.approx(0.02)
+    assert row.point.times_us[2] == pytest.approx((900_000, 200_000, 100_000))
+    assert ROW.estimate is None
 
 
 def test_a_curve_has_every_row() -> None:

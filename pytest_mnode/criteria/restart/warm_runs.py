@@ -86,13 +86,16 @@ def _group(config: JobConfig, world: World) -> Iterator[Any]:
     """The group to train over: None, the default group, or on NCCL one whose sums repeat."""
     import torch.distributed as dist
 
-    from pytest_mnode.measuring.algorithms import RING, Algorithm, group_for
+    from pytest_mnode.measuring.algorithms import RING, Algorithm, fresh_group
     from pytest_mnode.reference_job.device import device_of
 
     unset = set(config.settings) - os.environ.keys()
     pinned = ALGORITHM in unset and dist.is_initialized() and dist.get_backend() == "nccl"
+    if not pinned:
+        yield None
+        return
     ring = Algorithm(RING, pinned, True, f"{ALGORITHM}={config.settings.get(ALGORITHM)}")
-    with group_for(ring, device_of(config, world.local_rank)) as group:
+    with fresh_group(ring, device_of(config, world.local_rank)) as group:
         yield group
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.measurement import Bound, at_least
 from pytest_mnode.measuring import checked_calls
 from pytest_mnode.measuring import sweep as module
+from pytest_mnode.measuring.algorithms import algorithms_of, fresh_group
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.ranks import elapsed_s
 from pytest_mnode.measuring.sweep import Row
@@ -22,6 +25,7 @@ FAULTY = 2
 EVERY = (2, 11)
 """One of this many calls returns the previous result; at most one fewer than are checked."""
 CPU = torch.device("cpu")
+[GLOO] = algorithms_of(COLLECTIVES["all_reduce"].collective, "gloo", 1)
 FUNCTIONS = {
     "all_reduce": ("all_reduce",),
     "broadcast": ("broadcast",),
@@ -98,7 +102,80 @@ def test_stale_sums(world: World) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_right_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = swept(name, monkeypatch, repeats=3)
-    assert (row.wrong, row.wrong_ranks, len(row.times_s)) == (0, (), 3)
+    assert (row.wrong, row.wrong_ranks, len(row.all_times_s)) == (0, (), 3)
+
+
+@pytest.mark.parametrize(
+    ("decided", "communicators"), [(True, (3,) * 3), (False, (3,) * 3), (None, (3,) * 12)]
+)
+def test_a_judged_size_is_measured_on_fresh_communicators_until_it_is_decided(
+    decided: bool | None, communicators: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPEAT_S", 0.005)
+    monkeypatch.setattr(Bound, "decides", lambda *_: decided)
+    groups = []
+
+    @contextlib.contextmanager
+    def communicator() -> Iterator[Any]:
+        before = len(dist.distributed_c10d._world.pg_map)
+        with fresh_group(GLOO, CPU) as group:
+            groups.append(group)
+            yield group
+        assert len(dist.distributed_c10d._world.pg_map) == before  # destroyed again
+
+    small, judged = module.sweep(
+        COLLECTIVES["all_reduce"],
+        [1024, 4096],
+        warmup=1,
+        repeats=2,
+        device=CPU,
+        communicator=communicator,
+        judged={4096: at_least(1)},
+        communicators=3,
+    ).rows
+    assert tuple(map(len, judged.times_s)) == communicators
+    assert tuple(map(len, small.times_s)) == (2,)
+    assert len(set(map(id, groups))) == len(communicators)
+    assert None not in groups
+    assert judged.wrong == small.wrong == 0
+    assert judged.checked > 4 * len(communicators)
+
+
+def test_wrong_results_of_a_later_communicator_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third communicator corrupts a value on one rank."""
+    groups: list[Any] = []
+
+    @contextlib.contextmanager
+    def communicator() -> Iterator[Any]:
+        with fresh_group(GLOO, CPU) as group:
+            groups.append(group)
+            yield group
+
+    def make(right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            done = right(tensor, *args, **kwargs)
+            if len(groups) == 3 and world.rank == FAULTY and tensor.numel() == 1024:
+                tensor[-1] += 1
+            return done
+
+        return call
+
+    monkeypatch.setattr(module, "REPEAT_S", 0.005)
+    change(monkeypatch, "all_reduce", make)
+    [row] = module.sweep(
+        COLLECTIVES["all_reduce"],
+        [4096],
+        warmup=1,
+        repeats=1,
+        device=CPU,
+        communicator=communicator,
+        judged={4096: at_least(1e-9)},
+        communicators=3,
+    ).rows
+    assert row.wrong > 0
+    assert row.wrong_ranks == (FAULTY,)
 
 
 @pytest.mark.parametrize("position", [0, 511, -1])
