@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.certificate.page import page_text
+from pytest_mnode.certificate.page import page_text, view
 from pytest_mnode.certificate.page.pictures import MISSING
 from pytest_mnode.certificate.page.view import path_matrix
 from pytest_mnode.charts import (
@@ -254,3 +254,20 @@ def test_a_page_of_512_nodes_is_small() -> None:
     page = page_text(composed(questions=6))
     assert len(page.encode()) < 1e6
     assert f"node{SLOW:04d} mlx5_3 tx" in page
+
+
+def test_a_page_with_too_many_values_lists_the_worst_of_each_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes, questions = 90, 4
+    monkeypatch.setattr(view, "MOST_VALUES", 200)
+    certificate = composed(nodes, questions)
+    most = view.most_listed(certificate.criteria)
+    assert most == 40
+    page = page_text(certificate)
+    assert page.count("the worst 40 of 90 values: 90 pass; certificate.json has all") == questions
+    assert page.count("is ahead of") == questions * (1 + most)
+    worst = max(range(nodes), key=lambda n: n * 3 % 97)  # of question 3
+    assert page.count(f"node{worst:04d} is ahead of") >= 2
+    monkeypatch.undo()
+    assert page_text(certificate).count("is ahead of") == questions * (1 + nodes)

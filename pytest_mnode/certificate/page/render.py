@@ -70,6 +70,7 @@ def page_text(certificate: Certificate, asked: datetime | None = None) -> str:
         headline=headline(certificate, asked),
         pictures=pictures,
         missing=missing,
+        most=view.most_listed(certificate.criteria),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
 from pytest_mnode.certificate.criterion_headline import CriterionHeadline
@@ -20,6 +21,8 @@ _ORDER = tuple(CriterionVerdict)
 _MOST_TRENDS = 6
 MANY = 40
 """Maximum number of entries of a list that is opened in print."""
+MOST_VALUES = 25_000
+"""Maximum number of values on a page, apart from the worst of each group: 2.8 MB of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,14 @@ class Group:
     def shown(self) -> tuple[Value, ...]:
         """Values that the table itself shows."""
         return self.broken[:MANY] or (self.worst,)
+
+    def listed(self, most: int) -> tuple[Value, ...]:
+        """All values in the order of their cases; if they are more than `most`, the worst."""
+        return (
+            self.values
+            if len(self.values) <= most
+            else tuple(nsmallest(most, self.values, _badness))
+        )
 
     @property
     def verdicts(self) -> str:
@@ -88,6 +99,18 @@ def questions(criterion: CriterionResult) -> list[Question]:
             by_test.setdefault(_test(case), []).append(case)
     found = [_question(test, cases) for test, cases in by_test.items()]
     return sorted(found, key=lambda question: _severity(question.verdict))
+
+
+def most_listed(criteria: Sequence[CriterionResult]) -> int:
+    """How many values of a group the page lists: all, unless all together are too many."""
+    values = [(_test(case), one) for c in criteria for case in c.cases for one in case.measurements]
+    if len(values) <= MOST_VALUES:
+        return len(values)
+    return max(MANY, MOST_VALUES // len({(test, *_group_of(one)) for test, one in values}))
+
+
+def _group_of(one: Measurement) -> tuple[object, ...]:
+    return one.name, one.unit, one.expected, one.source
 
 
 def left_open(criterion: CriterionResult) -> list[tuple[str, str, int]]:
@@ -179,8 +202,7 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
     texts: dict[tuple[str, str | None], list[str]] = {}
     for case in cases:
         for one in case.measurements:
-            key = one.name, one.unit, one.expected, one.source
-            groups.setdefault(key, []).append(Value(parameter_of(case.test), one))
+            groups.setdefault(_group_of(one), []).append(Value(parameter_of(case.test), one))
         if case.message:
             texts.setdefault((case.message, case.culprit), []).append(parameter_of(case.test))
     counted = Counter(case.verdict.value for case in cases)

@@ -1,0 +1,87 @@
+"""Records of tests as the evidence keeps them: nothing of a case is lost, and they are small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate.gathered import CaseRecord, Gathered, certificate_from
+from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
+from pytest_mnode.evidence import file
+from pytest_mnode.evidence.file import EvidenceFile, rows_to_json
+from pytest_mnode.evidence.row import row
+from tests.certificate.large import composed
+
+NODES, LARGE = 32, 1024
+
+
+def record_of(case: CaseResult) -> CaseRecord:
+    """The record of a test that ended so."""
+    return CaseRecord(
+        outcome=case.outcome,
+        duration_s=case.duration_s or 0.0123456789,
+        phases=["setup", "call", "teardown"],
+        facts={
+            "question": case.question,
+            "nodes": list(case.nodes),
+            "measurements": measurements_to_json(case.measurements),
+            "charts": charts_to_json([*case.charts, *case.paths]),
+        },
+    )
+
+
+def cases_of(certificate: Certificate) -> dict[str, CaseRecord]:
+    every = (case for criterion in certificate.criteria for case in criterion.cases)
+    return {case.test: record_of(case) for case in every}
+
+
+def test_the_evidence_of_a_thousand_nodes_stays_below_100_mb(tmp_path: Path) -> None:
+    """Four values for each question and node, and nine rows of each of sixteen checks."""
+    certificate = composed(NODES)
+    records = cases_of(certificate)
+    evidence = EvidenceFile(tmp_path)
+    evidence.append(file.COLLECTED, {"tests": list(records)})
+    per_node = 0
+    for test, record in records.items():
+        before = evidence.path.stat().st_size
+        record.facts["measurements"] *= 4 if "preflight" in test else 1
+        evidence.append(file.BEGAN, {"test": test})
+        evidence.append(file.TEST, {"test": test, "record": record.to_json()})
+        if test.endswith("[node0007]"):
+            per_node += evidence.path.stat().st_size - before
+    before = evidence.path.stat().st_size
+    rows = [row(f"value {n}", f"text {n}", node="node0007", device=f"mlx5_{n}") for n in range(9)]
+    for _ in range(16):
+        evidence.append(file.ROWS, *rows_to_json("preflight.some_check", rows))
+    per_node += evidence.path.stat().st_size - before
+    [paths] = composed(2).criteria[1].cases[0].paths
+    of_paths = LARGE**2 * len("p 391000 ")  # each path measured
+    assert 40_000 < per_node < 90_000, "read, and with room for the rest"
+    assert paths.states
+    assert LARGE * per_node + of_paths < 100e6
+
+
+def test_a_record_is_read_back_as_the_same_case(tmp_path: Path) -> None:
+    certificate = composed(NODES, questions=3)
+    promised = tuple(c.name for c in certificate.criteria if c.promised)
+    gathered = Gathered(certificate.run, promised, {"gang": "no scheduler"}, cases_of(certificate))
+    evidence = EvidenceFile(tmp_path)
+    for test, record in gathered.cases.items():
+        evidence.append(file.TEST, {"test": test, "record": record.to_json()})
+    evidence.append(file.END, gathered.run_to_json())
+    evidence.close()
+    found = certificate_from(tmp_path)
+    assert found.ended
+    assert found.certificate == gathered.certificate()
+    assert found.certificate == _as_recorded(certificate)
+
+
+def _as_recorded(certificate: Certificate) -> Certificate:
+    """With what the records have besides: durations, and that only bounds failed the test."""
+
+    def recorded(case: CaseResult) -> CaseResult:
+        return replace(case, duration_s=0.0123456789, by_bounds=case.outcome == "failed")
+
+    criteria = (replace(c, cases=tuple(map(recorded, c.cases))) for c in certificate.criteria)
+    return replace(certificate, criteria=tuple(criteria))
