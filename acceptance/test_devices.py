@@ -28,11 +28,11 @@ def test_every_rank_multiplies_as_fast_as_the_others(
 ) -> None:
     """Are every rank's matrix products correct, and as fast as the others'?"""
     promise = promised(spec, "devices.matmul")
-    size = min(promise.size, devices.LARGEST_CHECKED)
+    size, family = min(promise.size, devices.LARGEST_CHECKED), devices.comparisons(spec)
     for dtype in promise.dtypes:
         wrong = bench.wrong_products(size, dtype, world, device)
         measure.record(devices.judge_products(dtype, size, wrong))
-        found = bench.compare_matmul(promise, dtype, world, device)
+        found = bench.compare_matmul(promise, dtype, world, device, comparisons=family)
         print(found.table())
         measure.record(devices.judge_rates(found))
 
@@ -53,7 +53,8 @@ def test_every_rank_copies_as_fast_as_the_others(
 ) -> None:
     """Does every rank copy as fast as the others?"""
     promise = promised(spec, f"devices.{kind}")
-    found = bench.compare_copy(kind, promise, world, device)
+    family = devices.comparisons(spec)
+    found = bench.compare_copy(kind, promise, world, device, comparisons=family)
     print(found.table())
     measure.record(devices.judge_rates(found))
 

@@ -17,6 +17,7 @@ from benchmarks import (
     logs,
     losses,
     page,
+    rank_rates,
     trivial,
     wall_clock,
     wire,
@@ -34,6 +35,7 @@ PARTS = (
     "growth",
     "page",
     "logs",
+    "rank-rates",
 )
 
 
@@ -67,6 +69,7 @@ def _table(part: str, options: argparse.Namespace) -> str:
         "losses": lambda: losses.measure(trials=2 if quick else 20),
         "page": lambda: page.measure(repeats=1 if quick else 7),
         "logs": lambda: logs.measure(repeats=1 if quick else 3),
+        "rank-rates": lambda: rank_rates.measure(100 if quick else 4_000),
         "kills": lambda: kills.measure(
             3 if quick else options.count, options.seconds, options.seed, options.first
         ),

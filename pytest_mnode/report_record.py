@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_mnode import marks
 from pytest_mnode.charts import Chart
 from pytest_mnode.measurement import Measurement
 
@@ -35,6 +36,7 @@ def describe(
     question = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
     report.mnode = {  # type: ignore[attr-defined]
         "question": question,
+        "runs": item.stash.get(marks.RUNS, 0),
         "nodes": list(nodes),
         "measurements": measurements_to_json(measurements),
         "charts": charts_to_json(charts),

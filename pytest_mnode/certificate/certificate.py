@@ -45,7 +45,8 @@ class CertificateVerdict(StrEnum):
     """The outcome of a run, worst first: the first that applies is the verdict.
 
     not certified: a criterion failed.
-    incomplete: a promised criterion did not run, the run was cut short, or nothing is promised.
+    incomplete: a promised criterion did not run, the run was cut short, a test of a criterion was
+    left out or ran more than once, or nothing is promised.
     inconclusive: a criterion could not be judged.
     partly certified: none of these applies, but some nodes of the cluster have no unexpired pass,
     or no path was measured between some of them and the others, or a path failed when it was last
@@ -84,7 +85,7 @@ class Certificate:
         if CriterionVerdict.FAIL in found:
             return CertificateVerdict.NOT_CERTIFIED
         promises = any(c.promised for c in self.criteria)
-        if CriterionVerdict.DID_NOT_RUN in found or self.run.cut_short or not promises:
+        if CriterionVerdict.DID_NOT_RUN in found or self.run.incomplete or not promises:
             return CertificateVerdict.INCOMPLETE
         if CriterionVerdict.INCONCLUSIVE in found:
             return CertificateVerdict.INCONCLUSIVE
@@ -124,7 +125,7 @@ class Certificate:
         def of(verdict: CriterionVerdict) -> list[str]:
             return [c.reason for c in self.criteria if c.verdict is verdict and c.reason]
 
-        missing = [f"cut short by {why}" for why in self.run.cut_short]
+        missing = [*self.run.incomplete]
         if not any(c.promised for c in self.criteria):
             missing.append("the spec promises nothing")
         if self.verdict is CertificateVerdict.PARTLY_CERTIFIED:

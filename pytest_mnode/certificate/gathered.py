@@ -39,8 +39,9 @@ class CaseRecord:
     """What is known of a test so far.
 
     culprit: as `Culprit.record`. facts: as `report_record.describe` attaches them. phases: those
-    that were reported. stopped: whether the failure of another test stopped it. by_bounds: whether
-    nothing but measurements kept it from passing so far.
+    that were reported, in order. reruns: runs after which a plugin announced another. stopped:
+    whether the failure of another test stopped it. by_bounds: whether nothing but measurements kept
+    it from passing so far.
     """
 
     outcome: Outcome = "passed"
@@ -53,6 +54,21 @@ class CaseRecord:
     stopped: bool = False
     by_bounds: bool = True
     lacks: str | None = None
+    reruns: int = 0
+
+    @property
+    def ran(self) -> bool:
+        """Whether its body was run: a plugin may report a test as passed that it never ran."""
+        return self.outcome != "passed" or bool(self.facts.get("runs"))
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it ran more than once, besides the reruns that a plugin announced.
+
+        A plugin may report one of several runs only, such as the one that passed.
+        """
+        recorded: int = self.facts.get("runs", 0)
+        return max(self.phases.count("setup"), recorded) - self.reruns > 1
 
     def result(self, test: str) -> CaseResult:
         """Of a test that passed so far, and has not ended, the end is unknown: pytest does not
@@ -158,13 +174,15 @@ def certificate_from(path: Path) -> FromEvidence:
     path = path / file.NAME if path.is_dir() else path
     cases: dict[str, CaseRecord | None] = {}
     rows = torn = 0
-    last, run, kind = 0.0, dict[str, Any](), ""
+    last, run, kind, due = 0.0, dict[str, Any](), "", set[str]()
     try:
         for values in file.read(path):
             kind, last = values["kind"], values.get("at", last)
             match kind:
                 case file.RUN | file.END:
                     run = values
+                case file.COLLECTED:
+                    due = set(values["tests"])
                 case file.BEGAN:
                     cases.setdefault(values["test"], None)
                 case file.TEST:
@@ -176,7 +194,13 @@ def certificate_from(path: Path) -> FromEvidence:
         facts = _FACTS.validate_python(run["facts"])
         if not (ended := run["kind"] == file.END):
             until = max(datetime.fromtimestamp(last, UTC), facts.start)
-            facts = replace(facts, end=until, cut_short=(*facts.cut_short, KILLED))
+            not_run = tuple(sorted(due - cases.keys() - set(facts.manifest.removed)))
+            facts = replace(
+                facts,
+                end=until,
+                cut_short=(*facts.cut_short, KILLED),
+                manifest=replace(facts.manifest, not_run=not_run),
+            )
         begun = {t: one or CaseRecord() for t, one in cases.items() if one or not ended}
         gathered = Gathered(facts, tuple(run["promised"]), run["not_promised"], begun)
         return FromEvidence(gathered.certificate(), len(begun), rows, torn, ended)

@@ -54,7 +54,7 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
 
 def _missing(run: RunFacts, criteria: Sequence[CriterionResult]) -> str:
     """Why no node can have passed; empty if every promised criterion judged something."""
-    why = [f"cut short by {reason}" for reason in run.cut_short]
+    why = [*run.incomplete]
     silent = (c for c in criteria if c.verdict is CriterionVerdict.DID_NOT_RUN or c.silence)
     why += [c.reason for c in silent if c.reason]
     if not any(c.promised for c in criteria):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from pytest_mnode.certificate.manifest import Manifest
 from pytest_mnode.certificate.spec_facts import SpecFacts
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
@@ -73,8 +75,9 @@ class RunFacts:
     start, end: with a time zone (a ValueError without).
     emulated: which hardware was emulated, in words; None if none was.
     doubts: doubtful values of the spec, one sentence each.
-    cut_short: why not every test of the suite was run, such as "-k mesh" or "interrupted"; a run
-        that was cut short never certifies.
+    cut_short: why not every test of the suite was run, such as "interrupted"; a run that was cut
+        short never certifies.
+    manifest: the tests of criteria that it collected; nor does a run that left some out.
     validity_s: how long after `end` a certificate holds.
     """
 
@@ -91,9 +94,16 @@ class RunFacts:
     emulated: str | None = None
     doubts: tuple[str, ...] = ()
     cut_short: tuple[str, ...] = ()
+    manifest: Manifest = field(default_factory=Manifest)
     validity_s: float = DEFAULT_VALIDITY_S
     cluster_nodes: PositiveInt | None = None
     not_covered: tuple[str, ...] = ()
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """Why its results are not those of one run of every test of the suite."""
+        ended = [f"cut short by {why}" for why in self.cut_short]
+        return (*ended, *self.manifest.reasons(ended_early=bool(ended)))
 
     def from_end(self, validities: int) -> datetime:
         """The end of the run and so many times `validity_s`, within the years 1 to 9999."""

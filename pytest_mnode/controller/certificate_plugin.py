@@ -98,6 +98,7 @@ class CertificatePlugin:
         case = self.cases.setdefault(test, CaseRecord())
         case.duration_s += report.duration
         case.phases.append(str(report.when))
+        case.reruns += report.outcome not in ("passed", "failed", "skipped")
         case.facts = getattr(report, "mnode", case.facts)
         case.recorded = recorded_from(report.user_properties)  # the last report has all phases'
         outcome = _outcome(report)
@@ -240,6 +241,7 @@ class CertificatePlugin:
             start=self.started,
             end=datetime.now(UTC),
             cut_short=tuple(self._cut_short(exitstatus)),
+            manifest=self._narrowing.manifest(None if exitstatus is None else self.cases),
             **self._fixed_facts,
         )
 
@@ -260,12 +262,6 @@ class CertificatePlugin:
         why += self._broken_off
         stops = (self._ended_itself and self.run.ended, session.shouldstop, session.shouldfail)
         why += [str(stop) for stop in stops if stop]
-        if (
-            not why
-            and exitstatus is not None
-            and (missing := self._narrowing.without_result(self.cases))
-        ):
-            why.append(missing)  # no other reason explains them
         return list(dict.fromkeys(why))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -1,78 +1,128 @@
-"""Reasons why not all tests of the criteria run; a run with such a reason certifies nothing."""
+"""Which tests of criteria were collected, and which of them were left out, in this process or in
+workers of pytest-xdist, which collect in place of the process that certifies."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.measurement import listed
+if TYPE_CHECKING:
+    from pytest_mnode.certificate.gathered import CaseRecord
+    from pytest_mnode.certificate.manifest import Manifest
 
 _WHY = "mnode_narrowed"
 _TESTS = "mnode_criterion_tests"
 
 
-class Narrowing:
-    """pytest plugin: notes which tests options left out, also in pytest-xdist workers, which
-    collect in place of the process that certifies.
+@dataclass(slots=True)
+class _Tests:
+    """Names of tests of criteria, as in `Manifest`."""
 
-    why: reasons such as "3 tests deselected"; set once tests are collected.
+    collected: set[str] = field(default_factory=set)
+    deselected: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+
+
+class Narrowing:
+    """pytest plugin: notes every test when it is made, and what leaves it out later.
+
+    why: options that leave out whole files, such as "--lf"; set once tests are collected.
     """
 
     def __init__(self) -> None:
         self.why: tuple[str, ...] = ()
-        self._collected: list[pytest.Item] = []
+        self._made: list[pytest.Item] = []
+        self._selected: set[int] = set()
         self._deselected: list[pytest.Item] = []
-        self._of_workers: set[str] = set()
+        self._all_selected = False
+        self._of_workers = _Tests()
+        self._session: pytest.Session | None = None
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside all wrappers, which may drop some
+    def pytest_make_collect_report(
+        self,
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        report = yield
+        self._made += (one for one in report.result if isinstance(one, pytest.Item))
+        return report
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Note an item when it is made: any later hook may take it out of the list."""
-        self._collected.append(item)
+        self._selected.add(id(item))
+
+    def pytest_collection_modifyitems(self) -> None:
+        self._all_selected = True  # not if collection was interrupted
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self._deselected += (item for item in items if _is_of_a_criterion(item))
+        self._deselected += items
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        config = session.config
+        self._session = session
         # --lf leaves out tests of directories and files without reporting them as deselected.
-        lf = ["--lf"] if config.pluginmanager.has_plugin("lfplugin-collskip") else []
-        number = len(self._deselected)
-        deselected = [f"{number} tests deselected"] if number else []
-        self.why = (*deselected, *lf)
-        if hasattr(config, "workeroutput"):
-            config.workeroutput[_WHY] = self.why
+        lf = session.config.pluginmanager.has_plugin("lfplugin-collskip")
+        self.why = ("--lf",) if lf else ()
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[_WHY] = self.why
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput[_TESTS] = sorted(self.due())
+            own = self._tests()
+            every = own.collected, own.deselected, own.removed
+            session.config.workeroutput[_TESTS] = [sorted(tests) for tests in every]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         output = getattr(node, "workeroutput", None) or {}
         self.why = tuple(dict.fromkeys((*self.why, *output.get(_WHY, ()))))
-        self._of_workers.update(output.get(_TESTS, ()))
-
-    def without_result(self, cases: Container[str]) -> str:
-        """Names of tests of criteria that were collected and have no result; "" if all have one.
-
-        This is what a plugin leaves behind that shortens pytest's list of items, or runs a part of
-        it, such as one that shards a suite. cases: tests with a result.
-        """
-        missing = [test for test in sorted(self.due() | self._of_workers) if test not in cases]
-        if not missing:
-            return ""
-        named = listed([test.rpartition("/")[2] for test in missing], 4, ", ")
-        from pytest_mnode.launchers.node import count  # not for runs without nodes
-
-        return f"{count(len(missing), 'collected test')} without a result (a plugin?): {named}"
+        if _TESTS in output:
+            collected, deselected, removed = output[_TESTS]
+            self._of_workers.collected.update(collected)
+            self._of_workers.deselected.update(deselected)
+            self._of_workers.removed.update(removed)
 
     def due(self) -> set[str]:
-        """Tests of criteria that were not deselected, by the names that plugins gave them last."""
+        """Tests of criteria that were not deselected."""
+        own = self._tests()
+        return own.collected - own.deselected
+
+    def manifest(self, cases: Mapping[str, CaseRecord] | None) -> Manifest:
+        """The manifest of the run. cases: what reports say of each test; None before the end."""
+        from pytest_mnode.certificate.manifest import Manifest  # not for runs without nodes
+
+        own, others = self._tests(), self._of_workers
+        collected = own.collected | others.collected
+        deselected = own.deselected | others.deselected
+        ran = {test for test, case in (cases or {}).items() if case.ran}
+        removed = (own.removed | others.removed) - deselected - ran
+        not_run = set() if cases is None else collected - deselected - removed - ran
+        repeated = {test for test, case in (cases or {}).items() if case.repeated}
+        lists = (deselected, removed, not_run, repeated)
+        return Manifest(len(collected), *(tuple(sorted(tests)) for tests in lists))
+
+    def _tests(self) -> _Tests:
+        """Tests of criteria, by the names that plugins gave them last."""
+        if (session := self._session) is None:
+            return _Tests()
+        arguments = session.config.args
+        chosen = bool(self.why) or any("::" in argument for argument in arguments)
         known = set(map(id, self._deselected))
-        due = (item for item in self._collected if id(item) not in known)
-        return {name_of(item.nodeid, item.location[0]) for item in due if _is_of_a_criterion(item)}
+        found = _Tests(deselected={_name(one) for one in self._deselected if _of_a_criterion(one)})
+        left = {_name(item) for item in session.items}
+        for item in filter(_of_a_criterion, self._made):
+            name = _name(item)
+            found.collected.add(name)
+            if id(item) in known:
+                continue
+            if name in left or not self._all_selected:
+                continue
+            # One that was never selected was left out by a name in an argument or by --lf; without
+            # these, a plugin took it out of the report of its file.
+            announced = chosen and id(item) not in self._selected
+            (found.deselected if announced else found.removed).add(name)
+        return found
 
 
 def name_of(nodeid: str, file: str) -> str:
@@ -81,6 +131,10 @@ def name_of(nodeid: str, file: str) -> str:
     return PurePath(file).name + nodeid if nodeid.startswith("::") else nodeid
 
 
-def _is_of_a_criterion(item: pytest.Item) -> bool:
-    # testmon deselects objects of its own, whose marks nobody knows.
+def _name(item: pytest.Item) -> str:
+    # testmon deselects objects of its own, which have no place, and whose marks nobody knows.
+    return name_of(item.nodeid, item.location[0] if isinstance(item, pytest.Item) else "")
+
+
+def _of_a_criterion(item: pytest.Item) -> bool:
     return not isinstance(item, pytest.Item) or item.get_closest_marker("criterion") is not None

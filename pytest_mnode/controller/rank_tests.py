@@ -68,6 +68,7 @@ class RankTests:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not in_ranks(item):
             return
+        item.stash[marks.RUNS] = item.stash.get(marks.RUNS, 0) + 1
         run, missing = self.run, self._out_of_reach() or self._stop_rules.stop_reason(item)
         missing = missing or marks.too_many_nodes(item, run.settings, run.nodes)
         reports = (

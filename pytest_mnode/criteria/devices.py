@@ -18,6 +18,7 @@ from pytest_mnode.measurement import (
     listed,
 )
 from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
+from pytest_mnode.spec import Spec
 from pytest_mnode.spec.devices import MatmulPromise
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 _MOST_NAMED = 16
 LARGEST_CHECKED = 2048
 """Largest size of a checked product: a check costs the host as much as the device gains."""
+
+
+def comparisons(spec: Spec) -> int:
+    """Number of comparisons of ranks that a certificate has, which share its false alarms."""
+    return spec.criteria.devices.comparisons if spec.criteria.devices else 1
 
 
 def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> list[Measurement]:

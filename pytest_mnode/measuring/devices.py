@@ -24,7 +24,14 @@ from pytest_mnode.detection import noise_share
 from pytest_mnode.machine.nvml import LoadSampler
 from pytest_mnode.machine.waiting import Spent, read_waiting, spent_between, total
 from pytest_mnode.measuring.naming import rank_name
-from pytest_mnode.measuring.rank_rates import Comparison, RankRate, cause, peer_bound
+from pytest_mnode.measuring.rank_rates import (
+    COMPARISONS,
+    FALSE_ALARM,
+    Comparison,
+    RankRate,
+    cause,
+    peer_bound,
+)
 from pytest_mnode.measuring.ranks import (
     barrier,
     by_rank,
@@ -56,7 +63,8 @@ class Task:
     """A kind of work that ranks are compared by.
 
     make: creates the work in each rank. floor: as in `Comparison`. from_host: whether the work
-    copies between host and device.
+    copies between host and device. comparisons: number of comparisons of the certificate, which
+    share the chance of a false alarm.
     """
 
     name: str
@@ -65,12 +73,31 @@ class Task:
     floor: float | None
     make: Callable[[], Work]
     from_host: bool = False
+    comparisons: int = COMPARISONS
+
+    @property
+    def false_alarm(self) -> float:
+        """Of one comparison; see `rank_rates.peer_bound`."""
+        return FALSE_ALARM / self.comparisons
+
+    def compared(self, rows: tuple[RankRate, ...], how: str, *, shared: bool = False) -> Comparison:
+        """The comparison of these rates."""
+        names = self.name, self.unit, self.promise, self.floor
+        return Comparison(*names, rows, how, shared, self.false_alarm)
 
 
 def compare_matmul(
-    promise: MatmulPromise, dtype: str, world: World, device: torch.device
+    promise: MatmulPromise,
+    dtype: str,
+    world: World,
+    device: torch.device,
+    *,
+    comparisons: int = COMPARISONS,
 ) -> Comparison:
-    """Compare matrix products on each rank's device. All ranks call this."""
+    """Compare matrix products on each rank's device. All ranks call this.
+
+    comparisons: number of comparisons of the certificate, see `Task`.
+    """
     floor_tflops = promise.at_least_tflops.get(dtype)  # type: ignore[call-overload]
 
     def make() -> Work:
@@ -80,11 +107,23 @@ def compare_matmul(
         return Work(flops / 1e9, lambda: torch.mm(a, b, out=out), device)
 
     floor = None if floor_tflops is None else floor_tflops * 1e3
-    return _compare(Task(f"matmul {dtype}", "GFLOP/s", promise, floor, make), world, device)
+    name = f"matmul {dtype}"
+    task = Task(name, "GFLOP/s", promise, floor, make, comparisons=comparisons)
+    return _compare(task, world, device)
 
 
-def compare_copy(kind: str, promise: CopyPromise, world: World, device: torch.device) -> Comparison:
-    """Compare copies: memory_copy, device_copy, host_to_device, device_to_host. All call this."""
+def compare_copy(
+    kind: str,
+    promise: CopyPromise,
+    world: World,
+    device: torch.device,
+    *,
+    comparisons: int = COMPARISONS,
+) -> Comparison:
+    """Compare copies: memory_copy, device_copy, host_to_device, device_to_host. All call this.
+
+    comparisons: number of comparisons of the certificate, see `Task`.
+    """
     task = Task(
         kind.replace("_", " "),
         "GB/s",
@@ -92,6 +131,7 @@ def compare_copy(kind: str, promise: CopyPromise, world: World, device: torch.de
         promise.at_least_gbytes_s,
         lambda: _copying(kind, promise.size_bytes, device),
         from_host="host" in kind,
+        comparisons=comparisons,
     )
     return _compare(task, world, device)
 
@@ -127,10 +167,10 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
         if not all(has for [has] in by_rank([float(work is not None)], device)):
             why = why or "not measured, because another rank could not be measured"
             row = RankRate(rank, None, why)
-            return Comparison(task.name, task.unit, promise, task.floor, gathered(row), "")
+            return task.compared(gathered(row), "")
         assert work is not None
         sampler = _sampler(work.on)
-        rates, spent = _rounds(work, promise, world, device, shared=shared, sampler=sampler)
+        rates, spent = _rounds(task, work, world, device, shared=shared, sampler=sampler)
     finally:
         torch.set_num_threads(threads)
     rate, alone = median(rates), None
@@ -144,7 +184,7 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
     if shared:
         how += ", one rank at a time, because nodes share a machine; time that others took is "
     how += "left out" if shared else ", all ranks at once"
-    return Comparison(task.name, task.unit, promise, task.floor, rows, how, shared)
+    return task.compared(rows, how, shared=shared)
 
 
 def _first_call(task: Task) -> tuple[Work | None, str]:
@@ -166,8 +206,8 @@ def _sampler(on: torch.device) -> LoadSampler | None:
 
 
 def _rounds(
+    task: Task,
     work: Work,
-    promise: RankPromise,
     world: World,
     device: torch.device,
     *,
@@ -179,6 +219,7 @@ def _rounds(
     If nodes do not share a machine and the noise of a rank would hide a loss larger than the bound
     tolerates, the first round has four times as many repeats.
     """
+    promise = task.promise
     best: list[float] = []
     stretches: list[Spent] = []
     calls = 0
@@ -210,7 +251,9 @@ def _rounds(
         everybody = [row[0] for row in by_rank([median(best)], device)]
         if len(everybody) < 2:
             break
-        bound = peer_bound(everybody, promise.at_least_fraction, promise.at_most_spreads)
+        bound = peer_bound(
+            everybody, promise.at_least_fraction, promise.at_most_spreads, task.false_alarm
+        )
         turns = (*bound.slow, *bound.unsure)
         if not turns:
             break

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, median, median_high
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pytest_mnode.detection import Detection, smallest_loss
+from pytest_mnode.intervals import t_quantile
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cgroup import read_cpu_limits
 from pytest_mnode.machine.nvml import Load
@@ -18,28 +22,28 @@ from pytest_mnode.spec.devices import RankPromise
 NORMAL = 1.4826
 """Standard deviation divided by median absolute deviation, for a normal distribution."""
 LEAST_SCALE = 0.01
-"""Least scale of `at_most_spreads`, as a share of the median: less means few values, or coarse
-clocks."""
+"""Least scale of ranks' rates, as a share of their mean: less means few values or coarse clocks."""
 ENOUGH = 8
 """Least number of ranks whose spread shows what is usual. The median deviation of two values is
 half of their difference, and of three the smaller of two gaps, so it would pass or fail ranks by
 chance."""
-FALSE_ALARM = 0.001
-"""Share of comparisons of healthy ranks, however many ranks they compare, that call one slow."""
+FALSE_ALARM = 0.01
+"""Share of certificates of healthy ranks, however many ranks they compare, that call one slow."""
+COMPARISONS = 8
+"""Largest number of comparisons of a certificate, which share `FALSE_ALARM`: matrix products of
+four data types, and four kinds of copies."""
 HEALTHY_SPREAD = 0.03
-"""Largest standard deviation of the rates of equal, healthy devices, as a share of the median."""
-_DOUBTFUL = 1.5
-"""Ranks whose estimated spread is this many times `HEALTHY_SPREAD` are of two kinds, not of one."""
-_SPREADS = {
-    **{3: math.inf, 4: 45.0, 6: 19.5, 8: 13.3, 10: 10.9, 12: 9.2, 15: 8.1, 20: 6.8},
-    **{24: 6.3, 32: 5.8, 48: 5.3, 64: 5.1, 128: 4.82},
-}
-"""Largest distance of the lowest of n normal values below their median, in estimated spreads
-(`NORMAL` × median deviation), in all but `FALSE_ALARM` of cases, by n. Simulated by 300,000 to
-4,000,000 draws for each n. Factors of few values are large because these say little about their
-spread."""
+"""Standard deviation of the rates of equal, healthy devices, as a share of the median, that is
+assumed for fewer than `ENOUGH` ranks, which cannot show it."""
+WIDEST_SPREAD = 0.08
+"""Largest standard deviation of healthy ranks: further below than this explains no rank is healthy,
+however much they differ."""
+_DOUBTFUL = 0.045
+"""Ranks whose estimated spread is a larger share of the median are of two kinds, not of one."""
 MANY = 0.25
-"""Least share of fast ranks that shows most ranks to be slow; fewer are odd themselves."""
+"""Least share of fast ranks that shows most of a few ranks to be slow; fewer are odd themselves."""
+HELD = 0.1
+"""The same of many ranks: the reference is a rate that a tenth of the ranks hold."""
 TWICE = 2.0
 """A single rank shows that most are slow if it is this many times as fast as the median; if it is
 less, it may be odd itself, or read wrongly."""
@@ -72,6 +76,7 @@ class Comparison:
 
     floor: absolute rate that each rank must reach; None if not promised. how: the method of
     measuring, in words. shared: whether nodes share a machine, whose other programs make noise.
+    false_alarm: see `peer_bound`.
     """
 
     name: str
@@ -81,6 +86,7 @@ class Comparison:
     rows: tuple[RankRate, ...]
     how: str
     shared: bool = False
+    false_alarm: float = FALSE_ALARM / COMPARISONS
 
     @property
     def detection(self) -> Detection | None:
@@ -107,7 +113,8 @@ class Comparison:
         rates = [row.rate for row in self.rows if row.rate is not None]
         if len(rates) < max(2, len(self.rows)):
             return None
-        return peer_bound(rates, self.promise.at_least_fraction, self.promise.at_most_spreads)
+        fraction, spreads = self.promise.at_least_fraction, self.promise.at_most_spreads
+        return peer_bound(rates, fraction, spreads, self.false_alarm)
 
     def table(self) -> str:
         """One line per rank: rate, name, and why it is slow or was not measured."""
@@ -138,63 +145,76 @@ class PeerBound:
     odd: tuple[int, ...] = ()
 
 
-def peer_bound(rates: Sequence[float], fraction: float, spreads: float | None = None) -> PeerBound:
+def peer_bound(
+    rates: Sequence[float],
+    fraction: float,
+    spreads: float | None = None,
+    false_alarm: float = FALSE_ALARM / COMPARISONS,
+) -> PeerBound:
     """The bound that follows from the rates of two ranks or more; higher is better.
 
     A rank must reach `fraction` of the reference, or what the spread of at least `ENOUGH` ranks
     explains if that is less. The reference is the median, which no single rank moves; of an even
     number it is the upper of the middle two, so that of two ranks the slow one does not affect it.
 
-    Below that, a rank is slow if it is further from the median than the lowest of so many healthy
-    ranks is in all but `FALSE_ALARM` of cases: by the estimated spread, or, where few ranks cannot
-    show their spread, by `HEALTHY_SPREAD`. Otherwise it is unsure.
+    Below that, a rank is slow if it stands apart from the faster ranks as healthy ranks do in no
+    more than `false_alarm` of comparisons (`_apart`), or is further from the median than
+    `WIDEST_SPREAD` explains; of fewer than `ENOUGH` ranks, `HEALTHY_SPREAD`. Else it is unsure.
 
-    If at least `MANY` of the ranks are as far above the median, most ranks are slow and the fast
-    ones are the reference; if fewer, nothing tells whether they are odd or the others slow. A
-    single fast rank counts only if it is `TWICE` as fast, or one of fewer than `ENOUGH`.
+    Ranks that stand apart as fast ones are the reference if there are enough of them (`_held`):
+    most ranks are slow. If there are fewer, nothing tells whether they are odd or the others slow;
+    they say nothing about the spread. A single fast rank counts only if it is `TWICE` as fast, or
+    one of fewer than `ENOUGH`.
 
-    If there are at least `ENOUGH` ranks, a rank is also slow more than `spreads` × 1.4826 × median
-    deviation below the median: a narrow spread shows small losses.
+    If there are at least `ENOUGH` ranks, none may be more than `spreads` × 1.4826 × median
+    deviation below the median either: a narrow spread shows small losses.
     """
     count = len(rates)
     if count < 2:
         raise ValueError(f"{count} rank cannot be compared; give two or more")
     middle = median_high(rates)
     deviation = NORMAL * median(abs(rate - middle) for rate in rates)
-    healthy = _healthy_spreads(count)
-    surely = healthy * HEALTHY_SPREAD * middle
-    apart = min(surely, _estimated_spreads(count) * deviation) if deviation else 0.0
-    fast = sorted(
-        (i for i, r in enumerate(rates) if middle < fraction * r), key=lambda i: -rates[i]
+    healthy = _healthy_spreads(count, false_alarm)
+    enough = count >= ENOUGH
+    # Three ways to be called slow share the false alarms of ranks that show their spread.
+    to_slow, to_fast, to_wide = (false_alarm * share for share in (1 / 2, 1 / 3, 1 / 10))
+    surely = (
+        _healthy_spreads(count, to_wide) * WIDEST_SPREAD if enough else healthy * HEALTHY_SPREAD
     )
-    far = [i for i in fast if rates[i] > middle + surely]
-    sure = len(far) > 1 or (far and rates[far[0]] >= TWICE * middle)
-    if sure and len(far) >= MANY * count:
-        reference = median_high(rates[i] for i in far)
-        limit, surely_slow = fraction * reference, reference * (1 - healthy * HEALTHY_SPREAD)
-        name = "fastest rank" if len(far) == 1 else f"median of the {len(far)} fastest ranks"
+    order = sorted(range(count), key=lambda i: -rates[i])
+    ordered = np.array([rates[i] for i in order])
+    far = ordered > middle * max(1 + surely, 1 / fraction)
+    apart = _apart(-ordered, to_fast) if enough else int(far.sum())
+    # Of a slow half the others stand apart too, down to the median.
+    fast = order[:apart] if apart and middle < fraction * ordered[apart - 1] else []
+    sure = len(fast) > 1 or (len(fast) == 1 and rates[fast[0]] >= TWICE * middle)
+    if sure and len(fast) >= _held(count):
+        reference = median_high(rates[i] for i in fast)
+        limit = fraction * reference
+        name = "fastest rank" if len(fast) == 1 else f"median of the {len(fast)} fastest ranks"
         source = (
             f"at_least_fraction {fraction:g} × {reference:.4g}, the {name}, because most are slow"
         )
-        return _bound(rates, middle, reference, limit, surely_slow, source, most_are_slow=True)
-    agreeing = [i for i in fast if rates[i] > middle + apart]
-    together = len(agreeing) > 1 and len(agreeing) >= MANY * count
-    limit, surely_slow = fraction * middle, middle - apart
+        slow_at = float(ordered[len(fast)]) if enough else reference * (1 - surely)
+        return _bound(rates, middle, reference, limit, slow_at, source, most_are_slow=True)
+    slow_at = middle * (1 - surely)
+    if enough and (last := _apart(ordered[len(fast) :][::-1], to_slow)):
+        slow_at = max(slow_at, float(ordered[count - last]))
+    limit = fraction * middle
     source = f"at_least_fraction {fraction:g} × {middle:.4g}, the median of {count} ranks"
-    explains = count >= ENOUGH and deviation <= _DOUBTFUL * HEALTHY_SPREAD * middle
-    if explains and middle - healthy * deviation < limit:
+    if enough and deviation <= _DOUBTFUL * middle and middle - healthy * deviation < limit:
         limit = middle - healthy * deviation
         source = (
             f"median {middle:.4g} of {count} ranks less {healthy:.3g} × their spread "
             f"{deviation:.3g}; below at_least_fraction {fraction:g}"
         )
-    if spreads is not None and count >= ENOUGH:
+    if spreads is not None and enough:
         scale = max(deviation, LEAST_SCALE * middle)
         if middle - spreads * scale > limit:
-            limit = surely_slow = middle - spreads * scale
+            limit = middle - spreads * scale
             source = f"median {middle:.4g} less at_most_spreads {spreads:g} × {scale:.3g}"
-    odd = tuple(agreeing if together else far if sure or count < ENOUGH else ())
-    return _bound(rates, middle, middle, limit, surely_slow, source, odd=odd)
+    odd = tuple(fast if sure or not enough else ())
+    return _bound(rates, middle, middle, limit, slow_at, source, odd=odd)
 
 
 def _bound(  # noqa: PLR0917  the parts of a bound
@@ -202,31 +222,59 @@ def _bound(  # noqa: PLR0917  the parts of a bound
     middle: float,
     reference: float,
     limit: float,
-    surely_slow: float,
+    slow_at: float,
     source: str,
     *,
     most_are_slow: bool = False,
     odd: tuple[int, ...] = (),
 ) -> PeerBound:
+    """slow_at: ranks below the limit that are no faster than this are slow, the others unsure."""
     below = sorted((i for i, rate in enumerate(rates) if rate < limit), key=lambda i: rates[i])
-    slow = tuple(i for i in below if rates[i] < surely_slow)
+    slow = tuple(i for i in below if rates[i] <= slow_at)
     unsure = tuple(below[len(slow) :])
     return PeerBound(middle, reference, most_are_slow, limit, source, slow, unsure, odd)
 
 
-def _healthy_spreads(count: int) -> float:
+def _apart(ordered: NDArray[np.float64], false_alarm: float) -> int:
+    """Number of leading values, at most half, that stand apart from all later ones.
+
+    ordered: ascending; those of `ENOUGH` ranks or more. The values after the first k are taken for
+    healthy ones: the first k stand apart if even the last of them is further below their mean than
+    the lowest of so many normal values is in all but `false_alarm` of cases, by the deviation of
+    the healthy ones (at least `LEAST_SCALE`), which no number of slow ranks widens. The largest
+    such k counts.
+
+    For one value that is the test of a single outlier by the deviation of the others: Student's t
+    with n - 2 degrees of freedom, at the error divided by n (Grubbs, Annals of Mathematical
+    Statistics 21, 1950). For the choice of k one degree is taken off: then 0.9 to 1.3 times
+    `false_alarm` were simulated for 8 to 4,096 values.
+    """
+    count = len(ordered)
+    later = np.arange(count - 1, max((count + 1) // 2, min(ENOUGH, count // 2 + 1)) - 1, -1)
+    shifted = ordered - ordered[count // 2]
+    sums, squares = (np.cumsum(values[::-1])[later - 1] for values in (shifted, shifted**2))
+    means = sums / later
+    deviations = np.sqrt(np.maximum(squares - later * means**2, 0) / (later - 1))
+    least = LEAST_SCALE * np.abs(means + ordered[count // 2])
+    factor = t_quantile(1 - false_alarm / count, count - 3)
+    reach = factor * np.maximum(deviations, least) * np.sqrt(1 + 1 / later)
+    apart = np.flatnonzero(means - shifted[count - later - 1] > reach)
+    return int(apart[-1]) + 1 if apart.size else 0
+
+
+def _held(count: int) -> float:
+    """Least number of fast ranks that are the reference for all: a tenth of many, a quarter of few,
+    and four between the two."""
+    return max(HELD * count, min(MANY * count, 4))
+
+
+def _healthy_spreads(count: int, false_alarm: float) -> float:
     """Distance below their median, in standard deviations, that the lowest of `count` normal values
-    exceeds in `FALSE_ALARM` of cases.
+    exceeds in `false_alarm` of cases.
 
     By Bonferroni; the root is for the error of the median, and exact for two values.
     """
-    return NormalDist().inv_cdf(1 - FALSE_ALARM / count) * math.sqrt(1 + 2 / count)
-
-
-def _estimated_spreads(count: int) -> float:
-    """As `_healthy_spreads`, in standard deviations that are estimated from the same values."""
-    known = _SPREADS[max((n for n in _SPREADS if n <= count), default=3)]
-    return max(known, _healthy_spreads(count))
+    return NormalDist().inv_cdf(1 - false_alarm / count) * math.sqrt(1 + 2 / count)
 
 
 def cause(spent: Spent, shared: bool, load: Load | None, node: str, root: Path = Path("/")) -> str:

@@ -101,6 +101,13 @@ class DevicesCriterion(NonEmptyCriterion):
     device_to_host: CopyPromise | None = None
     """Copies from the device to pinned memory of the host."""
 
+    @property
+    def comparisons(self) -> int:
+        """Number of comparisons of ranks: products by data type, and kinds of copies."""
+        copies = (self.memory_copy, self.device_copy, self.host_to_device, self.device_to_host)
+        products = len(self.matmul.dtypes) if self.matmul else 0
+        return products + sum(one is not None for one in copies)
+
 
 class NumaCriterion(Criterion):
     """Ranks run, allocate and send beside their accelerators, or, without any, beside a NIC of the

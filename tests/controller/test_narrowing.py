@@ -1,8 +1,9 @@
-"""A run of a part of the tests certifies nothing, however the others were deselected."""
+"""A run of a part of the tests certifies nothing, however the others were left out."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -22,27 +23,38 @@ TESTS = """
 """
 
 
-def cut_short(pytester: pytest.Pytester, *args: str) -> list[str]:
-    """Why a run is of a part of the tests; in a process of its own if it has workers."""
+def facts_of(pytester: pytest.Pytester, *args: str) -> dict[str, Any]:
+    """What a certificate says of its run; in a process of its own if it has workers."""
     if "-n2" in args:
         run = run_pytest(pytester.path, "--mnode-report=report", *args)
     else:
         run = run_here(pytester, "--mnode-report=report", *args)
     page = pytester.path / "report" / "certificate.json"
     assert page.exists(), run.output
-    found: list[str] = json.loads(page.read_text())["run"]["cut_short"]
+    facts: dict[str, Any] = json.loads(page.read_text())["run"]
     page.unlink()
-    return found
+    return facts
+
+
+def left_out(facts: dict[str, Any]) -> dict[str, list[str]]:
+    """The tests that the manifest names."""
+    lists = ("deselected", "removed", "not_run", "repeated")
+    return {name: facts["manifest"][name] for name in lists if facts["manifest"][name]}
 
 
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
-def test_deselected_tests_are_noted(pytester: pytest.Pytester, workers: list[str]) -> None:
+def test_deselected_tests_are_named(pytester: pytest.Pytester, workers: list[str]) -> None:
     write_files(pytester.path, test_it=TESTS)
-    assert cut_short(pytester) == []
+    assert left_out(facts_of(pytester)) == {}
     (pytester.path / "mended").touch()
-    assert cut_short(pytester, *workers, "--lf", ".") == ["--lf"]
-    assert cut_short(pytester, "--lf", ".") == []  # no test failed before
-    assert cut_short(pytester, *workers, "-k", "right") == ["1 tests deselected"]
+    last_failed = facts_of(pytester, *workers, "--lf", ".")
+    assert last_failed["cut_short"] == ["--lf"]
+    assert left_out(last_failed) == {"deselected": [RIGHT]}
+    assert facts_of(pytester, "--lf", ".")["cut_short"] == []  # no test failed before
+    chosen = facts_of(pytester, *workers, "-k", "right")
+    assert (chosen["manifest"]["collected"], left_out(chosen)) == (2, {"deselected": [MENDED]})
+    assert left_out(facts_of(pytester, *workers, RIGHT)) == {"deselected": [MENDED]}
+    assert left_out(facts_of(pytester, *workers, f"--deselect={RIGHT}")) == {"deselected": [RIGHT]}
 
 
 def test_deselected_tests_are_noted_if_only_tests_request_nodes(pytester: pytest.Pytester) -> None:
@@ -54,9 +66,10 @@ def test_deselected_tests_are_noted_if_only_tests_request_nodes(pytester: pytest
     """
     write_files(pytester.path, test_it=module)
     run = run_here(pytester, "--mnode-launcher=local", "-k", "test_a")
-    assert "cut short by 1 tests deselected" in run.output
+    assert "1 test deselected: test_it.py::test_b" in run.output
 
 
+RIGHT, MENDED = "test_it.py::test_right", "test_it.py::test_mended"
 SHORTENING = {
     "in-place": """
         def pytest_collection_modifyitems(items): items[:] = items[:1]
@@ -74,10 +87,67 @@ SHORTENING = {
         @pytest.hookimpl(tryfirst=True)
         def pytest_collection_finish(session): del session.items[1:]
     """,
-    "in-the-loop": """
-        def pytest_runtest_protocol(item): return item.name != "test_right" or None
+    "out-of-its-file": """
+        import pytest
+        @pytest.hookimpl(wrapper=True)
+        def pytest_make_collect_report(collector):
+            report = yield
+            if isinstance(collector, pytest.Module):
+                del report.result[1:]
+            return report
     """,
 }
+NOT_RUNNING = {
+    "skipped": """
+        def pytest_runtest_protocol(item): return item.name != "test_right" or None
+    """,
+    "faked": """
+        import pytest
+        def pytest_runtest_protocol(item):
+            if item.name == "test_right":
+                return None
+            for when in ("setup", "call", "teardown"):
+                report = pytest.TestReport.from_item_and_call(
+                    item, pytest.CallInfo.from_call(lambda: None, when)
+                )
+                item.ihook.pytest_runtest_logreport(report=report)
+            return True
+    """,
+    "never-begun": """
+        import pytest
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_finish(session):
+            session.shown, session.items = session.items, session.items[:1]
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_sessionfinish(session): session.items = session.shown
+    """,
+}
+TWICE = """
+    from _pytest.runner import runtestprotocol
+    def pytest_runtest_protocol(item, nextitem):
+        if item.name == "test_right":
+            return None
+        for time in 1, 2:
+            runtestprotocol(item, nextitem=nextitem, log={log})
+        return True
+"""
+REPEATING = {
+    "twice": TWICE.format(log=True),
+    "first-hidden": TWICE.format(log="time == 2"),
+}
+RERUN = """
+    from _pytest.runner import runtestprotocol
+    def pytest_runtest_protocol(item, nextitem):
+        if item.name == "test_right":
+            return None
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        for report in reports[:2]:
+            report.outcome = "rerun" if report.when == "call" else report.outcome
+            item.ihook.pytest_runtest_logreport(report=report)
+        runtestprotocol(item, nextitem=nextitem)
+        return True
+"""
+"""As pytest-rerunfailures does, which reports a failed run of a test as a rerun."""
 KEEPING = {
     "reversed": "def pytest_collection_modifyitems(items): items.reverse()",
     "replaced": """
@@ -91,21 +161,27 @@ KEEPING = {
                 item.add_marker(pytest.mark.xdist_group("one"))
     """,
 }
-LEFT_OUT = "1 collected test without a result (a plugin?): test_it.py::test_mended"
 
 
 @pytest.mark.parametrize(
-    ("conftest", "workers", "reasons"),
+    ("conftest", "workers", "named"),
     [
-        *(pytest.param(text, (), [LEFT_OUT], id=how) for how, text in SHORTENING.items()),
-        *(pytest.param(text, (), [], id=how) for how, text in KEEPING.items()),
-        pytest.param(SHORTENING["in-place"], ("-n2",), [LEFT_OUT], id="in-place with workers"),
-        pytest.param(KEEPING["grouped"], ("-n2", "--dist=loadgroup"), [], id="grouped workers"),
+        *(pytest.param(text, (), "removed", id=how) for how, text in SHORTENING.items()),
+        *(pytest.param(text, (), "not_run", id=how) for how, text in NOT_RUNNING.items()),
+        *(pytest.param(text, (), "repeated", id=how) for how, text in REPEATING.items()),
+        *(pytest.param(text, (), "", id=how) for how, text in KEEPING.items()),
+        pytest.param(RERUN, (), "", id="rerun"),
+        pytest.param(SHORTENING["in-place"], ("-n2",), "removed", id="in-place with workers"),
+        pytest.param(NOT_RUNNING["skipped"], ("-n2",), "not_run", id="skipped with workers"),
+        pytest.param(REPEATING["first-hidden"], ("-n2",), "repeated", id="twice with workers"),
+        pytest.param(KEEPING["grouped"], ("-n2", "--dist=loadgroup"), "", id="grouped workers"),
     ],
 )
-def test_only_tests_that_a_plugin_leaves_out_are_noted(
-    pytester: pytest.Pytester, conftest: str, workers: tuple[str, ...], reasons: list[str]
+def test_a_test_that_a_plugin_leaves_out_or_repeats_is_named(
+    pytester: pytest.Pytester, conftest: str, workers: tuple[str, ...], named: str
 ) -> None:
     (pytester.path / "mended").touch()
     write_files(pytester.path, test_it=TESTS, conftest=conftest)
-    assert cut_short(pytester, *workers) == reasons
+    facts = facts_of(pytester, *workers)
+    assert facts["cut_short"] == []
+    assert left_out(facts) == ({named: [MENDED]} if named else {})
