@@ -135,9 +135,9 @@ class OwnEdges(Generic[V]):
     paths: Culprit | None
     without: tuple[str, ...]
 
-    def culprit(self, at_fault: str) -> Culprit | None:
-        """These words for the node, if it is at fault; else the paths."""
-        return self.paths if self.way is None else Culprit(at_fault, self.node)
+    def culprit(self, at_fault: Culprit) -> Culprit | None:
+        """`at_fault` if the node is; else the paths."""
+        return self.paths if self.way is None else at_fault
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,10 +7,11 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Path, Survey
+from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Path, Survey
 from pytest_mnode.criteria.preflight.judges.common import listed, no_answer, why_unread
 from pytest_mnode.criteria.preflight.node_links import fits, named_in, own, undescribed
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge, Edges
 from pytest_mnode.evidence.rules import Subject
@@ -92,11 +93,14 @@ def _in_use(node: NodeSurvey, network: Network) -> list[Interface]:
     return list(carrying) or there
 
 
-def _wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> str:
-    """The interface whose MTU differs most from `mtu_bytes`, with its MTU; "" if none differs."""
+def _wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> Culprit | None:
+    """Interfaces with another MTU than `mtu_bytes`, in words the one that differs most."""
     wrong = [one for one in _in_use(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
     worst = max(wrong, key=lambda one: abs((one.mtu_bytes or 0) - mtu_bytes), default=None)
-    return f"{node.name} {worst.name} (MTU {worst.mtu_bytes})" if worst else ""
+    if worst is None:
+        return None
+    words = f"{node.name} {worst.name} (MTU {worst.mtu_bytes})"
+    return Culprit.device(words, node.name, *(one.name for one in wrong))
 
 
 @check("preflight.mtu")
@@ -118,107 +122,78 @@ class FullSizePacketsPass(SurveyCheck):
             return
         for key, network, mtu_bytes in _mtus_of(self.promise, self.spec):
             bound = at_least(mtu_bytes).of(f"{key}.mtu", mtu_bytes)
-            own_mtu = _wrong_mtu(me, network, mtu_bytes)  # blamed before the link
-            for label, how, judge in (
-                ("passes", "don't-fragment", _packets),
-                ("TCP sends", "on new connections", _segments),
+            wrong = _wrong_mtu(me, network, mtu_bytes)  # blamed before the link
+            for which, label, how in (
+                ("paths", "passes", "don't-fragment"),
+                ("connections", "TCP sends", "on new connections"),
             ):
-                subject = Subject(
-                    f"largest packet that {label} on the {key} network",
-                    "B",
-                    bound,
-                    f"{key}.mtu {mtu_bytes}, {how}, both ways",
-                )
-                if me.facts is None or me.paths is None:
-                    yield subject.unknown(no_answer(me))
-                else:
-                    yield judge(survey, me, subject, key, own_mtu)
+                name = f"largest packet that {label} on the {key} network"
+                subject = Subject(name, "B", bound, f"{key}.mtu {mtu_bytes}, {how}, both ways")
+                yield _largest(survey, me, subject, key, which, wrong)
 
 
-def _packets(
-    survey: Survey, me: NodeSurvey, subject: Subject, key: str, own_mtu: str
+def _largest(  # noqa: PLR0917
+    survey: Survey, me: NodeSurvey, subject: Subject, key: str, which: str, wrong: Culprit | None
 ) -> Measurement:
-    paths = _worst_paths(survey, key, subject.bound.limit)
-    mine = paths.of(me.name)
-    notes = [f"without {n}, which is at fault" for n in mine.without if not mine.way]
-    unanswered = [o.name for o in survey.others(me) if _untried(me, o, key, paths)]
+    """The least of a node's `paths` or `connections`. wrong: its interfaces with a wrong MTU."""
+    if me.facts is None or me.paths is None:
+        return subject.unknown(no_answer(me))
+    edges = _sizes(survey, key, subject.bound.limit, which)
+    mine, notes = edges.of(me.name), []
+    if which == "paths":
+        notes = [f"without {name}, which is at fault" for name in mine.without if not mine.way]
+        nothing = "no other node answers datagrams"
+        at_fault = f"its link to the {key} network, {mine.way}"
+        mute = [o.name for o in survey.others(me) if _untried(me, o, key, edges)]
+        why = f"connections with {listed(mute)} work, but datagrams are not answered"
+    else:
+        nothing = "no connection to a healthy node reports an MTU"
+        at_fault = f"its routes on the {key} network"
+        opened = (c for c in me.paths.connections if c.network == key and c.took_s is not None)
+        mute = [survey.nodes[one.to].name for one in opened if one.largest_bytes is None]
+        why = f"{me.name}: the kernel reports no MTU for connections to {listed(mute)}"
     if not mine.values:
-        return subject.unknown("; ".join([*notes, "no other node answers datagrams"]))
-    if unanswered and not mine.bad:
-        notes.append(f"connections with {listed(unanswered)} work, but datagrams are not answered")
-        return subject.unknown("; ".join(notes))
-    worst = min(mine.values, key=lambda edge: mine.values[edge].largest_bytes or 0)
-    size = mine.values[worst].largest_bytes or 0
+        return subject.unknown("; ".join([*notes, nothing]))
+    if mute and not mine.bad:
+        return subject.unknown("; ".join([*notes, why]))
+    worst = min(mine.values, key=lambda edge: _size(mine.values[edge]))
     if mine.bad:
-        source, target = (paths.names[index] for index in worst)
-        notes.insert(0, _hole(source, target, mine.values[worst], size))
-    link = f"{me.name}: its link to the {key} network, {mine.way}"
-    return subject.measured(size, mine.culprit(own_mtu or link), "; ".join(notes))
+        notes.insert(0, _hole(edges, worst))
+    culprit = mine.culprit(wrong or Culprit(f"{me.name}: {at_fault}", me.name))
+    return subject.measured(_size(mine.values[worst]), culprit, "; ".join(notes))
 
 
-def _segments(
-    survey: Survey, me: NodeSurvey, subject: Subject, key: str, own_mtu: str
-) -> Measurement:
-    paths = _smallest_segments(survey, key, subject.bound.limit)
-    mine = paths.of(me.name)
-    unreadable = [
-        survey.nodes[one.to].name
-        for one in (me.paths.connections if me.paths else ())
-        if one.network == key and one.took_s is not None and one.largest_bytes is None
-    ]
-    if not mine.values:
-        return subject.unknown("no connection to a healthy node reports an MTU")
-    if unreadable and not mine.bad:
-        why = f"the kernel reports no MTU for connections to {listed(unreadable)}"
-        return subject.unknown(f"{me.name}: {why}")
-    worst = min(mine.values, key=mine.values.__getitem__)
-    culprit = mine.culprit(own_mtu or f"{me.name}: its routes on the {key} network")
-    return subject.measured(mine.values[worst], culprit, paths.text(worst) if mine.bad else "")
-
-
-@lru_cache(maxsize=4)
-def _worst_paths(survey: Survey, key: str, mtu_bytes: float) -> Edges[Path]:
-    """The worst rail on each edge; bad if its packets are too small.
-
-    Only rails count on which small packets pass and full-size packets were tried.
-    """
-    found: dict[Edge, Path] = {}
+@lru_cache(maxsize=8)
+def _sizes(survey: Survey, key: str, mtu_bytes: float, which: str) -> Edges[Path | Connection]:
+    """The worst rail on each edge, of those whose packet size is known; bad if it is too small."""
+    found: dict[Edge, Path | Connection] = {}
     for node in survey.nodes:
-        for path in node.paths.paths if node.paths else ():
-            if path.network != key or not path.answered or path.largest_bytes is None:
-                continue
-            edge = (node.index, path.to)
-            other = found.get(edge)
-            if other is None or path.largest_bytes < (other.largest_bytes or 0):
-                found[edge] = path
-    return Edges.judged(survey.names, found, lambda path: (path.largest_bytes or 0) < mtu_bytes)
-
-
-@lru_cache(maxsize=4)
-def _smallest_segments(survey: Survey, key: str, mtu_bytes: float) -> Edges[int]:
-    """The smallest size of all rails on each edge; bad if it is too small."""
-    found: dict[Edge, int] = {}
-    for node in survey.nodes:
-        for one in node.paths.connections if node.paths else ():
+        for one in getattr(node.paths, which, ()):
             if one.network == key and one.largest_bytes is not None:
                 edge = (node.index, one.to)
-                found[edge] = min(one.largest_bytes, found.get(edge, one.largest_bytes))
-    return Edges.judged(survey.names, found, lambda size: size < mtu_bytes)
+                found[edge] = min(found.get(edge, one), one, key=_size)
+    return Edges.judged(survey.names, found, lambda one: _size(one) < mtu_bytes)
 
 
-def _untried(me: NodeSurvey, other: NodeSurvey, key: str, paths: Edges[Path]) -> bool:
+def _size(one: Path | Connection) -> int:
+    return one.largest_bytes or 0
+
+
+def _untried(me: NodeSurvey, other: NodeSurvey, key: str, edges: Edges[Path | Connection]) -> bool:
     """Whether two nodes are connected, but packet sizes could not be tried both ways."""
-    if {(me.index, other.index), (other.index, me.index)} <= paths.values.keys():
-        return False
-    return any(
+    return len(edges.between(me.index, other.index)) < 2 and any(
         c.network == key and c.to == there.index and c.took_s is not None
         for here, there in ((me, other), (other, me))
         for c in (here.paths.connections if here.paths else ())
     )
 
 
-def _hole(source: str, target: str, path: Path, size: int) -> str:
-    if path.refused_bytes is not None and path.refused_bytes <= size + 1:
-        return f"{source} {path.rail} itself rejects packets of {path.refused_bytes} B"
+def _hole(edges: Edges[Path | Connection], edge: Edge) -> str:
+    one, size = edges.values[edge], _size(edges.values[edge])
+    source, target = (edges.names[index] for index in edge)
+    if isinstance(one, Connection):
+        return edges.text(edge)
+    if one.refused_bytes is not None and one.refused_bytes <= size + 1:
+        return f"{source} {one.rail} itself rejects packets of {one.refused_bytes} B"
     hole = f"packets larger than {size} B are lost, smaller ones arrive"
-    return f"from {source} {path.rail} to {target} {hole}"
+    return f"from {source} {one.rail} to {target} {hole}"

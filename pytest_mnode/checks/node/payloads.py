@@ -13,6 +13,7 @@ from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import listed, no_answer
 from pytest_mnode.criteria.preflight.node_links import named_in, no_links, undescribed
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge, Edges, blame_now_and_then
 from pytest_mnode.evidence.rules import Subject
@@ -84,14 +85,15 @@ def _arrived(
     notes = [f"without {n}, which is judged separately" for n in survey.names if n in spared]
     if mine.bad:
         bad = {edge: one for edge, one in mine.values.items() if edge in mine.bad}
-        words = [
+        counts = [
             f"{changed.text(edge)}: {one.wrong_bytes} of {one.size_bytes} B"
             for edge, one in bad.items()
         ]
         link = f"{me.name} {'+'.join(network.interfaces)}"
-        culprit = mine.culprit(f"{link}: its link changes payloads, {mine.way}")
+        words = f"{link}: its link changes payloads, {mine.way}"
+        culprit = mine.culprit(Culprit(words, me.name))
         count = sum(one.wrong_bytes for one in bad.values())
-        return subject.measured(count, culprit, "; ".join([listed(words), *notes]))
+        return subject.measured(count, culprit, "; ".join([listed(counts), *notes]))
     if not mine.values:
         why = f"{me.name} has no healthy partner"
         return subject.unknown(no_links(me, network) if survey.on_loopback else why)

@@ -194,7 +194,8 @@ def _peers_reached(
         connected = [name for name in mine.without if tried[name] and not bad[name]]
         if connected and why == _LOST["both ways"].format(key):
             why = f"it and {listed(connected)} have {why}"  # one part of a split network
-        culprit = all_of([mine.culprit(f"{me.name}: {why}"), *_same_addresses(survey, me, network)])
+        own_fault = Culprit(f"{me.name}: {why}", me.name)
+        culprit = all_of([own_fault, *_same_addresses(survey, me, network)])
         notes = sorted({one.problem for name in partners for one in bad[name]})[:2]
         return of(len(partners)).measured(len(partners) - len(lost), culprit, "; ".join(notes))
     partners = [name for name in healthy if tried[name]]
