@@ -98,6 +98,12 @@ def test_a_fault_that_spares_edges_by_chance(
     assert blame_now_and_then(_all(8), bad) == Blame(nodes, frozenset(paths))
 
 
+def test_a_fault_now_and_then_is_confirmed_by_two_healthy_partners() -> None:
+    bad = {(2, 0), (2, 1)}
+    assert blame_now_and_then({*bad, (0, 3), (1, 3)}, bad) == Blame({2: "sending"})
+    assert blame_now_and_then({*bad, (0, 3)}, bad) == Blame({}, frozenset(bad))
+
+
 def _judged(count: int, bad: set[Edge]) -> Edges[bool]:
     names = [f"n{index}" for index in range(count)]
     return Edges.judged(names, {e: e in bad for e in _all(count)}, bool)
