@@ -58,6 +58,10 @@ CRITERION = (
     "certified; with first its tests come before those of other files, with without_nodes before "
     "all, while the run holds no nodes of an allocation of its own"
 )
+ALONE = (
+    "alone: a node by itself can be judged, without another node or ranks: a health check of one "
+    "node runs these"
+)
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),
     *("reuse", "timeout", "still", "exclusive", "may_leave", "unequal_calls", "on_failure"),

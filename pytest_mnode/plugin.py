@@ -77,6 +77,7 @@ def pytest_make_collect_report(
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marks.MARKER)
     config.addinivalue_line("markers", marks.CRITERION)
+    config.addinivalue_line("markers", marks.ALONE)
     config.addinivalue_line("markers", stop_rules.MARKER)
     settings = config.stash[SETTINGS] = options.read_settings(config)
     _check_faults(config, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-from pytest_mnode.criteria.preflight.judges.devices import pci_links
+from pytest_mnode.checks.node.pcie import pci_links
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
 from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, management, scheduled

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges import devices, rdma, storage, system
-from pytest_mnode.criteria.preflight.survey_check import all_judged
+from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
-
-_JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
-    *(partial(system.same, part=part) for part in system.PARTS),
-    *(devices.accelerators, rdma.gpudirect),
-    *(rdma.rdma_ports, rdma.rdma_opened, rdma.rdma_errors),
-    *(storage.usable, storage.shared, storage.sample),
-    *(system.shared_memory, system.locked_memory, system.open_files, system.disk),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +34,9 @@ class Findings:
 def findings(survey: Survey, spec: Spec) -> Findings:
     """Judge each node from a survey that was made with this page."""
     broken, unknown, measured = [], [], 0
+    checks = promised_checks(spec, (one for one in catalogue() if one.on == "node"))
     for node in survey.nodes:
-        asked = [one for one in catalogue() if one.on == "node"]
-        found = all_judged(survey, spec, asked, node.name)
-        for judge in _JUDGES:
-            found += judge(survey, spec, node.name)
+        found = [measured for one in checks for measured in one.judge(survey, node.name)]
         measured += len(found)
         broken += [_line(m, node.name) for m in found if m.verdict is Verdict.FAIL]
         unknown += [_line(m, node.name) for m in found if m.verdict is Verdict.INCONCLUSIVE]

@@ -30,11 +30,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+
+from pytest_mnode.evidence.rules import Rows, Unread
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.row import Row
-    from pytest_mnode.evidence.rules import Rows
     from pytest_mnode.measurement import Measurement
 
 GROUP = "pytest_mnode.checks"
@@ -42,6 +43,13 @@ GROUP = "pytest_mnode.checks"
 _OURS = "pytest_mnode.checks.node"
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 C = TypeVar("C", bound="type[Check]")
+
+
+class Evidence(Protocol):
+    """What was read for checks on all nodes, or in all ranks."""
+
+    def rows(self, case: str) -> Mapping[str, Sequence[Row] | Unread]:
+        """Rows of a check by node, or why a node has none."""
 
 
 class Check:
@@ -60,6 +68,11 @@ class Check:
     """Where it reads: once on each node, or in each rank of a world over all nodes."""
     stops: ClassVar[tuple[str, ...]] = ()
     """Criteria that are of no use on a cluster that fails this."""
+    alone: ClassVar[bool] = False
+    """Whether a node by itself can be judged, as by a scheduler's health check: without another
+    node, without ranks, and by what is the node's own."""
+    needs: ClassVar[str] = ""
+    """Key below `key` without which there is nothing to judge."""
     each: ClassVar[tuple[str, ...]] = ()
     """Parts that are cases of their own, `part` of which is judged; () for a single case."""
     fault: ClassVar[str] = ""
@@ -81,6 +94,11 @@ class Check:
     def rule(self, rows: Rows) -> Iterable[Measurement]:
         """Judge the node `rows.node` by the rows of all nodes. Pure."""
         raise NotImplementedError
+
+    def judge(self, evidence: Any, node: str) -> Iterable[Measurement]:
+        """Findings about a node: those of `rule`. evidence: an `Evidence`. Pure."""
+        read: Evidence = evidence
+        return self.rule(Rows(node, self.key, self.promise, read.rows(self.case())))
 
     def doubts(self, cluster: Any) -> Iterator[str]:  # noqa: ARG002
         """One line, without its key, for each promise that cannot be right, given the cluster."""

@@ -35,7 +35,8 @@ class Row:
         """The value with its unit, or why there is none."""
         if self.value is None:
             return self.why or "not read"
-        text = self.value if isinstance(self.value, str) else f"{self.value:g}"
+        whole = isinstance(self.value, str | int)
+        text = str(self.value) if whole else f"{self.value:g}"
         return f"{text} {self.unit}".rstrip()
 
 

@@ -81,6 +81,10 @@ class Rows:
         }
         return replace(self, by_node=by_node)
 
+    def under(self, key: str, promise: object) -> Rows:
+        """The same rows, for a bound that comes from another key of the spec."""
+        return replace(self, key=key, promise=promise)
+
     def equals(self, metric: str, wanted: float | str, *, part: str = "") -> Measurement:
         """Number of rows of a metric that have another value than `wanted`: none is allowed."""
         name = f"{metric} other than {wanted}"
@@ -99,8 +103,26 @@ class Rows:
 
         name: of the measurement. part: key below the promise, if the promise has several.
         """
-        source = source or self._source(part)
-        return self._counted(metric, name, is_bad, self._bound(equals(0), part), source)
+        bound, source = self._bound(equals(0), part), source or self._source(part)
+        rows = self.of(metric)
+        bad = [one for one in rows if one.value is not None and is_bad(one)]
+        why = self._why_unread(rows, metric)
+        if why and not bad:
+            return Measurement.unknown(name, why, expected=bound, source=source)
+        note = why or self._note(bad or rows)
+        culprit = self._named(bad, shown=True) if bad else None
+        return Measurement(name, len(bad), "", bound, source, culprit, note)
+
+    def count(self, metric: str, wanted: int) -> Measurement:
+        """Number of rows of a metric that have a value: as many as `wanted`."""
+        bound, rows, source = self._bound(equals(wanted), ""), self.of(metric), self._source("")
+        if not self._was_read:
+            why = self._why_unread((), metric)
+            return Measurement.unknown(metric, why, expected=bound, source=source)
+        lost = [one for one in rows if one.value is None]
+        culprit = self._named(lost) if lost else Culprit(f"{self.node} {metric}", self.node)
+        note, value = self._note(lost) if lost else "", len(rows) - len(lost)
+        return Measurement(metric, value, "", bound, source, culprit, note)
 
     def number(
         self, metric: str, name: str, counts: Callable[[Row], bool], limit: int, *, part: str = ""
@@ -133,10 +155,11 @@ class Rows:
         part: str = "",
         tolerance: float = 0.0,
         source: str = "",
+        note: str = "",
     ) -> Measurement:
         """The least value of a metric. part: key below the promise, if the promise has several."""
         bound = self._bound(at_least(limit, tolerance), part)
-        return self._worst(metric, bound, unit, min, source or self._source(part))
+        return self._worst(metric, bound, unit, min, source or self._source(part), note)
 
     def at_most(
         self,
@@ -147,15 +170,25 @@ class Rows:
         part: str = "",
         tolerance: float = 0.0,
         source: str = "",
+        note: str = "",
     ) -> Measurement:
         """The largest value of a metric; as `at_least`."""
         bound = self._bound(at_most(limit, tolerance), part)
-        return self._worst(metric, bound, unit, max, source or self._source(part))
+        return self._worst(metric, bound, unit, max, source or self._source(part), note)
 
-    def same(self, *metrics: str) -> Measurement:
+    def total(
+        self, metric: str, limit: float, *, part: str = "", source: str = "", note: str = ""
+    ) -> Measurement:
+        """The sum of a metric, at most `limit`: each row that adds to it is to blame."""
+        bound = self._bound(at_most(limit), part)
+        return self._worst(metric, bound, "", sum, source or self._source(part), note)
+
+    def same(self, *metrics: str, what: str = "", absent: str | None = "none") -> Measurement:
         """Number of values that are unlike those of most nodes: all rows, or those of `metrics`.
 
         Values are compared by metric and device. A single node has no other to be compared with.
+        what: in words, with all values. absent: what a node has that has no row of a device which
+        others have; None if that says nothing.
         """
         of_nodes = {
             name: {
@@ -166,33 +199,44 @@ class Rows:
             for name, found in self.by_node.items()
             if not isinstance(found, Unread)
         }
-        what = ", ".join(metrics) or self.key.partition(".")[2].replace("_", " ")
+        what = what or ", ".join(metrics) or self.key.partition(".")[2].replace("_", " ")
         name, source = f"{what} unlike that of other nodes", "the value of most nodes"
-        if why := self._why_unread(of_nodes.get(self.node, {}).values(), what):
+
+        def unknown(why: str) -> Measurement:
             return Measurement.unknown(name, why, source=source)
+
+        items = sorted({item for rows in of_nodes.values() for item in rows})
+        if self.node not in of_nodes or not items:
+            return unknown(self._why_unread((), what))
         if len(of_nodes) < 2:
-            why = f"no other node than {self.node} could be read"
-            return Measurement.unknown(name, why, source=source)
-        mine, odd = of_nodes[self.node], dict[str, Difference]()
-        for item in sorted({item for rows in of_nodes.values() for item in rows}):
+            return unknown(f"no other node than {self.node} could be read")
+        mine, odd, compared = of_nodes[self.node], dict[str, Difference](), 0
+        alike = len({metric for metric, _ in items}) == 1
+        for item in items:
             values = {
-                node: rows[item].shown if item in rows else "none"
+                node: rows[item].shown if item in rows else str(absent)
                 for node, rows in of_nodes.items()
-                if item not in rows or rows[item].value is not None
+                if (rows[item].value is not None if item in rows else absent is not None)
             }
-            if self.node in values and (found := difference(values, self.node)) is not None:
-                label = item[0] + f" {item[1]}" * bool(item[1])
+            if self.node not in values or len(values) == 1:
+                continue
+            compared += 1
+            if (found := difference(values, self.node)) is not None:
+                label = item[1] if alike and item[1] else " ".join(filter(None, item))
                 odd[f"{label}: {values[self.node]}, {found.usual} on {found.who}"] = found
-        shown = measurement.listed([*odd] or [one.shown for one in mine.values()], 2)
-        return Measurement(
-            name,
-            len(odd),
-            "",
-            equals(0),
-            source,
-            unlike(f"{self.node} {what}", self.node, odd.values()),
-            f"{self.node}: {shown}",
-        )
+        why = self._why_unread(mine.values(), what) if mine else ""
+        if (why and not odd) or not compared:
+            # Equal errors on all nodes do not prove that what they hide is equal.
+            return unknown(why or f"{self.node}: no {what} that another node shows too")
+        first = [one.shown for one in mine.values()][:2] if len(mine) < 3 else []
+        note = measurement.listed([*odd] or first, 3) or f"{compared} compared"
+        if compared < len(items):
+            note += f"; {len(items) - compared} unreadable here or absent on all other nodes"
+        if missing := len(self.by_node) - len(of_nodes):
+            note += f"; nothing is known about {missing} nodes"
+        culprit = unlike(f"{self.node} {what}", self.node, odd.values())
+        note = f"{self.node}: {note}"
+        return Measurement(name, len(odd), "", equals(0), source, culprit, note)
 
     def _promised(self, part: str) -> object:
         """The promise, or the value of one of its keys."""
@@ -213,7 +257,8 @@ class Rows:
         promise = self._promised(part)
         if isinstance(promise, bool) or not isinstance(promise, int | float | str):
             return bound
-        return bound.of(f"criteria.{self._key(part)}", promise)
+        key = self._key(part)
+        return bound.of(f"criteria.{key}" if key.startswith("preflight.") else key, promise)
 
     def _why_unread(self, rows: Iterable[Row], metric: str) -> str:
         """Why a metric of the node is not known; "" if all its rows have a value."""
@@ -226,55 +271,41 @@ class Rows:
         missing = [f"{one.device or one.metric}: {one.shown}" for one in rows if one.value is None]
         return f"{self.node}: {measurement.listed(missing, 2)}" if missing else ""
 
-    def _worst(
+    def _worst(  # noqa: PLR0917  of one call
         self,
         metric: str,
         bound: Bound,
         unit: str,
         pick: Callable[[Iterable[float]], float],
         source: str,
+        note: str = "",
     ) -> Measurement:
         rows = self.of(metric)
-        known = {row: row.value for row in rows if isinstance(row.value, int | float)}
-        bad = [row for row, value in known.items() if not bound.holds(value)]
-        unit = unit or next((one.unit for one in rows), "")
+        known = [(one, one.value) for one in rows if isinstance(one.value, int | float)]
+        worst = pick([value for _, value in known]) if known else None
         why = self._why_unread(rows, metric)
-        if not known or (why and not bad):
+        unit = unit or next((one.unit for one in rows), "")
+        if worst is None or (why and bound.holds(worst)):
             why = why or f"{self.node}: {metric} is no number: {rows[0].shown}"
             return Measurement.unknown(metric, why, unit=unit, expected=bound, source=source)
-        return Measurement(
-            metric,
-            pick(known.values()),
-            unit,
-            bound,
-            source,
-            self._named(bad) if bad else None,
-            why,
-        )
+        if bound.holds(worst):
+            return Measurement(metric, worst, unit, bound, source, None, note)
+        bad = [one for one, value in known if (value if pick is sum else not bound.holds(value))]
+        note = "; ".join(filter(None, [note or self._note(bad), why]))
+        return Measurement(metric, worst, unit, bound, source, self._named(bad), note)
 
-    def _counted(
-        self,
-        metric: str,
-        name: str,
-        is_bad: Callable[[Row], bool],
-        bound: Bound,
-        source: str,
-    ) -> Measurement:
-        rows = self.of(metric)
-        bad = [one for one in rows if one.value is not None and is_bad(one)]
-        why = self._why_unread(rows, metric)
-        if why and not bad:
-            return Measurement.unknown(name, why, expected=bound, source=source)
-        note = why or f"{self.node}: {measurement.listed((one.shown for one in rows), 2)}"
-        return Measurement(
-            name, len(bad), "", bound, source, self._named(bad) if bad else None, note
-        )
+    def _note(self, rows: Iterable[Row]) -> str:
+        """The node's values of these rows, with their devices."""
+        shown = (": ".join(filter(None, (one.device, one.shown))) for one in rows)
+        return f"{self.node}: {measurement.listed(shown)}"
 
-    def _named(self, bad: Sequence[Row]) -> Culprit:
-        """The node, with its devices or the metric, and their values."""
-        words = [f"{one.device or one.metric} ({one.shown})" for one in bad]
-        named = f"{self.node} {measurement.listed(words, separator=', ')}"
-        return Culprit.device(named, self.node, *(one.device or one.metric for one in bad))
+    def _named(self, bad: Sequence[Row], *, shown: bool = False) -> Culprit:
+        """The node, with its devices or the metric, and their values if they are words."""
+        named = [one.device or one.metric for one in bad]
+        if shown:
+            named = [f"{name} ({one.shown})" for name, one in zip(named, bad, strict=True)]
+        words = f"{self.node} {measurement.listed(named, separator=', ')}"
+        return Culprit.device(words, self.node, *(one.device or one.metric for one in bad))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ OTHER_RANK = """
 
     read = environment.read_environment
 
-    def read_environment(*, world):
+    def read_environment(orders, *, world):
         import os
         if world.node == "node1":
             os.environ["LOCAL_WORLD_SIZE"] = "8"
-        return read(world=world)
+        return read(orders, world=world)
 
     environment.read_environment = read_environment
 """

@@ -140,7 +140,7 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
             "test_first_node_is_reached[node0]": "connections are filtered",
             "test_clocks_agree[node2]": "node2 is behind node",
             "test_nodes_are_the_same[node3-packages]": "+other",
-            "test_nodes_are_the_same[node2-sysctl]": "net.ipv4.tcp_rmem 4096 4096 4096, ",
+            "test_nodes_are_the_same[node2-sysctl]": "net.ipv4.tcp_rmem: 4096 4096 4096, ",
             "test_datasets_are_the_same[node2]": "part1.bin",
             "test_names_are_found[node1]": "node1 resolves to 127.0.1.1",
             "test_names_are_found[node2]": "12 of 12 were late",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,25 +139,25 @@ def test_a_failed_prolog_leaves_draining_to_slurm(place: Path) -> None:
     assert not any(call.startswith("scontrol") for call in ran.calls)
 
 
-def test_the_check_selects_the_tests_of_one_node() -> None:
-    """A renamed preflight test must not drop out of the check."""
-    text = (READY / "healthcheck.sh").read_text()
-    match = re.search(r'^questions="(.*?)"', text, re.DOTALL | re.MULTILINE)
-    assert match is not None
-    words = match[1].replace("\\\n", "").split(" or ")
-    suite = (ROOT / "acceptance/test_preflight.py").read_text()
-    names = [*re.findall(r"^def (test_\w+)", suite, re.M), *(one.case() for one in catalogue())]
-    chosen = {word.strip(): [n for n in names if word.strip() in n] for word in words}
-    assert all(chosen.values()), chosen
-    asked = {name for found in chosen.values() for name in found}
-    others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
-    others |= {"payloads", "alike", "unique"}
+def test_the_check_selects_the_tests_of_one_node(place: Path) -> None:
+    """What one node can answer by itself, and what is its own."""
+    ran = run(place, "healthcheck.sh", "exit 0", MNODE_SPEC="s")
+    assert " -m alone " in ran.calls[-1]
+    suite = str(ROOT / "acceptance/test_preflight.py")
+    options = ("--mnode-nodes=1", "--mnode-launcher=local", "--co", "-q", "-m", "alone")
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", suite, *options, "-p", "no:cacheprovider"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    asked = set(re.findall(r"::test_(\w+)\[node0\]", listed))
+    assert asked > {one.case().removeprefix("test_") for one in catalogue() if one.alone}
     # A file server belongs to no node, and the limits of slurmd are not those of a user's job.
-    others |= {"storage", "can_be_locked", "files_can_be_open"}
-    left = [n for n in names if n not in asked and not any(word in n for word in others)]
-    assert left == []
-    alone = others - {"shared"}  # except /dev/shm, which is the node's own shared memory
-    assert not [name for name in asked if any(word in name for word in alone)]
+    others = "reached|names|packets|clocks|same|ranks|ties|storage|payloads|alike|locked|be_open$"
+    assert [name for name in asked if re.search(others, name)] == []
+    assert {"interfaces_are_up", "accelerators_are_as_promised", "disks_have_room"} < asked
 
 
 def test_a_failed_drain_is_reported(place: Path) -> None:

@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
 from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
+from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures
 from pytest_mnode.checks.node.mtu import FullSizePacketsPass, InterfacesHaveTheirMtu
 from pytest_mnode.checks.node.payloads import PayloadsArriveUnchanged
+from pytest_mnode.checks.node.pcie import PcieLinksAreFull
+from pytest_mnode.checks.node.rdma import (
+    RdmaDevicesCanBeOpened,
+    RdmaErrorsStandStill,
+    RdmaPortsAreActive,
+)
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached
+from pytest_mnode.checks.node.same import NodesAreTheSame
 from pytest_mnode.criteria.devices import judge_products, judge_rates, judge_steps
 from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
 from pytest_mnode.criteria.placement.nics import judge_nics
@@ -31,7 +40,6 @@ from pytest_mnode.criteria.preflight.answers import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges import devices, rdma, system
 from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.criteria.transport.evidence import Evidence
@@ -197,6 +205,10 @@ def _preflight(judge: Any, promise: str, broken: Broken, kind: str = "roce") -> 
     return ask
 
 
+def _same(part: str) -> Any:
+    return partial(check_judged, NodesAreTheSame, part=part)
+
+
 def _link(**changes: Any) -> Broken:
     return lambda survey, bad: with_interface(survey, bad.node, RAILS[bad.device], **changes)
 
@@ -344,22 +356,22 @@ IN_PREFLIGHT: dict[str, Row] = {
         ),
         ("lost payload", PayloadsArriveUnchanged, "{payload: {}}", _payloads(MIB, 0), ANY, UNKNOWN),
         ("connections", EveryNodeIsReached, "{reachable: {}}", _lost, RAILS, FAIL),
-        ("state of a port", rdma.rdma_ports, RDMA, _port(state="INIT"), NICS, FAIL),
-        ("unknown state of a port", rdma.rdma_ports, RDMA, _port(state=None), NICS, UNKNOWN),
-        ("GID", rdma.rdma_ports, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1), NICS, FAIL),
-        ("port that cannot be opened", rdma.rdma_opened, RDMA, VERBS, NICS, FAIL),
-        ("errors", rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(1), NICS, FAIL),
-        ("reset", rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(-1), NICS, UNKNOWN),
-        ("firmware", partial(system.same, part="firmware"), SAME, FIRMWARE, NICS, FAIL),
-        ("sysctl", partial(system.same, part="sysctl"), SAME, _machine_with(_sysctl), RAILS, FAIL),
-        ("PCIe of a NIC", devices.pcie, "{pcie: full}", _pcie(NIC_ADDRESSES, 8), NICS, FAIL),
-        ("PCIe of a GPU", devices.pcie, "{pcie: full}", _pcie(GPUS, 8), GPUS, FAIL),
-        ("unknown PCIe", devices.pcie, "{pcie: full}", _pcie(GPUS, None), GPUS, UNKNOWN),
+        ("state of a port", RdmaPortsAreActive, RDMA, _port(state="INIT"), NICS, FAIL),
+        ("unknown state of a port", RdmaPortsAreActive, RDMA, _port(state=None), NICS, UNKNOWN),
+        ("GID", RdmaPortsAreActive, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1), NICS, FAIL),
+        ("port that cannot be opened", RdmaDevicesCanBeOpened, RDMA, VERBS, NICS, FAIL),
+        ("errors", RdmaErrorsStandStill, "{rdma: {errors_at_most: 0}}", _counted(1), NICS, FAIL),
+        ("reset", RdmaErrorsStandStill, "{rdma: {errors_at_most: 0}}", _counted(-1), NICS, UNKNOWN),
+        ("firmware", _same("firmware"), SAME, FIRMWARE, NICS, FAIL),
+        ("sysctl", _same("sysctl"), SAME, _machine_with(_sysctl), RAILS, FAIL),
+        ("PCIe of a NIC", PcieLinksAreFull, "{pcie: full}", _pcie(NIC_ADDRESSES, 8), NICS, FAIL),
+        ("PCIe of a GPU", PcieLinksAreFull, "{pcie: full}", _pcie(GPUS, 8), GPUS, FAIL),
+        ("unknown PCIe", PcieLinksAreFull, "{pcie: full}", _pcie(GPUS, None), GPUS, UNKNOWN),
         ("CPUs", CpusAreBesideAccelerators, "{cpus: near}", CPUSET, INDICES, FAIL),
-        ("kernel log", devices.kernel_log, KERNEL_LOG, _machine_with(_flapped), RAILS, FAIL),
+        ("kernel log", KernelLogHasNoFailures, KERNEL_LOG, _machine_with(_flapped), RAILS, FAIL),
         (
             "GPU that does not answer",
-            devices.accelerators,
+            AcceleratorsAreAsPromised,
             STATES,
             _machine_with(_gpu_lost),
             INDICES,
@@ -385,7 +397,7 @@ BAD_STATES: dict[str, Any] = {
 }
 OF_GPUS = {
     f"GPU: {key}, {verdict}": Row(
-        _preflight(devices.accelerators, STATES, _gpu(**{key: state})),
+        _preflight(AcceleratorsAreAsPromised, STATES, _gpu(**{key: state})),
         ANY if state is None and key == "memory_bytes" else INDICES,
         verdict,
     )

@@ -6,17 +6,16 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from pytest_mnode.checks.node.mtu import InterfacesHaveTheirMtu
+from pytest_mnode.checks.node.rdma import RdmaDevicesCanBeOpened, RdmaPortsAreActive
 from pytest_mnode.criteria.port_counters.judging import judge
 from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.preflight.answers import NodeFacts, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges import rdma
 from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
@@ -92,9 +91,9 @@ def faults(machines: Machines, spec: Spec) -> dict[str, list[str]]:
 
     with ThreadPoolExecutor() as pool:
         survey = Survey(tuple(pool.map(look, machines.names)))
-    judges = (rdma.rdma_ports, rdma.rdma_opened, partial(judged, InterfacesHaveTheirMtu))
+    judges = (RdmaPortsAreActive, RdmaDevicesCanBeOpened, InterfacesHaveTheirMtu)
     return {
-        name: [blamed(one) for ask in judges for one in ask(survey, spec, name) if bad(one)]
+        name: [blamed(one) for ask in judges for one in judged(ask, survey, spec, name) if bad(one)]
         for name in machines.names
     }
 

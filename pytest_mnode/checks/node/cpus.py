@@ -26,7 +26,8 @@ class CpusAreBesideAccelerators(SurveyCheck):
 
     promise: Literal["near"]
     """A process's cpuset has CPUs beside each accelerator that the process has."""
-    parts = ("cpus", "numa")
+    parts = ("accelerators", "limits", "cpus", "numa")
+    alone = True
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         if self.spec.accelerators.per_node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from pytest_mnode.evidence.reading import CheckRows
@@ -222,10 +223,17 @@ class NodeSurvey:
         """The node's machine; a Machine of unknown facts if the node did not answer."""
         return self.facts.machine if self.facts else Machine()
 
+    def why(self, part: str = "") -> str:
+        """Why its facts, or a part of its machine, are missing; "" if they are there."""
+        if self.facts is None:
+            return self.problem or "its survey gave no answer"
+        is_there = not part or getattr(self.machine, part) is not None
+        return "" if is_there else self.machine.unread.get(part, f"no {part}")
+
     def rows(self, case: str) -> Sequence[Row] | Unread:
         """The node's rows of a check, or why there are none."""
         if self.facts is None:
-            return Unread(self.problem or "its survey gave no answer")
+            return Unread(self.why())
         found = next((one for one in self.facts.read if one.case == case), None)
         if found is None or found.why:
             return Unread(found.why if found else "it was not asked")
@@ -251,6 +259,11 @@ class Survey:
     def node(self, name: str) -> NodeSurvey:
         """The node of this name."""
         return next(node for node in self.nodes if node.name == name)
+
+    @lru_cache(maxsize=8)  # noqa: B019  a survey is one of a few, and is hashed by its identity
+    def rows(self, case: str) -> Mapping[str, Sequence[Row] | Unread]:
+        """Rows of a check by node, or why a node has none."""
+        return {node.name: node.rows(case) for node in self.nodes}
 
     @property
     def on_loopback(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
+from pytest_mnode.checks.node.same import PARTS, items_of
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges.system import PARTS, items_of
 from pytest_mnode.installed import Fact, Installed
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.spec import Spec
@@ -21,7 +21,7 @@ def installed(survey: Survey, spec: Spec) -> Installed:
     for part in PARTS:
         nodes: dict[str, dict[str, list[str]]] = {}
         for node in survey.nodes:
-            items = items_of(node, spec, part) or {}
+            items = items_of(node, spec, part)
             if part == "code" and items:
                 text = json.dumps(dict(items), sort_keys=True)
                 items = {part: hashlib.sha256(text.encode()).hexdigest()[:16]}

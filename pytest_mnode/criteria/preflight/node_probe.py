@@ -34,13 +34,8 @@ from pytest_mnode.criteria.preflight.answers import (
     Token,
 )
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
-from pytest_mnode.criteria.preflight.orders import (
-    Directory,
-    LookOrder,
-    PayloadOrder,
-    Peer,
-    ProbeOrder,
-)
+from pytest_mnode.criteria.preflight.orders import LookOrder, PayloadOrder, Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.survey_check import Directory
 from pytest_mnode.criteria.preflight.tcp import (
     Listener,
     RailPair,

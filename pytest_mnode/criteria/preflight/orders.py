@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.answers import NodeFacts, Rail, Token
-from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.criteria.preflight.survey_check import Directory, SurveyCheck, read_orders
 from pytest_mnode.evidence.check import Check
 from pytest_mnode.evidence.reading import ReadOrder
 
@@ -16,30 +16,10 @@ if TYPE_CHECKING:
     from pytest_mnode.spec.preflight import PreflightCriterion
 
 CONTROL_LIMIT_S = 2.0
-SHM = "/dev/shm"
-TEMPORARY = "temporary files"
-"""Key of the directory where a node's processes put temporary files: its path is the node's."""
-STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...]
-STORED = ("datasets", "checkpoints", "scratch")
 _PARTS = (
-    *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "limits", "settings"),
-    "software",
+    *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "settings", "software"),
 )
 """Parts of the machine that are always read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """A directory to inspect. key: spec key, such as "datasets", or the path.
-
-    path: "" for the node's own directory of temporary files.
-    """
-
-    key: str
-    path: str
-    writable: bool = False
-    sample_files: int = 0
-    sample_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,49 +98,31 @@ def look_order(
     networks = {"fabric": spec.fabric.interfaces}
     if spec.management is not None:
         networks["management"] = spec.management.interfaces
-    parts = [*_PARTS, *["kernel_log"] * (promise.kernel_log is not None)]
-    parts += ["accelerators"] * (spec.accelerators.per_node > 0)
-    parts += ["verbs"] * (promise.rdma is not None)
-    parts += [part for one in checks if isinstance(one, SurveyCheck) for part in one.parts]
+    surveyed = [one for one in checks if isinstance(one, SurveyCheck)]
+    parts = (*_PARTS, *(part for one in surveyed for part in one.parts))
+    directories = (place for one in surveyed for place in one.directories())
     return LookOrder(
         run=run,
         index=index,
         parts=tuple(dict.fromkeys(parts)),
         networks=networks,
         code=tuple(code),
-        directories=tuple(directories_of(promise, spec)),
-        master_port=getattr(getattr(promise, "reachable", None), "master_port", None),
-        reads=tuple(ReadOrder.of(type(one), one.promise) for one in checks if one.reads()),
+        directories=tuple(dict.fromkeys(directories)),
+        master_port=promise.reachable and promise.reachable.master_port,
+        reads=read_orders(checks, "node"),
     )
 
 
-def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
-    """/dev/shm, and the directories that the spec makes promises about."""
-    found = [Directory(SHM, SHM), Directory(TEMPORARY, "", writable=True)]
-    found += [Directory(f"disk {disk.path}", disk.path) for disk in promise.disk or ()]
-    if promise.storage is None or spec.storage is None:
-        return found
-    stored = promise.storage
-    for key in STORED:
-        path = getattr(spec.storage, key)
-        if path is not None:
-            sampled = key == "datasets"
-            found.append(
-                Directory(
-                    key,
-                    path,
-                    writable=key in stored.writable,
-                    sample_files=stored.sample_files if sampled else 0,
-                    sample_bytes=stored.sample_size_bytes if sampled else 0,
-                )
-            )
-    return found
-
-
 def probe_order(
-    promise: PreflightCriterion, spec: Spec, look_answers: Mapping[int, tuple[str, NodeFacts]]
+    promise: PreflightCriterion,
+    spec: Spec,
+    look_answers: Mapping[int, tuple[str, NodeFacts]],
+    directories: Sequence[Directory] = (),
 ) -> ProbeOrder:
-    """The second order. look_answers: address and facts of each node that answered, by index."""
+    """The second order. look_answers: address and facts of each node that answered, by index.
+
+    directories: those that nodes inspected.
+    """
     peers = tuple(
         Peer(
             index,
@@ -172,11 +134,8 @@ def probe_order(
         )
         for index, (address, facts) in look_answers.items()
     )
-    # The models of these are in modules of checks, which a node need not import.
-    reachable, names, mtu, payload = (
-        getattr(promise, key, None) for key in ("reachable", "names", "mtu", "payload")
-    )
-    networks = {n for one in (reachable, mtu, payload) if one for n in one.networks}
+    reachable, names, mtu = promise.reachable, promise.names, promise.mtu
+    networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
     sizes = {"fabric": spec.fabric.mtu_bytes}
     if spec.management is not None and spec.management.mtu_bytes is not None:
         sizes["management"] = spec.management.mtu_bytes
@@ -184,7 +143,7 @@ def probe_order(
     if reachable is not None and 0 in look_answers:
         address, first = look_answers[0]
         master = (address, reachable.master_port or first.tcp_port)
-    shared = promise.storage.shared if promise.storage is not None else ()
+    shared = {one.key for one in directories if one.shared}
     return ProbeOrder(
         peers=peers,
         networks=tuple(sorted(n for n in networks if n == "fabric" or spec.management)),

@@ -100,7 +100,8 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check
         look_answers = {
             r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers
         }
-        probe = probe_order(promise, spec, look_answers)
+        directories = looks[0].directories if looks else ()
+        probe = probe_order(promise, spec, look_answers, directories)
         connecting_s = CONNECTIONS * probe.connect_limit_s
         limit_s = max(connecting_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
         _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.evidence.check import Check
-from pytest_mnode.evidence.rules import Rows
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.evidence.check import Check, Evidence
+from pytest_mnode.evidence.reading import ReadOrder
+from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -18,20 +22,56 @@ NEED_RANKS = ("mesh", "fabric", "numa", "devices", "groups", "data", "launch", "
 """Criteria that are of no use on nodes that cannot meet."""
 
 
-class SurveyCheck(Check):
-    """A check without a reading of its own, which judges what every survey reads.
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory that a node inspects. key: spec key, such as "datasets", or the path.
 
-    parts: parts of the machine that are only read for it; see `machine.model`. stored: whether it
-    needs the storage paths to be read, which hangs where their file server hangs.
+    path: "" for the node's own directory of temporary files. writable: a file is written there,
+    and removed. shared: that file is looked for on the other nodes.
+    """
+
+    key: str
+    path: str
+    writable: bool = False
+    sample_files: int = 0
+    sample_bytes: int = 0
+    shared: bool = False
+
+
+class SurveyCheck(Check):
+    """A check without a reading of its own, which judges what every survey reads: by `rule`, from
+    `rows` of each node, or by a `judge` of its own.
+
+    parts: parts of the machine that it needs; see `machine.model`.
     """
 
     parts: ClassVar[tuple[str, ...]] = ()
-    stored: ClassVar[bool] = False
     spec: Spec
 
-    def judge(self, survey: Survey, name: str) -> Iterable[Measurement]:
-        """Findings about one node of a survey. Pure."""
+    def directories(self) -> Iterable[Directory]:
+        """Directories that each node inspects for it. An inspection hangs where their file server
+        hangs, so it is made only for checks that are asked."""
+        return ()
+
+    def unread(self, node: NodeSurvey) -> str:
+        """Why nothing is known of a node; "" if something is."""
+        return next(filter(None, map(node.why, self.parts or ("",))), "")
+
+    def rows(self, node: NodeSurvey) -> Iterable[Row]:
+        """Rows of a node that has all `parts`."""
         raise NotImplementedError
+
+    def judge(self, evidence: Survey, node: str) -> Iterable[Measurement]:
+        """Findings about one node of a survey. Pure."""
+        return self.rule(Rows(node, self.key, self.promise, _rows(self, evidence)))
+
+
+@lru_cache(maxsize=16)
+def _rows(check: SurveyCheck, survey: Survey) -> Mapping[str, Sequence[Row] | Unread]:
+    return {
+        node.name: Unread(why) if (why := check.unread(node)) else tuple(check.rows(node))
+        for node in survey.nodes
+    }
 
 
 def promise_of(one: type[Check], spec: Spec) -> Any:
@@ -40,32 +80,25 @@ def promise_of(one: type[Check], spec: Spec) -> Any:
 
 
 def promised_checks(spec: Spec, asked: Iterable[type[Check]]) -> list[Check]:
-    """Of these checks those that a spec promises."""
+    """Of these checks those that a spec promises, each of their parts by itself."""
     found = ((one, promise_of(one, spec)) for one in asked)
-    return [one(promise, spec) for one, promise in found if promise is not None]
+    return [
+        one(promise, spec, part)
+        for one, promise in found
+        if promise is not None
+        for part in one.each or ("",)
+    ]
+
+
+def read_orders(checks: Iterable[Check], on: Literal["node", "rank"]) -> tuple[ReadOrder, ...]:
+    """The readings of checks that are read on nodes, or in ranks."""
+    found = {one.case(): one for one in checks if one.on == on and one.reads()}
+    return tuple(ReadOrder.of(type(one), one.promise) for one in found.values())
 
 
 def judged(
-    one: type[Check], survey: Survey, spec: Spec, node: str, part: str = ""
+    one: type[Check], evidence: Evidence, spec: Spec, node: str, part: str = ""
 ) -> list[Measurement]:
     """Findings of a check about one node; [] if the spec does not promise it."""
-    promise = promise_of(one, spec)
-    if promise is None:
-        return []
-    check = one(promise, spec, part)
-    if isinstance(check, SurveyCheck):
-        return list(check.judge(survey, node))
-    by_node = {other.name: other.rows(one.case()) for other in survey.nodes}
-    return list(check.rule(Rows(node, one.key, promise, by_node)))
-
-
-def all_judged(
-    survey: Survey, spec: Spec, asked: Sequence[type[Check]], node: str
-) -> list[Measurement]:
-    """Findings of many checks of nodes, with all of their parts."""
-    return [
-        found
-        for one in asked
-        for part in one.each or ("",)
-        for found in judged(one, survey, spec, node, part)
-    ]
+    checks: list[Any] = [made for made in promised_checks(spec, [one]) if made.part == part]
+    return [found for check in checks for found in check.judge(evidence, node)]

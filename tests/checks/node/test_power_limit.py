@@ -42,12 +42,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch, *watts: float, default: float = 700) -
     ("promise", "watts", "verdict", "words"),
     [
         ("default", (700, 700), "p", ""),
-        ("default", (700, 500), "f", "GPU 1 (71.4286 %)"),
+        ("default", (700, 500), "f", "GPU 1: 71.4286 %"),
         ("default", (700, 750), "p", ""),
-        ("700", (700, 699.5), "f", "GPU 1 (699.5 W)"),
+        ("700", (700, 699.5), "f", "GPU 1: 699.5 W"),
         ("650", (700, 650), "p", ""),
         ("700", (700, 0), "i", "GPU 1: NVML: lost"),
-        ("700", (500, 0), "f", "GPU 0 (500 W)"),
+        ("700", (500, 0), "f", "GPU 0: 500 W"),
         ("700", (), "i", "no power limit of GPUs was found"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight import directories
 from pytest_mnode.criteria.preflight.answers import Token
-from pytest_mnode.criteria.preflight.orders import Directory
+from pytest_mnode.criteria.preflight.survey_check import Directory
 
 
 def test_recent_files_are_kept_if_clocks_differ(

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight import environment
-from pytest_mnode.criteria.preflight.environment import RankEnvironment, environment_of, hcas_of
-from pytest_mnode.criteria.preflight.judges.common import of_node
+from pytest_mnode.checks.node.environment import (
+    NothingTiesTheHandsOfBackends,
+    RanksFindTheirEnvironment,
+    RanksNameRdmaDevicesThatAreThere,
+)
+from pytest_mnode.criteria.preflight.environment import (
+    RankEnvironment,
+    Ranks,
+    environment_of,
+    hcas_of,
+    torch_settings,
+)
+from pytest_mnode.criteria.preflight.survey_check import judged
+from pytest_mnode.evidence.check import Check
+from pytest_mnode.evidence.reading import ReadOrder, read
+from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.logs.nccl_files import settings_of_files
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.verbs import VerbsDevice
@@ -45,14 +59,14 @@ def _having(settings: Sequence[dict[str, str]]) -> tuple[RankEnvironment, ...]:
 
 
 def _contract(ranks: Sequence[RankEnvironment], node: str) -> Measurement:
-    [one] = environment.contract(ranks, ETHERNET, node)
+    [one] = judged(RanksFindTheirEnvironment, Ranks(NODES, tuple(ranks)), ETHERNET, node)
     return one
 
 
 def _overrides(
     ranks: Sequence[RankEnvironment], node: str = "gpu0", spec: Spec = ETHERNET
 ) -> Measurement:
-    [one] = environment.overrides(ranks, spec, node)
+    [one] = judged(NothingTiesTheHandsOfBackends, Ranks(NODES, tuple(ranks)), spec, node)
     return one
 
 
@@ -62,7 +76,7 @@ def test_a_correct_environment_passes() -> None:
         assert _overrides(_ranks(), node).passed
     criteria = ETHERNET.criteria.model_copy(update={"preflight": None})
     unpromised = ETHERNET.model_copy(update={"criteria": criteria})
-    assert environment.contract(_ranks(), unpromised, "gpu0") == []
+    assert judged(RanksFindTheirEnvironment, Ranks(NODES, _ranks()), unpromised, "gpu0") == []
 
 
 @pytest.mark.parametrize(
@@ -95,9 +109,13 @@ def test_an_invalid_port_is_named() -> None:
 
 
 def test_without_ranks_the_environment_is_inconclusive() -> None:
-    for question in (environment.contract, environment.overrides):
-        [found] = question(None, ETHERNET, "gpu0", "no world: rank 1 did not come")
-        assert (found.verdict, found.note) == ("inconclusive", "no world: rank 1 did not come")
+    for ranks, why in (
+        (Ranks(NODES, why="no world: rank 1 did not come"), "no world: rank 1 did not come"),
+        (Ranks(NODES, _ranks()[2:]), "no rank runs on gpu0"),
+    ):
+        for question in (RanksFindTheirEnvironment, NothingTiesTheHandsOfBackends):
+            [found] = judged(question, ranks, ETHERNET, "gpu0")
+            assert (found.verdict, found.note) == ("inconclusive", why)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +216,7 @@ def test_a_node_whose_settings_differ_from_the_majority_fails(
 
 
 def test_torch_settings_of_a_rank_are_read() -> None:
-    found = environment.torch_settings()
+    found = torch_settings()
     assert found["torch.num_threads"][0].isdecimal()
     assert found["torch.deterministic_algorithms"] == ("False", "")
 
@@ -233,12 +251,12 @@ def test_of_two_nodes_that_differ_neither_is_to_blame_for_sure() -> None:
     found = _overrides(_having([{"OMP_NUM_THREADS": n} for n in "0011"]), "gpu1")
     assert found.verdict == "fail"
     assert "no majority says who is right" in found.note
-    culprit = of_node("gpu1", found).culprit
+    culprit = found.culprit
     assert culprit is not None
     assert not culprit.nodes
     assert culprit.either == {frozenset(["gpu1"])}
     within = _overrides(_having([{"OMP_NUM_THREADS": n} for n in "0123"]), "gpu1")
-    alone = of_node("gpu1", within).culprit
+    alone = within.culprit
     assert alone is not None
     assert alone.nodes == {"gpu1"}
 
@@ -306,7 +324,7 @@ def test_defaults_follow_the_nccl_version_that_ranks_load(nccl: str | None, verd
 
 
 def _devices(ranks: Sequence[RankEnvironment], node: str = "gpu0") -> Measurement:
-    [one] = environment.devices(ranks, ROCE, node)
+    [one] = judged(RanksNameRdmaDevicesThatAreThere, Ranks(NODES, tuple(ranks)), ROCE, node)
     return one
 
 
@@ -339,9 +357,10 @@ def test_nccl_ib_hca_is_compared_with_devices_that_ranks_can_open(
 
 
 def test_nccl_ib_hca_is_judged_only_on_rdma_fabrics() -> None:
-    assert environment.devices(_ranks(NCCL_IB_HCA="mlx5_0"), ETHERNET, "gpu0") == []
+    question, named = RanksNameRdmaDevicesThatAreThere, Ranks(NODES, _ranks(NCCL_IB_HCA="mlx5_0"))
+    assert judged(question, named, ETHERNET, "gpu0") == []
     assert _devices(_ranks()).passed
-    [unknown] = environment.devices(None, ROCE, "gpu0", "no world")
+    [unknown] = judged(question, Ranks(NODES, why="no world"), ROCE, "gpu0")
     assert unknown.verdict == "inconclusive"
 
 
@@ -350,3 +369,37 @@ def test_devices_that_a_rank_can_open() -> None:
     verbs = (VerbsDevice("uverbs0", "mlx5_0", "no such file"), VerbsDevice("uverbs1", "mlx5_1"))
     assert hcas_of(Machine(rdma=there, verbs=verbs)) == ("mlx5_1:1",)
     assert hcas_of(Machine(rdma=there)) is None
+
+
+class ThreadsAreFew(Check):
+    """Do ranks have few threads?"""
+
+    key, on = "preflight.threads", "rank"  # entered nowhere, for no suite has it
+    promise: int
+
+    def read(self, root: Path) -> Iterator[Row]:
+        yield row("threads", int((root / "threads").read_text()))
+
+    def rule(self, rows: Rows) -> Iterator[Measurement]:
+        yield rows.at_most("threads", self.promise)
+
+
+def test_a_check_may_read_in_ranks_by_itself(tmp_path: Path) -> None:
+    ranks = []
+    for rank, count in zip(_ranks(), ("4", "4", "4", "9"), strict=True):
+        (tmp_path / "threads").write_text(count)
+        rows = read(ReadOrder.of(ThreadsAreFew, 8), tmp_path)
+        ranks.append(replace(rank, read=(rows,)))
+    found = Ranks(NODES, tuple(ranks)).rows(ThreadsAreFew.case())
+    assert [(one.node, one.rank, one.value) for one in found["gpu1"]] == [  # type: ignore[union-attr]
+        ("gpu1", 2, 4),
+        ("gpu1", 3, 9),
+    ]
+    judge = ThreadsAreFew(8).judge
+    verdicts = [one.verdict for n in NODES for one in judge(Ranks(NODES, tuple(ranks)), n)]
+    assert verdicts == ["pass", "fail"]
+    (tmp_path / "threads").unlink()
+    mute = replace(ranks[0], read=(read(ReadOrder.of(ThreadsAreFew, 8), tmp_path),))
+    [unknown] = judge(Ranks(NODES, (mute, *ranks[1:])), "gpu0")
+    assert unknown.verdict == "inconclusive"
+    assert "rank 0: " in unknown.note

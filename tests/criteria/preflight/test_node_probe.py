@@ -26,8 +26,9 @@ from pytest_mnode.criteria.preflight.answers import (
 )
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.node_probe import NodeProbe
-from pytest_mnode.criteria.preflight.orders import Directory, LookOrder, Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.orders import LookOrder, Peer, ProbeOrder
 from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
+from pytest_mnode.criteria.preflight.survey_check import Directory
 from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, look_up_all, paired
 from pytest_mnode.machine import model
 from pytest_mnode.machine.mounts import Mount

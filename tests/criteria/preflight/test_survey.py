@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.checks.node.clocks import ClocksAgree
+from pytest_mnode.checks.node.disk import DisksHaveRoom
+from pytest_mnode.checks.node.environment import TemporaryFilesCanBeWritten
+from pytest_mnode.checks.node.limits import FilesCanBeOpen
 from pytest_mnode.checks.node.mtu import FullSizePacketsPass
 from pytest_mnode.checks.node.names import NamesAreFound
 from pytest_mnode.checks.node.payloads import PayloadsArriveUnchanged
+from pytest_mnode.checks.node.rdma import RdmaDevicesCanBeOpened, RdmaPortsAreActive
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached, FirstNodeIsReached
+from pytest_mnode.checks.node.storage import DatasetsAreTheSame, StorageCanBeUsed, StorageIsShared
 from pytest_mnode.criteria.preflight import survey as conduct
 from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFacts
-from pytest_mnode.criteria.preflight.judges import storage
-from pytest_mnode.criteria.preflight.orders import directories_of
-from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
+from pytest_mnode.criteria.preflight.orders import LookOrder, look_order
+from pytest_mnode.criteria.preflight.survey_check import promised_checks
+from pytest_mnode.evidence.check import Check
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
 from tests.criteria.preflight.made import healthy, promising, verdicts
@@ -86,7 +89,8 @@ def spec(tmp_path: Path) -> Spec:
 
 
 def test_surveys_report_their_nodes_and_leave_nothing(spec: Spec) -> None:
-    found = conduct.survey(Here(3), spec, [])
+    of_storage = (StorageCanBeUsed, StorageIsShared, DatasetsAreTheSame)
+    found = conduct.survey(Here(3), spec, [], promised_checks(spec, of_storage))
     assert [node.problem for node in found.nodes] == ["", "", ""]
     on_paths = (
         FirstNodeIsReached,
@@ -94,7 +98,6 @@ def test_surveys_report_their_nodes_and_leave_nothing(spec: Spec) -> None:
         FullSizePacketsPass,
         PayloadsArriveUnchanged,
     )
-    of_storage = (storage.usable, storage.shared, storage.sample)
     for question in (*on_paths, ClocksAgree, NamesAreFound, *of_storage):
         assert verdicts(question, found, spec) == {}, question
     assert [len(one.payloads.sent) for one in found.nodes if one.payloads] == [2] * 3, "one round"
@@ -243,31 +246,32 @@ def test_facts_survive_json_and_other_input_is_refused() -> None:
         decode(NodeFacts, text[:-1] + ',"more":1}')
 
 
-ACCEPTANCE = Path(__file__).parents[3] / "acceptance/test_preflight.py"
+def _asked(preflight: str, *checks: type[Check]) -> LookOrder:
+    spec = promising(preflight)
+    promise = spec.criteria.preflight
+    assert promise is not None
+    return look_order(promise, spec, "ab", 0, [], checks=promised_checks(spec, checks))
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_storage_paths_are_surveyed_only_if_a_test_requests_them(asked: bool) -> None:
+def test_storage_paths_are_surveyed_only_if_a_test_asks_for_them() -> None:
     """A health check without storage tests runs as root: it must not write or hang there."""
-    spec = promising("{storage: {}, disk: [{path: /tmp, free: 1 GB}]}")
-    items: list[Any] = [
-        SimpleNamespace(fixturenames=["ask"]),
-        SimpleNamespace(fixturenames=["ask", *[STORAGE_FIXTURE] * asked]),
-        SimpleNamespace(),
-    ]
-    surveyed = spec_to_survey(spec, items)
-    assert surveyed.criteria.preflight is not None
-    looked_at = {one.key for one in directories_of(surveyed.criteria.preflight, surveyed)}
-    own = {"/dev/shm", "temporary files", "disk /tmp"}
-    assert looked_at == {*own, *["datasets", "checkpoints"] * asked}
+    page = "{storage: {}, disk: [{path: /tmp, free: 1 GB}], environment: {}}"
+    own = _asked(page, DisksHaveRoom, TemporaryFilesCanBeWritten)
+    assert [one.key for one in own.directories] == ["disk /tmp", "temporary files"]
+    for asks in (StorageCanBeUsed, StorageIsShared, DatasetsAreTheSame):
+        stored = _asked(page, asks, StorageCanBeUsed).directories
+        assert [(one.key, one.writable, one.shared) for one in stored] == [
+            ("datasets", False, True),
+            ("checkpoints", True, True),
+        ]
 
 
-def test_the_storage_tests_request_the_survey_of_paths() -> None:
-    functions = re.findall(r"^def test_(?:.|\n)*?(?=^\S|\Z)", ACCEPTANCE.read_text(), re.M)
-    about = [text for text in functions if " storage." in text]
-    assert len(about) == 3
-    assert all(f"({STORAGE_FIXTURE}: " in text for text in about)
-    assert not [text for text in functions if STORAGE_FIXTURE in text and text not in about]
+def test_each_part_of_a_machine_is_read_where_a_check_needs_it() -> None:
+    page = "{limits: {open_files: 1}, rdma: {}}"
+    assert not {"limits", "verbs"}.intersection(_asked(page, RdmaPortsAreActive).parts)
+    parts = _asked(page, FilesCanBeOpen, RdmaDevicesCanBeOpened).parts
+    assert {"limits", "rdma", "verbs"} < set(parts)
+    assert len(set(parts)) == len(parts)
 
 
 # Both end with their input, so that nothing waits for them.

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import devices
-from pytest_mnode.criteria.preflight.judges.devices import pci_links
+from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
+from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures
+from pytest_mnode.checks.node.pcie import PcieLinksAreFull, pci_links
+from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
@@ -47,22 +49,22 @@ TWO_GPUS = everyone(healthy(2), accelerators=(H100, replace(H100, index=1)))
 )
 def test_the_state_of_an_accelerator_is_shown(change: dict[str, Any], words: str) -> None:
     found = with_facts(TWO_GPUS, 1, accelerators=(H100, replace(H100, index=1, **change)))
-    assert verdicts(devices.accelerators, found, STATES) == {"gpu1": "fail"}
-    notes = " ".join(m.note for m in asked(devices.accelerators, found, STATES)["gpu1"])
+    assert verdicts(AcceleratorsAreAsPromised, found, STATES) == {"gpu1": "fail"}
+    notes = " ".join(m.note for m in asked(AcceleratorsAreAsPromised, found, STATES)["gpu1"])
     assert f"accelerator 1: {words}" in notes
 
 
 def test_accelerators_that_are_missing_or_do_not_answer() -> None:
     fewer = with_facts(TWO_GPUS, 1, accelerators=(H100,))
-    assert culprits(devices.accelerators, fewer, STATES) == {"gpu1": "gpu1 accelerators"}
+    assert culprits(AcceleratorsAreAsPromised, fewer, STATES) == {"gpu1": "gpu1 accelerators"}
     lost = with_facts(TWO_GPUS, 1, accelerators=(H100, Accelerator(index=1)))
-    count, *_ = asked(devices.accelerators, lost, STATES)["gpu1"]
+    count, *_ = asked(AcceleratorsAreAsPromised, lost, STATES)["gpu1"]
     assert (count.value, count.culprit) == (1, "gpu1 accelerator 1")
-    assert "accelerator 1 does not answer" in count.note
+    assert "accelerator 1: does not answer" in count.note
     mute = with_facts(TWO_GPUS, 1, accelerators=None, unread={"accelerators": "no NVML"})
-    assert verdicts(devices.accelerators, mute, STATES) == {"gpu1": "inconclusive"}
+    assert verdicts(AcceleratorsAreAsPromised, mute, STATES) == {"gpu1": "inconclusive"}
     amd = PciTree(functions=(PciFunction(address="0000:1b:00.0", kind="1200", vendor="1002"),))
-    [other] = asked(devices.accelerators, with_facts(mute, 1, pci=amd), STATES)["gpu1"]
+    [other] = asked(AcceleratorsAreAsPromised, with_facts(mute, 1, pci=amd), STATES)["gpu1"]
     assert other.note == "gpu1: NVML does not know accelerators of AMD"
 
 
@@ -104,7 +106,7 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     survey = with_facts(healthy(2), 1, pci=machine.pci, interfaces=machine.interfaces)
     if kind == "accelerator" and "current_link_speed" in card:
         verdict = None  # the link may be slower to save power
-    found = asked(devices.pcie, survey, PCIE)["gpu1"]
+    found = asked(PcieLinksAreFull, survey, PCIE)["gpu1"]
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     if verdict:
         name = "fab0" if kind == "nic" else "accelerator 0000:1b:00.0"
@@ -113,7 +115,9 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
 
 def test_pcie_links_that_cannot_be_read_are_inconclusive() -> None:
     dumb = with_facts(healthy(2), 1, unread={"pci": "denied"})
-    assert {m.verdict for m in asked(devices.pcie, dumb, PCIE)["gpu1"]} == {Verdict.INCONCLUSIVE}
+    assert {m.verdict for m in asked(PcieLinksAreFull, dumb, PCIE)["gpu1"]} == {
+        Verdict.INCONCLUSIVE
+    }
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,9 @@ def test_the_link_of_a_switch_above_accelerators(
         tree.pci(below, SWITCH_PORT, "0x1000", **FULL)
         tree.pci(f"{below}/0000:1{port + 3}:00.0", GPU, NVIDIA, **FULL)
     survey = with_facts(healthy(1), 0, pci=Machine.read(tmp_path, ("pci",)).pci)
-    widths, _ = devices.pcie(survey, promising("{pcie: full}", accelerators="2"), "gpu0")
+    widths, _ = judged(
+        PcieLinksAreFull, survey, promising("{pcie: full}", accelerators="2"), "gpu0"
+    )
     assert (widths.value, widths.note) == (bool(words), words)
 
 
@@ -186,8 +192,8 @@ def test_the_kernel_log(
     spec = promising("{kernel_log: {corrected_at_most: 3}}")
     unread = {"kernel_log": "OSError: dmesg: Operation not permitted"}
     survey = with_facts(healthy(2), 1, kernel_log=log, unread=unread)
-    found = asked(devices.kernel_log, survey, spec)["gpu1"]
+    found = asked(KernelLogHasNoFailures, survey, spec)["gpu1"]
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     assert {m.culprit for m in found} - {None} == ({culprit} if culprit else set())
     assert note in " ".join(m.note for m in found)
-    assert devices.kernel_log(survey, promising("{interfaces: {}}"), "gpu1") == []
+    assert judged(KernelLogHasNoFailures, survey, promising("{interfaces: {}}"), "gpu1") == []

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
 from pytest_mnode.checks.node.mtu import InterfacesHaveTheirMtu
+from pytest_mnode.checks.node.rdma import RdmaDevicesCanBeOpened, RdmaPortsAreActive
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached
-from pytest_mnode.criteria.preflight.judges import rdma
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import RdmaDevice
@@ -53,7 +53,7 @@ USUAL = healthy(1).nodes[0].machine.interfaces or ()
 def test_infiniband_works_without_ipoib(interfaces: tuple[Interface, ...]) -> None:
     spec = promising(ANY, "infiniband", "mlx5_0")
     survey = everywhere(healthy(3), IB, interfaces=interfaces)
-    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed, rdma.rdma_ports):
+    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed, RdmaPortsAreActive):
         assert verdicts(question, survey, spec) == {}, question
     down = with_facts(survey, 1, rdma=devices_of(replace(IB, state="INIT")))
     assert culprits(InterfacesAreUp, down, spec) == {"gpu1": "gpu1 mlx5_0:1 is INIT"}
@@ -66,7 +66,7 @@ def test_a_second_port_without_a_cable_is_neither_a_fault_nor_named_beside_one()
     spec = promising(ANY, "infiniband", "mlx5_0")
     second = replace(IB, number=2, state="DOWN", phys_state="Polling", gids=())
     survey = everywhere(healthy(2), IB, second, interfaces=())
-    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed, rdma.rdma_ports):
+    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed, RdmaPortsAreActive):
         assert verdicts(question, survey, spec) == {}, question
     two = promising("{interfaces: {}}", "infiniband", '"mlx5_*"', nics=2)
     other = replace(IB, device="mlx5_1", state="INIT"), replace(second, device="mlx5_1")
@@ -241,11 +241,11 @@ def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down() ->
         down = replace(devices[1], ports=(replace(roce, device="mlx5_1", state=state),))
         devices = (devices[0], down, devices[2])
         survey = with_facts(healthy(1), 0, rdma=devices, pci=ON_PCI)
-        assert culprits(rdma.rdma_ports, survey, spec) == found
+        assert culprits(RdmaPortsAreActive, survey, spec) == found
         # A pod that has virtual functions is shown the devices of the whole machine.
         opened = tuple(VerbsDevice(f"uverbs{n}", f"mlx5_{n}") for n in (1, 2))
         survey = with_facts(survey, 0, verbs=opened)
-        assert culprits(rdma.rdma_opened, survey, spec).keys() == found.keys()
+        assert culprits(RdmaDevicesCanBeOpened, survey, spec).keys() == found.keys()
 
 
 def test_a_port_that_is_down_is_named_before_the_spare_ones() -> None:
@@ -254,7 +254,7 @@ def test_a_port_that_is_down_is_named_before_the_spare_ones() -> None:
     used = rdma_port(device="mlx5_9")
     survey = everywhere(healthy(3), *spares, used, interfaces=())
     down = with_facts(survey, 1, rdma=devices_of(*spares, replace(used, state="INIT")))
-    [culprit] = culprits(rdma.rdma_ports, down, spec).values()
+    [culprit] = culprits(RdmaPortsAreActive, down, spec).values()
     assert culprit.startswith("gpu1 mlx5_9:1 INIT, mlx5_0:1 DOWN, ")
 
 

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.gpudirect import GpudirectIsThere
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
 from pytest_mnode.checks.node.mtu import InterfacesHaveTheirMtu
+from pytest_mnode.checks.node.rdma import (
+    RdmaDevicesCanBeOpened,
+    RdmaErrorsStandStill,
+    RdmaPortsAreActive,
+)
 from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
-from pytest_mnode.criteria.preflight.judges import rdma
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
 from pytest_mnode.machine.verbs import VerbsDevice
@@ -58,24 +63,24 @@ def _counting(**counters: int) -> Port:
 
 def test_rdma_ports_and_their_errors() -> None:
     spec = promising("{rdma: {gid_types: [RoCE v2], errors_at_most: 0}}", "roce", "rocep1")
-    assert verdicts(rdma.rdma_ports, _rdma(PORT), spec) == {}
-    assert verdicts(rdma.rdma_errors, _rdma(PORT), spec) == {}
+    assert verdicts(RdmaPortsAreActive, _rdma(PORT), spec) == {}
+    assert verdicts(RdmaErrorsStandStill, _rdma(PORT), spec) == {}
     down = _rdma(replace(PORT, state="DOWN"))
-    assert culprits(rdma.rdma_ports, down, spec) == {"gpu1": "gpu1 mlx5_0:1 DOWN"}
+    assert culprits(RdmaPortsAreActive, down, spec) == {"gpu1": "gpu1 mlx5_0:1 DOWN"}
     first = _rdma(rdma_port("RoCE", ("IB/RoCE v1",)))
-    assert culprits(rdma.rdma_ports, first, spec) == {"gpu1": "gpu1 mlx5_0:1 has RoCE v1"}
+    assert culprits(RdmaPortsAreActive, first, spec) == {"gpu1": "gpu1 mlx5_0:1 has RoCE v1"}
     one_is_enough = _rdma(rdma_port("RoCE", (None, "RoCE v2")))
-    assert verdicts(rdma.rdma_ports, one_is_enough, spec) == {}
+    assert verdicts(RdmaPortsAreActive, one_is_enough, spec) == {}
     rising = _rdma(PORT, _counting(symbol_error=4))
-    assert culprits(rdma.rdma_errors, rising, spec) == {"gpu1": "gpu1 mlx5_0:1 symbol_error +4"}
+    assert culprits(RdmaErrorsStandStill, rising, spec) == {"gpu1": "gpu1 mlx5_0:1 symbol_error +4"}
     several = _rdma(PORT, _counting(symbol_error=4, link_downed=2))
-    assert asked(rdma.rdma_errors, several, spec)["gpu1"][0].value == 6
+    assert asked(RdmaErrorsStandStill, several, spec)["gpu1"][0].value == 6
     set_back = _rdma(_counting(link_downed=3), PORT)
     gone = _rdma(PORT, replace(PORT, device="mlx5_7"))
     for unknown in (set_back, gone):
-        assert verdicts(rdma.rdma_errors, unknown, spec) == {"gpu1": "inconclusive"}
-    assert set(culprits(rdma.rdma_ports, healthy(2), spec)) == {"gpu0", "gpu1"}  # no GID at all
-    assert set(verdicts(rdma.rdma_errors, healthy(2), spec).values()) == {"inconclusive"}
+        assert verdicts(RdmaErrorsStandStill, unknown, spec) == {"gpu1": "inconclusive"}
+    assert set(culprits(RdmaPortsAreActive, healthy(2), spec)) == {"gpu0", "gpu1"}  # no GID at all
+    assert set(verdicts(RdmaErrorsStandStill, healthy(2), spec).values()) == {"inconclusive"}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +99,8 @@ def test_ports_of_another_kind_and_of_unknown_state(port: Port, verdict: str, wo
     spec = promising(ANY, "infiniband", "mlx5_0")
     survey = everywhere(healthy(2), IB, interfaces=())
     other = with_facts(survey, 1, rdma=devices_of(port))
-    assert verdicts(rdma.rdma_ports, other, spec).get("gpu1", "pass") == verdict
-    answers = asked(rdma.rdma_ports, other, spec)["gpu1"]
+    assert verdicts(RdmaPortsAreActive, other, spec).get("gpu1", "pass") == verdict
+    answers = asked(RdmaPortsAreActive, other, spec)["gpu1"]
     assert words in "; ".join(f"{one.culprit} {one.note}" for one in answers)
 
 
@@ -114,7 +119,7 @@ def test_unreadable_error_counters_are_inconclusive(tmp_path: Path) -> None:
         last = survey.nodes[0].last
         assert last is not None
         survey = with_node(survey, 0, last=replace(last, rdma=devices_of(*ports)))
-        return verdicts(rdma.rdma_errors, survey, spec).get("gpu0", "pass")
+        return verdicts(RdmaErrorsStandStill, survey, spec).get("gpu0", "pass")
 
     assert verdict(IB) == "pass"
     assert verdict(partly) == "inconclusive"
@@ -128,8 +133,8 @@ def test_iwarp_is_not_roce(recorded: Recorded) -> None:
     active = [replace(port, state="ACTIVE", phys_state="LinkUp") for port in ports]
     spec = promising("{rdma: {gid_types: [RoCE v1]}}", "roce", '"siw*"')
     survey = everywhere(healthy(2), *active, interfaces=())
-    assert set(verdicts(rdma.rdma_ports, survey, spec)) == {"gpu0", "gpu1"}
-    first, _ = asked(rdma.rdma_ports, survey, spec)["gpu1"]
+    assert set(verdicts(RdmaPortsAreActive, survey, spec)) == {"gpu0", "gpu1"}
+    first, _ = asked(RdmaPortsAreActive, survey, spec)["gpu1"]
     assert first.culprit == "gpu1 siw0:1 is iWARP, not RoCE, siw1:1 is iWARP, not RoCE"
 
 
@@ -148,10 +153,10 @@ def test_listed_devices_that_cannot_be_opened(
     spec = promising("{rdma: {}}", "roce", "rocep1")
     survey = with_facts(_rdma(PORT), 0, verbs=(VerbsDevice("uverbs0", "mlx5_0"),))
     survey = with_facts(survey, 1, verbs=verbs and (verbs,))
-    [found] = asked(rdma.rdma_opened, survey, spec)["gpu1"]
+    [found] = asked(RdmaDevicesCanBeOpened, survey, spec)["gpu1"]
     assert found.verdict == verdict
     assert words in str(found.culprit if verdict == "fail" else found.note)
-    assert verdicts(rdma.rdma_opened, survey, spec).get("gpu0") is None
+    assert verdicts(RdmaDevicesCanBeOpened, survey, spec).get("gpu0") is None
 
 
 def test_only_devices_with_an_active_fabric_port_count_as_opened() -> None:
@@ -166,7 +171,7 @@ def test_only_devices_with_an_active_fabric_port_count_as_opened() -> None:
         ((down,), "gpu1 mlx5_0:1 DOWN"),
     ):
         survey = with_facts(survey, 1, rdma=devices_of(*ports))
-        assert culprits(rdma.rdma_opened, survey, spec) == {"gpu1": culprit}
+        assert culprits(RdmaDevicesCanBeOpened, survey, spec) == {"gpu1": culprit}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +190,7 @@ def test_gids_of_another_network_namespace_do_not_count(
 ) -> None:
     spec = promising("{rdma: {gid_types: [RoCE v2]}}", "roce", "mlx5_0")
     port = replace(PORT, gids=(Gid(index=3, gid=gid, type="RoCE v2", netdev=netdev),))
-    found = culprits(rdma.rdma_ports, _rdma(port), spec)
+    found = culprits(RdmaPortsAreActive, _rdma(port), spec)
     assert found == ({"gpu1": f"gpu1 mlx5_0:1 has {lacks}"} if lacks else {})
 
 
@@ -201,9 +206,9 @@ def test_gids_of_another_network_namespace_do_not_count(
 def test_gpudirect(promise: str, change: dict[str, Any], words: str) -> None:
     spec = promising(f"{{gpudirect: {promise}}}")
     survey = everyone(healthy(2), software=replace(SOFTWARE, peermem="550.54.15"))
-    assert verdicts(rdma.gpudirect, survey, spec) == {}
+    assert verdicts(GpudirectIsThere, survey, spec) == {}
     found = with_facts(survey, 1, software=replace(SOFTWARE, **change))
-    [culprit] = culprits(rdma.gpudirect, found, spec).values()
+    [culprit] = culprits(GpudirectIsThere, found, spec).values()
     assert words in culprit
 
 
@@ -228,7 +233,7 @@ def test_a_loaded_peermem_has_to_be_registered(
     loaded = replace(SOFTWARE, peermem="1")
     survey = everyone(healthy(2), software=replace(loaded, peer_clients=("nv_mem",)))
     survey = with_facts(survey, 1, software=replace(loaded, **{"driver_is_open": False, **change}))
-    assert verdicts(rdma.gpudirect, survey, spec) == ({"gpu1": verdict} if verdict else {})
+    assert verdicts(GpudirectIsThere, survey, spec) == ({"gpu1": verdict} if verdict else {})
 
 
 def test_gpudirect_of_other_makers_is_not_known() -> None:
@@ -236,7 +241,7 @@ def test_gpudirect_of_other_makers_is_not_known() -> None:
     mi300x = PciFunction(address="0000:05:00.0", kind="1200", vendor="1002")
     amd = replace(SOFTWARE, driver=None, driver_is_open=False)
     survey = with_facts(healthy(2), 1, software=amd, pci=PciTree(functions=(mi300x,)))
-    assert verdicts(rdma.gpudirect, survey, spec) == {"gpu1": "inconclusive"}
+    assert verdicts(GpudirectIsThere, survey, spec) == {"gpu1": "inconclusive"}
 
 
 def test_ethernet_ports_are_no_links_of_an_infiniband_fabric() -> None:
@@ -256,4 +261,4 @@ def test_ethernet_ports_are_no_links_of_an_infiniband_fabric() -> None:
         for judge in (InterfacesRunAtTheirSpeed, InterfacesHaveTheirMtu):
             assert culprits(judge, survey, spec) == {}, judge
         survey = with_node(survey, 0, last=LastFacts((), devices))
-        assert verdicts(rdma.rdma_errors, survey, spec) == {}
+        assert verdicts(RdmaErrorsStandStill, survey, spec) == {}

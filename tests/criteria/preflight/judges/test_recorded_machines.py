@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import devices, rdma
+from pytest_mnode.checks.node.pcie import PcieLinksAreFull
+from pytest_mnode.checks.node.rdma import RdmaPortsAreActive
 from pytest_mnode.machine.model import Machine
 from tests.criteria.preflight.made import Judge, asked, healthy, promising, with_facts
 from tests.recorded import Recorded
@@ -18,18 +19,18 @@ UP, DOWN = "numa2-e1000e-rxe-up", "numa2-e1000e-rxe-port-down"
 @pytest.mark.parametrize(
     ("judge", "name", "fabric", "verdicts", "culprit"),
     [
-        (rdma.rdma_ports, UP, "rxe*", "pass pass", ""),
-        (rdma.rdma_ports, UP, "eth?", "pass pass", ""),
-        (rdma.rdma_ports, "numa1-veth-rxe", "rxe0", "pass pass", ""),
-        (rdma.rdma_ports, DOWN, "rxe1", "fail inconclusive", "gpu1 rxe1:1 DOWN"),
-        (rdma.rdma_ports, DOWN, "rxe0", "pass pass", ""),
+        (RdmaPortsAreActive, UP, "rxe*", "pass pass", ""),
+        (RdmaPortsAreActive, UP, "eth?", "pass pass", ""),
+        (RdmaPortsAreActive, "numa1-veth-rxe", "rxe0", "pass pass", ""),
+        (RdmaPortsAreActive, DOWN, "rxe1", "fail inconclusive", "gpu1 rxe1:1 DOWN"),
+        (RdmaPortsAreActive, DOWN, "rxe0", "pass pass", ""),
         (
-            *(rdma.rdma_ports, "numa2-e1000e-aligned", "rxe0"),
+            *(RdmaPortsAreActive, "numa2-e1000e-aligned", "rxe0"),
             *("fail inconclusive", "gpu1: RDMA devices are missing"),
         ),
         # Soft-RoCE has no slot: the slot of its interface counts if the spec names that.
-        (devices.pcie, "numa2-virtio-aligned-rxe-up", "eth?", "pass pass", ""),
-        (devices.pcie, "numa1-veth-rxe", "veth0", "inconclusive inconclusive", ""),
+        (PcieLinksAreFull, "numa2-virtio-aligned-rxe-up", "eth?", "pass pass", ""),
+        (PcieLinksAreFull, "numa1-veth-rxe", "veth0", "inconclusive inconclusive", ""),
     ],
 )
 def test_ports_and_links_of_recorded_machines(  # noqa: PLR0917  one table
@@ -61,4 +62,4 @@ def test_a_gid_of_the_interfaces_own_address(recorded: Recorded) -> None:
     for there, culprit in ((port, None), (local, f"gpu1 rxe0:1 has no RoCE v2 GID for {address}")):
         one = replace(device, ports=(there,))
         found = with_facts(healthy(2), 1, rdma=(one,), interfaces=interfaces)
-        assert asked(rdma.rdma_ports, found, spec)["gpu1"][-1].culprit == culprit
+        assert asked(RdmaPortsAreActive, found, spec)["gpu1"][-1].culprit == culprit

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.node.disk import DisksHaveRoom
+from pytest_mnode.checks.node.limits import (
+    SHM,
+    FilesCanBeOpen,
+    MemoryCanBeLocked,
+    SharedMemorySuffices,
+)
+from pytest_mnode.checks.node.same import PARTS, NodesAreTheSame, Part
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges import system
-from pytest_mnode.criteria.preflight.orders import SHM
+from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.machine.limits import Limits
-from pytest_mnode.spec.preflight import Part
 from tests.criteria.preflight.made import (
     SETTINGS,
     SOFTWARE,
@@ -33,7 +39,7 @@ from tests.criteria.preflight.made import (
 
 
 def _same(part: Part) -> Judge:
-    return partial(system.same, part=part)
+    return partial(judged, NodesAreTheSame, part=part)
 
 
 OTHER: dict[Part, Any] = {
@@ -60,7 +66,7 @@ def _having(survey: Survey, index: int, part: Part, value: Any) -> Survey:
     return with_facts(survey, index, **fields.get(part, other))
 
 
-@pytest.mark.parametrize("part", system.PARTS)
+@pytest.mark.parametrize("part", PARTS)
 def test_the_deviating_node_is_named_with_both_values(part: Part) -> None:
     spec = promising(f"{{same: [{part}]}}")
     well = healthy()
@@ -96,7 +102,7 @@ def test_without_a_majority_all_nodes_are_named() -> None:
     assert set(culprits(_same("kernel"), two, spec)) == {"gpu0", "gpu1"}
     [found] = asked(_same("kernel"), two, spec)["gpu0"]
     assert "6.1.0, 5.15.0 on gpu1, and no majority says who is right" in found.note
-    assert system.same(healthy(1), spec, "gpu0", "kernel") == []
+    assert judged(NodesAreTheSame, healthy(1), spec, "gpu0", "kernel") == []
 
 
 @pytest.mark.parametrize("state", ["unreadable: Permission denied", "not there"])
@@ -132,7 +138,7 @@ def test_an_offload_of_one_node_that_is_off_is_a_difference() -> None:
         survey = with_facts(survey, index, interfaces=links)
     assert culprits(_same("sysctl"), survey, spec) == {"gpu1": "gpu1 sysctl"}
     [odd] = asked(_same("sysctl"), survey, spec)["gpu1"]
-    assert "tso disabled, enabled on 2 of 3 nodes" in odd.note
+    assert "tso: disabled, enabled on 2 of 3 nodes" in odd.note
 
 
 def test_free_space_and_limits() -> None:
@@ -144,12 +150,12 @@ def test_free_space_and_limits() -> None:
     survey = everyone(healthy(3), directories=(shm, directory("disk /tmp", "/tmp")))
     full = (replace(shm, free_bytes=1 << 30), directory("disk /tmp", "/tmp", free_bytes=10**9))
     bad = with_facts(survey, 1, directories=full, limits=Limits(1 << 40, 1024))
-    for question in (system.shared_memory, system.locked_memory, system.open_files, system.disk):
+    for question in (SharedMemorySuffices, MemoryCanBeLocked, FilesCanBeOpen, DisksHaveRoom):
         assert verdicts(question, survey, spec) == {}
         assert verdicts(question, bad, spec) == {"gpu1": "fail"}
     absent = replace(shm, problem="not there", size_bytes=None, free_bytes=None)
     lost = with_facts(survey, 1, directories=(absent,))
-    assert verdicts(system.shared_memory, lost, spec) == {"gpu1": "inconclusive"}
+    assert verdicts(SharedMemorySuffices, lost, spec) == {"gpu1": "inconclusive"}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,6 @@ def test_a_container_may_lock_memory_by_its_capability(
     limits: Limits | None, memlock: str, capability: str
 ) -> None:
     spec = promising("{limits: {memlock: unlimited, ipc_lock: true}}")
-    found = asked(system.locked_memory, with_facts(healthy(2), 1, limits=limits), spec)["gpu1"]
+    found = asked(MemoryCanBeLocked, with_facts(healthy(2), 1, limits=limits), spec)["gpu1"]
     assert [one.verdict for one in found] == [memlock, capability]
-    assert system.locked_memory(healthy(2), promising("{limits: {}}"), "gpu1") == []
+    assert judged(MemoryCanBeLocked, healthy(2), promising("{limits: {}}"), "gpu1") == []

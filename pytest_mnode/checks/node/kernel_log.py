@@ -1,0 +1,66 @@
+"""The kernel log: device failures, corrected errors, and links that went down, since boot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.evidence.check import check
+from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.evidence.rules import Rows
+from pytest_mnode.logs.kernel_log import Severity
+from pytest_mnode.measurement import Measurement, listed
+from pytest_mnode.spec.fields import Count, Page
+
+_METRICS = {
+    Severity.FAULT: "failures of devices in the kernel log",
+    Severity.CORRECTED: "corrected errors in the kernel log",
+    Severity.LINK_DOWN: "times a link went down in the kernel log",
+}
+_SINCE = "the log goes back to"
+
+
+class KernelLogPromise(Page):
+    """The kernel has logged no failure of a device since boot: GPUs (Xid), PCIe, NICs, memory."""
+
+    corrected_at_most: Count = 100
+    """Number of corrected errors of PCIe (AER) and memory (EDAC) that is tolerated."""
+    link_downs_at_most: Count = 3
+    """How often one link that was up may go down; drivers do that while a node boots."""
+
+
+@check("preflight.kernel_log")
+class KernelLogHasNoFailures(SurveyCheck):
+    """Has this node's kernel logged no failing device since boot?"""
+
+    promise: KernelLogPromise
+    parts = ("kernel_log",)
+    alone = True
+
+    def rows(self, node: NodeSurvey) -> Iterator[Row]:
+        log = node.machine.kernel_log
+        assert log is not None  # it is one of `parts`
+        if log.since:
+            yield row(_SINCE, log.since)
+        for severity, metric in _METRICS.items():
+            events = [one for one in log.events if one.severity is severity]
+            counts = Counter(one.device for one in events) or {"": 0}
+            yield from (row(metric, count, device=device) for device, count in counts.items())
+            for one in events:
+                yield row(severity, f"{one.when}: {one.what}", device=one.device)
+
+    def rule(self, rows: Rows) -> Iterator[Measurement]:
+        corrected, downs = self.promise.corrected_at_most, self.promise.link_downs_at_most
+        since = [f"{_SINCE} {one.value} only" for one in rows.of(_SINCE)]
+
+        def note(severity: Severity) -> str:
+            return listed([*since, *(f"{one.device} {one.value}" for one in rows.of(severity))])
+
+        fault, fixed, down = _METRICS
+        yield rows.total(_METRICS[fault], 0, source=f"{self.key} none", note=note(fault))
+        part = "corrected_at_most"
+        yield rows.total(_METRICS[fixed], corrected, part=part, note=note(fixed))
+        part = "link_downs_at_most"
+        yield rows.at_most(_METRICS[down], downs, part=part, note=note(down))
