@@ -52,6 +52,7 @@ class HardwareIsComplete(Check):
 
     promise: Hardware
     """Parts that each node has at least: memory, CPUs, sockets, NVMe drives."""
+    alone = True
 
     def read(self, root: Path) -> Iterator[Row]:
         kilobytes = re.search(r"MemTotal:\s+(\d+) kB", sysfs.text(root / "proc/meminfo") or "")

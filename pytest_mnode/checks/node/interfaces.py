@@ -51,6 +51,7 @@ class InterfacesAreUp(SurveyCheck):
     """
 
     promise: Interfaces
+    alone = True
     stops = NEED_RANKS  # no process group forms over a link that is down
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
@@ -95,6 +96,7 @@ class InterfacesRunAtTheirSpeed(SurveyCheck):
     """
 
     promise: Speed
+    alone = True
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         me, fraction = survey.node(name), self.promise.at_least_fraction

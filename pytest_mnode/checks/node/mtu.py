@@ -44,6 +44,7 @@ class InterfacesHaveTheirMtu(SurveyCheck):
     """
 
     promise: MtuPromise
+    alone = True
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         me = survey.node(name)

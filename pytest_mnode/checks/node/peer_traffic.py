@@ -61,6 +61,7 @@ class PeerTrafficIsDirect(Check):
 
     promise: PeerTraffic
     """Ways of PCIe traffic between accelerators and NICs, on which GPUDirect's rate depends."""
+    alone = True
 
     def read(self, root: Path) -> Iterator[Row]:
         cpu = sysfs.text(root / "proc/cpuinfo") or ""
