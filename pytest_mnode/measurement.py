@@ -181,6 +181,8 @@ class Measurement:
     headline: set if it answers its criterion's question.
     interval: lowest and highest value that the true one may have, in `unit`
     (`detection.Estimate`); None if not known, and for counts, which are exact.
+    false_alarm: chance that noise breaks the bound of a healthy cluster; None if its judge knows of
+    none, as of exact values.
 
     Raises TypeError for a value that is neither a number nor None, ValueError for an interval that
     does not contain the value, or of a value with an exact bound.
@@ -197,6 +199,7 @@ class Measurement:
     detection: Detection | None = None
     headline: HeadlineMark | None = None
     interval: tuple[float, float] | None = None
+    false_alarm: float | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None:

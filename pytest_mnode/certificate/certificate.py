@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, merged
+from pytest_mnode.certificate.false_alarms import FalseAlarms, false_alarms
 from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.node_states import coverage_of
 from pytest_mnode.certificate.results import (
@@ -92,6 +93,12 @@ class Certificate:
         cover = self.coverage
         whole = cover.all_passed and len(cover.parts) < 2 and not cover.failed_paths
         return CertificateVerdict.CERTIFIED if whole else CertificateVerdict.PARTLY_CERTIFIED
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def false_alarms(self) -> FalseAlarms:
+        """The judgements that rest on noise, and the chance that they fail a healthy cluster."""
+        return false_alarms(self.criteria)
 
     @property
     def kept(self) -> bool:

@@ -96,6 +96,7 @@ class MeasurementRecord(BaseModel):
     detection: DetectionRecord | None
     headline: HeadlineMark | None
     interval: tuple[float, float] | None = None
+    false_alarm: float | None = None
     margin: float | None
     verdict: Verdict | None
 

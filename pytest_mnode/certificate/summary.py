@@ -41,6 +41,7 @@ def summary_lines(
     line = [f"{paint(head.word)}{first.removeprefix(head.word)}", *more]
     sentences = [
         *_detected(certificate.criteria),
+        *([f"false alarms: {alarms}"] if (alarms := certificate.false_alarms.text) else []),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         *(certificate.history.lines() if certificate.history else ()),

@@ -92,6 +92,7 @@ def judge_rates(found: Comparison) -> list[Measurement]:
             or undecided
             or (found.how if bound else "a single rank has no other rank to be compared with"),
             detection=found.detection,
+            false_alarm=found.false_alarm if bound else None,
             headline=_headline(found, bound) if bound else None,
         )
     ]

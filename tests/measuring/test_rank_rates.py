@@ -117,7 +117,7 @@ def test_healthy_ranks_of_any_number_and_spread_are_hardly_ever_called_slow(
     alarms = sum(bool(one.slow) for one in found)
     assert alarms <= 0.002 * len(draws) + 3 * (0.002 * len(draws)) ** 0.5, (alarms, len(draws))
     many = [one for (n, sd), one in zip(draws, found, strict=True) if n >= 128 and sd <= 3.0]
-    assert sum(bool(one.unsure or one.odd) for one in many) <= 0.02 * len(many)
+    assert sum(bool(one.unsure or one.odd) for one in many) <= 0.06 * len(many)
 
 
 @pytest.mark.parametrize("count", COUNTS)

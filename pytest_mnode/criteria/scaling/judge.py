@@ -63,8 +63,8 @@ class CountResult:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the efficiency reaches its bound; None if there is no answer."""
-        return None if self.unknown_why else self.row.efficiency >= self.bound
+        """Whether the efficiency surely reaches its bound; None if there is no answer."""
+        return None if self.unknown_why else self.row.reaches(self.bound)
 
     @property
     def diffuse(self) -> bool:
@@ -151,6 +151,8 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
                 _culprit(one, found.slow_links),
                 "; ".join(filter(None, (one.unknown_why, _interval(found, one), how))),
                 detection=None if one.unknown_why else row.detection(one.bound, found.promise),
+                interval=(row.low, row.at_most),
+                false_alarm=row.false_alarm,
                 headline=HeadlineMark("efficiency", f"on {count}") if row.count == most else None,
             )
         )
@@ -257,11 +259,6 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
 def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
     """Why the measured efficiency is inconclusive; "" if it is not."""
     row = one.row
-    if row.reaches(one.bound) is None:
-        return (
-            f"{row.efficiency:.3f} is too close to its bound {one.bound:g}: "
-            f"{len(row.by_round)} rounds differ too much to tell"
-        )
     replicated = promise.kind == "weak" and promise.parallel == "ddp"
     if replicated and row.low > 2 - promise.at_least_efficiency:
         each = f"{nodes(row.count)} do {row.efficiency:.3g} times its work each"
