@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pytest_mnode.intervals import interval_of
@@ -250,17 +250,6 @@ def smallest_loss(
     unsure += abs(middle / statistics.median(values) - 1)
     share = 1 - least / (middle * (1 + unsure))
     return Detection("less", share, len(values), unsure, tolerated)
-
-
-def smallest_excess(values: Sequence[float], most: float) -> Detection | None:
-    """Smallest relative excess of all values by which the median exceeds `most` with 99 %.
-
-    A longer time is a lower rate: see `smallest_loss`. None if `most` or a value is not above 0.
-    """
-    if most <= 0 or min(values) <= 0:
-        return None
-    found = smallest_loss([1 / value for value in values], 1 / most)
-    return found and replace(found, kind="more", share=found.share / (1 - found.share))
 
 
 def smallest_share_wrong(calls: int) -> Detection | None:

@@ -19,7 +19,6 @@ from pytest_mnode.detection import (
     estimate,
     noise_share,
     scale,
-    smallest_excess,
     smallest_loss,
     smallest_share_wrong,
     wants_more,
@@ -266,26 +265,6 @@ def test_the_limit_is_margin_and_noise() -> None:
     assert not noisy.too_noisy
 
 
-@pytest.mark.parametrize("repeats", [3, 4, 6])
-@pytest.mark.parametrize("noise", [_normal, _now_and_then_much_slower, _exponential])
-def test_an_excess_at_the_limit_is_found_by_99_of_100_runs(
-    noise: Callable[[random.Random], float], repeats: int
-) -> None:
-    """A latency whose bound is 1/LEAST. Disturbed messages take longer."""
-    random_ = random.Random(f"{noise.__name__} {repeats}")
-
-    def run(more: float = 0.0) -> list[float]:
-        return [(1 + more) * 0.01 * (1 - noise(random_) / 100) for _ in range(repeats)]
-
-    found: list[bool] = []
-    while len(found) < RUNS:
-        limit = smallest_excess(run(), 1 / LEAST)
-        if limit is not None:
-            assert limit.kind == "more"
-            found.append(statistics.median(run(limit.share)) > 1 / LEAST)
-    assert sum(found) / RUNS >= 0.985
-
-
 @pytest.mark.parametrize(("repeats", "percent"), [(3, 0.5), (4, 1.0), (5, 0.5), (8, 1.5)])
 def test_no_healthy_run_fails_and_few_are_too_noisy(repeats: int, percent: float) -> None:
     """Noise of a healthy cluster, 5 % above a bound with a margin of 8 %."""
@@ -355,8 +334,6 @@ def test_a_repeat_that_is_not_finite_gives_no_noise(value: float) -> None:
 
 def test_zero_values_cause_no_division_by_zero() -> None:
     assert smallest_loss([0.0, 1.0, 2.0], 0.0, judged=0.0) is None
-    assert smallest_excess([0.0, 1.0, 2.0], 3.0) is None
-    assert smallest_excess([1.0, 2.0], 0.0) is None
     with pytest.raises(ValueError, match="cannot be used"):
         Detection("wrong", 0.0, 0)
 

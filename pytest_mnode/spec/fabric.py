@@ -86,11 +86,6 @@ class BusbwPromise(Page):
         """The sizes that are judged; never empty."""
         return tuple(size for size in self.sizes_bytes if size >= self.plateau_from_bytes)
 
-    @property
-    def tolerated_fraction(self) -> float:
-        """Fraction of the line rate that the bound tolerates as a loss."""
-        return 1 - self.at_least_fraction + self.tolerance_fraction
-
     def nic_mbits_s(self, fabric: NicRates) -> float:
         """Rate that one NIC must carry for the bound to be in reach, in Mbit/s."""
         fraction = self.at_least_fraction - self.tolerance_fraction
@@ -122,13 +117,8 @@ class PerftestPromise(Page):
     """Client and server run, and have their memory, on the NUMA node of their NIC, and where they
     ran is judged; none: wherever the system puts them, unjudged."""
     repeats: Some = 3
-    """Runs of each pair, whose median is judged. A rail with a pair whose noise exceeds what the
-    bound tolerates gets more: four times as many at most."""
-
-    @property
-    def tolerated_fraction(self) -> float | None:
-        """Fraction of the line rate that the bound tolerates as a loss; None for other bounds."""
-        return None
+    """Runs of each pair, whose mean is judged: each connects anew. While the interval of a pair
+    contains the bound, its rail gets more, up to four times as many."""
 
 
 class RdmaBandwidthPromise(PerftestPromise):
@@ -142,11 +132,6 @@ class RdmaBandwidthPromise(PerftestPromise):
     """Duration of each run of a pair, in whole seconds, such as 2 s."""
     memory: Literal["host", "gpu"] = "host"
     """Memory that is sent; gpu: of the GPU nearest to each NIC, by perftest's CUDA options."""
-
-    @property
-    def tolerated_fraction(self) -> float:
-        """Fraction of the line rate that the bound tolerates as a loss."""
-        return 1 - self.at_least_fraction
 
 
 class WriteBandwidthPromise(RdmaBandwidthPromise):
@@ -188,8 +173,8 @@ class NcclTestsPromise(Page):
 
     command: Text = "mpirun -np {ranks} --host {hosts} {program} -b {from} -e {to} -f 2 -g 1 -N 4"
     """Starts a program on the first node. Filled in are {program}, {ranks}, {nodes}, {per_node},
-    {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes. The median of its cycles
-    (-N) is judged; for a single cycle the loss that it would have shown is unknown."""
+    {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes. It is run as
+    often as the promise has communicators; each run counts by the median of its cycles (-N)."""
     directory: Text | None = None
     """Directory of all_reduce_perf and the others; left out: the PATH of the first node."""
     limit_s: Seconds = Field(600.0, alias="limit")

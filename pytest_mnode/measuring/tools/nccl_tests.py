@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from itertools import count
 from typing import TYPE_CHECKING
 
-from pytest_mnode.detection import smallest_loss
+from pytest_mnode.detection import Estimate, estimate, wants_more
 from pytest_mnode.logs.nccl_tests import NcclTest, read_nccl_tests
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.bandwidth import busbw_at_line_rate
@@ -33,7 +34,6 @@ PROGRAMS: Mapping[str, str] = {
     "broadcast": "broadcast_perf",
     "send_recv": "sendrecv_perf",
 }
-_ONE_CYCLE = "one cycle, which does not show its noise (nccl_tests.command: give -N 3 or more)"
 _ROUNDED_BYTES = 128
 """Most by which a rank's part of a size is rounded down. Source: nccl-tests, src/all_gather.cu."""
 
@@ -72,6 +72,39 @@ def program_of(collective: str, promise: NcclTestsPromise) -> str:
     """The program for `collective`: a path if the promise has a directory, else a name."""
     name = PROGRAMS[collective]
     return name if promise.directory is None else posixpath.join(promise.directory, name)
+
+
+def run_until_decided(  # noqa: PLR0917  those of `run`
+    cluster: Nodes,
+    collective: str,
+    promise: NcclTestsPromise,
+    busbw: BusbwPromise,
+    ranks_per_node: int,
+    fabric: Fabric,
+) -> list[NcclRun]:
+    """Runs of one program, each with communicators of its own, until every size is decided.
+
+    There are `communicators` runs, and up to four times as many while the interval of a size
+    contains its bound; a run that cannot be used is the last.
+    """
+    runs: list[NcclRun] = []
+    bound = busbw.bound_gbytes_s(
+        busbw_at_line_rate(collective, fabric, len(cluster.nodes), ranks_per_node, "nccl")
+    )
+    for number in count(1):
+        runs.append(run(cluster, collective, promise, busbw, ranks_per_node))
+        found = [_estimate(runs, size) for size in busbw.plateau_sizes_bytes]
+        decided = all(one and bound.decides(*one.interval) is not None for one in found)
+        if runs[-1].why or not wants_more(number, busbw.communicators, decided=decided):
+            break
+    return runs
+
+
+def _estimate(runs: Sequence[NcclRun], size_bytes: int) -> Estimate | None:
+    """The busbw of a size, each run by the median of its cycles; None if a run has none."""
+    by_run = [run.cycles(size_bytes) for run in runs]
+    values = [[busbw for busbw in cycles if busbw is not None] for cycles in by_run]
+    return estimate(values) if all(cycles and None not in cycles for cycles in by_run) else None
 
 
 def run(
@@ -124,43 +157,58 @@ def _last_line(text: str) -> str:
 
 
 def _judge_size(
-    run: NcclRun, size_bytes: int, line: BusbwAtLineRate, promise: BusbwPromise, program: str
+    runs: Sequence[NcclRun],
+    size_bytes: int,
+    line: BusbwAtLineRate,
+    promise: BusbwPromise,
+    program: str,
 ) -> Measurement:
-    """Judge the median of a size's cycles; of an even number, the lower of the middle two."""
-    cycles = () if run.why else run.cycles(size_bytes)
-    measured = [busbw for busbw in cycles if busbw is not None]
-    bound = promise.bound_gbytes_s(line)
-    name = f"nccl-tests {run.collective} {SIZE.text(size_bytes)} busbw"
-    if not measured or len(measured) < len(cycles):
-        why = run.why or ("a cycle without a rate" if cycles else "no row of that size")
+    last, bound = runs[-1], promise.bound_gbytes_s(line)
+    name = f"nccl-tests {last.collective} {SIZE.text(size_bytes)} busbw"
+    found = None if last.why else _estimate(runs, size_bytes)
+    if found is None:
+        every = [run.cycles(size_bytes) for run in runs]
+        why = last.why or ("" if all(every) else "no row of that size")
+        why = why or ("a cycle without a rate" if any(None in one for one in every) else "")
+        why = why or f"{len(runs)} run does not show its noise"
         note = "; ".join(filter(None, [why, program]))
         return Measurement(name, None, "GB/s", bound, promise.source(line), note=note)
-    busbw = median_low(measured)
-    of_cycles = f"median of {len(measured)} cycles" if len(measured) > 1 else _ONE_CYCLE
+    within, between = found.scatter
+    cycles = len(found.values[-1])
     return Measurement(
         name,
-        busbw,
+        found.value,
         "GB/s",
         bound,
         promise.source(line),
-        note=f"{busbw / line.gbytes_s:.1%} of the line, {of_cycles}; {program}",
-        detection=smallest_loss(measured, bound.accepted[0], promise.tolerated_fraction),
+        note=f"{found.value / line.gbytes_s:.1%} of the line, mean of {len(runs)} runs, each the "
+        f"median of {cycles} cycle{'s' * (cycles > 1)}, cycles vary by {within:.2%} and runs by "
+        f"{between:.2%}; {program}",
+        detection=found.detection(bound.accepted),
+        interval=found.interval,
     )
 
 
-def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measurement]:
-    """One measurement per plateau size of the promise, and one of wrong values."""
-    program = f"{run.test.program or ''} {run.test.version or ''}".strip() if run.test else ""
-    line = busbw_at_line_rate(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
-    found = [_judge_size(run, s, line, promise, program) for s in promise.plateau_sizes_bytes]
+def judge(runs: Sequence[NcclRun], fabric: Fabric, promise: BusbwPromise) -> list[Measurement]:
+    """One measurement per plateau size of the promise, and one of wrong values of all runs."""
+    tests = [run.test for run in runs if run.test]
+    program = f"{tests[-1].program or ''} {tests[-1].version or ''}".strip() if tests else ""
+    last = runs[-1]
+    line = busbw_at_line_rate(last.collective, fabric, last.nodes, last.ranks_per_node, "nccl")
+    found = [_judge_size(runs, s, line, promise, program) for s in promise.plateau_sizes_bytes]
     # Reported wrong values count even if the program failed.
-    wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
-    sizes = run.test.wrong_by_size if run.test else {}
-    why = run.why or ("" if wrong is not None else "results were not checked (-c 0)")
-    where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items())
+    counts = [run.test.wrong if run.test else None for run in runs]
+    known = [wrong for wrong in counts if wrong is not None]
+    unread = bool(last.why) or len(known) < len(runs)
+    wrong = sum(known) if known and (any(known) or not unread) else None
+    sizes = Counter[int]()
+    for test in tests:
+        sizes.update(test.wrong_by_size)
+    why = last.why or ("" if wrong is not None else "results were not checked (-c 0)")
+    where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items() if count)
     found.append(
         Measurement(
-            f"nccl-tests {run.collective} #wrong",
+            f"nccl-tests {last.collective} #wrong",
             wrong,
             "",
             equals(0),

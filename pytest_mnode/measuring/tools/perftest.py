@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.detection import Detection, smallest_excess, smallest_loss
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.fabric_nics import fabric_ports
@@ -15,7 +14,6 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import (
     Bound,
     Measurement,
-    Relation,
     all_of,
     at_least,
     at_most,
@@ -60,15 +58,23 @@ def judge_devices(devices: Mapping[str, Sequence[RdmaDevice]], fabric: Fabric) -
     return found
 
 
+def bound_of(fabric: Fabric, promise: Promise) -> Bound:
+    """The bound of each pair, in Gbit/s or µs."""
+    if isinstance(promise, WriteLatencyPromise):
+        return at_most(1e6 * promise.at_most_s).of("at_most", promise.at_most_s)
+    bound = at_least(promise.at_least_fraction * fabric.line_rate_gbits_s)
+    bound = bound.of("fabric.line_rate", fabric.line_rate_bits_s)
+    return bound.of("at_least_fraction", promise.at_least_fraction)
+
+
 def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list[Measurement]:
     """One measurement per pair and rail, and one of the places where the programs ran."""
+    bound = bound_of(fabric, promise)
     if isinstance(promise, WriteLatencyPromise):
-        unit, bound = "µs", at_most(1e6 * promise.at_most_s).of("at_most", promise.at_most_s)
+        unit = "µs"
         source = f"fabric.write_latency.at_most {1e6 * promise.at_most_s:g} µs"
     else:
-        unit, bound = "Gbit/s", at_least(promise.at_least_fraction * fabric.line_rate_gbits_s)
-        bound = bound.of("fabric.line_rate", fabric.line_rate_bits_s)
-        bound = bound.of("at_least_fraction", promise.at_least_fraction)
+        unit = "Gbit/s"
         source = (
             f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}"
             f" × at_least_fraction {promise.at_least_fraction:g}"
@@ -82,8 +88,9 @@ def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list
             bound,
             source,
             _culprit(pair, slow),
-            pair.why or (f"median of {len(pair.repeats)} runs" if len(pair.repeats) > 1 else ""),
-            detection=_detection(pair.repeats, bound, promise.tolerated_fraction),
+            pair.why or (f"mean of {len(pair.repeats)} runs" if len(pair.repeats) > 1 else ""),
+            detection=pair.estimate.detection(bound.accepted) if pair.estimate else None,
+            interval=pair.estimate.interval if pair.estimate else None,
         )
         for pair in pairs
     ]
@@ -102,14 +109,6 @@ def _culprit(pair: PairResult, slow: Sequence[PairResult]) -> Culprit:
         [node] = ends
         return Culprit.device(f"{node} {pair.device} (sends and receives)", node, pair.device)
     return Culprit.path(pair.path, (pair.sender, pair.receiver))
-
-
-def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -> Detection | None:
-    if not values:
-        return None
-    if bound.relation is Relation.AT_MOST:
-        return smallest_excess(values, bound.limit)
-    return smallest_loss(values, bound.limit, tolerated)
 
 
 def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement:

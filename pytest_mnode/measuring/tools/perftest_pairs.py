@@ -7,15 +7,16 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from itertools import count
 from typing import IO, TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
-from pytest_mnode.detection import noise_share
+from pytest_mnode.detection import Estimate, estimate, wants_more
 from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
+from pytest_mnode.measurement import Bound
 from pytest_mnode.measuring.tools.beside_nic import STARTED, ToolPlacement
 from pytest_mnode.processes import end_programs
 from pytest_mnode.spec.fabric import RdmaBandwidthPromise, WriteLatencyPromise
@@ -33,8 +34,6 @@ _LISTEN_LIMIT_S = 10.0
 _SERVER_END_S, _FAILED_END_S = 10.0, 2.0
 """Time for a server to end after its client, or after one that failed: then it may wait for another
 client. A server that is killed later does not report where it ran."""
-_MOST_REPEATS = 4
-"""If a pair is noisy, at most this many times `repeats` runs are made."""
 _RETRY_S = 0.3
 _POLL_S = 0.05
 _SPARE_S = 80.0
@@ -46,8 +45,9 @@ _BESIDE_NIC = ("-P", "-m", "pytest_mnode.measuring.tools.beside_nic")
 class PairResult:
     """The result of a program between two nodes over one rail.
 
-    value: median of `repeats`, in Gbit/s of one direction, or µs of typical latency; None if a run
-    could not be measured, with the reason in `why`. client, server: where each ran in the last
+    value: mean of `repeats`, in Gbit/s of one direction, or µs of typical latency; None if a run
+    could not be measured, with the reason in `why`. repeats: value of each run, which connects
+    anew. client, server: where each ran in the last
     run; None if unknown.
     """
 
@@ -64,8 +64,13 @@ class PairResult:
         """This run combined with the earlier runs."""
         if self.value is None:
             return self
-        values = (*(before.repeats if before else ()), self.value)
-        return replace(self, value=median(values), repeats=values)
+        after = replace(self, repeats=(*(before.repeats if before else ()), self.value))
+        return replace(after, value=after.estimate.value) if after.estimate else after
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The value and how sure it is; None for one run."""
+        return estimate([[value] for value in self.repeats])
 
     @property
     def path(self) -> str:
@@ -98,21 +103,23 @@ def rails(nodes: Sequence[str], devices: Mapping[str, Sequence[str]]) -> Iterato
 
 
 def run_pairs(
-    cluster: Nodes, devices: Mapping[str, tuple[str, ...]], promise: Promise
+    cluster: Nodes, devices: Mapping[str, tuple[str, ...]], promise: Promise, bound: Bound
 ) -> Iterator[PairResult]:
     """Measure each node to the next, the last to the first; one result per pair and rail.
 
     Bandwidth is measured on all pairs at once, one rail after the other; latency on one pair after
     the other, because other traffic would increase it. Each rail (`rails`) is measured `repeats`
-    times, as the promise says, but a pair that could not be measured is not tried again. A device
-    that only some nodes have is reported as missing on the others.
+    times, as the promise says, and up to four times as often while a pair's interval contains the
+    bound; but a pair that could not be measured is not tried again. A device that only some nodes
+    have is reported as missing on the others.
     """
     nodes = cluster.nodes
     for ends in rails(nodes, devices):
         neighbours = list(zip(ends, [*ends[1:], ends[0]], strict=True))
         found: dict[int, PairResult] = {}
-        for repeat in range(_MOST_REPEATS * promise.repeats):
-            if repeat and repeat % promise.repeats == 0 and not _too_noisy(found.values(), promise):
+        for repeat in count():
+            decided = all(_is_decided(pair, bound) for pair in found.values())
+            if repeat and not wants_more(repeat, promise.repeats, decided=decided):
                 break
             pairs = {
                 place: _pair(cluster, promise, *neighbours[place], _FIRST_PORT + place)
@@ -124,11 +131,10 @@ def run_pairs(
         yield from found.values()
 
 
-def _too_noisy(found: Iterable[PairResult], promise: Promise) -> bool:
-    """Whether the noise of a pair could hide a loss larger than the bound tolerates."""
-    tolerated = promise.tolerated_fraction
-    unsure = [noise_share(pair.repeats) for pair in found if pair.repeats]
-    return tolerated is not None and any(one is not None and one > tolerated for one in unsure)
+def _is_decided(pair: PairResult, bound: Bound) -> bool:
+    """Whether more runs could not tell more: also for a single run, which shows no noise."""
+    found = pair.estimate if pair.value is not None else None
+    return found is None or bound.decides(*found.interval) is not None
 
 
 def _each_once(

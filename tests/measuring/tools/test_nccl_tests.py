@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_the_program_is_searched_on_every_node(nodes: Local) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        ({}, Verdict.PASS, "more); all_reduce_perf"),
-        ({"SHORT": "1"}, Verdict.PASS, "more); all_reduce_perf"),
+        ({}, Verdict.PASS, "each the median of 1 cycle,"),
+        ({"SHORT": "1"}, Verdict.PASS, "each the median of 1 cycle,"),
         ({"WRONG": "5"}, Verdict.FAIL, ""),
         ({"WRONG": "5", "SHORT": "1"}, Verdict.FAIL, ""),
         ({"WRONG": "5", "STATUS": "1"}, Verdict.FAIL, ""),
@@ -92,13 +93,14 @@ def test_nccl_tests_are_run_and_read(
         }
     )
     line = fabric.model_copy(update={"nics_per_node": 8})
-    run = nccl_tests.run(nodes, "all_reduce", promise, BUSBW, 8)
+    runs = nccl_tests.run_until_decided(nodes, "all_reduce", promise, BUSBW, 8, line)
+    assert len(runs) == (1 if runs[-1].why else 3)
     if "COMMAND" not in env:
-        assert run.argv[1:] == (
+        assert runs[-1].argv[1:] == (
             *("-np", "24", "-b", str(1 << 30), "-e", str(4 << 30)),
             *("--host", "n0:8,n1:8,n2:8"),
         )
-    busbw, wrong = nccl_tests.judge(run, line, BUSBW)
+    busbw, wrong = nccl_tests.judge(runs, line, BUSBW)
     assert busbw.name == "nccl-tests all_reduce 4 GiB busbw"
     assert {busbw.verdict, wrong.verdict} == (
         {Verdict.PASS, Verdict.FAIL} if verdict is Verdict.FAIL else {verdict}
@@ -107,8 +109,8 @@ def test_nccl_tests_are_run_and_read(
     if verdict is Verdict.INCONCLUSIVE:
         assert wrong.culprit is None
     if verdict is Verdict.FAIL:
-        assert (wrong.value, wrong.culprit) == (5, None)  # a value is no culprit
-        assert wrong.note.startswith("wrong values: 5 of 1073741820 B")
+        assert (wrong.value, wrong.culprit) == (5 * len(runs), None)  # a value is no culprit
+        assert wrong.note.startswith(f"wrong values: {5 * len(runs)} of 1073741820 B")
 
 
 @pytest.mark.parametrize(
@@ -132,26 +134,47 @@ def cycles_of(*busbw: float | None) -> NcclRun:
 
 
 @pytest.mark.parametrize(
-    ("cycles", "value", "verdict", "words"),
+    ("runs", "value", "verdict", "words"),
     [
-        ((390.0, 310.0, 380.0), 380.0, Verdict.INCONCLUSIVE, "too noisy: medians of 3 repeats"),
-        ((390.0, 389.0, 390.5, 390.2), 390.0, Verdict.PASS, "would have shown 6."),
-        ((390.0, 300.0), 300.0, Verdict.FAIL, "median of 2 cycles"),
-        ((390.0,), 390.0, Verdict.PASS, "one cycle, which does not show its noise"),
-        ((390.0, None, 390.0), None, Verdict.INCONCLUSIVE, "a cycle without a rate"),
+        ([(390.0,), (310.0,), (380.0,)], 358.2, Verdict.INCONCLUSIVE, "undecided: the bound is"),
+        (
+            [(390.0, 10.0, 390.1), (389.0,), (390.5,)],
+            389.8,
+            Verdict.PASS,
+            "would have shown 7.09 % less",
+        ),
+        ([(300.0, 301.0), (300.0,), (301.0,)], 300.5, Verdict.FAIL, "mean of 3 runs"),
+        ([(390.0, 390.0, 390.0)], None, Verdict.INCONCLUSIVE, "1 run does not show its noise"),
+        ([(390.0,), (390.0, None)], None, Verdict.INCONCLUSIVE, "a cycle without a rate"),
+        ([(390.0,), ()], None, Verdict.INCONCLUSIVE, "no row of that size"),
     ],
 )
-def test_the_median_of_cycles_counts_and_their_noise(
+def test_each_run_counts_by_the_median_of_its_cycles(
     fabric: Fabric,
-    cycles: tuple[float | None, ...],
+    runs: list[tuple[float | None, ...]],
     value: float | None,
     verdict: Verdict,
     words: str,
 ) -> None:
     line = fabric.model_copy(update={"nics_per_node": 8})
-    [busbw, _] = nccl_tests.judge(cycles_of(*cycles), line, BUSBW)
-    assert (busbw.value, busbw.verdict) == (value, verdict), str(busbw)
+    [busbw, _] = nccl_tests.judge([cycles_of(*cycles) for cycles in runs], line, BUSBW)
+    assert busbw.verdict is verdict, str(busbw)
+    assert busbw.value == (value and pytest.approx(value, abs=0.1))
     assert words in str(busbw)
+
+
+@pytest.mark.parametrize(
+    ("rates", "runs"), [([390.0], 3), ([384.0, 388.0, 383.0, 388.0], 4), ([340.0, 400.0], 12)]
+)
+def test_a_program_is_run_until_its_busbw_is_decided(
+    nodes: Local, fabric: Fabric, rates: list[float], runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is 368 GB/s; the rates come in turn."""
+    made = (cycles_of(rate) for rate in cycle(rates))
+    monkeypatch.setattr(nccl_tests, "run", lambda *_: next(made))
+    line = fabric.model_copy(update={"nics_per_node": 8})
+    found = nccl_tests.run_until_decided(nodes, "all_reduce", nccl_tests.DEFAULT, BUSBW, 8, line)
+    assert len(found) == runs
 
 
 def test_cycles_with_equal_rates_are_separate() -> None:
@@ -199,7 +222,7 @@ def test_wrong_values_fail_however_the_program_ended(
 ) -> None:
     [test] = read_nccl_tests(_HEAD + output)
     run = NcclRun("all_reduce", 2, 8, ("x",), output, test, test.why_incomplete or "")
-    _, wrong = nccl_tests.judge(run, fabric, BUSBW)
+    _, wrong = nccl_tests.judge([run], fabric, BUSBW)
     assert wrong.verdict is (verdict or Verdict.INCONCLUSIVE)
     assert words in wrong.note
     assert verdict is not Verdict.FAIL or "wrong values: 5 of 4 GiB" in wrong.note

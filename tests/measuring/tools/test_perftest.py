@@ -10,15 +10,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 
+from pytest_mnode import detection
 from pytest_mnode.logs.perftest import Perftest
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.measuring.tools import beside_nic, perftest, perftest_pairs
 from pytest_mnode.measuring.tools.beside_nic import ToolPlacement, cuda_arguments, locate, run
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult, run_pairs
@@ -93,6 +93,10 @@ def write_bandwidth(**page: Any) -> WriteBandwidthPromise:
     return WriteBandwidthPromise.model_validate({"repeats": 1, **page})
 
 
+def bound_of(promise: perftest_pairs.Promise) -> Bound:
+    return perftest.bound_of(fabric_of(), promise)
+
+
 def on_every(nodes: Local, *names: str) -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(nodes.nodes, names)
 
@@ -142,7 +146,9 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
         ("n0 has mlx5_9", Verdict.FAIL),
         (None, Verdict.PASS),
     ]
-    kept = perftest.judge(list(run_pairs(nodes, devices, promise)), fabric, promise)
+    kept = perftest.judge(
+        list(run_pairs(nodes, devices, promise, bound_of(promise))), fabric, promise
+    )
     assert bandwidths(kept) == {
         "n0→n1 mlx5_9": (387.42, Verdict.PASS),
         "n1→n2 mlx5_9": (211.07, Verdict.FAIL),
@@ -178,7 +184,9 @@ def test_a_killed_server_is_named(nodes: Local, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 60.0)
     (nodes.directory / "rate-n0-mlx5_9").write_text("gone")
     (nodes.directory / "kill-n1-mlx5_9").touch()
-    [killed, *others] = run_pairs(nodes, on_every(nodes, "mlx5_9"), write_bandwidth())
+    [killed, *others] = run_pairs(
+        nodes, on_every(nodes, "mlx5_9"), write_bandwidth(), bound_of(write_bandwidth())
+    )
     assert killed.why == (
         "ethernet_read_data: Couldn't read reports; its server on n1: killed by signal 9"
     )
@@ -202,7 +210,7 @@ def test_a_pair_that_hangs_does_not_delay_the_others(
 
     monkeypatch.setattr(perftest_pairs, "_judged", noted)
     promise = write_bandwidth(duration="1 s")
-    pairs = run_pairs(nodes, on_every(nodes, "mlx5_9"), promise)
+    pairs = run_pairs(nodes, on_every(nodes, "mlx5_9"), promise, bound_of(promise))
     assert [(pair.sender, pair.value, pair.why) for pair in pairs] == [
         ("n0", None, "ib_write_bw to n1 port 18515 did not end within its time"),
         ("n1", 387.42, ""),
@@ -230,7 +238,9 @@ def test_a_started_server_that_refuses_connections_is_not_waited_for(
     monkeypatch.setattr(perftest_pairs, "_LISTEN_LIMIT_S", 0.0)
     monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 0.0)
     program(nodes.directory, "ib_write_bw", SHUT_OFF)
-    pairs = run_pairs(nodes, on_every(nodes, "mlx5_9"), write_bandwidth())
+    pairs = run_pairs(
+        nodes, on_every(nodes, "mlx5_9"), write_bandwidth(), bound_of(write_bandwidth())
+    )
     assert {pair.why for pair in pairs} == {"Couldn't connect to 127.0.0.1"}
 
 
@@ -262,7 +272,7 @@ def test_the_typical_latency_is_judged(
     monkeypatch.setenv("LATENCY", "3.21")
     page = {"at_most": "5 us", "program": "ib_write_bw", "repeats": 1}
     promise = WriteLatencyPromise.model_validate(page)
-    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise, bound_of(promise)))
     for at_most_s, verdict in ((5e-6, Verdict.PASS), (3e-6, Verdict.FAIL)):
         promised = promise.model_copy(update={"at_most_s": at_most_s})
         found = [m for m in perftest.judge(pairs, fabric, promised) if m.unit == "µs"]
@@ -283,13 +293,14 @@ def test_each_rail_is_measured_repeatedly_and_noisy_ones_more_often(
         exec {} "$@"
     """
     program(nodes.directory, "noisy", f"#!/bin/sh{noisy.format(nodes.directory / 'ib_write_bw')}")
-    monkeypatch.setattr(perftest_pairs, "_MOST_REPEATS", 2)
+    monkeypatch.setattr(detection, "LOOKS", (1, 2))
     promise = write_bandwidth(program="noisy", repeats=2, at_least_fraction=0.95)
-    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise, bound_of(promise)))
     assert [len(pair.repeats) for pair in pairs] == [4, 4, 0]
     found = perftest.judge(pairs, fabric, promise)[:3]
-    assert found[1].value == 387.42
-    assert "median of 4 runs, " not in str(found[0])
+    assert found[1].value == pytest.approx(387.42)
+    assert found[0].value == pytest.approx(387, abs=3)
+    assert "mean of 4 runs" in found[0].note
     assert "would have shown 1.92 % less" in str(found[1])
     assert [m.verdict for m in found] == [Verdict.PASS, Verdict.PASS, Verdict.INCONCLUSIVE]
 
@@ -317,15 +328,30 @@ def test_a_node_that_is_slow_in_both_of_its_pairs_is_named(
 
 
 def noisy_pair(*values: float) -> PairResult:
-    return replace(PairResult("n0", "n1", "mlx5_9", median(values)), repeats=values)
+    pair = None
+    for value in values:
+        pair = PairResult("n0", "n1", "mlx5_9", value).after(pair)
+    assert pair is not None
+    return pair
 
 
 @pytest.mark.parametrize(
     ("values", "verdict", "words"),
     [
-        ((390.0, 389.8, 390.1), Verdict.PASS, "would have shown 1.78 % less"),
-        ((390.0, 380.0, 392.0), Verdict.INCONCLUSIVE, "too noisy: medians of 3 repeats differ by"),
-        ((380.0, 370.0, 382.0), Verdict.FAIL, "median of 3 runs"),
+        # 390 with an interval of 0.32 %: 8.13 standard deviations of the logarithms.
+        ((390.0, 389.8, 390.1), Verdict.PASS, "would have shown 1.84 % less"),
+        (
+            (390.0, 380.0, 392.0),
+            Verdict.INCONCLUSIVE,
+            "undecided: the bound is within its interval",
+        ),
+        (
+            (380.0, 370.0, 382.0),
+            Verdict.INCONCLUSIVE,
+            "undecided: the bound is within its interval",
+        ),
+        ((380.0, 379.0, 381.0), Verdict.INCONCLUSIVE, "mean of 3 runs"),
+        ((380.0, 379.8, 380.1), Verdict.FAIL, "mean of 3 runs"),
         ((390.0,), Verdict.PASS, "margin +6 Gbit/s"),
     ],
 )
@@ -343,12 +369,14 @@ def test_noise_of_latencies_sets_the_detection_limit(fabric: Fabric) -> None:
     assert "would have shown 25 % more" in str(found)
     [found] = perftest.judge([noisy_pair(4.0, 4.1, 3.9)], fabric, promise)
     assert found.passed
-    assert "would have shown 44.4 % more" in str(found)
+    assert "would have shown 53.2 % more" in str(found)  # from 3.26 µs
+    [found] = perftest.judge([noisy_pair(4.0, 4.6, 3.4)], fabric, promise)
+    assert found.verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_program_that_is_missing_is_the_reason(nodes: Local, fabric: Fabric) -> None:
     promise = write_bandwidth(program="ib_no_bw")
-    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise, bound_of(promise)))
     why = "ib_no_bw cannot be run: No such file or directory"
     assert {pair.why for pair in pairs} == {f"client on {n}: {why}" for n in nodes.nodes}
     assert perftest.judge(pairs, fabric, promise)[-1].verdict is Verdict.INCONCLUSIVE
@@ -373,7 +401,7 @@ def test_the_placement_of_client_and_server_is_judged(
     for name, nic in (("n0", 0), ("n1", 1), ("n2", 0)):
         _machine(nodes.root(name), {0: here, 1: "512-515"}, nic)
     promise = write_bandwidth()
-    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise, bound_of(promise)))
     healthy = pairs[2]
     assert healthy.client is not None
     assert healthy.client.cpus == frozenset(os.sched_getaffinity(0))
