@@ -61,8 +61,9 @@ class Detection:
 
     kind: "less" or "more" for a measured value; "wrong" for calls that are right or wrong.
     share: relative loss or excess of the value, or share of wrong calls. repeats: number of values
-    or calls. blur: the values' `noise_share`; None for calls. tolerated: share of a sound cluster's
-    value that the bound lets a cluster lose; None if the promise names none.
+    or calls. blur: largest relative difference of two such values in 99 of 100 cases; None for
+    calls. tolerated: share of a sound cluster's value that the bound lets a cluster lose; None if
+    the promise names none, or an interval decides.
     """
 
     kind: Literal["less", "more", "wrong"]

@@ -51,6 +51,7 @@ class Measure:
         culprit: str | None = None,
         note: str = "",
         detection: Detection | None = None,
+        interval: tuple[float, float] | None = None,
         headline: HeadlineMark | None = None,
     ) -> Measurement:
         """Record a value, judged when the test's body has ended, or its teardown.
@@ -60,7 +61,9 @@ class Measure:
         source: where the bound comes from. culprit: node, NIC or rank to blame if it is broken. A
         plain text other than nodes' names makes all nodes of the test suspect; give their names in
         a `Culprit`.
-        detection: the smallest fault that it would have shown; see `detection.smallest_loss`.
+        detection: the smallest fault that it would have shown. interval: lowest and highest value
+        that the true one may have: while it contains the bound, the value is inconclusive. Both
+        follow from repeats by `detection.estimate`.
         headline: `HeadlineMark` of the value that answers the criterion's question.
         Raises TypeError for more than one bound and for a value that is not a number, ValueError
         for a bound that cannot be judged, and RuntimeError after the end of its test.
@@ -76,6 +79,7 @@ class Measure:
             note=note,
             where=self._where,
             detection=detection,
+            interval=interval,
             headline=headline,
         )
         self._kept.append(measurement)

@@ -109,6 +109,8 @@ def test_ranks_that_agree_in_words_blame_a_node_each() -> None:
         ('measure("x", None, "GB/s", at_least=2)', {"passed": 1, "errors": 1}),
         ('measure("x", float("nan"), "GB/s", at_least=2)', {"passed": 1, "errors": 1}),
         ('measure("x", 3, "GB/s", at_least=2)', {"passed": 1}),
+        ('measure("x", 3, "GB/s", at_least=2, interval=(2, 4))', {"passed": 1}),
+        ('measure("x", 3, "GB/s", at_least=2, interval=(1, 4))', {"passed": 1, "errors": 1}),
         ('measure("x", 3, "GB/s")', {"passed": 1}),
     ],
 )
