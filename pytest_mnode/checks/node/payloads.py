@@ -128,7 +128,7 @@ def paths_that_change(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
 
 @lru_cache(maxsize=4)
 def _payloads(survey: Survey, key: str, size_bytes: int) -> tuple[Edges[_Payload], Edges[_Payload]]:
-    """The payloads of a network: bad if changed; and bad if lost, and not changed."""
+    """The payloads of a network: bad if changed, and bad if lost."""
     found: dict[Edge, _Payload] = {}
     for node in survey.nodes:
         for sent in node.payloads.sent if node.payloads else ():
@@ -146,5 +146,5 @@ def _payloads(survey: Survey, key: str, size_bytes: int) -> tuple[Edges[_Payload
     changed = Edges.judged(
         survey.names, found, lambda one: bool(one.wrong_bytes), blame_now_and_then
     )
-    lost = Edges.judged(survey.names, found, lambda one: bool(one.problem and not one.wrong_bytes))
+    lost = Edges.judged(survey.names, found, lambda one: bool(one.problem))
     return changed, lost

@@ -164,12 +164,14 @@ def test_the_smallest_of_several_wrong_mtus_is_named(spec: Spec) -> None:
     assert culprits(InterfacesHaveTheirMtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
     worse = with_interface(found, 1, "fab1", mtu_bytes=1500)
     assert culprits(InterfacesHaveTheirMtu, worse, spec) == {"gpu1": "gpu1 fab1 (MTU 1500)"}
+    half_read = with_interface(worse, 1, "fab0", mtu_bytes=None)
+    assert culprits(InterfacesHaveTheirMtu, half_read, spec) == {"gpu1": "gpu1 fab1 (MTU 1500)"}
 
 
 def test_spare_ports_without_a_cable_are_no_fault() -> None:
     """The second ports of all cards match the pattern, and no node uses them."""
     promised = "{interfaces: {}, mtu: {networks: [fabric]}, reachable: {networks: [fabric]}}"
-    spec = promising(promised, interfaces='"fab*"')
+    spec = promising(promised, interfaces='"fab*"', nics=2)
     survey = healthy()
     spare = interface("fab00", "", carrier=False, mtu_bytes=1500, speed_mbits_s=None)
     for node in survey.nodes:

@@ -80,6 +80,9 @@ def test_lost_large_packets_blame_a_node_or_a_path(spec: Spec) -> None:
     assert "packets larger than 1500 B are lost" in found.note
     one = culprits(FullSizePacketsPass, _hole(1500, (3, 1)), spec)
     assert set(one.values()) == {"path from gpu3 to gpu1 (one way)"}
+    two = _hole(1500, *(e for n in (0, 1) for m in (2, 3) for e in ((n, m), (m, n))), (2, 3))
+    notes = {name: found[0].note for name, found in asked(FullSizePacketsPass, two, spec).items()}
+    assert ["without" in notes[f"gpu{index}"] for index in range(4)] == [True, True, False, False]
     own = _hole(1500, *[(2, n) for n in (0, 1, 3)], refused=1501)
     found, _ = asked(FullSizePacketsPass, own, spec)["gpu2"]
     assert "gpu2 fab0 itself rejects packets of 1501 B" in found.note
@@ -198,6 +201,7 @@ def test_paths_of_a_silent_node_do_not_pass(spec: Spec) -> None:
     found = paths_that_change(silent(_sent(4), 2), spec, PAYLOAD)
     assert (found.verdict, found.culprit) == ("inconclusive", f"gpu2 {NICS}")
     assert "gpu2: " in found.note
+    assert paths_that_change(healthy(2), spec, PAYLOAD).verdict == "inconclusive", "none was sent"
 
 
 def test_payloads_that_did_not_arrive_are_inconclusive(spec: Spec) -> None:
@@ -205,8 +209,12 @@ def test_payloads_that_did_not_arrive_are_inconclusive(spec: Spec) -> None:
     assert verdicts(PayloadsArriveUnchanged, slow, spec) == {"gpu2": "inconclusive"}
     [found] = asked(PayloadsArriveUnchanged, slow, spec)["gpu2"]
     assert f"gpu0 to gpu2: {SIZE // 2} of {SIZE} B arrived (not done within 5 s)" in found.note
+    [well] = asked(PayloadsArriveUnchanged, slow, spec)["gpu0"]
+    assert well.note.endswith("; without gpu2, which is judged separately")
     path = dict.fromkeys(("gpu1", "gpu2"), "inconclusive")
     assert verdicts(PayloadsArriveUnchanged, _sent(4, lost={(1, 2)}), spec) == path
+    changed = _sent(4, _of(2, 4) - {(0, 2)}, lost={(0, 2)})  # another's fault, changed or lost
+    assert verdicts(PayloadsArriveUnchanged, changed, spec) == {"gpu2": "fail"}
     # Wrong bytes fail, however few bytes arrived.
     assert verdicts(PayloadsArriveUnchanged, _sent(4, _of(2, 4), _of(2, 4)), spec) == {
         "gpu2": "fail"

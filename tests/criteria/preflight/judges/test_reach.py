@@ -26,6 +26,7 @@ from tests.criteria.preflight.made import (
     interface,
     on_loopback,
     promising,
+    silent,
     verdicts,
     with_facts,
     with_interface,
@@ -160,6 +161,28 @@ def test_a_link_without_a_carrier_is_the_cause_of_lost_paths(spec: Spec) -> None
         verdicts(EveryNodeIsReached, lost, spec)["gpu0"] == "inconclusive"
     )  # no node is left to reach
     assert culprits(InterfacesAreUp, lost, spec)["gpu1"] == "gpu1 fab0 has no carrier"
+
+
+def test_no_node_passes_where_every_node_is_at_fault(spec: Spec) -> None:
+    lost = cut(healthy(3), [(a, b) for a in range(3) for b in range(3) if a != b])
+    for index in range(3):
+        lost = with_interface(lost, index, "fab0", carrier=False)
+    found = {name: one.value for name, [one, _] in asked(EveryNodeIsReached, lost, spec).items()}
+    assert found == {"gpu0": 0, "gpu1": 0, "gpu2": 0}
+    assert set(verdicts(EveryNodeIsReached, lost, spec).values()) == {"fail"}
+
+
+def test_a_path_to_a_node_at_fault_is_named_by_that_node_alone(spec: Spec) -> None:
+    lost = cut(healthy(5), [*((2, n) for n in (0, 1, 3, 4)), (0, 2), (0, 1)])
+    [found, _] = asked(EveryNodeIsReached, lost, spec)["gpu0"]
+    assert found.culprit is not None
+    assert (found.value, found.culprit.parts.paths) == (2, (("gpu0", "gpu1"),))
+
+
+def test_a_node_at_fault_does_not_reach_a_silent_one(spec: Spec) -> None:
+    lost = silent(cut(healthy(5), [e for n in (0, 1, 3) for e in ((n, 2), (2, n))]), 4)
+    [found, _] = asked(EveryNodeIsReached, lost, spec)["gpu2"]
+    assert (found.value, found.expected and found.expected.limit) == (0, 4)
 
 
 def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
