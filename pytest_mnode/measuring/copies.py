@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from pytest_mnode.criteria.placement.copies import CopyRates, undecided
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.process import read_process
@@ -28,6 +29,9 @@ from pytest_mnode.spec import Spec
 
 _CACHES = 2
 """A buffer is at least this many times the largest cache, so that memory is measured."""
+_WantsMore = Callable[[Sequence[float], Sequence[float]], bool]
+_MORE = 4
+"""Multiple of the promised repeats that are made at most while the promise is undecided."""
 _FREE = 8
 """A buffer takes at most 1/8 of a NUMA node's free memory."""
 
@@ -39,29 +43,6 @@ class CopyNodes:
     near: int
     far: int
     cpus: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyRates:
-    """Rates that one rank measured: bytes copied (not bytes moved) in GB/s; None if not measured.
-
-    *_to_device: from pinned memory to the accelerator; None without one. why: why not measured.
-    """
-
-    rank: str
-    near_gbytes_s: float | None = None
-    far_gbytes_s: float | None = None
-    near_to_device_gbytes_s: float | None = None
-    far_to_device_gbytes_s: float | None = None
-    where: str = ""
-    why: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """Near rate divided by far rate; None if one of them was not measured."""
-        if not self.near_gbytes_s or not self.far_gbytes_s:
-            return None
-        return self.near_gbytes_s / self.far_gbytes_s
 
 
 def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRates]:
@@ -83,6 +64,10 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
         not_promised(f"no far memory to measure: {everywhere[0]}")
     rank = rank_name(world, world.rank)
     rates = CopyRates(rank, why=nothing)
+
+    def wants_more(near_s: Sequence[float], far_s: Sequence[float]) -> bool:
+        return undecided(_ratios(near_s, far_s), criterion, world.size)
+
     for turn in range(world.local_size):
         barrier(device)
         if turn == world.local_rank and not nothing:
@@ -91,7 +76,7 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
             if isinstance(nodes, str) or why:
                 rates = CopyRates(rank, why=nodes if isinstance(nodes, str) else why)
             else:
-                rates = _measured(rank, nodes, size, criterion.copy_repeats, device)
+                rates = _measured(rank, nodes, size, criterion.copy_repeats, device, wants_more)
     return list(gathered(rates))
 
 
@@ -148,44 +133,59 @@ def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str)
     return size, ""
 
 
-def _measured(
-    rank: str, found: CopyNodes, size: int, repeats: int, device: torch.device
+def _measured(  # noqa: PLR0917  what to copy, and how often
+    rank: str,
+    found: CopyNodes,
+    size: int,
+    repeats: int,
+    device: torch.device,
+    wants_more: _WantsMore | None = None,
 ) -> CopyRates:
     try:
         with _running_on(found.cpus):
-            near_s, far_s = medians_s(found, repeats, lambda n: _pair(n, size), _copy_s)
-            device_s: tuple[float, ...] = ()
+            near_s, far_s = times_s(found, repeats, lambda n: _pair(n, size), _copy_s, wants_more)
+            device_s: tuple[Sequence[float], ...] = ()
             if device.type == "cuda":
-                device_s = medians_s(
-                    found, repeats, lambda n: _pinned(n, size, device), _to_device_s
-                )
+                device_s = times_s(found, repeats, lambda n: _pinned(n, size, device), _to_device_s)
     except (OSError, MemoryError, RuntimeError) as error:
         return CopyRates(rank, why=f"could not be measured: {error}")
-    rates = [size / seconds / 1e9 for seconds in device_s]
+    rates = [size / median(seconds) / 1e9 for seconds in device_s]
     return CopyRates(
         rank,
-        near_gbytes_s=size / near_s / 1e9,
-        far_gbytes_s=size / far_s / 1e9,
+        near_gbytes_s=size / median(near_s) / 1e9,
+        far_gbytes_s=size / median(far_s) / 1e9,
         near_to_device_gbytes_s=rates[0] if rates else None,
         far_to_device_gbytes_s=rates[1] if rates else None,
         where=f"{size >> 20} MiB on NUMA node {found.near}, and on {found.far}",
+        ratios=_ratios(near_s, far_s),
     )
 
 
-def medians_s(
+def _ratios(near_s: Sequence[float], far_s: Sequence[float]) -> tuple[float, ...]:
+    return tuple(far / near for near, far in zip(near_s, far_s, strict=True))
+
+
+def times_s(
     found: CopyNodes,
     repeats: int,
     buffers_on: Callable[[int], AbstractContextManager[Any]],
     copy_s: Callable[[Any], float],
-) -> tuple[float, float]:
-    """Median seconds of a near and a far copy, made in turn so that noise disturbs both."""
+    wants_more: _WantsMore | None = None,
+) -> tuple[list[float], list[float]]:
+    """Seconds of near and of far copies, made in turn so that noise disturbs both.
+
+    wants_more: whether the near and far times so far leave the promise undecided; then more follow,
+    up to `_MORE` times `repeats`.
+    """
     with buffers_on(found.near) as near, buffers_on(found.far) as far:
         copy_s(near), copy_s(far)  # the first copies include page faults
         times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(repeats):
+        for number in range(_MORE * repeats):
+            if number >= repeats and not (wants_more and wants_more(*times)):
+                break
             times[0].append(copy_s(near))
             times[1].append(copy_s(far))
-    return median(times[0]), median(times[1])
+    return times
 
 
 @contextlib.contextmanager

@@ -9,20 +9,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_mnode.criteria.placement.copies import copies_table, judge_copies
+from pytest_mnode.criteria.placement.copies import CopyRates, copies_table, judge_copies
 from pytest_mnode.machine.cpus import Cpu, Cpus
 from pytest_mnode.machine.numa import Numa, NumaNode, read_numa
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.copies import (
     CopyNodes,
-    CopyRates,
     _measured,
     _pair,
     _pinned,
     buffer_bytes,
     copy_nodes,
-    medians_s,
     nothing_far,
+    times_s,
 )
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
@@ -92,7 +91,7 @@ def test_a_buffer_is_larger_than_the_cache_and_much_smaller_than_memory() -> Non
     assert buffer_bytes(GIB, cpus(0), tight, found) == (GIB, why)
 
 
-def test_each_side_is_its_own_median_and_the_first_copy_does_not_count() -> None:
+def test_both_sides_are_copied_in_turn_and_the_first_copy_does_not_count() -> None:
     log: list[int] = []
     times = {0: iter([9.0, 1.0, 1.0, 5.0]), 1: iter([9.0, 2.0, 2.0, 7.0])}
 
@@ -100,8 +99,48 @@ def test_each_side_is_its_own_median_and_the_first_copy_does_not_count() -> None
         log.append(number)
         return next(times[number])
 
-    assert medians_s(CopyNodes(0, 1, frozenset()), 3, nullcontext, copy_s) == (1.0, 2.0)
+    near_s, far_s = times_s(CopyNodes(0, 1, frozenset()), 3, nullcontext, copy_s)
+    assert (near_s, far_s) == ([1.0, 1.0, 5.0], [2.0, 2.0, 7.0])
     assert log == [0, 1, 0, 1, 0, 1, 0, 1]  # alternately, so that a disturbance affects both
+
+
+@pytest.mark.parametrize(("decided_at", "made"), [(1, 2), (2, 2), (5, 5), (99, 8)])
+def test_more_copies_follow_while_the_promise_is_undecided(decided_at: int, made: int) -> None:
+    """Up to four times as many as promised."""
+    nodes = CopyNodes(0, 1, frozenset())
+    near_s, far_s = times_s(
+        nodes, 2, nullcontext, float, lambda near_s, far_s: len(near_s) < decided_at
+    )
+    assert len(near_s) == len(far_s) == made
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict", "culprit"),
+    [
+        # The promise is 1.05; the ratio is the median.
+        ((1.50, 1.52, 1.51), Verdict.PASS, None),
+        ((1.10, 1.06, 1.08), Verdict.INCONCLUSIVE, ""),
+        ((1.00, 1.06, 1.03), Verdict.INCONCLUSIVE, ""),
+        ((1.001, 1.002, 1.003), Verdict.FAIL, "rank 1 on a"),
+    ],
+)
+def test_a_ratio_too_close_to_its_bound_is_inconclusive_on_both_sides(
+    ratios: tuple[float, ...], verdict: Verdict, culprit: str | None
+) -> None:
+    near = sorted(ratios)[1] * 10
+    good = CopyRates("rank 0 on a", 15.0, 10.0, ratios=(1.5, 1.5, 1.5))
+    found = judged(good, CopyRates("rank 1 on a", near, 10.0, ratios=ratios))
+    assert (found.verdict, found.false_alarm) == (verdict, 0.01)
+    assert found.culprit == culprit or verdict is Verdict.INCONCLUSIVE
+    if verdict is not Verdict.PASS:
+        assert found.value == pytest.approx(near / 10)
+
+
+def test_a_rank_that_surely_breaks_the_promise_is_judged_before_one_that_may() -> None:
+    sure = CopyRates("rank 0 on a", 10.2, 10.0, ratios=(1.02, 1.021, 1.022))
+    unsure = CopyRates("rank 1 on b", 10.1, 10.0, ratios=(0.9, 1.01, 1.4))
+    found = judged(unsure, sure)
+    assert (found.verdict, found.culprit) == (Verdict.FAIL, "rank 0 on a")
 
 
 def judged(*rates: CopyRates) -> Measurement:
@@ -156,7 +195,7 @@ def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch, memory_n
 
     here, cpu = CopyNodes(memory_node, memory_node, frozenset()), torch.device("cpu")
     with pytest.raises(RuntimeError, match="the device is lost"):
-        medians_s(here, 1, lambda n: _pinned(n, 1 << 16, cpu), copy_s)
+        times_s(here, 1, lambda n: _pinned(n, 1 << 16, cpu), copy_s)
     assert [what for what, _ in calls] == ["register", "register", "unregister", "unregister"]
     assert {address for what, address in calls if what == "unregister"} == {
         address for what, address in calls if what == "register"
