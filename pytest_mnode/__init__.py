@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from pytest_mnode.cluster import Cluster, RankWorld
     from pytest_mnode.culprit import Culprit
+    from pytest_mnode.evidence.check import Check, check
+    from pytest_mnode.evidence.row import Row, row
+    from pytest_mnode.evidence.rules import Rows
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.launchers.node import CommandResult
     from pytest_mnode.measure import Measure
@@ -26,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bound",
+    "Check",
     "Cluster",
     "CommandResult",
     "Culprit",
@@ -37,16 +41,23 @@ __all__ = [
     "Measurement",
     "Point",
     "RankWorld",
+    "Row",
+    "Rows",
     "RunningJob",
     "Spec",
     "Verdict",
     "World",
+    "check",
     "not_promised",
+    "row",
 ]
 
 _HOMES = {
     "cluster": ("Cluster", "RankWorld"),
     "culprit": ("Culprit",),
+    "evidence.check": ("Check", "check"),
+    "evidence.row": ("Row", "row"),
+    "evidence.rules": ("Rows",),
     "jobs": ("Job", "JobResult", "LaunchedJob", "RunningJob"),
     "launchers.node": ("CommandResult",),
     "measure": ("Measure",),

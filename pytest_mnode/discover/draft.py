@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+
+import yaml
 
 from pytest_mnode.checks.node.pcie import pci_links
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
 from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, management, scheduled
 from pytest_mnode.discover.networks import has_accelerators
-from pytest_mnode.discover.nodes import FoundCluster, machine_of
+from pytest_mnode.discover.nodes import FoundCluster, FoundNode, machine_of
 from pytest_mnode.discover.page import Entry, mapped, rendered, scalar
+from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount
+from pytest_mnode.measurement import listed as first_few
 from pytest_mnode.spec.quantity import SIZE
 
 _MAY_BE_UNREAD = ("accelerators", "kernel_log")
@@ -116,7 +121,30 @@ def _criteria(cluster: Cluster) -> Entry:
     )
     machine = _promises(cluster)
     entries = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
+    if checked := tuple(promised_by_checks(cluster.found.shown)):
+        before = [child for one in entries if one.key == "preflight" for child in one.children]
+        preflight = Entry("preflight", "", "", (*before, *checked))
+        entries = (preflight, *(one for one in entries if one.key != "preflight"))
     return Entry("criteria", "", about, (*entries, *gang(cluster)), gap=True)
+
+
+def promised_by_checks(nodes: Sequence[FoundNode]) -> Iterator[Entry]:
+    """What checks promise of the rows that these nodes read for them: one entry for each key."""
+    done = set[str]()
+    for one in catalogue():
+        rows = {node.name: node.rows.get(one.case(), ()) for node in nodes}
+        promise = one.draft(rows) if one.drafts() and one.key not in done else None
+        if promise is not None:
+            done.add(one.key)
+            text = yaml.safe_dump(promise, default_flow_style=True, sort_keys=False, width=1 << 20)
+            seen = defaultdict[str, list[str]](list)
+            for name, found in rows.items():
+                for row in found:
+                    seen[f"{row.metric} {row.device}".rstrip() + f" {row.shown}"].append(name)
+            words = [f"{what} on {named(having)}" for what, having in seen.items()]
+            key = one.key.removeprefix("preflight.")
+            value = text.removesuffix("...\n").strip()
+            yield Entry(key, value, f"{one.question()} Seen: {first_few(words)}.")
 
 
 def _promises(cluster: Cluster) -> bounds.Machine | None:

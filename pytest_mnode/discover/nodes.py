@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Literal
 
 from pytest_mnode.criteria.preflight import survey
 from pytest_mnode.errors import ClusterError, MnodeError
+from pytest_mnode.evidence.check import catalogue
+from pytest_mnode.evidence.reading import CheckRows, ReadOrder
+from pytest_mnode.evidence.row import Row
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode
@@ -48,13 +52,15 @@ Kind = Literal["ethernet", "roce", "infiniband", "efa"]
 class FoundNode:
     """A node. machine: None if it could not be read, for the reason in `problem`.
 
-    address: the address at which others reach it for control traffic.
+    address: the address at which others reach it for control traffic. rows: of checks that draft
+    their promise, by case; a check that could not be read is absent.
     """
 
     name: str
     address: str
     machine: Machine | None
     problem: str = ""
+    rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ def read_nodes(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
         except MnodeError as error:  # no command can be run there
             off[name] = FoundNode(name, addresses.get(name, ""), None, str(error).splitlines()[0])
     able = [name for name in nodes.nodes if name not in off]
+    rows = _read_checks(nodes, able)
     found = {
         result.node: node_of(result, addresses.get(result.node, ""))
         for result in nodes.run(
@@ -142,13 +149,29 @@ def read_nodes(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
         )
     }
     return FoundCluster(
-        nodes=tuple(found[name] if name in found else off[name] for name in nodes.nodes),
+        nodes=tuple(
+            replace(found[name], rows=rows.get(name, {})) if name in found else off[name]
+            for name in nodes.nodes
+        ),
         launcher=launcher,
         reason=reason,
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         emulated=emulated,
         scheduler_names=scheduler_names(os.environ),
     )
+
+
+def _read_checks(nodes: Nodes, able: Sequence[str]) -> dict[str, dict[str, tuple[Row, ...]]]:
+    """Rows of checks that draft their promise, by node and case."""
+    orders = [asdict(ReadOrder.of(one, None)) for one in catalogue() if one.drafts()]
+    argv = [nodes.python, "-P", "-m", "pytest_mnode.evidence.reading", json.dumps(orders)]
+    found: dict[str, dict[str, tuple[Row, ...]]] = {}
+    for result in nodes.run(argv, able, timeout=READ_LIMIT_S, env=survey.search_path(nodes.python)):
+        line = next((one for one in result.stdout.splitlines() if one.startswith("[{")), "[]")
+        with contextlib.suppress(ValueError):  # a node that died: its machine says why
+            read = decode(list[CheckRows], line)
+            found[result.node] = {one.case: one.rows for one in read if not one.why}
+    return found
 
 
 def node_of(result: CommandResult, address: str) -> FoundNode:

@@ -29,10 +29,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pytest_mnode.evidence.rules import Rows, Unread
+
+from pytest_mnode.errors import UsageError
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.row import Row
@@ -80,6 +83,10 @@ class Check:
     has {other} for another one, both are suspect."""
     promised_as: ClassVar[str] = ""
     """The promise, in YAML, with which `fault` turns it red."""
+    file: ClassVar[str]
+    line: ClassVar[int]
+    """Where it was entered. Its module is no help: all conftest.py may share one name."""
+    _names: ClassVar[Mapping[str, Any]]
     promise: Any
     part: str = ""
 
@@ -116,6 +123,11 @@ class Check:
         return cls.read is not Check.read
 
     @classmethod
+    def drafts(cls) -> bool:
+        """Whether a draft of a spec may promise it, from what it reads."""
+        return cls.reads() and cls.draft.__func__ is not Check.draft.__func__  # type: ignore[attr-defined]
+
+    @classmethod
     def case(cls) -> str:
         """The name of its test: test_huge_pages_are_alike for HugePagesAreAlike."""
         return f"test_{_WORD.sub('_', cls.__name__).lower()}"
@@ -131,16 +143,16 @@ class Check:
         for base in cls.__mro__:
             if "promise" in vars(base).get("__annotations__", {}):
                 annotation = vars(base)["__annotations__"]["promise"]
-                names = vars(sys.modules[base.__module__])
+                names = vars(base).get("_names") or vars(sys.modules[base.__module__])
                 return eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
         raise AssertionError("Check itself has one")
 
     @classmethod
     def promise_doc(cls) -> str:
         """The docstring below its promise; "" if it has none, as where another check has it."""
-        [node] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
-        assert isinstance(node, ast.ClassDef)
-        for field, text in zip(node.body, node.body[1:], strict=False):
+        classes = (one for one in _parsed(cls.file) if one.name == cls.__name__)
+        body = next((one.body for one in classes), [])
+        for field, text in pairwise(body):
             match field, text:
                 case (
                     ast.AnnAssign(target=ast.Name(id="promise")),
@@ -162,7 +174,9 @@ def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]
     """
 
     def enter(found: C) -> C:
-        found.key, found.on = key, on
+        frame = sys._getframe(1)
+        found.file, found.line = frame.f_code.co_filename, frame.f_lineno
+        found.key, found.on, found._names = key, on, frame.f_globals
         criterion, _, name = key.partition(".")
         if criterion != "preflight" or not name.isidentifier():
             raise ValueError(
@@ -173,8 +187,8 @@ def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]
         other = CHECKS.get(found.case())
         if other is not None and _home(other) != _home(found):
             raise ValueError(
-                f"check {found.__name__} of {_home(found)[0]}: {_home(other)[0]} has one of that "
-                "name; give it another"
+                f"check {found.__name__} of {found.file}: {other.file} has one of that name; "
+                "give it another"
             )
         for hear in _on_late:
             hear(found)
@@ -185,7 +199,13 @@ def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]
 
 
 def _home(one: type[Check]) -> tuple[str, str]:
-    return one.__module__, one.__qualname__
+    return one.file, one.__qualname__
+
+
+@cache
+def _parsed(file: str) -> list[ast.ClassDef]:
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
 def on_late_check(hear: Callable[[type[Check]], None]) -> None:
@@ -195,12 +215,18 @@ def on_late_check(hear: Callable[[type[Check]], None]) -> None:
 
 @cache
 def load() -> None:
-    """Import the modules of all checks. Raises what the import of one raises."""
+    """Import the modules of all checks. Raises UsageError for an entry point that cannot be."""
     folder = importlib.import_module(_OURS)
     for module in sorted(found.name for found in pkgutil.iter_modules(folder.__path__)):
         importlib.import_module(f"{_OURS}.{module}")
     for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:  # modules of other people may raise anything
+            package = f"package {entry.dist.name}" if entry.dist else "a package"
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            named = f"entry point {entry.name} = {entry.value!r} of {GROUP}"
+            raise UsageError(f"{package}, {named}: {why}; correct or uninstall it") from None
 
 
 def catalogue() -> tuple[type[Check], ...]:

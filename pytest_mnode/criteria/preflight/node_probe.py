@@ -46,8 +46,7 @@ from pytest_mnode.criteria.preflight.tcp import (
     paired,
     resolved,
 )
-from pytest_mnode.evidence import reading
-from pytest_mnode.evidence.reading import CheckRows, ReadOrder
+from pytest_mnode.evidence.reading import ReadOrder, read_all
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import code_digests
@@ -55,8 +54,6 @@ from pytest_mnode.machine.software import code_digests
 _READ_LIMIT_S = 30.0
 """Half of the survey's limit; a file server may be slow for its first client."""
 _SEEN_LIMIT_S = 10.0
-_CHECK_LIMIT_S = 20.0
-"""A check may call a program, and a call into a broken driver hangs."""
 _DIRECTORY_LIMIT_S = 3.0
 """Access to a directory hangs if its file server is gone."""
 CONTROL = "control"
@@ -84,7 +81,7 @@ class NodeProbe:
             asyncio.to_thread(Machine.read, parts=order.parts, limit_s=_READ_LIMIT_S),
             or_none(lambda: _digests(order.code), _READ_LIMIT_S),
         )
-        read = asyncio.gather(*map(_read, order.reads))
+        read = asyncio.create_task(asyncio.to_thread(read_all, order.reads))
         visits = await asyncio.gather(*(self.visit(one) for one in order.directories))
         self.machine, code = await others
         control = self.open_probe(CONTROL, "", "", None)
@@ -225,13 +222,6 @@ class NodeProbe:
         """Remove the files that this node left for other nodes."""
         while self.tokens:
             directories.remove(self.tokens.pop())
-
-
-async def _read(order: ReadOrder) -> CheckRows:
-    try:
-        return await in_thread(lambda: reading.read(order), _CHECK_LIMIT_S)
-    except TimeoutError:
-        return CheckRows(order.case, why=f"not read within {_CHECK_LIMIT_S:g} s")
 
 
 def _digests(code: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -46,8 +45,7 @@ def case_of(one: type[Check]) -> Callable[..., None]:
     case.__name__ = case.__qualname__ = one.case()
     case.__doc__ = one.__doc__
     # Where pytest shows the place of a test, it is the check's.
-    line = inspect.getsourcelines(one)[1]
-    case.__code__ = case.__code__.replace(co_filename=inspect.getfile(one), co_firstlineno=line)
+    case.__code__ = case.__code__.replace(co_filename=one.file, co_firstlineno=one.line)
     vars(case)[_CHECK] = one
     if one.alone:
         case = pytest.mark.alone(case)

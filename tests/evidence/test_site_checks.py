@@ -1,0 +1,178 @@
+"""A site's own checks: in an installed package with an entry point, and in a conftest.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_mnode.spec import default_spec_path
+from tests.inner import need_rack, run_pytest
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "fixtures" / "example_site"
+CASE = "test_swap_is_off"
+PREFLIGHT = ROOT / "acceptance" / "test_preflight.py"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the example package installed, and its metadata."""
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    # A copy, for what a build writes beside its sources.
+    source = shutil.copytree(SITE, tmp_path_factory.mktemp("source") / "site")
+    subprocess.run([*pip, *offline, str(source)], check=True, timeout=120)
+    return target
+
+
+def spec(directory: Path, promise: Any = "none") -> str:
+    """The rack's spec, which promises of preflight the example's key alone."""
+    page = yaml.safe_load(default_spec_path().read_text())
+    page["criteria"] = {"preflight": {"swap": promise}}
+    (directory / "spec.yaml").write_text(yaml.safe_dump(page))
+    return f"--mnode-spec={directory / 'spec.yaml'}"
+
+
+def path_with(*directories: Path) -> dict[str, str]:
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join([*map(str, directories), *inherited])}
+
+
+def cases(directory: Path) -> dict[str, Mapping[str, Any]]:
+    certificate = json.loads((directory / "report/certificate.json").read_text())
+    [preflight] = [c for c in certificate["criteria"] if c["name"] == "preflight"]
+    return {case["test"].partition("::")[2]: case for case in preflight["cases"]}
+
+
+def run_preflight(
+    directory: Path, faults: str, *args: str, env: dict[str, str] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Cases of the example's check on three nodes with these faults."""
+    need_rack()
+    report = f"--mnode-report={directory / 'report'}"
+    fault = f"--mnode-fault={faults}"
+    done = run_pytest(
+        directory,
+        "--mnode-nodes=3",
+        report,
+        fault,
+        spec(directory),
+        "-k",
+        CASE,
+        *args,
+        env=env,
+        cold=True,
+    )
+    assert (directory / "report/certificate.json").exists(), done.output
+    return cases(directory)
+
+
+SWAPS = "other_text:node2:/proc/swaps:/dev/sda2 partition 8388604 0 -2"
+
+
+def test_a_package_brings_its_check_to_all_nodes(tmp_path: Path, site: Path) -> None:
+    hidden = f"full_disk:node1:{site}"  # node1 has not the package
+    found = run_preflight(tmp_path, f"{SWAPS},{hidden}", str(PREFLIGHT), env=path_with(site))
+    verdicts = {name: case["verdict"] for name, case in found.items()}
+    assert verdicts == {
+        f"{CASE}[node0]": "pass",
+        f"{CASE}[node1]": "inconclusive",
+        f"{CASE}[node2]": "fail",
+    }
+    [one] = found[f"{CASE}[node2]"]["measurements"]
+    assert (one["value"], one["culprit_nodes"]) == (1, ["node2"])
+    assert one["source"] == "preflight.swap none"
+    [unread] = found[f"{CASE}[node1]"]["measurements"]
+    assert "node1: no module 'example_site': install it on the node" in unread["note"]
+
+
+def test_a_conftest_brings_its_check_to_all_nodes(tmp_path: Path) -> None:
+    shutil.copy(SITE / "example_site.py", tmp_path / "conftest.py")
+    found = run_preflight(tmp_path, SWAPS, "--pyargs", "pytest_mnode.acceptance.test_preflight")
+    verdicts = {name: case["verdict"] for name, case in found.items()}
+    assert verdicts == {
+        f"{CASE}[node0]": "pass",
+        f"{CASE}[node1]": "pass",
+        f"{CASE}[node2]": "fail",
+    }
+    [one] = found[f"{CASE}[node2]"]["measurements"]
+    assert one["culprit_nodes"] == ["node2"]
+
+
+def python(code: str, *directories: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **path_with(*directories, ROOT)}
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_its_promise_is_of_the_type_it_declares(tmp_path: Path, site: Path) -> None:
+    load = (
+        "import sys; from pathlib import Path; from pytest_mnode.spec import load_spec\n"
+        "try: print(load_spec(Path(sys.argv[1])).criteria.preflight.swap)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    path = spec(tmp_path).partition("=")[2]
+    load = load.replace("sys.argv[1]", repr(path))
+    assert python(load, site).stdout == "none\n"
+    spec(tmp_path, "some")
+    [line] = python(load, site).stdout.splitlines()
+    assert re.search(r"SpecError .*spec\.yaml: criteria\.preflight\.swap: 'some'.*'none'", line)
+    [line] = python(load).stdout.splitlines()  # without the package
+    assert "SpecError" in line
+    assert "criteria.preflight: unknown key 'swap'" in line
+
+
+MINE = """
+from pytest_mnode import Check, check
+@check("preflight.{key}")
+class {name}(Check):
+    "Is it?"
+    promise: int
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def broken(:", "SyntaxError"),
+        (
+            MINE.format(key="x", name="HugePagesAreAlike"),
+            "has one of that name",
+        ),
+        (
+            MINE.format(key="disk", name="Mine"),
+            "preflight.disk",
+        ),
+    ],
+    ids=["import", "error", "syntax", "name", "key"],
+)
+def test_a_broken_package_is_one_line_and_no_run(
+    tmp_path: Path, site: Path, text: str, why: str
+) -> None:
+    broken = shutil.copytree(site, tmp_path / "broken")
+    (broken / "example_site.py").write_text(text)
+    done = run_pytest(
+        tmp_path,
+        spec(tmp_path),
+        "--mnode-nodes=2",
+        str(PREFLIGHT),
+        env=path_with(broken),
+        cold=True,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.output
+    [line] = [one for one in done.output.splitlines() if one.strip()]
+    assert "package example-site-checks, entry point example_site = 'example_site'" in line
+    assert why in line
