@@ -44,8 +44,9 @@ def _section(one: type[Check]) -> str:
         f"read {read}; test `{one.case()}`, file `{one.__module__.replace('.', '/')}.py`",
     ]
     if one.fault:
+        fault = one.fault.format(node="NODE", other="OTHER")
         promised = f"promised `{one.promised_as}`" if one.promised_as else "as the rack promises"
-        facts.append(f"turned red by `--mnode-fault={one.fault.format(node='NODE')}`, {promised}")
+        facts.append(f"turned red by `--mnode-fault={fault}`, {promised}")
     if one.stops:
         facts.append(f"a failure stops: {', '.join(one.stops)}")
     lines = [f"## {question}", ""]

@@ -16,7 +16,7 @@ from importlib import import_module
 
 from pytest_mnode.errors import MnodeError
 
-COMMANDS = ("expect", "certificate", "nodes", "page", "diff", "judge", "sign", "verify")
+COMMANDS = ("expect", "certificate", "nodes", "page", "diff", "judge", "sign", "verify", "check")
 """Names of the commands, in the order of --help."""
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_mnode.evidence.check import Check
 
-NODES, FAULTY = 4, "node2"
+NODES, FAULTY, OTHER = 4, "node2", "node3"
 _SUITE = ("--pyargs", "pytest_mnode.acceptance.test_preflight")
 
 
@@ -35,15 +35,12 @@ def run(options: argparse.Namespace) -> int:
     for one in chosen:
         found = verdicts.get(one.case(), {})
         failed = [node for node, verdict in found.items() if verdict == "fail"]
-        green |= failed != [FAULTY]
-        fault = one.fault.format(node=FAULTY)
-        if failed == [FAULTY]:
-            print(f"{one.case()}: red on {FAULTY} alone, by {fault}")
-        else:
-            shown = ", ".join(f"{node} {verdict}" for node, verdict in found.items())
-            print(
-                f"{one.case()}: NOT red on {FAULTY} alone: {shown or 'it did not run'}; by {fault}"
-            )
+        # Of a path, both ends fail.
+        right = failed == ([FAULTY, OTHER] if "{other}" in one.fault else [FAULTY])
+        shown = ", ".join(f"{node} {verdict}" for node, verdict in found.items())
+        words = f"red on {' and '.join(failed)} alone" if right else f"NOT red there alone: {shown}"
+        print(f"{one.case()}: {words}, by {_fault(one)}")
+        green |= not right
     return int(green)
 
 
@@ -58,23 +55,30 @@ def red_run(checks: Sequence[type[Check]]) -> dict[str, dict[str, str]]:
     from pytest_mnode.spec import default_spec_path
 
     page = yaml.safe_load(default_spec_path().read_text())
+    rack = page["criteria"]["preflight"]
+    keys = {one: one.key.removeprefix("preflight.") for one in checks}
     promises = {
-        one.key.removeprefix("preflight."): yaml.safe_load(one.promised_as) for one in checks
+        key: yaml.safe_load(one.promised_as) if one.promised_as else rack[key]
+        for one, key in keys.items()
     }
     page["criteria"] = {"preflight": promises}
     with tempfile.TemporaryDirectory() as directory:
         spec, report = Path(directory, "spec.yaml"), Path(directory, "report")
         spec.write_text(yaml.safe_dump(page))
-        faults = ",".join(one.fault.format(node=FAULTY) for one in checks)
         options = (f"--mnode-nodes={NODES}", f"--mnode-spec={spec}", f"--mnode-report={report}")
-        only = ("-k", " or ".join(one.case() for one in checks), f"--mnode-fault={faults}")
-        argv = [sys.executable, "-m", "pytest", *options, *only, *_SUITE]
+        faults = f"--mnode-fault={','.join(map(_fault, checks))}"
+        only = ("-k", " or ".join(one.case() for one in checks))
+        argv = [sys.executable, "-m", "pytest", *options, faults, *only, *_SUITE]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
         certificate = report / "certificate.json"
         if not certificate.exists():
             raise UsageError(f"there was no run:\n{done.stdout}{done.stderr}")
         criteria = json.loads(certificate.read_text())["criteria"]
     return _verdicts(criteria)
+
+
+def _fault(one: type[Check]) -> str:
+    return one.fault.format(node=FAULTY, other=OTHER)
 
 
 def _verdicts(criteria: Sequence[Any]) -> dict[str, dict[str, str]]:

@@ -84,7 +84,6 @@ class Check:
     promised_as: ClassVar[str] = ""
     """The promise, in YAML, with which `fault` turns it red."""
     file: ClassVar[str]
-    line: ClassVar[int]
     """Where it was entered. Its module is no help: all conftest.py may share one name."""
     _names: ClassVar[Mapping[str, Any]]
     promise: Any
@@ -175,7 +174,7 @@ def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]
 
     def enter(found: C) -> C:
         frame = sys._getframe(1)
-        found.file, found.line = frame.f_code.co_filename, frame.f_lineno
+        found.file = frame.f_code.co_filename
         found.key, found.on, found._names = key, on, frame.f_globals
         criterion, _, name = key.partition(".")
         if criterion != "preflight" or not name.isidentifier():

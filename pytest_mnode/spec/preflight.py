@@ -9,6 +9,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
+from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.check import Check, catalogue, on_late_check
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
@@ -36,11 +37,12 @@ class PreflightCriterion(Criterion):
 
     @classmethod
     def add(cls, one: type[Check]) -> bool:
-        """Add a check's key, and whether it is new; raises ValueError for one of another type."""
+        """Add a check's key, and whether it is new; raises UsageError for one of another type."""
         name, kind = one.key.removeprefix("preflight."), one.promise_type()
         if name in cls.model_fields:
             if _KINDS.get(name, kind) != kind:
-                raise ValueError(f"check {one.__name__}: {one.key} has another type of promise")
+                named = f"check {one.__name__} of {one.file}"
+                raise UsageError(f"{named}: {one.key} has another type of promise")
             return False
         _KINDS[name] = kind
         field = FieldInfo.from_annotation(kind | None)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.discover.nodes import FoundCluster
 from pytest_mnode.errors import SpecError
+from pytest_mnode.evidence.row import row
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount
@@ -37,6 +38,8 @@ from tests.discover.made import (
     without_nvml,
 )
 from tests.spec.conftest import busbw_of, preflight_of
+
+HUGE_PAGES, THP = "test_huge_pages_are_alike", "mode of transparent huge pages"
 
 
 def loaded(page: Draft, directory: Path) -> Spec:
@@ -376,3 +379,19 @@ def refusal(path: Path) -> str:
     except SpecError as error:
         return str(error)
     return ""
+
+
+def test_checks_draft_promises_of_what_their_rows_show(tmp_path: Path) -> None:
+    found = cluster_of(ib_node, 2)
+
+    def drafted(*modes: str | None) -> Draft:
+        read = [{HUGE_PAGES: (row(THP, mode),)} if mode else {} for mode in modes]
+        pairs = zip(found.nodes, read, strict=True)
+        return draft(replace(found, nodes=tuple(replace(node, rows=r) for node, r in pairs)))
+
+    page = drafted("madvise", "madvise")
+    assert preflight_of(loaded(page, tmp_path)).huge_pages == "same"  # type: ignore[attr-defined]
+    text = unwrapped(page.text())
+    assert re.search(rf"# Do all nodes .* alike\? Seen: {THP} madvise on node0, node1\.", text)
+    for modes in (("madvise", None), ("madvise", "never")):
+        assert preflight_of(loaded(drafted(*modes), tmp_path)).huge_pages is None  # type: ignore[attr-defined]

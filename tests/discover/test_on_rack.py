@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ def test_the_drafted_page_matches_the_rack(place: Path) -> None:
     assert spec.management.line_rate_mbits_s == 20
     assert spec.scheduler is None
     assert any("namespaces" in line for line in spec.emulated)
+    preflight: Any = spec.criteria.preflight  # with keys of checks, which read the nodes themselves
+    assert (preflight.huge_pages, preflight.hardware.cpus) == ("same", os.cpu_count())
+    assert preflight.versions.kernel == f">={re.match(r'[0-9.]+', os.uname().release)[0]}"  # type: ignore[index]
     text = (place / "page.yaml").read_text()
     assert "Then preflight was run with this page" in text
     assert not spec.confirmed

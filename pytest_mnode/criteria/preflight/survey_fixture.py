@@ -29,8 +29,8 @@ _SURVEY: pytest.StashKey[Survey] = pytest.StashKey()
 _RANKS: pytest.StashKey[Ranks] = pytest.StashKey()
 
 
-def case_of(one: type[Check]) -> Callable[..., None]:
-    """The test of a check, for each node: a function that pytest collects."""
+def case_of(one: type[Check], file: str) -> Callable[..., None]:
+    """The test of a check, for each node: a function that pytest collects in this file."""
     if one.each:
 
         @pytest.mark.parametrize("part", one.each)
@@ -44,8 +44,8 @@ def case_of(one: type[Check]) -> Callable[..., None]:
 
     case.__name__ = case.__qualname__ = one.case()
     case.__doc__ = one.__doc__
-    # Where pytest shows the place of a test, it is the check's.
-    case.__code__ = case.__code__.replace(co_filename=one.file, co_firstlineno=one.line)
+    # The place of a test names its criterion, where pytest's ids have no file (--pyargs).
+    case.__code__ = case.__code__.replace(co_filename=file, co_firstlineno=1)
     vars(case)[_CHECK] = one
     if one.alone:
         case = pytest.mark.alone(case)
