@@ -131,20 +131,18 @@ class Rows:
 
         It is inconclusive if rows without a value could make up for what lacks.
         """
-        rows, bound, source = (
-            self.of(metric),
-            self._bound(at_least(limit), part),
-            self._source(part),
-        )
+        rows, source = self.of(metric), self._source(part)
+        bound = self._bound(at_least(limit), part)
         why = self._why_unread(rows, metric) if rows or not self._was_read else ""
         known = [one for one in rows if one.value is not None]
-        found = [one for one in known if counts(one)]
-        if why and (not rows or len(found) < limit <= len(found) + len(rows) - len(known)):
+        others = [one for one in rows if one.value is None or not counts(one)]
+        count = len(rows) - len(others)
+        if why and (not rows or count < limit <= count + len(rows) - len(known)):
             return Measurement.unknown(name, why, expected=bound, source=source)
-        others = [f"{one.device or one.metric} ({one.shown})" for one in rows if one not in found]
-        note = f"{self.node}: {measurement.listed(others, 4) or 'all count'}"
-        words = f"{self.node} {name}: {len(found)} of {limit}"
-        return Measurement(name, len(found), "", bound, source, Culprit(words, self.node), note)
+        shown = [f"{one.device or one.metric} ({one.shown})" for one in others]
+        note = f"{self.node}: {measurement.listed(shown) or 'all count'}"
+        words = f"{self.node} {name}: {count} of {limit}"
+        return Measurement(name, count, "", bound, source, Culprit(words, self.node), note)
 
     def at_least(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from pytest_mnode.checks.node.huge_pages import HugePagesAreAlike
 from pytest_mnode.evidence.check import CHECKS, Check, catalogue, check
-from pytest_mnode.evidence.reading import ReadOrder, read
+from pytest_mnode.evidence.reading import CheckRows, ReadOrder, read, read_all
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.measurement import Verdict
@@ -56,24 +57,31 @@ def test_a_promised_value_is_compared(value: str | None, verdict: str) -> None:
     assert "preflight.huge_pages never" in found.source
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("always [madvise] never\n", "madvise"), ("something else", None)]
-)
-def test_the_mode_is_read(tmp_path: Path, text: str, value: str | None) -> None:
-    file = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    [found] = read(ReadOrder.of(HugePagesAreAlike, "same"), tmp_path).rows
-    assert found.value == value
-    assert (found.why == "") is (value is not None) or value is not None
-
-
 def test_a_reading_that_fails_is_the_reason(tmp_path: Path) -> None:
     found = read(ReadOrder.of(HugePagesAreAlike, "same"), tmp_path)
     assert found.rows == ()
     assert "no such file" in found.why
     assert "transparent_hugepage" in found.why
     assert "no module 'site_checks'" in read(ReadOrder("test_x", "site_checks", "X")).why
+
+
+class Hangs(Check):
+    """Does it hang?"""
+
+    promise: None
+    over = Event()
+
+    def read(self, root: Path) -> Iterator[Row]:
+        self.over.wait(60)
+        yield row("x", 1)
+
+
+def test_a_reading_that_hangs_is_late_and_holds_up_no_other() -> None:
+    orders = [ReadOrder("test_hangs", __name__, "Hangs"), ReadOrder.of(HugePagesAreAlike, "same")]
+    late, other = read_all(orders, limit_s=0.5)
+    Hangs.over.set()
+    assert late == CheckRows("test_hangs", why="no answer within 0.5 s")
+    assert (other.case, len(other.rows)) == ("test_huge_pages_are_alike", 1)
 
 
 @pytest.fixture
