@@ -33,9 +33,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from pytest_mnode.evidence.rules import Rows, Unread
-
 from pytest_mnode.errors import UsageError
+from pytest_mnode.evidence.rules import Rows, Unread
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.row import Row

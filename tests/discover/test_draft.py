@@ -390,8 +390,8 @@ def test_checks_draft_promises_of_what_their_rows_show(tmp_path: Path) -> None:
         return draft(replace(found, nodes=tuple(replace(node, rows=r) for node, r in pairs)))
 
     page = drafted("madvise", "madvise")
-    assert preflight_of(loaded(page, tmp_path)).huge_pages == "same"  # type: ignore[attr-defined]
+    assert preflight_of(loaded(page, tmp_path)).huge_pages == "same"
     text = unwrapped(page.text())
     assert re.search(rf"Do all nodes .* alike\? Seen: {THP} madvise on node0, node1\.", text)
     for modes in (("madvise", None), ("madvise", "never")):
-        assert preflight_of(loaded(drafted(*modes), tmp_path)).huge_pages is None  # type: ignore[attr-defined]
+        assert preflight_of(loaded(drafted(*modes), tmp_path)).huge_pages is None
