@@ -148,3 +148,11 @@ def test_groups_with_a_wrong_rank_or_without_one_are_not_counted() -> None:
 def test_a_job_that_started_wrong_is_not_counted() -> None:
     [mark] = marks(judged_start(started([]), START, "criteria.launch.torchrun"))
     assert (mark.right, mark.of) == (0, 1)
+
+
+def test_counts_of_rounds_add_up() -> None:
+    rounds = [HeadlineMark(after="gangs", of=2, right=right) for right in (2, 1)]
+    assert HeadlineMark.summed([rounds[0], None, rounds[1]]) == HeadlineMark(
+        after="gangs", of=4, right=3
+    )
+    assert HeadlineMark.summed([None]) is None
