@@ -89,7 +89,7 @@ def _overall(certificate: Certificate, head: Headline) -> junit_xml.TestCase:
 def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
     """Never empty: a suite without a case would look like one without a failure."""
     match criterion.verdict:
-        case CriterionVerdict.NOT_PROMISED:
+        case CriterionVerdict.NOT_PROMISED if not criterion.silence:
             out = _named(criterion.name, criterion.name)
             why = criterion.not_promised or criterion.cases[0].message
             out.add_skipped_info(fit(f"not promised: {why}"))
@@ -101,7 +101,10 @@ def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
         case _:
             if criterion.silence:
                 out = _named(criterion.name, criterion.name)
-                _error(out, f"{criterion.name} is promised, and {criterion.silence}")
+                if criterion.promised:
+                    _error(out, f"{criterion.name} is promised, and {criterion.silence}")
+                else:
+                    out.add_skipped_info(fit(f"not promised: {criterion.silence}"))
                 yield out
             for case in criterion.cases:
                 yield from _case(case)

@@ -6,7 +6,7 @@ These are pydantic dataclasses, because the JSON schema of a certificate is made
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import fields, replace
 from enum import StrEnum
@@ -226,6 +226,14 @@ class CaseResult:
         return CriterionVerdict.PASS if passed else CriterionVerdict.INCONCLUSIVE
 
     @property
+    def judges(self) -> bool:
+        """Whether its passing says something about a promise: it judged a value or, as a test that
+        only asserts, it asked for a key of the spec, which promises its question."""
+        if not self.measurements:
+            return bool(self.promises)
+        return any(one.verdict is not None for one in self.measurements)
+
+    @property
     def unread(self) -> str:
         """Its values, if it only recorded values and none of them could be measured; else ""."""
         if any(m.verdict is not None or m.known is not None for m in self.measurements):
@@ -270,7 +278,7 @@ class CriterionResult:
     """One question of the suite: its cases, and whether the spec promises it.
 
     not_promised: the spec's reason not to promise it; it is then not judged, whatever ran.
-    A criterion that the spec does not mention is neither: it is judged if it ran.
+    A criterion that the spec does not mention is neither: it is judged if it judged a value.
     """
 
     name: str
@@ -283,16 +291,16 @@ class CriterionResult:
     def verdict(self) -> CriterionVerdict:
         """The worst verdict of its promised cases.
 
-        A promised criterion without a promised case did not run. It is inconclusive if its cases
-        passed and none of them judged a value.
+        A promised criterion without a promised case did not run. If its cases passed and none of
+        them judged anything, it does not pass: it is inconclusive if it is promised.
         """
         if self.not_promised is not None:
             return CriterionVerdict.NOT_PROMISED
         if judged := self.judged:
             worst = min((case.verdict for case in judged), key=_WORST_FIRST.__getitem__)
-            if self.promised and worst is CriterionVerdict.PASS and not _judge_a_value(judged):
-                return CriterionVerdict.INCONCLUSIVE
-            return worst
+            if worst is not CriterionVerdict.PASS or any(case.judges for case in judged):
+                return worst
+            return CriterionVerdict.INCONCLUSIVE if self.promised else CriterionVerdict.NOT_PROMISED
         left_open = self.cases and not self.promised
         return CriterionVerdict.NOT_PROMISED if left_open else CriterionVerdict.DID_NOT_RUN
 
@@ -303,10 +311,10 @@ class CriterionResult:
 
     @property
     def silence(self) -> str:
-        """Why it is inconclusive although its cases passed; "" if it is not."""
-        if self.verdict is not CriterionVerdict.INCONCLUSIVE:
+        """Why it did not pass although its cases did; "" if it passed, or they did not."""
+        if self.not_promised is not None or self.verdict is CriterionVerdict.PASS:
             return ""
-        passed = all(case.verdict is CriterionVerdict.PASS for case in self.judged)
+        passed = {case.verdict for case in self.judged} == {CriterionVerdict.PASS}
         return "its tests judged no value" if passed else ""
 
     @property
@@ -397,10 +405,6 @@ def criterion_name(test: str) -> str:
 
 def _has(measurement: Measurement, verdict: CriterionVerdict) -> bool:
     return measurement.verdict is not None and measurement.verdict.value == verdict.value
-
-
-def _judge_a_value(cases: Iterable[CaseResult]) -> bool:
-    return any(one.verdict is not None for case in cases for one in case.measurements)
 
 
 def _relative_margin(measurement: Measurement) -> float:

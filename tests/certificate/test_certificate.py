@@ -85,28 +85,58 @@ def test_a_criterion_has_the_verdict_of_its_worst_case(outcomes: list[Any], verd
     assert CriterionResult("mesh", promised=True, cases=cases).verdict == verdict
 
 
+SILENT = ("inconclusive", "not promised")
+ASKED = replace(case("mesh"), promises=("mesh",))
+"""A test that only asserts, of a question that the spec promises."""
+
+
 @pytest.mark.parametrize(
-    "cases",
+    ("cases", "promised", "unpromised"),
     [
-        [case("mesh")],
-        [case("mesh", "passed", RECORDED)],
-        [case("mesh", "passed", RECORDED, NOT_READ), case("mesh")],
-        [case("mesh"), case("mesh", "not promised")],
+        ([case("mesh", "passed", RIGHT)], "pass", "pass"),
+        ([case("mesh", "passed", RIGHT), case("mesh")], "pass", "pass"),
+        ([case("mesh", "passed", RIGHT, RECORDED)], "pass", "pass"),
+        ([case("mesh")], "inconclusive", "not promised"),
+        ([ASKED], "pass", "pass"),
+        ([ASKED, case("mesh")], "pass", "pass"),
+        ([ASKED, replace(ASKED, outcome="failed")], "fail", "fail"),
+        ([replace(ASKED, measurements=(RECORDED,))], "inconclusive", "not promised"),
+        ([replace(ASKED, measurements=(NOT_READ,))], "inconclusive", "inconclusive"),
+        ([case("mesh", "passed", RECORDED)], "inconclusive", "not promised"),
+        ([case("mesh", "passed", RECORDED, NOT_READ), case("mesh")], *SILENT),
+        ([case("mesh", "passed", NOT_READ)], "inconclusive", "inconclusive"),
+        ([case("mesh", "passed", RIGHT), case("mesh", "passed", NOT_READ)], *["inconclusive"] * 2),
+        ([case("mesh"), case("mesh", "not promised")], *SILENT),
+        ([case("mesh", "failed")], "fail", "fail"),
     ],
 )
-def test_a_promise_that_no_value_was_judged_by_is_inconclusive(cases: list[CaseResult]) -> None:
-    certificate = certify(*cases, case("fabric", "passed", FAST), promised=["mesh", "fabric"])
+def test_a_criterion_passes_by_a_judged_value_or_an_asserted_promise(
+    cases: list[CaseResult], promised: str, unpromised: str
+) -> None:
+    for is_promised, verdict in ((True, promised), (False, unpromised)):
+        found = CriterionResult("mesh", is_promised, None, tuple(cases))
+        assert found.verdict == verdict
+        read = READER.validate_python(certificate_json(certify(*cases, promised=["mesh"])))
+        assert read.criteria[0].verdict == promised
+
+
+@pytest.mark.parametrize("recorded", [(), (RECORDED,)])
+def test_a_promise_that_nothing_was_judged_by_certifies_nothing(recorded: Any) -> None:
+    fast = case("fabric", "passed", FAST)
+    silent = case("mesh", "passed", *recorded)
+    certificate = certify(silent, fast, promised=["mesh", "fabric"])
     assert certificate.verdict == "inconclusive"
     assert certificate.reasons == ("mesh inconclusive (its tests judged no value)",)
     assert {node.state for node in certificate.coverage.nodes} == {State.NOT_TESTED}
-    assert READER.validate_python(certificate_json(certificate)).verdict == "inconclusive"
-    [row] = [line for line in summary_lines(certificate) if line.startswith("mesh ")]
-    assert row.split(maxsplit=1)[1].split("  ")[0] == "its tests judged no value"
-    [suite] = ET.fromstring(junit_text(certificate)).findall("testsuite[@name='mesh']")
-    assert suite.get("errors") == "1"
-    assert "its tests judged no value" in page_text(certificate)
-    unpromised = certify(*cases, case("fabric", "passed", FAST), promised=["fabric"])
+    unpromised = certify(silent, fast, promised=["fabric"])
     assert unpromised.verdict == "certified", "whoever promises nothing of it may just assert"
+    assert unpromised.coverage.nodes[0].evidence == "passed: fabric"
+    for one, errors in ((certificate, "1"), (unpromised, "0")):
+        [row] = [line for line in summary_lines(one) if line.startswith("mesh ")]
+        assert row.split(maxsplit=1)[1].split("  ")[0] == "its tests judged no value"
+        [suite] = ET.fromstring(junit_text(one)).findall("testsuite[@name='mesh']")
+        assert suite.get("errors") == errors
+        assert "its tests judged no value" in page_text(one)
 
 
 def test_a_test_that_recorded_only_what_could_not_be_measured_is_inconclusive() -> None:

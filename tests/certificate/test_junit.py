@@ -64,7 +64,7 @@ def test_each_measurement_is_a_case_of_its_criterion() -> None:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        (CaseResult(TEST, "?", "passed"), ("pass", None)),
+        (CaseResult(TEST, "?", "passed", promises=("fabric",)), ("pass", None)),
         (CaseResult(TEST, "?", "failed", "", "node2"), ("failure", "failed, culprit node2")),
         (CaseResult(TEST, "?", "failed", "3 != 4"), ("failure", "3 != 4")),
         (CaseResult(TEST, "?", "error", "no node"), ("error", "no node")),
@@ -79,11 +79,18 @@ def test_a_test_without_measurements_is_a_case(
 
 def test_an_unpromised_case_is_skipped_among_the_others() -> None:
     left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
-    certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
+    certificate = certify(left_open, CaseResult(TEST, "?", "passed", promises=("fabric",)))
     assert outcomes(suite(certificate, "fabric")) == [
         ("test_all_reduce[4]", "skipped", "not promised: the colour"),
         ("test_all_reduce[4]", "pass", None),
     ]
+    silent = certify(left_open, CaseResult(TEST, "?", "passed"))
+    assert outcomes(suite(silent, "fabric"))[0] == (
+        "fabric",
+        "skipped",
+        "not promised: its tests judged no value",
+    )
+    assert len(outcomes(suite(silent, "fabric"))) == 3
     assert outcomes(suite(certify(left_open), "fabric"))[0][1] == "skipped"
     assert outcomes(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
 
