@@ -21,6 +21,7 @@ from pytest_mnode.certificate.certificate import (
 )
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.page import page_text
+from pytest_mnode.certificate.version4 import from_version_4
 from pytest_mnode.errors import UsageError
 
 
@@ -137,7 +138,9 @@ def parse_certificate(text: str, where: str) -> Certificate:
                 f"{where}: coverage.nodes: {node.name}: a pass until {node.until}; accepted: until "
                 f"{latest or 'no time, as no run tested it'}, by its date and validity_s of the run"
             )
-    return replace(certificate, read_version=version)
+    if version == SCHEMA_VERSION:
+        return certificate
+    return from_version_4(replace(certificate, read_version=version))
 
 
 def older_version(certificate: Certificate, where: object) -> str:

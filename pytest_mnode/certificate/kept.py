@@ -191,11 +191,11 @@ def _doubt(certificate: Certificate, path: Path, facts: SpecFacts, spec: Spec | 
 def believed(
     certificate: Certificate, validity_s: float | None, ends: Container[datetime]
 ) -> Coverage:
-    """What a later run may take from a kept certificate: all bad news, and its own run's passes.
+    """What a later run may take from a kept certificate: its own run's states, and all bad news.
 
-    A pass has to follow from the criteria in the file, and holds until the run's end and the spec's
-    validity allow, whatever the file says. Passes of other runs need files of their own. ends: ends
-    of all believed runs.
+    The states of its own run have to follow from the criteria in the file, whatever it says of
+    nodes, and a pass holds as long as the run's end and the spec's validity allow. Passes of other
+    runs need files of their own. ends: ends of all believed runs.
     """
     run, cover = certificate.run, certificate.coverage
     own_run = run if validity_s is None else replace(run, validity_s=validity_s)
@@ -209,17 +209,20 @@ def believed(
     )
     return replace(
         cover,
-        nodes=tuple(_believed(node, own.get(node.name)) for node in cover.nodes),
+        nodes=(
+            *(_believed(node, own.pop(node.name, None)) for node in cover.nodes),
+            *own.values(),
+        ),
         paths=tuple(block for block in blocks if block.rates.nodes),
     )
 
 
 def _believed(node: NodeCoverage, own: NodeCoverage | None) -> NodeCoverage:
-    """The node's state; for a pass, what its run's criteria say of it."""
-    if node.state is not State.PASSED:
-        return node
+    """The node's state: of its own run, what the criteria say of it."""
     if own is not None and own.date == node.date:
         return replace(own, rails=node.rails)
+    if node.state is not State.PASSED:
+        return node
     why = "its pass is in no certificate of its own"
     return replace(node, state=State.NOT_TESTED, date=None, until=None, evidence=why)
 

@@ -15,9 +15,12 @@ import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, SpecFacts
 from pytest_mnode.certificate.kept import EarlierRuns, earlier_runs, keep
+from pytest_mnode.certificate.results import CriterionResult
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.certificate.trends import MOST_RUNS
 from pytest_mnode.commands import main
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import State
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.certificate.conftest import RIGHT, certify
@@ -119,23 +122,64 @@ def test_a_pass_has_to_follow_from_the_criteria(
     assert tonight(tmp_path, spec, "b").coverage.names(State.PASSED) == ("b",)
 
 
-def test_a_signed_certificate_that_was_changed_is_left_out(tmp_path: Path, spec: Spec) -> None:
+def hide(data: Any) -> None:
+    data["coverage"]["nodes"][0] |= {"state": "not tested", "evidence": "", "until": None}
+
+
+def remove(data: Any) -> None:
+    data["coverage"] |= {"nodes": [], "unnamed": 3}
+
+
+@pytest.mark.parametrize("change", [hide, remove])
+def test_a_failed_node_stays_one_whatever_the_file_says_of_it(
+    tmp_path: Path, spec: Spec, change: Callable[[Any], None]
+) -> None:
+    slow = Measurement("rate", 1, "", at_least(2), "spec", Culprit("a", "a"))
+    case = CaseResult("t/test_mesh.py::test_it", "?", "failed", "slow", measurements=(slow,))
+    bad = replace(night(spec, "a"), criteria=(CriterionResult("mesh", True, None, (case,)),))
+    edit(keep(tmp_path, bad), change)
+    assert tonight(tmp_path, spec, "b").coverage.names(State.FAILED) == ("a",)
+
+
+@pytest.fixture
+def signed(tmp_path: Path, spec: Spec) -> Path:
+    """A kept certificate with its statement and signature."""
     need_program("ssh-keygen", "openssh-client")
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    kept = tmp_path / "kept"
-    path = keep(kept, night(spec, "a"))
+    path = keep(tmp_path / "kept", night(spec, "a"))
     assert main(["sign", str(path), f"--key={key}"]) == 0
-    assert len(found(kept, spec).certificates) == 1
+    assert len(found(tmp_path / "kept", spec).certificates) == 1
+    return path
+
+
+def other_signature(path: Path) -> None:
     signature = path.with_suffix(".intoto.json.sig")
-    text = signature.read_text()
-    signature.write_text(text.replace("U1NIU0lH", "U1NIU0lX"))
-    assert found(kept, spec).left_out == (
-        f"{path}: {signature.name} is no signature of its statement",
-    )
-    signature.write_text(text)
-    edit(path, lambda data: data["run"].update(backend="nccl"))
-    assert found(kept, spec).left_out == (f"{path}: changed since it was signed",)
+    signature.write_text(signature.read_text().replace("U1NIU0lH", "U1NIU0lX"))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (other_signature, ".intoto.json.sig is no signature of its statement"),
+        (lambda path: path.with_suffix(".intoto.json.sig").unlink(), " is no signature of its"),
+        (lambda path: path.with_suffix(".intoto.json").unlink(), "its signature cannot be checked"),
+        (lambda path: path.with_suffix(".intoto.json").write_text("{}"), "no statement about a"),
+        (
+            lambda path: edit(path, lambda data: data["run"].update(backend="nccl")),
+            "changed since it was signed",
+        ),
+    ],
+)
+def test_a_signed_certificate_that_is_not_as_it_was_signed_is_left_out(
+    signed: Path, spec: Spec, change: Callable[[Path], object], why: str
+) -> None:
+    change(signed)
+    earlier = found(signed.parent, spec)
+    assert earlier.certificates == ()
+    [line] = earlier.left_out
+    assert line.startswith(f"{signed}: ")
+    assert why in line
 
 
 def test_a_pass_counts_however_many_runs_came_after_it(tmp_path: Path, spec: Spec) -> None:

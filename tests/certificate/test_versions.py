@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.files import json_text, parse_certificate, read_certificate
 from pytest_mnode.certificate.kept import earlier_runs, with_history
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.commands import main
+from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import load_spec
+from tests.certificate.conftest import certify
 from tests.inner import need_program
 
 VERSION4 = Path(__file__).parents[2] / "fixtures/certificates/version4"
@@ -75,6 +79,34 @@ def test_every_command_reads_version_4_and_says_so(
         f"{kept}: schema version 4, read as 5; what the older version does not have is left empty"
     )
     assert set(capsys.readouterr().err.splitlines()) >= {line}
+
+
+SLOW = Measurement("busbw", 3, "GB/s", at_least(46), "spec", where="rank 0")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "stopped_by", "by_bounds", "lacks"),
+    [
+        ("passed", "", None, False, None),
+        ("error", "not run: mesh failed", "failure", False, None),
+        ("error", "Failed: not run: mesh failed", "failure", False, None),
+        ("error", "the test was interrupted before it ended", "interruption", False, None),
+        ("failed", f"Failed: {replace(SLOW, where='')}", None, True, None),
+        ("failed", "AssertionError: 3 != 4", None, False, None),
+        ("not promised", "not promised by the spec: fabric.busbw", None, False, "fabric.busbw"),
+    ],
+)
+def test_what_version_4_said_of_a_case_in_words_is_data(
+    outcome: Any, message: str, stopped_by: str, by_bounds: bool, lacks: str | None
+) -> None:
+    measured = (SLOW,) if outcome == "failed" else ()
+    case = CaseResult("t/test_fabric.py::test_it", "?", outcome, message, measurements=measured)
+    written = json.loads(json_text(certify(case))) | {"schema_version": 4}
+    for key in ("stopped_by", "by_bounds", "lacks"):
+        del written["criteria"][0]["cases"][0][key]
+    [read] = parse_certificate(json.dumps(written), "it").criteria[0].cases
+    assert (read.stopped_by, read.by_bounds, read.lacks) == (stopped_by, by_bounds, lacks)
+    assert (read.outcome, read.message, read.measurements) == (outcome, message, measured)
 
 
 def test_a_history_of_version_4_goes_on(tmp_path: Path) -> None:
