@@ -58,6 +58,7 @@ class Settings:
     timeout_s: float = 300.0
     report_dir: Path | None = None
     history_dir: Path | None = None
+    history_key: Path | None = None
     prometheus: Path | None = None
     log_dir: Path | None = None
     locate_budget_s: float = 20.0
@@ -200,6 +201,11 @@ OPTIONS = {  # by field of Settings
         "history", "DIR",
         "keep this run's certificate in DIR, and add what the runs kept there found out",
         option_texts.directory, see="certificate.md#history",
+    ),
+    "history_key": Option(
+        "history-key", "FILE",
+        "believe only those runs of --mnode-history that the owner of this public key has signed",
+        option_texts.path, see="certificate.md#history",
     ),
     "prometheus": Option(
         "prometheus", "FILE",

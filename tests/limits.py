@@ -43,7 +43,7 @@ LIMITS: Mapping[str, str] = {
         "test_silent_programs.py::test_a_program_that_never_answers[commit]",
     "certificate/signed.py _LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[signature that is checked]",
-    "commands/ssh_keygen.py _LIMIT_S":
+    "certificate/ssh_keygen.py _LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[signature that is made]",
     "controller/agents.py _FIRST_WORD_S":
         "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",

@@ -11,9 +11,8 @@ from unittest import mock
 
 import pytest
 
-from pytest_mnode.certificate import run_facts, signed
+from pytest_mnode.certificate import run_facts, signed, ssh_keygen
 from pytest_mnode.certificate.statement import signature_path, statement_path, statement_text
-from pytest_mnode.commands import ssh_keygen
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm import files, on_node, sbatch

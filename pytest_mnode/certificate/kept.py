@@ -46,7 +46,12 @@ class EarlierRuns:
 
 
 def earlier_runs(
-    directory: Path | None, facts: SpecFacts, before: str = "", *, spec: Spec | None = None
+    directory: Path | None,
+    facts: SpecFacts,
+    before: str = "",
+    *,
+    spec: Spec | None = None,
+    key: Path | None = None,
 ) -> EarlierRuns:
     """The latest certificates against the spec with these facts; none without a directory.
 
@@ -54,7 +59,7 @@ def earlier_runs(
     judged. Those whose passes may not have expired are all among them. Files that cannot be read or
     believed raise no error, which would lose the run that has just ended. before: name of a kept
     file; it and those after it are left out. spec: the spec itself; each certificate has to promise
-    what it promises.
+    what it promises. key: a public key; each has to be signed by its owner.
     """
     if directory is None:
         return EarlierRuns()
@@ -77,7 +82,7 @@ def earlier_runs(
             continue
         if not (facts.page or certificate.run.spec.digest == facts.digest):
             continue  # only the start of the digests is equal
-        if why := _doubt(certificate, path, facts, spec):
+        if why := _doubt(certificate, path, facts, spec) or signing_fault(path, key):
             left_out.append(f"{path}: {why}")
         else:
             found.append(certificate)
@@ -185,7 +190,7 @@ def _doubt(certificate: Certificate, path: Path, facts: SpecFacts, spec: Spec | 
     checked = spec is not None or run.spec.digest != facts.digest
     if checked and (changed := in_words(changes(run.spec, facts, spec).given)):
         return f"its spec was another: {listed(changed, 4, ', ')}"
-    return signing_fault(path)
+    return ""
 
 
 def believed(

@@ -172,7 +172,9 @@ class CertificatePlugin:
                 self._note_case(test)
         # Results under an injected fault say nothing about the cluster.
         kept_in = None if run.settings.faults else run.settings.history_dir
-        earlier = earlier_runs(kept_in, self._fixed_facts["spec"], spec=run.spec)
+        earlier = earlier_runs(
+            kept_in, self._fixed_facts["spec"], spec=run.spec, key=run.settings.history_key
+        )
         gathered = self._gathered(self._facts(exitstatus))
         self._append(file.END, gathered.run_to_json())
         certificate = gathered.certificate(earlier.coverage)

@@ -52,7 +52,8 @@ def on_free_nodes(settings: Settings) -> Settings:
             "again later, or give a number to wait in the queue"
         )
     most = min(most, spec.nodes or most)
-    known = earlier_runs(settings.history_dir, facts_of(spec, path)).certificates
+    facts, key = facts_of(spec, path), settings.history_key
+    known = earlier_runs(settings.history_dir, facts, key=key).certificates
     coverage = None
     if known:
         *before, last = (one.coverage for one in known)

@@ -182,6 +182,24 @@ def test_a_signed_certificate_that_is_not_as_it_was_signed_is_left_out(
     assert why in line
 
 
+def test_with_a_key_only_what_its_owner_signed_is_believed(
+    signed: Path, spec: Spec, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    unsigned = keep(signed.parent, night(spec, "b", days_ago=2))
+    facts = facts_of(spec, Path("spec.yaml"))
+    for name, believed in (("key", ["a"]), ("other", [])):
+        key = tmp_path / f"{name}.pub"
+        earlier = earlier_runs(signed.parent, facts, spec=spec, key=key)
+        assert [node.name for one in earlier.coverage for node in one.nodes] == believed
+        why = f"accepted: signed by the owner of {key}"
+        assert f"{unsigned}: not signed; {why}" in earlier.left_out
+        by_another = f"{signed}: signed by another key; {why}"
+        assert (by_another in earlier.left_out) is (not believed)
+    assert len(found(signed.parent, spec).certificates) == 2
+
+
 def test_a_pass_counts_however_many_runs_came_after_it(tmp_path: Path, spec: Spec) -> None:
     keep(tmp_path, night(spec, "a", days_ago=2))
     later = night(spec, "b")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, write_report
+from pytest_mnode.certificate.ssh_keygen import sign
 from pytest_mnode.commands import main
-from pytest_mnode.commands.ssh_keygen import sign
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
