@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.spec import Spec
+if TYPE_CHECKING:
+    from pytest_mnode.spec import Spec
 
 _ABSENT = object()
 _DIGITS = 16
