@@ -167,7 +167,8 @@ def test_a_row_that_was_cut_is_ignored_and_said(
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     kinds = [json.loads(line)["kind"] for line in lines]
-    assert kinds == ["evidence", "run", "collected", *["began", "test"] * 2, "end"]
+    assert kinds == ["evidence", "run", "collected", "run", *["began", "test"] * 2, "end"]
+    due = ["test_mesh.py::test_a", "test_mesh.py::test_b"]
     capsys.readouterr()
     for number in range(2, len(lines)):
         for part in (0, 1, len(lines[number]) - 1):
@@ -176,6 +177,8 @@ def test_a_row_that_was_cut_is_ignored_and_said(
             assert found["verdict"] == "incomplete"
             passed = [c["test"] for _, c in cases(found) if c["verdict"] == "pass"]
             assert len(passed) == kinds[:number].count("test")
+            not_run = due[kinds[:number].count("began") :] if "collected" in kinds[:number] else []
+            assert found["run"]["manifest"]["not_run"] == not_run
             said = f"ignored the last row, which is cut after {part} byte"
             assert (said in capsys.readouterr().out) is (part > 0)
     for content, why in (
@@ -183,7 +186,7 @@ def test_a_row_that_was_cut_is_ignored_and_said(
         ([*lines[:2], b'{"kind": "test", "record": {}}\n'], "no 'test'; accepted: the evidence"),
         ([line.replace(b'"value":1.0', b'"value":"x"') for line in lines], "should be a valid"),
         ([line.replace(b'"ranks":0', b'"ranks":-1') for line in lines], "ranks: input should be"),
-        ([line.replace(b'"phases":', b'"phases":3') for line in lines], "line 5: no JSON"),
+        ([line.replace(b'"phases":', b'"phases":3') for line in lines], "line 6: no JSON"),
     ):
         path.write_bytes(b"".join(content))
         assert main(["certificate", str(path)]) == 2
@@ -254,4 +257,4 @@ def test_the_collected_tests_and_the_end_are_in_the_evidence(pytester: pytest.Py
     run_here(pytester, "--mnode-report=report", "-k", "not test_b")
     rows = {one["kind"]: one for one in read(pytester.path / "report" / NAME)}
     assert rows[COLLECTED]["tests"] == ["test_mesh.py::test_a"]
-    assert "1 tests deselected" in rows[END]["facts"]["cut_short"]
+    assert rows[END]["facts"]["manifest"]["deselected"] == ["test_mesh.py::test_b"]
