@@ -97,12 +97,13 @@ def test_a_deterministic_run_on_nccl_sums_in_rings(  # noqa: PLR0917
             used.append(group)
 
     @contextlib.contextmanager
-    def group_for(algorithm: algorithms.Algorithm, _: Any) -> Iterator[Any]:
-        yield "ring" if algorithm.pinned else None
+    def fresh_group(algorithm: algorithms.Algorithm, _: Any) -> Iterator[Any]:
+        assert algorithm.pinned
+        yield "ring"
 
     monkeypatch.setattr(device, "device_of", lambda *_: None)
     monkeypatch.setattr(trainer, "Trainer", Grouped)
-    monkeypatch.setattr(algorithms, "group_for", group_for)
+    monkeypatch.setattr(algorithms, "fresh_group", fresh_group)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     monkeypatch.delenv("NCCL_ALGO", raising=False)
