@@ -211,7 +211,9 @@ def _peers_reached(
     if not partners:
         return of(len(others)).unknown("; ".join(notes))
     cut = {e for e in edges.bad if me.index in e and edges.blamed.nodes.keys().isdisjoint(e)}
-    culprits = [edges.paths(cut), *_same_addresses(survey, me, network)]
+    culprits = [edges.paths(cut)]
+    if lost:  # it reads all nodes, for each node
+        culprits += _same_addresses(survey, me, network)
     reached = len(partners) - len(lost)
     return of(len(partners)).measured(reached, all_of(culprits), "; ".join(notes))
 
