@@ -26,6 +26,7 @@ from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import Recorded
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence import file
+from pytest_mnode.evidence.row import Row
 from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.path_rates import PathRates
 
@@ -163,6 +164,22 @@ class FromEvidence:
     rows: int
     torn_bytes: int
     ended: bool
+
+
+def rows_of(directory: Path, run: RunFacts) -> dict[str, list[Row]]:
+    """Rows by check that a run read, from the evidence in the directory of its report.
+
+    {} if that has none, or that of another run. Raises UsageError, one line, for damaged evidence.
+    """
+    path, rows, same = directory / file.NAME, dict[str, list[Row]](), False
+    for values in file.read(path) if path.is_file() else ():
+        match values["kind"]:
+            case file.RUN:
+                same = same or _FACTS.validate_python(values["facts"]).start == run.start
+            case file.ROWS:
+                check, row = file.rows_from_json(values)
+                rows.setdefault(check, []).append(row)
+    return rows if same else {}
 
 
 def certificate_from(path: Path) -> FromEvidence:

@@ -1,17 +1,19 @@
 """A certificate judged by another spec, from the same measurements, without a new run. Pure.
 
-A bound keeps the keys of the spec that it is computed from, with their values: its terms. If a term
-has another value, the limit changes by the same factor. A bound that is not such a product, or a
-measurement that was made in another way than the other spec requires, cannot be judged again:
-inconclusive, never passed. In certificates that are older than terms, the keys of a bound are those
-that its source names: "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85".
+The rows that checks read are judged anew by the rules of these checks, where the evidence of the
+run is there. Any other bound keeps the keys of the spec that it is computed from, with their
+values: its terms. If a term has another value, the limit changes by the same factor. A bound that
+is not such a product, or a measurement that was made in another way than the other spec requires,
+cannot be judged again: inconclusive, never passed. In certificates that are older than terms, the
+keys of a bound are those that its source names: "fabric.line_rate 200 Mbit/s × at_least_fraction
+0.85".
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +29,9 @@ from pytest_mnode.certificate.spec_facts import (
     unconfirmed,
 )
 from pytest_mnode.errors import UsageError
+from pytest_mnode.evidence.check import CHECKS, load
+from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.rules import Rows, from_evidence
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Relation, Term
 from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.spec.inventory import COMPARED_ONLY, USED_BY
@@ -41,6 +46,10 @@ _NO_INVENTORY = frozenset(
 
 Leaves = Mapping[str, Any]
 """Values of a spec by dotted key, such as "criteria.fabric.all_reduce_busbw.repeats"."""
+
+
+ByRule = Callable[[CaseResult], tuple[Measurement, ...]]
+"""What the rule of a check finds in the rows of a case; () for one that has no such rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,10 @@ class _Specs:
 
 
 def rejudge(
-    cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
+    cases: Sequence[CaseResult],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    by_rule: ByRule = lambda _: (),
 ) -> Judged:
     """The cases judged by another spec. before, after: the specs as plain values by their keys."""
     every = [one.expected for case in cases for one in case.measurements if one.expected]
@@ -106,6 +118,9 @@ def rejudge(
     }
     found, undecided = [], []
     for case in cases:
+        if measured := by_rule(case):
+            found.append(_with(case, measured))
+            continue
         if why := _unmeasured(case, specs):
             why = f"cannot be judged again: {why}"
             undecided.append(f"{criterion_name(case.test)}: {why}")
@@ -258,27 +273,54 @@ def _is_below(leaf: str, key: str) -> bool:
     return leaf == key or leaf.startswith(f"{key}.")
 
 
-def by_facts(certificate: Certificate, after: SpecFacts) -> Judged:
+def by_facts(certificate: Certificate, after: SpecFacts, by_rule: ByRule = lambda _: ()) -> Judged:
     """The cases of a certificate judged by another spec. A key that neither spec sets, and that the
     certificate's version did not have, is no difference: an upgrade must not orphan a history."""
     before = certificate.run.spec
     page = {**dict(leaves(before.page)), **changes(before, after).added}
     cases = [case for criterion in certificate.criteria for case in criterion.cases]
-    return rejudge(cases, page, after.page)
+    return rejudge(cases, page, after.page, by_rule)
+
+
+def _rules(spec: Spec, nodes: Sequence[str], rows: Mapping[str, Sequence[Row]]) -> ByRule:
+    """Judges by a spec the rows of checks that nodes read, whatever the spec was that they were
+    judged by before."""
+    if rows:
+        load()
+    preflight = spec.criteria.preflight
+
+    def judged(case: CaseResult) -> tuple[Measurement, ...]:
+        name = case.test.partition("::")[2].partition("[")[0]
+        check = CHECKS.get(name)
+        if check is None or check.each or not check.reads() or name not in rows:
+            return ()
+        promise = getattr(preflight, check.key.removeprefix("preflight."), None)
+        if promise is None or case.stopped_by is not None or case.outcome == "not promised":
+            return ()
+        if len(case.nodes) != 1:
+            return ()
+        by_node = from_evidence(rows[name], nodes)
+        return tuple(check(promise, spec).rule(Rows(case.nodes[0], check.key, promise, by_node)))
+
+    return judged
 
 
 def rejudge_certificate(
-    certificate: Certificate, spec: Spec, path: Path
+    certificate: Certificate,
+    spec: Spec,
+    path: Path,
+    rows: Mapping[str, Sequence[Row]] | None = None,
 ) -> tuple[Certificate, tuple[str, ...]]:
     """The certificate of the same measurements judged by `spec`, and what cannot be judged again.
 
+    rows: by check, from the evidence of the run. The rules of checks with rows judge them anew.
     Paths and earlier runs are left out, because they were judged by the other spec. Raises
     UsageError if the certificate does not contain the spec that it was judged by.
     """
     if not certificate.run.spec.page:
         raise UsageError("the certificate does not have the spec that it was judged by")
     facts = facts_of(spec, path)
-    found = by_facts(certificate, facts)
+    found = by_facts(certificate, facts, _rules(spec, certificate.run.nodes, rows or {}))
     run = replace(
         certificate.run,
         spec=facts,

@@ -16,6 +16,8 @@ from pytest_mnode.certificate.rejudge import rejudge_certificate
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
+from pytest_mnode.evidence.row import row
+from pytest_mnode.evidence.rules import Unread, to_evidence
 from pytest_mnode.measurement import HeadlineMark, Measurement, Term, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.certificate.conftest import certify
@@ -353,3 +355,70 @@ def test_a_skipped_test_that_is_now_promised_does_not_pass(edited: Any) -> None:
     assert undecided[0].endswith(f"{key} was not promised, and not measured")
     same, _ = rejudge_certificate(again, before, path)
     assert criterion(same).verdict == "pass"
+
+
+THP = "mode of transparent huge pages"
+
+
+@pytest.mark.parametrize(
+    ("promise", "modes", "verdicts"),
+    [
+        ("same", "aaab", "pass pass pass fail"),
+        ("madvise", "aaab", "fail fail fail pass"),
+        ("madvise", "bbbb", "pass pass pass pass"),
+        ("madvise", "bb?-", "pass pass inconclusive inconclusive"),
+    ],
+)
+def test_rows_of_checks_are_judged_by_their_rules(
+    edited: Any, promise: str, modes: str, verdicts: str
+) -> None:
+    """Whatever they were judged by before, and whatever another key says."""
+    before, path = edited(at("criteria", "preflight", "huge_pages", value="always"))
+    nodes = tuple(f"node{n}" for n in range(4))
+    letters = {"a": "always", "b": "madvise"}
+    rows_of_mode = {"?": Unread("gone"), "-": []}
+    by_node: dict[str, Any] = {
+        name: rows_of_mode.get(mode, [row(THP, letters.get(mode), node=name)])
+        for name, mode in zip(nodes, modes, strict=True)
+    }
+    kept = Measurement("of before", 1, "", equals(0), "a bound without terms", Culprit("?"))
+    cases = [
+        CaseResult(
+            f"t/test_preflight.py::test_huge_pages_are_alike[{name}]",
+            "?",
+            "failed",
+            measurements=(kept,),
+            nodes=(name,),
+            promises=("preflight", "preflight.huge_pages"),
+            by_bounds=True,
+        )
+        for name in nodes
+    ]
+    run = certify(*cases, promised=["preflight"], spec=facts_of(before, path))
+
+    def edit(page: dict[str, Any]) -> None:
+        at("criteria", "preflight", "huge_pages", value=promise)(page)
+        at("fabric", "mtu", value=9000)(page)
+
+    rows = {"test_huge_pages_are_alike": list(to_evidence(by_node))}
+    other, where = edited(edit)
+    found, undecided = rejudge_certificate(run, other, where, rows)
+    again = criterion(found, "preflight").cases
+    assert [case.verdict.value for case in again] == verdicts.split()
+    blamed = [m.culprit.nodes for case in again for m in case.measurements if m.culprit]
+    assert blamed == [{n} for n, v in zip(nodes, verdicts.split(), strict=True) if v == "fail"]
+    assert undecided == ()
+    without, _ = rejudge_certificate(run, other, where)
+    assert criterion(without, "preflight").verdict == "inconclusive"
+
+
+def test_a_test_that_was_stopped_or_failed_by_itself_is_not_judged_by_rows(edited: Any) -> None:
+    page = at("criteria", "preflight", "huge_pages", value="always")
+    rows = {"test_huge_pages_are_alike": [row(THP, "always", node="node0")]}
+    case = CaseResult("t/test_preflight.py::test_huge_pages_are_alike[node0]", "?", "failed",
+                      "assert 1 == 2", nodes=("node0",))  # fmt: skip
+    for one in (case, replace(case, outcome="error", stopped_by="failure")):
+        spec, path = edited(page)
+        run = certify(one, promised=["preflight"], spec=facts_of(spec, path))
+        found, _ = rejudge_certificate(run, spec, path, rows)
+        assert criterion(found, "preflight").verdict == one.verdict.value != "pass"

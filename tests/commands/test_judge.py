@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, write_report
+from pytest_mnode.certificate.gathered import Gathered
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.evidence import file
+from pytest_mnode.evidence.file import EvidenceFile
+from pytest_mnode.evidence.row import row
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.certificate.conftest import FACTS, certify
@@ -87,3 +92,36 @@ def test_bad_input_is_one_line(
     assert main(["judge", str(report), f"--spec={default_spec_path()}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("the certificate does not have the spec that it was judged by")
+
+
+def test_rows_of_the_same_run_beside_the_certificate_are_judged(tmp_path: Path) -> None:
+    page = (
+        default_spec_path().read_text().replace("preflight:", "preflight:\n    huge_pages: same", 1)
+    )
+    (tmp_path / "same.yaml").write_text(page)
+    (tmp_path / "never.yaml").write_text(page.replace("huge_pages: same", "huge_pages: never"))
+    promises = ("preflight", "preflight.huge_pages")
+    test = "t/test_preflight.py::test_huge_pages_are_alike[node0]"
+    case = CaseResult(test, "?", "passed", nodes=("node0",), promises=promises)
+    spec = facts_of(load_spec(tmp_path / "same.yaml"), tmp_path / "same.yaml")
+    report = tmp_path / "report"
+    certificate = certify(case, promised=["preflight"], spec=spec)
+    write_report(report, certificate)
+    again = tmp_path / "again"
+
+    def judged() -> str:
+        args = [f"--spec={tmp_path / 'never.yaml'}", f"--report={again}"]
+        assert main(["judge", str(report), *args]) == 1
+        criteria = json.loads((again / "certificate.json").read_text())["criteria"]
+        return next(str(one["verdict"]) for one in criteria if one["name"] == "preflight")
+
+    assert judged() == "inconclusive"
+    for start, verdict in ((FACTS.start, "fail"), (FACTS.end, "inconclusive")):
+        evidence = EvidenceFile(report)
+        run = Gathered(replace(certificate.run, start=start), (), {})
+        evidence.append(file.RUN, run.run_to_json())
+        name = "mode of transparent huge pages"
+        rows = [row(name, "always", node=node) for node in FACTS.nodes]
+        evidence.append(file.ROWS, *file.rows_to_json("test_huge_pages_are_alike", rows))
+        evidence.close()
+        assert judged() == verdict

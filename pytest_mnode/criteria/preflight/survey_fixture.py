@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -16,10 +16,12 @@ from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.criteria.preflight.survey_check import promised_checks, read_orders
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.evidence.file import record_rows
+from pytest_mnode.evidence.rules import to_evidence
 from pytest_mnode.skipping import not_promised, promised
 
 if TYPE_CHECKING:
-    from pytest_mnode.evidence.check import Check
+    from pytest_mnode.evidence.check import Check, Evidence
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
@@ -98,9 +100,15 @@ class NodeJudgement:
             code = sorted({str(item.path.parent) for item in self._session.items})
             # No lease: a lease needs agents, and a node may be too broken to run one.
             nodes, checks = self._run.all_nodes(), [*self._checks.values()]
-            stash[_SURVEY] = survey(nodes, self._spec, code, checks)
-            self._measure.chart(installed(stash[_SURVEY], self._spec))
+            found = stash[_SURVEY] = survey(nodes, self._spec, code, checks)
+            self._keep("node", found)
+            self._measure.chart(installed(found, self._spec))
         return stash[_SURVEY]
+
+    def _keep(self, on: Literal["node", "rank"], read: Evidence) -> None:
+        """Keep the rows that checks read in the evidence of the run."""
+        for order in read_orders(self._checks.values(), on):
+            record_rows(self._session.config, order.case, to_evidence(read.rows(order.case)))
 
     def _ranks(self) -> Ranks:
         stash = self._session.config.stash
@@ -110,6 +118,7 @@ class NodeJudgement:
                 stash[_RANKS] = Ranks(nodes, self._in_ranks())
             except MnodeError as error:
                 stash[_RANKS] = Ranks(nodes, why=f"no world: {str(error).splitlines()[0]}")
+            self._keep("rank", stash[_RANKS])
         return stash[_RANKS]
 
     def _in_ranks(self) -> tuple[RankEnvironment, ...]:
