@@ -11,6 +11,7 @@ import pytest
 
 from pytest_mnode.commands import main
 from pytest_mnode.evidence.file import COLLECTED, END, NAME, ROWS, read
+from tests.acceptance.certified import ACCEPTANCE
 from tests.inner import InnerRun, run_here, run_pytest, write_files
 
 SPEC = """\
@@ -258,3 +259,29 @@ def test_the_collected_tests_and_the_end_are_in_the_evidence(pytester: pytest.Py
     rows = {one["kind"]: one for one in read(pytester.path / "report" / NAME)}
     assert rows[COLLECTED]["tests"] == ["test_mesh.py::test_a"]
     assert rows[END]["facts"]["manifest"]["deselected"] == ["test_mesh.py::test_b"]
+
+
+def test_what_a_check_reads_on_the_nodes_is_judged_by_another_spec(directory: Path) -> None:
+    spec = directory / "spec.yaml"
+    promised = SPEC.replace("mtu: {}", "huge_pages: same").replace("mesh: {}, ", "")
+    spec.write_text(promised)
+    suite = str(ACCEPTANCE / "test_preflight.py")
+    nodes = ("--mnode-nodes=2", "--mnode-launcher=local", "--mnode-spec=spec.yaml")
+    args = (*nodes, "--mnode-report=report", "-k", "huge_pages", suite)
+    done = run_pytest(directory, *args)
+    [node0, node1] = [one for one in read(directory / "report" / NAME) if one["kind"] == ROWS]
+    assert [one["node"] for one in (node0, node1)] == ["local0", "local1"], done.output
+    others = {"always", "madvise", "never"} - {node0["value"]}
+    for mode, verdict in ((node0["value"], "pass"), (others.pop(), "fail")):
+        spec.write_text(promised.replace("same", mode))
+        main(
+            [
+                "judge",
+                str(directory / "report"),
+                f"--spec={spec}",
+                f"--report={directory / 'again'}",
+            ]
+        )
+        found = dict(cases(written(directory, "again")))
+        assert [case["verdict"] for case in found.values()] == [verdict] * 2
+        assert all(f"huge_pages {mode}" in c["measurements"][0]["source"] for c in found.values())
