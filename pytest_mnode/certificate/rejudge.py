@@ -295,9 +295,8 @@ def _rules(spec: Spec, nodes: Sequence[str], rows: Mapping[str, Sequence[Row]]) 
         if check is None or check.each or not check.reads() or name not in rows:
             return ()
         promise = getattr(preflight, check.key.removeprefix("preflight."), None)
-        if promise is None or case.stopped_by is not None or case.outcome == "not promised":
-            return ()
-        if len(case.nodes) != 1:
+        measured = case.stopped_by is None and case.outcome != "not promised"
+        if promise is None or not measured or len(case.nodes) != 1:
             return ()
         by_node = from_evidence(rows[name], nodes)
         return tuple(check(promise, spec).rule(Rows(case.nodes[0], check.key, promise, by_node)))
