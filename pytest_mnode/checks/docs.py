@@ -35,14 +35,17 @@ def page() -> str:
 def _section(one: type[Check]) -> str:
     question, _, rest = inspect.cleandoc(one.__doc__ or "").partition("\n")
     about = " ".join(rest.split())
-    where = "in each rank" if one.on == "rank" else "on each node"
-    read = f"by itself, {where}" if one.reads() else f"by the survey that preflight makes {where}"
+    read = "on each node, " + ("by itself" if one.reads() else "with preflight's survey")
+    if one.on == "rank":
+        read = "in each rank of a world over all nodes"
     promise = " ".join(one.promise_doc().split())
     facts = [
         f"key `{one.key}`: {written(one.promise_type())}. {promise}".rstrip(),
         *(f"`{key}`: {text}" for key, text in _fields(one.promise_type())),
         f"read {read}; test `{one.case()}`, file `{one.__module__.replace('.', '/')}.py`",
     ]
+    if one.drafts():
+        facts.append("drafted by `--mnode-discover`")
     if one.fault:
         fault = one.fault.format(node="NODE", other="OTHER")
         promised = f"promised `{one.promised_as}`" if one.promised_as else "as the rack promises"
@@ -79,7 +82,7 @@ def written(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(written(one) for one in args if one is not type(None))
     if origin in (tuple, list):
-        return f"a list of {written(args[0])}"
+        return f"a list, each {written(args[0])}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"`{{{', '.join(f.alias or name for name, f in kind.model_fields.items())}}}`"
     return _WRITTEN.get(getattr(kind, "__name__", ""), str(kind))
