@@ -4,15 +4,13 @@ The rows that checks read are judged anew by the rules of these checks, where th
 run is there. Any other bound keeps the keys of the spec that it is computed from, with their
 values: its terms. If a term has another value, the limit changes by the same factor. A bound that
 is not such a product, or a measurement that was made in another way than the other spec requires,
-cannot be judged again: inconclusive, never passed. In certificates that are older than terms, the
-keys of a bound are those that its source names: "fabric.line_rate 200 Mbit/s × at_least_fraction
-0.85".
+cannot be judged again: inconclusive, never passed. A bound without terms, as of versions
+that had none, is not judged again where a key of its promise differs.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -37,8 +35,6 @@ from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.spec.inventory import COMPARED_ONLY, USED_BY
 from pytest_mnode.spec.quantity import DURATION, RATE, SIZE
 
-_WORD = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*")
-_FACTOR = " × "
 _NO_INVENTORY = frozenset(
     ["criteria", "name", "confirmed", "emulated", "nodes", "not_promised", "certificate", "power"]
 )
@@ -62,14 +58,10 @@ class Judged:
 
 @dataclass(slots=True)
 class _Specs:
-    """Two specs: the one measured against and the other.
-
-    has_terms: whether the certificate is of a version whose bounds keep their terms.
-    """
+    """Two specs: the one measured against and the other."""
 
     before: Leaves
     after: Leaves
-    has_terms: bool
     changed: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,13 +72,9 @@ class _Specs:
         """Keys that a bound is computed from, leaves or sections, each with the word for it."""
         if one.expected is None:
             return {}
-        words = [term.key for term in one.expected.terms]
-        if not self.has_terms:
-            words = _WORD.findall(one.source)
         found = {}
-        for word in words:
+        for word in (term.key for term in one.expected.terms):
             below = [f"criteria.{key}.{word}" for key in asked]
-            # A single word is plain English, unless a section that the test requested has that key.
             for key in (word, f"criteria.{word}") if "." in word else below:
                 if any(_is_below(leaf, key) for leaf in (*self.before, *self.after)):
                     found[key] = word
@@ -110,9 +98,7 @@ def rejudge(
     by_rule: ByRule = lambda _: (),
 ) -> Judged:
     """The cases judged by another spec. before, after: the specs as plain values by their keys."""
-    every = [one.expected for case in cases for one in case.measurements if one.expected]
-    has_terms = any(bound.terms for bound in every)
-    specs = _Specs(dict(leaves(before)), dict(leaves(after)), has_terms)
+    specs = _Specs(dict(leaves(before)), dict(leaves(after)))
     bounds = {
         key for case in cases for one in case.measurements for key in specs.keys(one, _asked(case))
     }
@@ -180,7 +166,7 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
         if exact or named or not mine:
             return one
         return _undecided(one, "it is not known which keys of the spec its bound is computed from")
-    limit = _limit(one, one.expected, hits, named, specs)
+    limit = _limit(one.expected, hits, named, specs)
     if limit is None or exact or one.expected.tolerance:
         return _undecided(one, f"its bound is no product of {', '.join(sorted(hits)[:3])}")
     values = ", ".join(
@@ -197,11 +183,10 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
 
 
 def _limit(
-    one: Measurement, bound: Bound, hits: Sequence[str], named: Mapping[str, str], specs: _Specs
+    bound: Bound, hits: Sequence[str], named: Mapping[str, str], specs: _Specs
 ) -> float | None:
     """The new limit; None if the old one is not a product of the keys that changed."""
-    words = [term.key for term in bound.terms]
-    formula = words or [p.split(" ")[0] for p in one.source.partition(";")[0].split(_FACTOR)]
+    formula = [term.key for term in bound.terms]
     limit = bound.limit
     for leaf in hits:
         old: Any = specs.before.get(leaf)

@@ -29,12 +29,25 @@ PROMISE = "fabric.all_reduce_busbw"
 
 def busbw(value: float) -> Measurement:
     """A busbw bound of 85 % of the rack's 0.025 GB/s."""
-    return Measurement("busbw", value, "GB/s", at_least(0.02125), SOURCE, Culprit("node2"))
+    bound = at_least(0.02125).of("fabric.line_rate", 2e8).of("at_least_fraction", 0.85)
+    return Measurement("busbw", value, "GB/s", bound, SOURCE, Culprit("node2"))
 
 
 RIGHT = Measurement("#wrong", 0, "", equals(0), "whole numbers, sent or added up, are exact")
-PAST = Measurement("past", 1, "%", at_most(10), "fabric.interfaces: bytes on the fabric only")
-SKEW = Measurement("skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms")
+PAST = Measurement(
+    "past",
+    1,
+    "%",
+    at_most(10).of("fabric.interfaces", "fab0"),
+    "fabric.interfaces: bytes on the fabric only",
+)
+SKEW = Measurement(
+    "skew",
+    0.02,
+    "s",
+    at_most(0.05).of("preflight.clocks.skew", 0.05),
+    "preflight.clocks.skew 50 ms",
+)
 UNTIED = Measurement("latency", 3, "us", at_most(5), "a rule of thumb")
 
 
@@ -100,7 +113,7 @@ FRACTION = ("criteria", "fabric", "all_reduce_busbw", "at_least_fraction")
         (0.0180, 0.75, "fail", 0.01875),
     ],
 )
-def test_a_bound_follows_the_key_that_its_source_names(
+def test_a_bound_follows_the_key_of_its_term(
     edited: Any, value: float, fraction: float, verdict: str, limit: float
 ) -> None:
     found, undecided = rejudge_certificate(
@@ -265,7 +278,14 @@ def test_the_line_of_a_headline_follows_the_cluster(edited: Any, edit: Edit, of:
 
 
 def test_a_bound_of_zero_may_become_larger(edited: Any) -> None:
-    errors = Measurement("errors", 2, "", at_most(0), "fabric.errors_at_most 0", Culprit("node1"))
+    errors = Measurement(
+        "errors",
+        2,
+        "",
+        at_most(0).of("fabric.errors_at_most", 0),
+        "fabric.errors_at_most 0",
+        Culprit("node1"),
+    )
     for allowed, verdict in ((3, "pass"), (1, "fail")):
         other = edited(at("fabric", "errors_at_most", value=allowed))
         found, undecided = rejudge_certificate(night(errors, promise="fabric"), *other)

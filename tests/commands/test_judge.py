@@ -22,7 +22,12 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from tests.certificate.conftest import FACTS, certify
 
 SKEW = Measurement(
-    "skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms", Culprit("node1")
+    "skew",
+    0.02,
+    "s",
+    at_most(0.05).of("preflight.clocks.skew", 0.05),
+    "preflight.clocks.skew 50 ms",
+    Culprit("node1"),
 )
 
 
