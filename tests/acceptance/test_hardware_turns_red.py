@@ -167,4 +167,6 @@ def test_nccl_tests_below_the_line_rate_fail(tmp_path: Path) -> None:
     done = certify(tmp_path, spec, "-k", "nccl_tests", files=["test_fabric.py"])
     found, fell_short = done.measurements("fabric"), done.failed("fabric")
     assert len([name for name in fell_short if name.endswith("busbw")]) == 6, done.run.output
-    assert {found[name]["value"] for name in fell_short if name.endswith("#wrong")} == {4}
+    assert {found[name]["value"] for name in fell_short if name.endswith("#wrong")} == {
+        12
+    }  # of three runs
