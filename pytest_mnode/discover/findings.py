@@ -1,4 +1,4 @@
-"""Check of the nodes against the page drafted from them, by preflight's judges. Pure."""
+"""Check of the nodes against the page drafted from them, by preflight's checks. Pure."""
 
 from __future__ import annotations
 

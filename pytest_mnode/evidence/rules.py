@@ -17,6 +17,11 @@ from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.measurement import Bound, Measurement, at_least, at_most, equals
 
 
+def listed(words: Sequence[str], most: int = 4) -> str:
+    """Up to `most` distinct words joined by commas, and the number of further ones."""
+    return measurement.listed(words, most, ", ")
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A measurement of a node without its value."""

@@ -19,8 +19,8 @@ from pytest_mnode.commands import main
 from pytest_mnode.criteria.devices import judge_products, judge_rates
 from pytest_mnode.criteria.port_counters.judging import judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
-from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
+from pytest_mnode.criteria.preflight.survey_check import of_node
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.machine.nvml import Load

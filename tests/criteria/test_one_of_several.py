@@ -40,8 +40,8 @@ from pytest_mnode.criteria.preflight.answers import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
+from pytest_mnode.criteria.preflight.survey_check import of_node
 from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.cpus import Cpus

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from pytest_mnode import measurement
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import why_unread
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey, why_unread
 from pytest_mnode.criteria.preflight.node_links import networks_of, no_links, sharing
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
 from pytest_mnode.culprit import Culprit

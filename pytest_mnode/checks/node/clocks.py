@@ -7,13 +7,12 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed, no_answer
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey, no_answer
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec.fields import Page, Seconds
 from pytest_mnode.spec.inventory import Inventory

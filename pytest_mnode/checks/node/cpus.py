@@ -7,10 +7,10 @@ from typing import Literal
 
 from pytest_mnode.criteria.placement.near import Locality, near
 from pytest_mnode.criteria.placement.rank_placement import RankPlacement
-from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges.common import Subject, listed, why_unread
+from pytest_mnode.criteria.preflight.answers import Survey, why_unread
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.evidence.check import check
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.inventory import Inventory

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from pytest_mnode.checks.node.storage import can_be_used
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.environment import TORCH, RankCheck, RankEnvironment, Ranks
-from pytest_mnode.criteria.preflight.judges.common import listed
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, Directory, SurveyCheck
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.rules import Subject, difference
+from pytest_mnode.evidence.rules import Subject, difference, listed
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.fields import Page, Setting
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges.common import listed
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.software import Software
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec.inventory import Inventory

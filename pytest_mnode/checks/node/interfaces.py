@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed, why_unread
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey, why_unread
 from pytest_mnode.criteria.preflight.node_links import (
     broken_links,
     fits,
@@ -23,7 +22,7 @@ from pytest_mnode.criteria.preflight.node_links import (
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.netdev import Kind, rate_mbits_s
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec.fields import Page

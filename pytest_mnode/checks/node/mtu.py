@@ -7,14 +7,20 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Path, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed, no_answer, why_unread
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    NodeSurvey,
+    Path,
+    Survey,
+    no_answer,
+    why_unread,
+)
 from pytest_mnode.criteria.preflight.node_links import fits, named_in, own, undescribed
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge, Edges
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.netdev import Interface, physical_below
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec.fields import Page

@@ -8,12 +8,17 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import LookUp, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed, no_answer, why_unread
+from pytest_mnode.criteria.preflight.answers import (
+    LookUp,
+    NodeSurvey,
+    Survey,
+    no_answer,
+    why_unread,
+)
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec.fields import Page, Seconds
 from pytest_mnode.spec.inventory import Inventory

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed, no_answer
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey, no_answer
 from pytest_mnode.criteria.preflight.node_links import named_in, no_links, undescribed
 from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge, Edges, blame_now_and_then
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec.fields import Bytes, Page, Seconds
 from pytest_mnode.spec.inventory import Inventory, Network, NetworkName

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.judges.common import listed
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.pci import PciFunction, full_link
@@ -43,7 +43,7 @@ class PcieLinksAreFull(SurveyCheck):
         ):
             name = f"PCIe links below their full {label}"
             subject = Subject(name, "", equals(0), "preflight.pcie full")
-            low = [f"{n} {unit}{a:g} of {b:g}" for n, a, b in ends if a and b and a < b]
+            low = {n: f"{n} {unit}{a:g} of {b:g}" for n, a, b in ends if a and b and a < b}
             mute = [n for n, a, b in ends if a is None or b is None]
             if not ends:
                 why = me.why() or me.machine.unread.get("pci", "no such link found")
@@ -51,7 +51,9 @@ class PcieLinksAreFull(SurveyCheck):
             elif mute and not low:
                 yield subject.unknown(f"{node}: {listed(mute)} does not report its {label}")
             else:
-                yield subject.measured(len(low), f"{node} {listed(low)}", listed(low))
+                words = listed([*low.values()])
+                culprit = Culprit.device(f"{node} {words}", node, *low)
+                yield subject.measured(len(low), culprit, words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed
 from pytest_mnode.criteria.preflight.node_links import by_wire, ports, rarest_first
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
@@ -48,12 +48,16 @@ class _OfPorts(SurveyCheck):
         return Subject(self.counted, "", bound, f"fabric.nics_per_node {count}")
 
     def enough(
-        self, survey: Survey, me: NodeSurvey, good: Iterable[Port], faults: Sequence[str] = ()
+        self, survey: Survey, me: NodeSurvey, good: Iterable[Port], faults: Mapping[str, str]
     ) -> Measurement:
-        """The number of good ports; without `faults`, ports that are not ACTIVE are to blame."""
+        """The number of good ports. faults: why a device is not counted, by name; without any,
+        ports that are not ACTIVE are to blame."""
         working = len(by_wire(me, good))
-        named = listed(faults or rarest_first(survey, me, self.spec.fabric, _faults))
-        culprit = f"{me.name} {named}" if named else f"{me.name}: RDMA devices are missing"
+        found = rarest_first(survey, me, self.spec.fabric, _faults)
+        named = listed([*faults.values()] or found)
+        devices = [*faults] or [text.partition(" ")[0] for text in found]
+        words = f"{me.name} {named}" if named else f"{me.name}: RDMA devices are missing"
+        culprit = Culprit.device(words, me.name, *devices)
         return self.subject.measured(working, culprit, f"{me.name}: {named or f'{working} ports'}")
 
 
@@ -76,7 +80,7 @@ class RdmaPortsAreActive(_OfPorts):
             why = f"{listed(mute)} does not report its state or protocol"
             yield self.subject.unknown(f"{node}: {why}")
         else:
-            yield self.enough(evidence, me, active)
+            yield self.enough(evidence, me, active, {})
         if self.promise.gid_types is not None:
             yield _gids(me, active, self.promise.gid_types)
 
@@ -110,10 +114,8 @@ class RdmaDevicesCanBeOpened(_OfPorts):
         problems = {one.device: f"{one.name} {one.problem}".rstrip() for one in verbs}
         there = [port for port in ports(me, fabric) if not _fault(port, fabric.protocol)]
         none = "the kernel has no uverbs device for it"
-        faults = [
-            f"{name} ({problems.get(name, none)})"
-            for name in sorted({port.device for port in there} - opened)
-        ]
+        unopened = sorted({port.device for port in there} - opened)
+        faults = {name: f"{name} ({problems.get(name, none)})" for name in unopened}
         yield self.enough(evidence, me, (p for p in there if p.device in opened), faults)
 
 
@@ -152,7 +154,8 @@ class RdmaErrorsStandStill(SurveyCheck):
         else:
             words = listed([f"{name} +{by}" for name, by in risen.items() if by])
             note = words or f"{len(risen)} counters of {len(there)} ports"
-            yield subject.measured(total, f"{node} {words}", note)
+            rising = [port for port, found in rises.items() if any(found.values())]
+            yield subject.measured(total, Culprit.device(f"{node} {words}", node, *rising), note)
 
 
 def _faults(node: NodeSurvey, fabric: Fabric) -> list[str]:
@@ -188,18 +191,19 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
     active = [_in_namespace(me, port) for port in active]
     lacking = [port for port in active if not set(wanted) & set(port.gid_types)]
     unknown = [port.name for port in lacking if UNKNOWN_GID in port.gid_types]
-    words = [
-        f"{port.name} has {listed(port.gid_types) or 'none'}"
+    words = {
+        port.name: f"{port.name} has {listed(port.gid_types) or 'none'}"
         for port in lacking
         if UNKNOWN_GID not in port.gid_types
-    ]
+    }
     if unknown and not words:
         return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} has a known type")
     for port in active:
         if port not in lacking and (address := _without_gid(me, port, wanted)):
-            words.append(f"{port.name} has no {' or '.join(wanted)} GID for {address}")
-    note = f"{me.name}: {listed(words)}" if words else ""
-    return subject.measured(len(words), f"{me.name} {listed(words)}", note)
+            words[port.name] = f"{port.name} has no {' or '.join(wanted)} GID for {address}"
+    shown = listed([*words.values()])
+    culprit = Culprit.device(f"{me.name} {shown}", me.name, *words)
+    return subject.measured(len(words), culprit, f"{me.name}: {shown}" if words else "")
 
 
 def _without_gid(me: NodeSurvey, port: Port, wanted: Sequence[str]) -> str:

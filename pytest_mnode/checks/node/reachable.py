@@ -13,8 +13,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed, no_answer, why_unread
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    NodeSurvey,
+    Survey,
+    no_answer,
+    why_unread,
+)
 from pytest_mnode.criteria.preflight.node_links import (
     broken_links,
     named_in,
@@ -28,7 +33,7 @@ from pytest_mnode.criteria.preflight.tcp import paired
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge, Edges, blame, blame_star
-from pytest_mnode.evidence.rules import Subject
+from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, all_of, equals
 from pytest_mnode.spec.fields import Page, Seconds

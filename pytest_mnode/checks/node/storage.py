@@ -8,11 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from pytest_mnode.criteria.preflight.answers import DirectoryFacts, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import listed
 from pytest_mnode.criteria.preflight.survey_check import Directory, SurveyCheck
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.row import Row, row
-from pytest_mnode.evidence.rules import Rows, Subject, difference, unlike
+from pytest_mnode.evidence.rules import Rows, Subject, difference, listed, unlike
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.fields import Bytes, Page, Some

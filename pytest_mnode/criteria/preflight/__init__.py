@@ -4,7 +4,7 @@
 tries the paths to all others (`tcp`, `datagrams`, `payloads`, `directories`). `survey` is the
 controller's side of it; `orders` and `answers` are the messages between the two. Checks of
 `pytest_mnode.checks.node` judge a survey, with what `node_links` says of a node's interfaces and
-ports; `environment` reads and judges the environment of ranks. `survey_fixture` is for tests.
+ports, or the ranks' `environment`. `survey_check` says how; `survey_fixture` is for tests.
 
 This module imports nothing, because the program starts on every node and must start quickly.
 """

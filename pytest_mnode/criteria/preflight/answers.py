@@ -247,7 +247,7 @@ class NodeSurvey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """All nodes of a run, by index. It equals only itself, so that judges can cache by it."""
+    """All nodes of a run, by index. It equals only itself, so that checks can cache by it."""
 
     nodes: tuple[NodeSurvey, ...]
 
@@ -273,3 +273,13 @@ class Survey:
     def others(self, node: NodeSurvey) -> tuple[NodeSurvey, ...]:
         """All nodes but this one."""
         return tuple(other for other in self.nodes if other.index != node.index)
+
+
+def no_answer(node: NodeSurvey) -> str:
+    """A node's name, and why some of its answers are missing."""
+    return f"{node.name}: {node.problem or 'its survey gave no answer'}"
+
+
+def why_unread(node: NodeSurvey, part: str) -> str:
+    """A node's name, and why a part of its machine is missing."""
+    return f"{node.name}: {node.why(part)}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import Check, Evidence
 from pytest_mnode.evidence.reading import ReadOrder
 from pytest_mnode.evidence.row import Row
@@ -72,6 +73,14 @@ def _rows(check: SurveyCheck, survey: Survey) -> Mapping[str, Sequence[Row] | Un
         node.name: Unread(why) if (why := check.unread(node)) else tuple(check.rows(node))
         for node in survey.nodes
     }
+
+
+def of_node(name: str, one: Measurement) -> Measurement:
+    """A finding about a node: a culprit in plain words is this node's."""
+    culprit = one.culprit
+    if culprit is None or culprit.nodes or any(culprit.either):
+        return one
+    return replace(one, culprit=Culprit(culprit, name))
 
 
 def promise_of(one: type[Check], spec: Spec) -> Any:

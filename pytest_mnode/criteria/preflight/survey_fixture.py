@@ -12,9 +12,8 @@ from pytest_mnode.cluster import NodesOfRun, nodes_of_run
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.environment import RankEnvironment, Ranks, read_environment
 from pytest_mnode.criteria.preflight.installed import installed
-from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey import survey
-from pytest_mnode.criteria.preflight.survey_check import promised_checks, read_orders
+from pytest_mnode.criteria.preflight.survey_check import of_node, promised_checks, read_orders
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.evidence.file import record_rows
 from pytest_mnode.evidence.rules import to_evidence

@@ -17,6 +17,7 @@ from pytest_mnode.checks.node.rdma import (
     RdmaPortsAreActive,
 )
 from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
+from pytest_mnode.evidence.check import Check
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
 from pytest_mnode.machine.verbs import VerbsDevice
@@ -262,3 +263,37 @@ def test_ethernet_ports_are_no_links_of_an_infiniband_fabric() -> None:
             assert culprits(judge, survey, spec) == {}, judge
         survey = with_node(survey, 0, last=LastFacts((), devices))
         assert verdicts(RdmaErrorsStandStill, survey, spec) == {}
+
+
+SIX = tuple(replace(PORT, device=f"mlx5_{number}") for number in range(6))
+V1 = PORT.gids and PORT.gids[:1]
+
+
+@pytest.mark.parametrize(
+    ("judge", "ports", "later", "devices"),
+    [
+        (RdmaPortsAreActive, {"state": "DOWN"}, {}, "mlx5_{}:1"),
+        (RdmaPortsAreActive, {"gids": V1}, {}, "mlx5_{}:1"),
+        (RdmaDevicesCanBeOpened, {}, {}, "mlx5_{}"),
+        (RdmaErrorsStandStill, {}, {"hw_counters": {"out_of_sequence": 9}}, "mlx5_{}:1"),
+    ],
+    ids=["state", "GID", "opened", "errors"],
+)
+def test_each_device_is_named_as_data_however_many(
+    judge: type[Check], ports: dict[str, Any], later: dict[str, Any], devices: str
+) -> None:
+    """The words name four of six."""
+    promise = "{rdma: {gid_types: [RoCE v2], errors_at_most: 0}}"
+    spec = promising(promise, "roce", '"mlx5_*"', nics=6)
+    bad = tuple(replace(port, **ports) for port in SIX)
+    survey = everyone(healthy(2), rdma=devices_of(*SIX), verbs=())
+    survey = with_facts(survey, 1, rdma=devices_of(*bad))
+    last = survey.nodes[1].last
+    assert last is not None
+    after = devices_of(*(replace(port, **later) for port in bad))
+    survey = with_node(survey, 1, last=replace(last, rdma=after))
+    [failed] = [one for one in asked(judge, survey, spec)["gpu1"] if one.verdict == "fail"]
+    assert failed.culprit is not None
+    assert "and 2 more" in failed.culprit
+    named = {("gpu1", devices.format(number)) for number in range(6)}
+    assert set(failed.culprit.parts.devices) == named
