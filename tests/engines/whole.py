@@ -28,7 +28,7 @@ def short_page(engine: Engine, name: str, without: Sequence[str] = ()) -> dict[s
         "store": {"clients": [64], "within": "10 s"},
     }
     criteria["launch"].pop("deepspeed")
-    criteria["scaling"] |= {"compute": "300 ms", "rounds": 2, "most_rounds": 3}
+    criteria["scaling"] |= {"compute": "300 ms", "rounds": 2, "most_rounds": 8}
     criteria["scaling"]["at_most_uncertainty"] = 0.05
     # With few cores a command on a node takes half a second.
     criteria["restart"] |= {"kills": ["node"], "within": "120 s", "pause": "0.3 s"}
