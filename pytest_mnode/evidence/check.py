@@ -83,10 +83,14 @@ class Check:
     promised_as: ClassVar[str] = ""
     """The promise, in YAML, with which `fault` turns it red."""
     file: ClassVar[str]
-    """Where it was entered. Its module is no help: all conftest.py may share one name."""
-    _names: ClassVar[Mapping[str, Any]]
+    """Where its class is. Its module is no help: all conftest.py may share one name."""
+    _names: ClassVar[Mapping[str, Any]] = globals()
     promise: Any
     part: str = ""
+
+    def __init_subclass__(cls) -> None:
+        frame = sys._getframe(1)  # of the class statement
+        cls.file, cls._names = frame.f_code.co_filename, frame.f_globals
 
     def __init__(self, promise: Any, spec: Any = None, part: str = "") -> None:
         self.promise, self.spec, self.part = promise, spec, part
@@ -141,8 +145,8 @@ class Check:
         for base in cls.__mro__:
             if "promise" in vars(base).get("__annotations__", {}):
                 annotation = vars(base)["__annotations__"]["promise"]
-                names = vars(base).get("_names") or vars(sys.modules[base.__module__])
-                return eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
+                text = isinstance(annotation, str)
+                return eval(annotation, dict(vars(base)["_names"])) if text else annotation
         raise AssertionError("Check itself has one")
 
     @classmethod
@@ -172,9 +176,7 @@ def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]
     """
 
     def enter(found: C) -> C:
-        frame = sys._getframe(1)
-        found.file = frame.f_code.co_filename
-        found.key, found.on, found._names = key, on, frame.f_globals
+        found.key, found.on = key, on
         criterion, _, name = key.partition(".")
         if criterion != "preflight" or not name.isidentifier():
             raise ValueError(
