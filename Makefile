@@ -1,4 +1,5 @@
-# make certify       certify the embedded cluster: four nodes on this machine
+# make certify       certify the embedded cluster: four nodes on this machine. If it is killed:
+#                    .venv/bin/python -m pytest_mnode certificate mnode-report
 # make test          formatting, lint, types, unit tests, tests on the rack
 # make check         formatting, lint and types alone
 # make test-bare     those of them that mention other programs or faults, where the programs are absent
