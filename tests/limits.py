@@ -97,6 +97,10 @@ LIMITS: Mapping[str, str] = {
         "criteria/launching/test_sbatch.py::test_a_step_that_does_not_end_is_named",
     "criteria/port_counters/watching.py LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
+    "checks/node/versions.py _DCGM_LIMIT_S":
+        "checks/node/test_versions.py::test_a_dcgmi_that_hangs_hides_no_other_version",
+    "evidence/reading.py READ_LIMIT_S":
+        "evidence/test_check.py::test_a_reading_that_hangs_is_late_and_holds_up_no_other",
     "criteria/preflight/datagrams.py _LAST_LIMIT_S":
         "criteria/preflight/test_node_probe.py::"
         "test_packets_to_a_node_that_answers_none_are_lost",
@@ -307,6 +311,7 @@ LIMITS: Mapping[str, str] = {
 
 NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     "between two looks, or two tries": (
+        "evidence/file.py _SYNC_S",
         "agent/agent.py _ENDING_TURN_S",
         "agent/collector.py _REAP_S",
         "agent/fork_server.py _REAP_S",
@@ -377,6 +382,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "measuring/locating/pairs.py _ENOUGH_S",
     ),
     "a bound or a part of a judgement": (
+        "checks/node/clocks.py _USELESS_SKEW_S",
+        "checks/node/names.py _STALL_S",
         "certificate/run_facts.py DEFAULT_VALIDITY_S",
         "controller/live_line.py FIRST_S",
         "criteria/launching/rendezvous.py _LEAST_S",
@@ -393,8 +400,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "measuring/latency.py _SHARED_FLOOR_S",
         "rank/recorder.py _SHORT_S",
         "spec/gang.py _FEWEST_RUN_S",
-        "spec/preflight.py _STALL_S",
-        "spec/preflight.py _USELESS_SKEW_S",
     ),
     "no time: a rate": (
         "controller/rank_talk.py STACKS_RANKS_PER_S",
@@ -423,6 +428,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "gang/experiments.py _SPARE_S",
         "jobs/kubernetes/pod_start.py PLACED_S",
         "launchers/remote/run_all.py REPORT_S",
+        "measuring/limits.py CONNECT_OF_A_RANK_S",
+        "measuring/limits.py CONNECT_S",
         "measuring/limits.py START_UP_OF_ACCELERATORS_S",
         "measuring/limits.py START_UP_OF_A_RANK_S",
         "measuring/limits.py START_UP_S",
@@ -477,16 +484,16 @@ GIVEN: Mapping[str, str] = {
     "spec/inventory.py Power.within_s":
         "launchers/kubernetes/test_silence.py::"
         "test_a_node_that_is_not_back_after_it_was_switched_on",
+    "checks/node/names.py Names.within_s":
+        "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
+    "checks/node/reachable.py Reachable.within_s":
+        "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
     "spec/launch.py RendezvousPromise.within_s":
         "criteria/launching/test_meeting.py::test_every_rank_names_the_absent_one",
     "spec/launch.py StartPromise.within_s":
         "criteria/launching/test_sbatch.py::test_a_step_ends_at_its_limit",
     "spec/launch.py StorePromise.within_s":
         "criteria/launching/test_store_clients.py::test_a_start_that_is_never_given_has_a_limit",
-    "spec/preflight.py Names.within_s":
-        "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
-    "spec/preflight.py Reachable.within_s":
-        "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
 }  # fmt: skip
 """Limits that a user gives, or a caller, by module, class and field: the test."""
 
@@ -498,7 +505,7 @@ JUDGED: Mapping[str, tuple[str, ...]] = {
         "spec/restart.py RestartCriterion.within_s",
     ),
     "given to a wait of worlds, jobs or checkpoints, which has a test of its own": (
-        "spec/preflight.py Payload.within_s",
+        "checks/node/payloads.py Payload.within_s",
         "spec/restart.py RestartCriterion.back_within_s",
         "spec/restart.py RestartCriterion.visible_within_s",
         "spec/scaling.py ScalingCriterion.within_s",
@@ -520,6 +527,7 @@ def all_constants() -> list[str]:
 
 
 _GIVEN = ("options.py", "marks.py", "jobs/job.py", "launchers/node.py", "spec/*.py")
+_GIVEN += ("checks/node/*.py",)
 _GIVEN_BY_CALLERS = ("launchers/kubernetes/options.py", "protocol/*.py")
 _ENDINGS = ("limit_s", "timeout_s", "still_s", "silence_s", "budget_s", "wait_s", "waits_s")
 

@@ -98,6 +98,9 @@ FOR_EVER = {
         "measuring/messages.py work.wait",
         "measuring/nic_counters.py work.wait",
     ),
+    "a run of the suite before its user's eyes, each of whose tests has a limit": (
+        "commands/check.py subprocess.run",
+    ),
     "the thread has just been told to end, and waits for nothing else": (
         "controller/live_line.py self._thread.join",
         "faults/network.py thread.join",

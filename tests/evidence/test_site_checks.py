@@ -121,7 +121,9 @@ def test_a_command_shows_which_checks_of_a_conftest_turn_red(tmp_path: Path) -> 
     (tmp_path / "conftest.py").write_text(text)
     (tmp_path / "pytest.ini").touch()
     argv = [sys.executable, "-m", "pytest_mnode", "check", CASE, "test_stays_green"]
-    env = {**clean_env(), **path_with(ROOT)}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {**clean_env(), **path_with(ROOT), "TMPDIR": str(temporary)}
     done = subprocess.run(
         argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
     )
@@ -130,6 +132,7 @@ def test_a_command_shows_which_checks_of_a_conftest_turn_red(tmp_path: Path) -> 
     assert "test_stays_green: NOT red there alone: node0 pass, node1 pass, node2 pass" in green
     assert done.returncode == 1
     assert done.stderr == ""
+    assert list(temporary.glob("tmp*")) == []
 
 
 def test_the_command_names_the_checks_that_it_can_try(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ def _live(root: Path, part: str, text: Callable[[], str | None], why: str) -> It
     if root != Path("/"):
         yield row(part, why="not part of a recorded machine")
     else:
-        yield _row(part, text(), why)
+        try:
+            yield _row(part, text(), why)
+        except subprocess.TimeoutExpired as error:  # one that hangs hides no other version
+            yield row(part, why=f"{error.cmd[0]} gave no answer within {error.timeout:g} s")
 
 
 def _dcgm() -> str | None:

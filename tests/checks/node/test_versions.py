@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.checks.node import versions
 from pytest_mnode.checks.node.versions import VersionsAreAsPromised, keeps
 from pytest_mnode.errors import SpecError
 from pytest_mnode.evidence.reading import CheckRows
@@ -96,6 +97,21 @@ def test_a_program_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for bound, verdict in ((">=3.3.5", "p"), (">=3.3.6", "f")):
         found = judged(VersionsAreAsPromised, f'{{dcgm: "{bound}"}}', {"a": Path("/")})
         assert verdicts(found) == verdict
+
+
+def test_a_dcgmi_that_hangs_hides_no_other_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(versions, "_DCGM_LIMIT_S", 0.2)
+    program = tmp_path / "dcgmi"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    rows = rows_of(VersionsAreAsPromised, '{dcgm: ">=3", kernel: ">=2"}').rows
+    found = {one.metric: one for one in rows}
+    assert found["kernel"].value is not None
+    assert found["dcgm"].value is None
+    assert "dcgmi gave no answer within 0.2 s" in found["dcgm"].why
 
 
 def test_only_what_is_promised_is_read(tmp_path: Path) -> None:
