@@ -526,8 +526,14 @@ def all_constants() -> list[str]:
     return [f"{path.relative_to(PACKAGE)} {name}" for path in paths for name in constants(path)]
 
 
-_GIVEN = ("options.py", "marks.py", "jobs/job.py", "launchers/node.py", "spec/*.py")
-_GIVEN += ("checks/node/*.py",)
+_GIVEN = (
+    "options.py",
+    "marks.py",
+    "jobs/job.py",
+    "launchers/node.py",
+    "spec/*.py",
+    "checks/node/*.py",
+)
 _GIVEN_BY_CALLERS = ("launchers/kubernetes/options.py", "protocol/*.py")
 _ENDINGS = ("limit_s", "timeout_s", "still_s", "silence_s", "budget_s", "wait_s", "waits_s")
 
