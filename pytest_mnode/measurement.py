@@ -109,14 +109,16 @@ class Bound:
         return self.relation is Relation.EQUALS and not self.tolerance
 
     def text(self, unit: str = "") -> str:
-        """Relation, limit, unit and tolerance, such as "at least 170 Mbit/s (tolerance 0)"."""
-        limit = f"{_digits(self.limit)} {unit}".rstrip()
-        return f"{self.relation.value} {limit} (tolerance {_digits(self.tolerance)})"
+        """Relation, limit, unit and tolerance, such as "at least 170 Mbit/s (tolerance 2)"; a
+        tolerance of 0 is left out."""
+        tolerance = f" (tolerance {_digits(self.tolerance)})" if self.tolerance else ""
+        return f"{self.relation.value} {_digits(self.limit)} {unit}".rstrip() + tolerance
 
     def short(self, unit: str = "") -> str:
-        """Short form of `text`, such as "≥ 170 ± 0 Mbit/s"."""
+        """Short form of `text`, such as "≥ 170 ± 2 Mbit/s"."""
         sign = {Relation.AT_LEAST: "≥", Relation.AT_MOST: "≤", Relation.EQUALS: "="}[self.relation]
-        return f"{sign} {_digits(self.limit)} ± {_digits(self.tolerance)} {unit}".rstrip()
+        tolerance = f" ± {_digits(self.tolerance)}" if self.tolerance else ""
+        return f"{sign} {_digits(self.limit)}{tolerance} {unit}".rstrip()
 
     def __str__(self) -> str:
         return self.text()

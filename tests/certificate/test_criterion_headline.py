@@ -41,17 +41,17 @@ TIGHT = Measurement("clock offset", 4.9, "ms", at_most(5.0))
 @pytest.mark.parametrize(
     ("measurements", "line", "expected"),
     [
-        ([PORTS, FABRIC, OTHER], "all-reduce 23.9 MB/s of 25 (95.6 % of the line)", "≥ 21.7 ± 0 "),
-        ([OTHER, PORTS], "gather 23.9 MB/s", "≥ 21.7 ± 0 MB/s"),
+        ([PORTS, FABRIC, OTHER], "all-reduce 23.9 MB/s of 25 (95.6 % of the line)", "≥ 21.7 "),
+        ([OTHER, PORTS], "gather 23.9 MB/s", "≥ 21.7 MB/s"),
         (
             [LOST, replace(BACK, value=3.0), LOST, BACK],
             "0 steps lost and 10.7 s to the first new step",
-            "= 0 ± 0, ≤ 60 ± 0 s",
+            "= 0, ≤ 60 s",
         ),
         ([replace(BACK, expected=None), PORTS], "10.7 s to the first new step", ""),
         ([PORTS, PATHS], "12 of 12 paths", ""),
         ([WRONG, replace(WRONG, name="others"), PORTS], "12 of 12 groups", ""),
-        ([EFFICIENT], "efficiency 0.98 on 4 nodes; least margin 1 %", "≥ 0.97 ± 0"),
+        ([EFFICIENT], "efficiency 0.98 on 4 nodes; least margin 1 %", "≥ 0.97"),
         ([PATHS, TIGHT], "12 of 12 paths; least margin 2 %: 4.9 ms clock offset", ""),
         ([PATHS, Measurement("rate", 10, "", equals(10, 0.5))], "12 of 12 paths", ""),
         ([PATHS, Measurement("rails up", 8, "", at_least(8))], "12 of 12 paths", ""),
