@@ -54,8 +54,8 @@ class _OfPorts(SurveyCheck):
         ports that are not ACTIVE are to blame."""
         working = len(by_wire(me, good))
         found = rarest_first(survey, me, self.spec.fabric, _faults)
-        named = listed([*faults.values()] or found)
-        devices = [*faults] or [text.partition(" ")[0] for text in found]
+        named = listed([*faults.values()] or [f"{port} {fault}" for port, fault in found])
+        devices = [*faults] or [port for port, _ in found]
         words = f"{me.name} {named}" if named else f"{me.name}: RDMA devices are missing"
         culprit = Culprit.device(words, me.name, *devices)
         return self.subject.measured(working, culprit, f"{me.name}: {named or f'{working} ports'}")
@@ -158,9 +158,10 @@ class RdmaErrorsStandStill(SurveyCheck):
             yield subject.measured(total, Culprit.device(f"{node} {words}", node, *rising), note)
 
 
-def _faults(node: NodeSurvey, fabric: Fabric) -> list[str]:
+def _faults(node: NodeSurvey, fabric: Fabric) -> list[tuple[str, str]]:
+    """Ports of a node that do not carry the fabric, by name, each with the reason."""
     faults = ((port.name, _fault(port, fabric.protocol)) for port in ports(node, fabric))
-    return [f"{port} {fault}" for port, fault in faults if fault]
+    return [(port, fault) for port, fault in faults if fault]
 
 
 def _fault(port: Port, wanted: str | None) -> str | None:

@@ -6,7 +6,7 @@ What is there, what is up, and what is wrong with it. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from pytest_mnode.machine.rdma import Port
 from pytest_mnode.spec.inventory import Fabric, Inventory, Network
 
 N = TypeVar("N", bound=Network)
+F = TypeVar("F", bound=Hashable)
 _PATTERN = frozenset("*?[")
 
 
@@ -162,8 +163,8 @@ def broken_links(survey: Survey, node: NodeSurvey, network: Network) -> list[str
 
 
 def rarest_first(
-    survey: Survey, node: NodeSurvey, network: N, faults_of: Callable[[NodeSurvey, N], list[str]]
-) -> list[str]:
+    survey: Survey, node: NodeSurvey, network: N, faults_of: Callable[[NodeSurvey, N], list[F]]
+) -> list[F]:
     """A node's faults on a network, those of fewest nodes first.
 
     Spare ports, such as the second ones of cards, have no cable on any node.
@@ -173,9 +174,9 @@ def rarest_first(
 
 @lru_cache(maxsize=8)
 def _counts(
-    survey: Survey, network: N, faults_of: Callable[[NodeSurvey, N], list[str]]
-) -> Counter[str]:
-    return Counter(text for node in survey.nodes for text in faults_of(node, network))
+    survey: Survey, network: N, faults_of: Callable[[NodeSurvey, N], list[F]]
+) -> Counter[F]:
+    return Counter(fault for node in survey.nodes for fault in faults_of(node, network))
 
 
 def sharing(survey: Survey, me: NodeSurvey, network: Network) -> dict[str, list[str]]:
