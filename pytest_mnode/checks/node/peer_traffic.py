@@ -28,7 +28,9 @@ _REDIRECTS = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x20: "EgressCtrl"}
 them, by lspci's names. SrcValid and UpstreamFwd alone do neither.
 
 Source: PCI Express Base Specification, ACS; Linux, include/uapi/linux/pci_regs.h."""
-_BITS = tuple(_REDIRECTS.values())
+_NO_BRIDGE = "no accelerator shares a root port with a NIC or accelerator"
+_DIRECT, _UNTRANSLATED = frozenset((_OFF, _NO_BRIDGE)), frozenset((_OFF, _IDENTITY))
+"""Values of both metrics that peers' traffic is right with."""
 _GUEST = "a virtual machine: ACS and IOMMU are its host's and must stay on; ask for ATS of the NICs"
 _PASSES = re.compile(r"\b(iommu=pt|iommu\.passthrough=1)\b")
 Off = Annotated[Literal["off"], BeforeValidator(lambda written: written or "off")]
@@ -78,18 +80,17 @@ class PeerTrafficIsDirect(Check):
         for address in between:
             yield _acs(root, address)
         if not between:
-            yield row(_ACS, "no accelerator shares a root port with a NIC or accelerator")
+            yield row(_ACS, _NO_BRIDGE)
         for address in peers:
             yield _iommu(root, address)
 
     def rule(self, rows: Rows) -> Iterator[Measurement]:
         if self.promise.acs is not None:
             name = "PCIe bridges that redirect or block peers by ACS"
-            yield rows.none(_ACS, name, lambda one: str(one.value).startswith(_BITS), part="acs")
+            yield rows.none(_ACS, name, lambda one: one.value not in _DIRECT, part="acs")
         if self.promise.iommu is not None:
             name = "accelerators and NICs whose addresses an IOMMU translates"
-            passes = (_OFF, _IDENTITY)
-            yield rows.none(_IOMMU, name, lambda one: one.value not in passes, part="iommu")
+            yield rows.none(_IOMMU, name, lambda one: one.value not in _UNTRANSLATED, part="iommu")
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         if not cluster.accelerators.per_node:
@@ -98,10 +99,10 @@ class PeerTrafficIsDirect(Check):
     @classmethod
     def draft(cls, rows: Mapping[str, Sequence[Row]]) -> dict[str, str] | None:
         found = {}
-        acs, iommu = list(map(str, seen(rows, _ACS))), set(seen(rows, _IOMMU))
-        if acs and not any(one.startswith(_BITS) for one in acs):
+        acs, iommu = set(seen(rows, _ACS)), set(seen(rows, _IOMMU))
+        if acs and acs <= _DIRECT:
             found["acs"] = "off"
-        if iommu and iommu <= {_OFF, _IDENTITY}:
+        if iommu and iommu <= _UNTRANSLATED:
             found["iommu"] = "passthrough"
         return found or None
 
