@@ -28,8 +28,9 @@ def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
     fabric = [f"test_fabric.py::{name}" for name in (PERFTEST, PORTS)]
     page = pages.one_rail()
     promises = page["criteria"]["fabric"]
-    # A second retransmission in one of them is no fault; twelve may be needed to tell.
-    promises["write_bandwidth"] |= {"repeats": 3, "duration": "6 s"}
+    # A retransmission in one of three is no fault. Runs of guests differ so much that three tell
+    # no more than that it works; closer bounds would take up to twelve.
+    promises["write_bandwidth"] |= {"repeats": 3, "at_least_fraction": 0.005}
     promises["read_bandwidth"] = promises["write_bandwidth"]
     promises["write_latency"] = {"at_most": "1 s", "iterations": 100, "repeats": 1}
     done = certified(machines, shared, page, "test_preflight.py", *fabric)
