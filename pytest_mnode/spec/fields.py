@@ -22,6 +22,9 @@ def _quantity(kind: quantity.Kind) -> WithJsonSchema:
 
 _SIZE_SCHEMA = {"type": "string", "pattern": quantity.SIZE.pattern}
 BitsPerSecond = Annotated[int, BeforeValidator(quantity.bits_per_s), _quantity(quantity.RATE)]
+BytesPerSecond = Annotated[
+    int, BeforeValidator(quantity.bytes_per_s), _quantity(quantity.BYTE_RATE)
+]
 Bytes = Annotated[int, BeforeValidator(quantity.size_bytes), _quantity(quantity.SIZE)]
 
 

@@ -17,6 +17,7 @@ from pytest_mnode.spec.fields import (
     AbsolutePath,
     BitsPerSecond,
     Bytes,
+    BytesPerSecond,
     Count,
     Interface,
     Mtu,
@@ -25,6 +26,15 @@ from pytest_mnode.spec.fields import (
     Some,
     Text,
 )
+
+
+class Domain(Page):
+    """Accelerators that one NVLink network connects, within a node or across nodes."""
+
+    gpus: Annotated[int, Field(strict=True, ge=2)]
+    """Number of accelerators of one domain, such as 72 of an NVL72 rack."""
+    bandwidth_bytes_s: BytesPerSecond | None = Field(None, alias="bandwidth")
+    """Bandwidth of one accelerator into the domain, in each direction, such as 900 GB/s."""
 
 
 class Accelerators(Page):
@@ -36,6 +46,24 @@ class Accelerators(Page):
     """Name of the model as the driver gives it, such as NVIDIA H100 80GB HBM3."""
     memory_bytes: Bytes | None = Field(None, alias="memory")
     """Memory of one accelerator, such as 80 GB."""
+    domain: Domain | None = None
+    """Accelerators that share one NVLink network; left out: those of a node."""
+
+    @field_validator("domain")
+    @classmethod
+    def _holds_whole_nodes(cls, domain: Domain | None, info: ValidationInfo) -> Domain | None:
+        per_node = info.data.get("per_node")
+        if domain is not None and per_node is not None and (not per_node or domain.gpus % per_node):
+            raise ValueError(
+                f"gpus: {domain.gpus} with accelerators.per_node {per_node}; "
+                "accepted: a multiple of accelerators.per_node, above 0"
+            )
+        return domain
+
+    @property
+    def nodes_of_a_domain(self) -> int:
+        """Number of nodes whose accelerators share one NVLink network."""
+        return self.domain.gpus // self.per_node if self.domain else 1
 
 
 NetworkName = Literal["fabric", "management"]

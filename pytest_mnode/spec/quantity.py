@@ -80,7 +80,7 @@ def _misfit(symbol: str) -> str:
         (RATE.what, RATE.units),
         (SIZE.what, SIZE.units),
         (DURATION.what, DURATION.units),
-        ("bytes a second, not bits", {f"{unit}/s" for unit in SIZE.units}),
+        ("bytes a second, not bits", BYTE_RATE.units),
     ):
         if symbol in units:
             return f"is in {what}"
@@ -104,6 +104,12 @@ SIZE = Kind(
     units={f"{p}B": Fraction(worth) for p, worth in (_DECIMAL | _BINARY).items()},
     whole=True,
 )
+BYTE_RATE = Kind(
+    what="bytes a second",
+    example="900 GB/s",
+    units={f"{unit}/s": worth for unit, worth in SIZE.units.items()},
+    whole=True,
+)
 DURATION = Kind(
     what="a time",
     example="30 s",
@@ -124,6 +130,11 @@ DURATION = Kind(
 def bits_per_s(written: object) -> int:
     """Bits per second of a text such as `400 Gbit/s`; ValueError names the accepted form."""
     return int(RATE.parse(written))
+
+
+def bytes_per_s(written: object) -> int:
+    """Bytes per second of a text such as `900 GB/s`; ValueError names the accepted form."""
+    return int(BYTE_RATE.parse(written))
 
 
 def size_bytes(written: object) -> int:

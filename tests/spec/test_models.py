@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Accelerators
 from pytest_mnode.spec.load import read_model
 from tests.spec.conftest import Load, busbw_of, preflight_of
 
@@ -36,6 +37,22 @@ def test_the_racks_bound_is_in_gigabytes_with_its_source(rack: Spec) -> None:
     assert bound.tolerance == 0
     assert promise.source(rack.fabric) == "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85"
     assert promise.plateau_sizes_bytes == (4 << 20,)
+
+
+@pytest.mark.parametrize(
+    ("domain", "nodes", "bytes_s"),
+    [
+        ({}, 1, None),
+        ({"domain": {"gpus": 72, "bandwidth": "900 GB/s"}}, 18, 900 * 10**9),
+        ({"domain": {"gpus": 4}}, 1, None),
+    ],
+)
+def test_a_domain_may_have_several_nodes(
+    domain: dict[str, object], nodes: int, bytes_s: int | None
+) -> None:
+    found = Accelerators.model_validate({"per_node": 4} | domain)
+    assert found.nodes_of_a_domain == nodes
+    assert (found.domain.bandwidth_bytes_s if found.domain else None) == bytes_s
 
 
 def test_a_bound_counts_every_nic_and_the_tolerance(load: Load) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.spec.quantity import (
+    BYTE_RATE,
     DURATION,
     RATE,
     SIZE,
@@ -16,7 +17,7 @@ from pytest_mnode.spec.quantity import (
     size_bytes,
 )
 
-KINDS = [RATE, SIZE, DURATION]
+KINDS = [RATE, BYTE_RATE, SIZE, DURATION]
 
 
 @pytest.mark.parametrize(

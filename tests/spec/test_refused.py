@@ -159,6 +159,14 @@ def test_impossible_values_are_refused_in_one_line(
             {"scheduler": "{kind: slurm, queue: gpu}"},
             "scheduler: queue: not with kind slurm; accepted: with kind kubernetes",
         ),
+        (
+            {"accelerators.per_node": "4", "accelerators.domain": "{gpus: 6}"},
+            "accelerators.domain: gpus: 6 with accelerators.per_node 4; accepted: a multiple of",
+        ),
+        (
+            {"accelerators.domain": "{gpus: 72, bandwidth: 900 Gbit/s}"},
+            "domain.bandwidth: '900 Gbit/s' is in bits a second; accepted: bytes a second, such",
+        ),
         ({"topology.sockets": "1"}, "topology.sockets: 1; accepted: a number of 2 or more"),
         (
             {"topology.fabric_socket": "2"},
