@@ -225,8 +225,8 @@ OPTIONS = {  # by field of Settings
     "numa_bind": Option(
         "numa-bind", "auto|none|node|exclusive",
         "which CPUs ranks are bound to: none; node (all beside the accelerator) or exclusive "
-        "(cores of their own there), as torchrun's --numa-binding; auto: exclusive on the rack, "
-        "elsewhere none, as torchrun",
+        "(cores of their own there), as torchrun's --numa-binding; auto: torch's own default if it "
+        "has one, else exclusive",
         option_texts.choice(NUMA_BIND), initial="auto", see="placement.md",
     ),
     "faults": Option(

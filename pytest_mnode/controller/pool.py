@@ -94,13 +94,16 @@ class Pool:
                 logs_are_temporary=settings.log_dir is None,
                 open_files=before,
             )
+            numa = spec.criteria.numa
+            # Ranks without accelerators get a NIC's CPUs, half of a node's, only if that is wanted.
+            near_nics = settings.numa_bind != "auto" or (numa is not None and numa.cpus is not None)
             facts = PoolFacts(
                 backend=backend_of(settings, spec),
                 accelerators=spec.accelerators.per_node,
                 log_dir=str(log_dir),
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
-                fabric=spec.fabric.interfaces,
+                fabric=spec.fabric.interfaces if near_nics else (),
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, place)
             name = f"client/{os.getpid()}"

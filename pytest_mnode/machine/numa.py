@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +55,16 @@ class Numa:
         if node is None or other is None:
             return None
         return node.distances.get(other)
+
+    def nearest(self, number: int, has: Callable[[NumaNode], bool]) -> tuple[NumaNode, ...]:
+        """The node itself if `has` holds for it, else the nearest for which it holds; empty if not
+        known. Several are equally near."""
+        node = self.node(number)
+        if node is not None and has(node):
+            return (node,)
+        far = {n.number: self.distance(number, n.number) for n in self.nodes if has(n)}
+        least = min((distance for distance in far.values() if distance is not None), default=0)
+        return tuple(n for n in self.nodes if least and far.get(n.number) == least)
 
     @property
     def with_cpus(self) -> tuple[NumaNode, ...]:

@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from pytest_mnode.criteria.placement.copies import CopyRates, undecided
+from pytest_mnode.criteria.placement.near import near_nodes
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.process import read_process
@@ -26,6 +27,7 @@ from pytest_mnode.rank.accelerators import home_of
 from pytest_mnode.rank.world import World
 from pytest_mnode.skipping import not_promised, promised
 from pytest_mnode.spec import Spec
+from pytest_mnode.spec.devices import Near
 
 _CACHES = 2
 """A buffer is at least this many times the largest cache, so that memory is measured."""
@@ -58,7 +60,8 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
     process = read_process()
     allowed = process.mems_allowed if process else None
     machine = read_numa()
-    nothing = nothing_far(machine, allowed)
+    cpus = read_cpus()
+    nothing = nothing_far(machine, allowed, cpus, criterion.near)
     everywhere = gathered(nothing)
     if all(everywhere):
         not_promised(f"no far memory to measure: {everywhere[0]}")
@@ -72,7 +75,7 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
         barrier(device)
         if turn == world.local_rank and not nothing:
             nodes = copy_nodes(machine, allowed, home)
-            size, why = buffer_bytes(criterion.copy_size_bytes, read_cpus(), machine, nodes)
+            size, why = buffer_bytes(criterion.copy_size_bytes, cpus, machine, nodes)
             if isinstance(nodes, str) or why:
                 rates = CopyRates(rank, why=nodes if isinstance(nodes, str) else why)
             else:
@@ -86,11 +89,15 @@ def _with_memory(machine: Numa, allowed: frozenset[int] | None) -> list[int]:
     return [n for n in numbers if allowed is None or n in allowed]
 
 
-def nothing_far(machine: Numa, allowed: frozenset[int] | None) -> str:
+def nothing_far(
+    machine: Numa, allowed: frozenset[int] | None, cpus: Cpus, within: Near = "socket"
+) -> str:
     """Why a process allowed these NUMA nodes has no memory that is far; "" if it has."""
     found = _with_memory(machine, allowed)
-    if len(found) > 1:
+    if any(not near_nodes(machine, cpus, number, within).issuperset(found) for number in found):
         return ""
+    if len(found) > 1:
+        return "all memory that this process may use counts as near (criteria.numa.near)"
     few = len(_with_memory(machine, None))
     if few > 1:
         return f"this process may use {len(found)} of {few} NUMA nodes with memory"

@@ -133,11 +133,13 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
     spec: Spec,
 ) -> Measurement:
     """This rank's answer. promise: the spec's value. here: placements of all ranks of its node."""
+    numa = spec.criteria.numa
+    assert numa is not None  # `promise` is one of its keys
     match question:
         case Question.CPUS:
-            return judge_cpus(machine, facts)
+            return judge_cpus(machine, facts, numa.near)
         case Question.MEMORY:
-            return judge_memory(machine, facts, promise)
+            return judge_memory(machine, facts, promise, numa.near)
         case Question.CORES:
             return judge_cores(machine, facts, here)
         case Question.NIC:

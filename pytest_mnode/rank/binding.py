@@ -4,9 +4,10 @@ A process forked later inherits the binding, but a thread started earlier would 
 binds itself right after the fork. The binding depends on the node:
 
 - a node of the rack binds each of its ranks to its own cores, as a scheduler would have done;
-- elsewhere ranks are bound only on request, as under torchrun, so that the binding of a user's job
-  is certified. `node` and `exclusive` have the meaning of torchrun's --numa-binding, and torch
-  applies them if it can (CUDA devices, one per rank).
+- elsewhere ranks are bound likewise, unless torch binds them by its own default or nobody should
+  (`none`), so that the binding of a launcher or scheduler is judged. `node` and `exclusive` have
+  the meaning of torchrun's --numa-binding, and torch applies them if it can (CUDA devices, one per
+  rank).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _why_not(order: BindingOrder) -> str:
     if order.mode == "none":
         return "--mnode-numa-bind=none"
     if order.mode == "auto" and not order.shown.emulated and order.start.cpus is None:
-        return order.shown.missing or "torchrun does not bind ranks by default"
+        return order.shown.missing
     return ""
 
 
@@ -107,12 +108,20 @@ def _bind(
     order: BindingOrder, local_rank: int, local_size: int, usable: tuple[int, ...]
 ) -> Binding:
     root = Path(order.shown.sysfs_root)
+    numa = read_numa(root)
     cores = {memory.number: memory.cores for memory in numa_cores(root, usable)}
     what, homes = "accelerator", homes_of(order.shown, local_size)
     if order.nics and not any(home is not None for home in homes):
         nics = read_fabric_nics(order.nics)
         ours = [nic_of_rank(nics, rank, local_size) for rank in range(local_size)]
         what, homes = "NIC", [None if nic is None else nic.numa_node for nic in ours]
+    # The memory of a GPU may be a NUMA node of its own, without CPUs.
+    homes = [
+        next((n.number for n in numa.nearest(home, lambda n: bool(n.cpus))), home)
+        if home is not None
+        else None
+        for home in homes
+    ]
     if order.start.cpus is None:
         share = shares(homes, cores, exclusive=order.mode != "node", what=what)[local_rank]
     else:

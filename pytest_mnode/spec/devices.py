@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pytest_mnode.spec.fields import Bytes, Fraction, Page, Some
 from pytest_mnode.spec.inventory import Criterion, NonEmptyCriterion
+from pytest_mnode.spec.quantity import shown
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -109,14 +110,42 @@ class DevicesCriterion(NonEmptyCriterion):
         return products + sum(one is not None for one in copies)
 
 
+class NearDistance(Page):
+    """How far a NUMA node may be to count as near."""
+
+    distance: Annotated[int, Field(strict=True, ge=10, le=254)]
+    """Largest distance that firmware may report (`/sys/devices/system/node/node*/distance`): 10 is
+    the node itself, 11 and 12 usual within a socket, 20 and more between sockets."""
+
+
+def _near(written: Any) -> Any:
+    """One message for the three forms, in place of one for each."""
+    distance = written.get("distance") if isinstance(written, dict) and len(written) == 1 else None
+    if isinstance(distance, int) and 10 <= distance <= 254:
+        return NearDistance(distance=distance)
+    if written in ("node", "socket") or isinstance(written, NearDistance):
+        return written
+    raise ValueError(
+        f"{shown(written)}; accepted: node, socket, or a {{distance: 12}} from 10 to 254"
+    )
+
+
+Near = Literal["node", "socket"] | NearDistance
+"""Which NUMA nodes are near an accelerator."""
+
+
 class NumaCriterion(Criterion):
     """Ranks run, allocate and send beside their accelerators, or, without any, beside a NIC of the
     fabric. What is left out is not promised."""
 
+    near: Annotated[Near, BeforeValidator(_near)] = "socket"
+    """What is near: the accelerator's own NUMA node; its socket, of which AMD's NPS and Intel's SNC
+    make several NUMA nodes; or what firmware says is not farther than {distance: 12}. A GPU's own
+    memory, which has no CPUs, is near to the socket that it is attached to."""
     cpus: Literal["near"] | None = None
-    """Each thread of a rank may run only on CPUs of the NUMA node of the rank's accelerator."""
+    """Each thread of a rank may run only on CPUs near the rank's accelerator."""
     memory_near_fraction: Annotated[Fraction, Field(le=1)] | None = None
-    """At least this part of a rank's own memory is on the NUMA node of its accelerator."""
+    """At least this part of a rank's own memory is near its accelerator."""
     nic: Literal["nearest"] | None = None
     """Each rank sends over the NIC that is nearest to its accelerator."""
     cores: Literal["own"] | None = None

@@ -75,11 +75,11 @@ def test_unknown_facts_are_named(
 
 
 def test_one_memory_node_has_no_far_memory() -> None:
-    assert nothing_far(machine(GIB, GIB), None) == ""
+    assert nothing_far(machine(GIB, GIB), None, Cpus()) == ""
     one = "this machine has memory on one NUMA node, so none is far"
-    assert nothing_far(machine(GIB, 0), None) == one
+    assert nothing_far(machine(GIB, 0), None, Cpus()) == one
     few = "this process may use 1 of 2 NUMA nodes with memory"
-    assert nothing_far(machine(GIB, GIB), frozenset({1})) == few
+    assert nothing_far(machine(GIB, GIB), frozenset({1}), Cpus()) == few
 
 
 def test_a_buffer_is_larger_than_the_cache_and_much_smaller_than_memory() -> None:

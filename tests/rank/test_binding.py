@@ -22,6 +22,7 @@ from pytest_mnode.protocol.agent_messages import BindingOrder, RankStart
 from pytest_mnode.rank import accelerators, binding, mempolicy
 from pytest_mnode.rank.binding import Binding, Share, shares
 from tests.launchers.test_sockets import write
+from tests.trees import Tree
 
 
 @pytest.fixture
@@ -65,6 +66,24 @@ def test_each_rank_beside_its_own_accelerator(shown: SysfsView) -> None:
         assert f"of NUMA node {rank}, bound by pytest-mnode" in done.text
 
 
+def test_ranks_of_real_nodes_are_bound_unless_switched_off(
+    shown: SysfsView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a GPU whose NUMA node is its own memory, without CPUs (GH200)."""
+    real = SysfsView(shown.sysfs_root)
+    tree = Tree(Path(shown.sysfs_root))
+    for number, row in ((0, "10 40 80"), (1, "40 10 120"), (2, "80 120 10")):
+        tree.write(f"sys/devices/system/node/node{number}/distance", row)
+    tree.write("sys/devices/system/node/node2/cpulist", "")
+    tree.write("sys/devices/system/node/online", "0-2")
+    for home in (0, 1, 2):
+        monkeypatch.setattr(binding, "homes_of", lambda _, size, home=home: [home] * size)
+        done, cpus = bound(BindingOrder("auto", real), 0, 1)
+        assert (done.by, done.numa_node) == ("pytest-mnode", home % 2)
+        assert cpus == cpus_of(shown, home % 2)
+        assert bound(BindingOrder("none", real), 0, 1)[0].by == ""
+
+
 def test_a_launcher_may_bind_ranks_elsewhere(shown: SysfsView) -> None:
     given = tuple(tuple(sorted(cpus_of(shown, number))) for number in (1, 0))
     for rank in (0, 1, 2):
@@ -83,7 +102,7 @@ def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
     ("order", "why"),
     [
         (BindingOrder("none", SysfsView("/nowhere", ("0000:01:00.0",))), "--mnode-numa-bind=none"),
-        (BindingOrder("auto"), "torchrun does not bind ranks by default"),
+        (BindingOrder("auto"), "the NUMA node of its accelerator is not known"),
         (BindingOrder("auto", SysfsView(missing="one CPU")), "one CPU"),
         (BindingOrder("node"), "the NUMA node of its accelerator is not known"),
         (

@@ -30,6 +30,8 @@ REFUSED = [
     ("restart.refuses_damaged", "true", "refuses_damaged: unknown key; accepted: kills, "),
     ("fabric.write_bandwidth.at_least_fraction", "96", "96; accepted: a number of 1 or less"),
     # numa
+    ("numa.near", "nodes", "'nodes'; accepted: node, socket, or a {distance: 12} from 10 to 254"),
+    ("numa.near", "{distance: 5}", "{'distance': 5}; accepted: node, socket, or a {distance: 12}"),
     ("numa.cpus", "far", "'far'; accepted: 'near'"),
     ("numa.memory_near_fraction", "90", "90; accepted: a number of 1 or less"),
     ("numa.copy_near_over_far", "0.5", "0.5; accepted: a number of 1 or more"),

@@ -13,6 +13,7 @@ from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.spec.devices import Near
 from pytest_mnode.spec.inventory import Inventory
 
 
@@ -31,14 +32,15 @@ class CpusAreBesideAccelerators(SurveyCheck):
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         if self.spec.accelerators.per_node:
-            yield _far(survey, name)
+            numa = self.spec.criteria.numa
+            yield _far(survey, name, numa.near if numa else "socket")
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         if not cluster.accelerators.per_node:
             yield ": given, but accelerators.per_node is 0"
 
 
-def _far(survey: Survey, name: str) -> Measurement:
+def _far(survey: Survey, name: str, within: Near) -> Measurement:
     """Number of accelerators without a nearby CPU on which a process of this node may run."""
     label = "accelerators without a nearby CPU that processes may use"
     subject = Subject(label, "", equals(0), "preflight.cpus near")
@@ -55,7 +57,7 @@ def _far(survey: Survey, name: str) -> Measurement:
         placed = RankPlacement(
             rank=one.index, node=name, accelerator=one.pci_address, numa_node=one.numa_node
         )
-        nearby = near(me.machine, placed)
+        nearby = near(me.machine, placed, within)
         if not isinstance(nearby, Locality):
             unknown.append(nearby)
         elif nearby.cpus.isdisjoint(limits.cpus):

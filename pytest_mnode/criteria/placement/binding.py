@@ -10,19 +10,20 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.spec.devices import Near
 
 _CPU_BINDING = "CPU binding"
 _MOST_NAMED = 4
 """Limit on the groups of stray threads that a message names; a process can have hundreds."""
 
 
-def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
-    """Number of CPUs allowed to a rank's process or threads that are not local to its accelerator.
+def judge_cpus(machine: Machine, rank: RankPlacement, within: Near = "socket") -> Measurement:
+    """Number of CPUs allowed to a rank's process or threads that are not near its accelerator.
 
-    Offline CPUs do not count: an affinity may name them. On a machine that shows one NUMA node any
-    binding passes, as long as the accelerator is known to be on that node.
+    Offline CPUs do not count: an affinity may name them. Where all CPUs are near, as on a machine
+    of one socket, any binding passes, as long as the accelerator's NUMA node is known.
     """
-    local = near(machine, rank)
+    local = near(machine, rank, within)
     if isinstance(local, str):
         why = f"it is not known which CPUs are local to {rank.anchor}: {local}"
         return _cpus_answer(rank, None, None, online(machine, rank.cpus), why)
@@ -40,7 +41,7 @@ def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
     if not rank.threads or any(t.cpus_allowed is None for t in rank.threads):
         note = rank.unknown.get("threads") or "the affinity of its threads could not be read"
         return _cpus_answer(rank, None, local, cpus, why, note)
-    return _cpus_answer(rank, 0, local, cpus, why, _remarks(machine, cpus))
+    return _cpus_answer(rank, 0, local, cpus, why, _remarks(machine, cpus, local))
 
 
 def judge_cores(
@@ -124,7 +125,7 @@ def _named(machine: Machine, strays: Sequence[Thread]) -> str:
     return "; ".join(named) + (f"; and {more} more" if more > 0 else "")
 
 
-def _remarks(machine: Machine, cpus: frozenset[int]) -> str:
+def _remarks(machine: Machine, cpus: frozenset[int], local: Locality) -> str:
     remarks = []
     isolated = cpus & (machine.cpus.isolated or frozenset())
     if len(isolated) > 1:
@@ -134,6 +135,8 @@ def _remarks(machine: Machine, cpus: frozenset[int]) -> str:
         )
     if len(machine.numa.with_cpus) == 1:
         remarks.append("the machine shows one NUMA node, so there is nothing to place")
+    elif machine.cpus.online and machine.cpus.online <= local.cpus:
+        remarks.append("all CPUs count as near (criteria.numa.near), so there is nothing to place")
     return "; ".join(remarks)
 
 

@@ -7,11 +7,14 @@ from pytest_mnode.criteria.placement.rank_placement import Question, RankPlaceme
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement, at_least
+from pytest_mnode.spec.devices import Near
 
 _MIB = 1 << 20
 
 
-def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -> Measurement:
+def judge_memory(
+    machine: Machine, rank: RankPlacement, least_fraction: float, within: Near = "socket"
+) -> Measurement:
     """The fraction of a rank's own pages (heap, stacks, anonymous) that is near its accelerator.
 
     Files and shared memory do not count: they lie near the process that touched them first.
@@ -33,7 +36,7 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
         why = f"its memory placement cannot be judged: {reason}; expected {expected}"
         return answer(None, "not known", why)
 
-    local = near(machine, rank)
+    local = near(machine, rank, within)
     if isinstance(local, str):
         return unknown(local)
     nodes = local.memory_nodes

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.criteria.placement.rank_placement import RankPlacement
-from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.cpus import Cpus, format_cpulist
 from pytest_mnode.machine.fabric_nics import fabric_nics, nic_of_rank
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.machine.numa import NumaNode
+from pytest_mnode.machine.numa import Numa
+from pytest_mnode.spec.devices import Near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,29 @@ class Locality:
         return f"CPUs {format_cpulist(self.cpus)}, local to {self.place}"
 
 
-def near(machine: Machine, rank: RankPlacement) -> Locality | str:
+def near_nodes(numa: Numa, cpus: Cpus, number: int, within: Near) -> frozenset[int]:
+    """NUMA nodes with CPUs that `within` counts as near to node `number`; empty if not known.
+
+    Of a node without CPUs (a GPU's memory) the nearest nodes with CPUs. A socket whose CPUs are not
+    known is the node alone.
+    """
+    own = numa.nearest(number, lambda node: bool(node.cpus))
+    found = frozenset(node.number for node in own)
+    if within == "node":
+        return found
+    if within == "socket":
+        here = frozenset[int]().union(*(node.cpus or () for node in own))
+        sockets = [of for of in cpus.packages.values() if not of.isdisjoint(here)]
+        return found | numa.nodes_of(cpu for of in sockets for cpu in of)
+    far = {node.number: numa.distance(number, node.number) for node in numa.with_cpus}
+    return found | {n for n, d in far.items() if d is not None and d <= within.distance}
+
+
+def near(machine: Machine, rank: RankPlacement, within: Near) -> Locality | str:
     """CPUs and memory near a rank's accelerator; a str says why they are not known.
 
     If the accelerator's NUMA node has no CPUs or no memory, the nearest NUMA node that has some
-    counts, by the firmware's distances.
+    counts, by the firmware's distances. within: how far a NUMA node may be to count too.
     """
     number, cpus, what = rank.numa_node, None, rank.anchor
     if rank.accelerator is not None:
@@ -56,15 +75,20 @@ def near(machine: Machine, rank: RankPlacement) -> Locality | str:
     online = machine.cpus.online
     # Without better knowledge, firmware lists all CPUs of the machine as local to a device.
     both = bool(cpus and node.cpus)
-    cpus = cpus & node.cpus if cpus and node.cpus else cpus or _cpus(machine, node)
-    if cpus is not None and online is not None:
+    around = near_nodes(machine.numa, machine.cpus, number, within)
+    if not cpus or (cpus & (node.cpus or cpus) and within != "node"):
+        cpus = frozenset().union(*(n.cpus or () for n in machine.numa.nodes if n.number in around))
+    elif node.cpus:
+        cpus &= node.cpus
+    if online is not None:
         cpus &= online
     if not cpus:
         return f"the CPUs of NUMA node {number} are not known" + ", or others are local" * both
     # A process does not keep its memory on a NUMA node that is a device's own memory.
-    memory = _with(machine, node, lambda other: other.memory_bytes != 0 and bool(other.cpus))
-    memory = memory or _with(machine, node, lambda other: other.memory_bytes != 0)
-    around = {number, *(other.number for other in memory)}
+    nearest = machine.numa.nearest
+    memory = nearest(number, lambda other: other.memory_bytes != 0 and bool(other.cpus))
+    memory = memory or nearest(number, lambda other: other.memory_bytes != 0)
+    around |= {number, *(other.number for other in memory)}
     bare = {n.number for n in machine.numa.nodes if n.cpus == frozenset()}
     beside = {n for n in bare if _attached_to(machine, n) in around}
     return Locality(
@@ -113,22 +137,3 @@ def _attached_to(machine: Machine, number: int) -> int | None:
     least = min(known.values(), default=None)
     nearest = [n for n, distance in known.items() if distance == least]
     return nearest[0] if len(nearest) == 1 and len(known) == len(far) else None
-
-
-def _cpus(machine: Machine, node: NumaNode) -> frozenset[int] | None:
-    found: frozenset[int] = frozenset()
-    for other in _with(machine, node, lambda other: bool(other.cpus)):
-        found |= other.cpus or frozenset()
-    return found or None
-
-
-def _with(
-    machine: Machine, node: NumaNode, has: Callable[[NumaNode], bool]
-) -> tuple[NumaNode, ...]:
-    """`node` itself if `has(node)`, else the nearest NUMA nodes with `has`; empty if not known."""
-    if has(node):
-        return (node,)
-    far = {n.number: machine.numa.distance(node.number, n.number) for n in machine.numa.nodes}
-    those = [n for n in machine.numa.nodes if has(n) and far[n.number] is not None]
-    least = min((far[n.number] or 0 for n in those), default=None)
-    return tuple(n for n in those if far[n.number] == least)

@@ -73,7 +73,8 @@ def locate(machine: Machine, name: str) -> tuple[ToolPlacement, Locality | None]
     if number is None:
         why = f"the kernel does not know the NUMA node of {name} (numa_node is −1 or unreadable)"
         return ToolPlacement(place=name, unknown=why), None
-    found = near(machine, RankPlacement(rank=0, node="it", numa_node=number, anchor=name))
+    at = RankPlacement(rank=0, node="it", numa_node=number, anchor=name)
+    found = near(machine, at, "node")  # a measurement is bound as near as can be
     if isinstance(found, str):
         return ToolPlacement(place=f"{name} on NUMA node {number}", unknown=found), None
     located = ToolPlacement(place=found.place, near_cpus=found.cpus, near_memory=found.memory_nodes)

@@ -10,11 +10,13 @@ import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
-from pytest_mnode.machine.cpus import parse_cpulist
+from pytest_mnode.machine.cpus import Cpus, parse_cpulist
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.numa import Numa
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.copies import copy_nodes, nothing_far
+from pytest_mnode.spec.devices import Near, NearDistance
 from tests.criteria.placement.made import (
     FAIL,
     GIB,
@@ -72,9 +74,44 @@ def test_several_numa_nodes_per_socket(nps4: Machine) -> None:
     assert "uses mlx5_5 (SYS, NUMA distance 32); expected mlx5_1 (SYS, NUMA distance 12)" in (
         wrong.note
     )
-    assert judge_cpus(nps4, near).verdict is PASS
-    other = judge_cpus(nps4, placed("4-7", gpu))
-    assert (other.verdict, other.value) == (FAIL, 4)
+
+
+@pytest.mark.parametrize(
+    ("within", "cpus", "out"),
+    [
+        ("socket", "12-15", 0),
+        ("socket", "4-7", 0),
+        ("socket", "0-15", 0),
+        ("socket", "15-16", 1),
+        ("socket", "0-31", 16),
+        ("node", "12-15", 0),
+        ("node", "4-7", 4),
+        (NearDistance(distance=12), "0-15", 0),
+        (NearDistance(distance=12), "16-19", 4),
+        (NearDistance(distance=11), "4-7", 4),
+        (NearDistance(distance=32), "0-31", 0),
+    ],
+)
+def test_how_far_is_near_is_promised(nps4: Machine, within: Near, cpus: str, out: int) -> None:
+    assert judge_cpus(nps4, placed(cpus, "0000:c1:00.0"), within).value == out
+
+
+def test_memory_of_the_socket_is_near(nps4: Machine) -> None:
+    facts = placed("12-15", "0000:c1:00.0", memory_bytes={1: GIB, 3: GIB, 5: GIB // 20})
+    assert MEMORY(nps4, facts).verdict is PASS
+    assert MEMORY(nps4, facts, within="node").verdict is FAIL
+    assert MEMORY(nps4, replace(facts, memory_bytes={3: GIB, 5: GIB})).verdict is FAIL
+
+
+def test_all_of_one_socket_is_near_and_nothing_is_far(nps4: Machine) -> None:
+    one = replace(nps4, numa=Numa(nodes=nps4.numa.nodes[:4]))
+    one = replace(one, cpus=replace(nps4.cpus, online=frozenset(range(16))))
+    unbound = judge_cpus(one, placed("0-15", "0000:c1:00.0"))
+    assert unbound.verdict is PASS
+    assert "nothing to place" in unbound.note
+    assert "counts as near" in nothing_far(one.numa, None, one.cpus)
+    assert not nothing_far(one.numa, None, one.cpus, "node")
+    assert not nothing_far(nps4.numa, None, nps4.cpus)
 
 
 def test_a_nic_on_another_node_of_the_socket_is_near(nps4: Machine) -> None:
@@ -145,7 +182,8 @@ def test_a_memory_node_without_cpus_is_not_another_socket(tmp_path: Path) -> Non
     tree = Tree(tmp_path)
     nodes(tree, {0: "0-7", 1: ""}, {0: "10 20", 1: "20 10"})
     machine = read(tree.root).numa
-    assert nothing_far(machine, None) == "this machine has memory on one NUMA node, so none is far"
+    few = "this machine has memory on one NUMA node, so none is far"
+    assert nothing_far(machine, None, Cpus()) == few
 
 
 def test_a_guest_with_one_numa_node_and_devices_without_one(tmp_path: Path) -> None:
