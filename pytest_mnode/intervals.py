@@ -97,3 +97,36 @@ def _t_below(value: float, degrees: int) -> float:
         term *= cosine**2 * (2 * number - 1 + odd) / (2 * number + odd)
     within = 2 / math.pi * (angle + sine * total) if odd else sine * total
     return (1 + within) / 2
+
+
+_MANY = 10_000
+"""From this many events on their number is normally distributed, to four digits."""
+
+
+def least_mean(count: int, chance: float) -> float:
+    """The mean number of events that is surely exceeded where `count` of them were seen.
+
+    With a lower mean, `count` or more would be seen with less than `chance`. 0 for none.
+
+    Source: Garwood, "Fiducial limits for the Poisson distribution", Biometrika 28, 1936.
+    """
+    if count >= _MANY:
+        return count - statistics.NormalDist().inv_cdf(1 - chance) * math.sqrt(count)
+    low, high = 0.0, float(count)
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        if _at_least(count, middle) < chance:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _at_least(count: int, mean: float) -> float:
+    """Chance of `count` or more events, for a mean of at most `count` and above 0."""
+    term = math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+    total, seen = 0.0, count
+    while term > 1e-12 * total:
+        total, seen = total + term, seen + 1
+        term *= mean / seen
+    return total

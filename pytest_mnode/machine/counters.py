@@ -152,6 +152,14 @@ _ERROR = re.compile(
 )
 
 
+_BIT_ERRORS = (
+    *("symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors"),
+    *("rx_errors", "rx_crc_errors", "rx_frame_errors"),
+)
+BIT_ERRORS_FALSE_ALARM = 1e-3
+"""Share of clusters whose links all just keep their bit error rate of which one is accused."""
+
+
 class CounterMeaning(StrEnum):
     """Meaning of an increase of a counter.
 
@@ -169,6 +177,11 @@ class CounterMeaning(StrEnum):
 def counts_the_link(counter: str) -> bool:
     """Whether a counter belongs to the port's own link, not to connections that use it."""
     return counter in _BITS
+
+
+def counts_bit_errors(counter: str) -> bool:
+    """Whether a counter counts symbols or packets that arrived damaged: a few are no fault."""
+    return counter in _BIT_ERRORS
 
 
 def meaning(counter: str) -> CounterMeaning:

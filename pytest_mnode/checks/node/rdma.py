@@ -15,7 +15,12 @@ from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, listed
-from pytest_mnode.machine.counters import error_increases
+from pytest_mnode.intervals import least_mean
+from pytest_mnode.machine.counters import (
+    BIT_ERRORS_FALSE_ALARM,
+    counts_bit_errors,
+    error_increases,
+)
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
@@ -29,7 +34,8 @@ class RdmaPromise(Page):
     gid_types: tuple[Literal["IB", "RoCE v1", "RoCE v2"], ...] | None = Field(None, min_length=1)
     """Each port has a GID of one of these types."""
     errors_at_most: Count | None = None
-    """By how much all error counters of a node together may rise during preflight."""
+    """By how much all error counters of a node together may rise during preflight. Damaged symbols
+    and packets count only above `fabric.bit_error_rate_at_most`."""
 
 
 class _OfPorts(SurveyCheck):
@@ -145,7 +151,15 @@ class RdmaErrorsStandStill(SurveyCheck):
         counters = {f"{p} {name}": by for p, found in rises.items() for name, by in found.items()}
         risen = {name: by for name, by in counters.items() if by is not None}
         mute += [name for name, by in counters.items() if by is None]
-        total = sum(risen.values())
+        bits = fabric.line_rate_bits_s * me.last.after_s
+        few = bits * fabric.bit_error_rate_at_most
+        rare = BIT_ERRORS_FALSE_ALARM / (len(counters) * len(evidence.nodes)) if counters else 0.0
+        by_chance = {
+            name
+            for name, by in risen.items()
+            if counts_bit_errors(name.rpartition(" ")[2]) and least_mean(by, rare) <= few
+        }
+        total = sum(by for name, by in risen.items() if name not in by_chance)
         if not risen:
             yield subject.unknown(f"{node}: no error counter can be read")
         elif mute and total <= most:
@@ -154,7 +168,11 @@ class RdmaErrorsStandStill(SurveyCheck):
         else:
             words = listed([f"{name} +{by}" for name, by in risen.items() if by])
             note = words or f"{len(risen)} counters of {len(there)} ports"
-            rising = [port for port, found in rises.items() if any(found.values())]
+            rising = [
+                port
+                for port, found in rises.items()
+                if any(by for name, by in found.items() if f"{port} {name}" not in by_chance)
+            ]
             yield subject.measured(total, Culprit.device(f"{node} {words}", node, *rising), note)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.intervals import least_mean
 from pytest_mnode.machine.counters import (
+    BIT_ERRORS_FALSE_ALARM,
     CounterMeaning,
     counter_increases,
+    counts_bit_errors,
     counts_the_link,
     in_use,
     meaning,
@@ -40,16 +43,21 @@ _BROKEN_BEFORE = "port_rcv_remote_physical_errors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Port:
-    """Increases of the counters of one port; None if not known."""
+    """Increases of the counters of one port; None if not known.
+
+    bits: what its line carries meanwhile at its full rate, in one direction; None if not known.
+    """
 
     node: str
     name: str
     rises: Mapping[str, int | None]
+    bits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one port counted. counter: "" for several. value: None if it is not known."""
+    """What one port counted. counter: "" for several. value: None if it is not known; of bit
+    errors their rate, as low as it may be."""
 
     port: _Port
     text: str
@@ -86,13 +94,16 @@ def judge(
         else:
             ports += found
     carriers = [_counted(port, CARRIER) for port in ports if CARRIER in port.rises]
-    errors = [
-        _counted(port, counter)
+    counted = [
+        (port, counter)
         for port in ports
         for counter in port.rises
         if _means(counter) is CounterMeaning.ERROR
         and not (kills and ":" in port.name and not counts_the_link(counter))
     ]
+    of_bits = [(p, counter) for p, counter in counted if p.bits and counts_bit_errors(counter)]
+    bit_errors = [_bit_errors(*one, BIT_ERRORS_FALSE_ALARM / len(of_bits)) for one in of_bits]
+    errors = [_counted(*one) for one in counted if one not in of_bits]
     lost = [] if kills else [row for port in ports if (row := _lost(port))]
     notes = [f"{node} was switched off on purpose and is not compared" for node in restarted]
     notes += ["jobs were killed on purpose: only counters of links are judged"] if kills else []
@@ -101,9 +112,10 @@ def judge(
     for name, key, rows in (
         ("carrier changes", "carrier_changes_at_most", carriers),
         ("errors", "errors_at_most", errors),
+        ("bit error rate", "bit_error_rate_at_most", bit_errors),
         ("packets lost", "lost_at_most_fraction", lost),
     ):
-        if errors and not rows:
+        if counted and not rows:
             continue  # this fabric has no such counter: InfiniBand has no carrier
         promised = getattr(fabric, key)
         unit, limit = ("%", 100 * promised) if key == "lost_at_most_fraction" else ("", promised)
@@ -123,6 +135,7 @@ def judge(
                 f"fabric.{key} {promised:g}",
                 _beside(culprit, unread),
                 listed([*notes, *unread.values(), *unknown, *([worst.text] if worst else [])]),
+                false_alarm=BIT_ERRORS_FALSE_ALARM if rows is bit_errors and rows else None,
             )
         )
     if culprit is None:  # else a port is to blame, which others may lose packets to
@@ -241,6 +254,9 @@ def _ports(
         return before if isinstance(before, str) else str(after)
     if before.boot != after.boot:
         return "it was restarted, and so were its counters"
+    bits = None
+    if before.uptime_s is not None and after.uptime_s is not None:
+        bits = fabric.line_rate_bits_s * (after.uptime_s - before.uptime_s)
     names = dict.fromkeys((*before.ports, *after.ports))
     if not names.keys() - {TCP}:
         return f"no port of {', '.join(fabric.interfaces)}"
@@ -251,7 +267,7 @@ def _ports(
         rises = _rises(before.ports.get(name, {}), after.ports.get(name, {}))
         if ":" not in name and not ethernet:
             rises = {counter: by for counter, by in rises.items() if counter not in _LOSSES}
-        ports.append(_Port(node, name, rises))
+        ports.append(_Port(node, name, rises, bits))
     if not any(_means(counter) is CounterMeaning.ERROR for port in ports for counter in port.rises):
         return "no error counter of its fabric ports can be read"
     return ports
@@ -283,6 +299,13 @@ def _counted(port: _Port, counter: str) -> _Row:
     by = port.rises[counter]
     text = f"{port.node} {port.name} {counter}" + ("" if by is None else f" +{by}")
     return _Row(port, text, by, counter)
+
+
+def _bit_errors(port: _Port, counter: str, chance: float) -> _Row:
+    """The lowest rate with which as many bit errors are seen with `chance`: they come by chance."""
+    row = _counted(port, counter)
+    rate = None if row.value is None else least_mean(int(row.value), chance) / (port.bits or 1)
+    return replace(row, value=rate)
 
 
 def _lost(port: _Port) -> _Row | None:

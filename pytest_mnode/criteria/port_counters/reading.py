@@ -40,12 +40,14 @@ class PortReading:
     """Counters of one node by port: an interface (fab0) or an RDMA port (mlx5_0:1), and `TCP`.
 
     boot: an identifier that changes when the node is restarted. clock_s: the wall clock less the
-    time since boot, which changes only where the clock is stepped; None if not known.
+    time since boot, which changes only where the clock is stepped; None if not known. uptime_s:
+    time since boot.
     """
 
     boot: str
     ports: dict[str, Counters]
     clock_s: float | None = None
+    uptime_s: float | None = None
 
 
 def read(
@@ -83,7 +85,12 @@ def read(
     if tcp := _tcp(root):
         ports[TCP] = tcp
     boot = f"{sysfs.boot_id(root)} {sysfs.target_name(root / 'proc/self/ns/net')}"
-    return PortReading(boot, ports, _clock(root))
+    return PortReading(boot, ports, _clock(root), _uptime_s(root))
+
+
+def _uptime_s(root: Path) -> float | None:
+    uptime = (sysfs.text(root / "proc/uptime") or "").split()
+    return float(uptime[0]) if uptime else None
 
 
 def _clock(root: Path) -> float | None:
@@ -95,9 +102,9 @@ def _clock(root: Path) -> float | None:
     """
     found = []
     for _ in range(_CLOCK_READINGS):
-        if not (uptime := (sysfs.text(root / "proc/uptime") or "").split()):
+        if (uptime_s := _uptime_s(root)) is None:
             return None
-        found.append(time.time() - float(uptime[0]))
+        found.append(time.time() - uptime_s)
         time.sleep(_BETWEEN_S)
     return min(found)
 

@@ -197,12 +197,14 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class LastFacts:
-    """A node's facts at the end. rdma: its devices, to compare their counters with the start."""
+    """A node's facts at the end. rdma: its devices, to compare their counters with the start, of
+    `after_s` ago."""
 
     __pydantic_config__ = _STRICT
     heard: tuple[Heard, ...]
     rdma: tuple[RdmaDevice, ...] | None
     received: tuple[Received, ...] = ()
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

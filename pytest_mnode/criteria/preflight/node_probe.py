@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class NodeProbe:
     def __init__(self) -> None:
         self.order: LookOrder
         self.machine: Machine
+        self.read_at_s: float
         self.sockets: dict[tuple[str, str], UdpProbe] = {}
         self.rails: dict[str, tuple[Rail, ...]] = {}
         self.listeners: list[Listener] = []
@@ -84,6 +86,7 @@ class NodeProbe:
         read = asyncio.create_task(asyncio.to_thread(read_all, order.reads))
         visits = await asyncio.gather(*(self.visit(one) for one in order.directories))
         self.machine, code = await others
+        self.read_at_s = time.monotonic()
         control = self.open_probe(CONTROL, "", "", None)
         listener = self.listen("", None)
         self.rails = {network: tuple(self.rails_of(network)) for network in order.networks}
@@ -216,7 +219,8 @@ class NodeProbe:
             Heard(network, rail, tuple(sorted(probe.heard)))
             for (network, rail), probe in self.sockets.items()
         )
-        return LastFacts(tuple(heard), after.rdma, self.receiver.received)
+        after_s = time.monotonic() - self.read_at_s
+        return LastFacts(tuple(heard), after.rdma, self.receiver.received, after_s)
 
     def clean_up(self) -> None:
         """Remove the files that this node left for other nodes."""

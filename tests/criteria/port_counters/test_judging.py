@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from pytest_mnode.criteria.port_counters.judging import PortReadings, clock_steps, judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.intervals import least_mean
+from pytest_mnode.machine.counters import BIT_ERRORS_FALSE_ALARM
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.inventory import Fabric
 
@@ -101,6 +104,60 @@ def test_an_error_counter_that_rose_is_named_with_node_port_and_count(
     spec: dict[str, Any] = {allowed: 1}
     assert verdicts(found(reading(port, counter, 1), **spec)) == PASS
     assert verdicts(found(reading(port, counter, 2), **spec)) != PASS
+
+
+def of_cluster(seconds: float, nodes: int, rises: dict[str, int], **more: Any) -> Measurement:
+    """The bit error rate of nodes with 8 ports of 400 Gbit/s. rises: by "gpu0 mlx5_0:1"."""
+
+    def read(node: str, uptime_s: float) -> PortReading:
+        ports: dict[str, Counters] = {
+            f"mlx5_{i}:1": {
+                "symbol_error": rises.get(f"{node} mlx5_{i}:1", 0) if uptime_s else 0,
+                "link_downed": 0,
+            }
+            for i in range(8)
+        }
+        return PortReading("a", ports, uptime_s=uptime_s)
+
+    names = [f"gpu{i}" for i in range(nodes)]
+    before, after = ({name: read(name, at_s) for name in names} for at_s in (0.0, seconds))
+    errors, rate = judge(before, after, fabric(nics_per_node=8, **more))
+    assert str(errors.verdict) == "pass"
+    return rate
+
+
+# A link at a post-FEC BER of 1e-15 has 0.12 errors in 5 minutes at 400 Gbit/s: 128 ports have 15.
+@pytest.mark.parametrize(
+    ("seconds", "rises", "verdict"),
+    [
+        (300, {f"gpu{i} mlx5_0:1": 1 for i in range(15)}, "pass"),
+        (300, {"gpu3 mlx5_2:1": 3}, "pass"),
+        (300, {"gpu3 mlx5_2:1": 12}, "fail"),  # 1e-13
+        (300, {"gpu3 mlx5_2:1": 50_000}, "fail"),
+        (10, {"gpu3 mlx5_2:1": 1}, "pass"),
+        (10, {"gpu3 mlx5_2:1": 4}, "fail"),  # 1e-12
+    ],
+)
+def test_a_few_bit_errors_come_by_chance_and_many_accuse_a_cable(
+    seconds: float, rises: dict[str, int], verdict: str
+) -> None:
+    rate = of_cluster(seconds, 16, rises)
+    assert str(rate.verdict) == verdict
+    if verdict == "fail":
+        assert culprit(rate).nodes == {"gpu3"}
+        assert rate.value is not None
+        assert rate.value <= rises["gpu3 mlx5_2:1"] / (4e11 * seconds)
+        assert str(of_cluster(seconds, 16, rises, bit_error_rate_at_most="1e-9").verdict) == "pass"
+
+
+def test_healthy_links_are_accused_as_rarely_as_promised() -> None:
+    """Of 128 ports that just keep the rate."""
+    chance = BIT_ERRORS_FALSE_ALARM / 128
+    mean = 1e-15 * 4e11 * 300
+    most = next(k for k in range(1, 50) if least_mean(k, chance) > mean)
+    tail = 1 - sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(most))
+    assert 1 - (1 - tail) ** 128 <= BIT_ERRORS_FALSE_ALARM
+    assert most <= 6  # so that 2e-14 is found
 
 
 def roce(before: dict[str, int], after: dict[str, int]) -> dict[str, str]:

@@ -72,6 +72,12 @@ def test_rdma_ports_and_their_errors() -> None:
     assert culprits(RdmaPortsAreActive, first, spec) == {"gpu1": "gpu1 mlx5_0:1 has RoCE v1"}
     one_is_enough = _rdma(rdma_port("RoCE", (None, "RoCE v2")))
     assert verdicts(RdmaPortsAreActive, one_is_enough, spec) == {}
+    for errors, found in ((3, {}), (40, {"gpu1": "gpu1 mlx5_0:1 symbol_error +40"})):
+        late = _rdma(PORT, _counting(symbol_error=errors))
+        for index, node in enumerate(late.nodes):
+            assert node.last is not None
+            late = with_node(late, index, last=replace(node.last, after_s=1000.0))
+        assert culprits(RdmaErrorsStandStill, late, spec) == found
     rising = _rdma(PORT, _counting(symbol_error=4))
     assert culprits(RdmaErrorsStandStill, rising, spec) == {"gpu1": "gpu1 mlx5_0:1 symbol_error +4"}
     several = _rdma(PORT, _counting(symbol_error=4, link_downed=2))
