@@ -1,20 +1,31 @@
-"""Print the bus bandwidth to expect of a cluster, for each collective and size.
+"""Print the bus bandwidth to expect of a cluster, for each collective and size; or judge your own.
 
 Prints the limit of the wire by the spec's line rate, the usual range, how both are derived, and
-for a value that you measured the likeliest reasons for a shortfall.
+for a value that you measured the likeliest reasons for a shortfall. --of judges the results of a
+file as the criterion would, and prints the reasons where they are unusual; the exit status is then
+0 if something is judged and all of it passes, else 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_mnode.measuring.tools.own_results import Result, SizeResult
+    from pytest_mnode.spec import Spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", type=Path, help="the cluster's page; default: the rack's")
-    parser.add_argument("--nodes", type=int, required=True, help="2 or more")
+    parser.add_argument("--nodes", type=int, help="2 or more; with --of that of the file, if any")
     parser.add_argument(
-        "--procs-per-node", type=int, help="default: one rank per accelerator of the spec, else 1"
+        "--procs-per-node",
+        type=int,
+        help="default: that of the file of --of, else one rank per accelerator of the spec, else 1",
     )
     parser.add_argument(
         "--measured",
@@ -23,23 +34,116 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLLECTIVE:SIZE:GB_S",
         help="such as all_reduce:1GiB:180, bus bandwidth in GB/s; may be given again",
     )
+    parser.add_argument(
+        "--of",
+        metavar="FILE",
+        help="results to judge, - for standard input: output of nccl-tests or rccl-tests (text, "
+        "JSON), of perftest, or a CSV of size, time, algbw, busbw",
+    )
+    parser.add_argument("--collective", help="of a file that does not say it, such as all_reduce")
 
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.errors import UsageError
     from pytest_mnode.spec import default_spec_path, load_spec
+    from pytest_mnode.spec.expect import COLLECTIVES
+
+    spec = load_spec(options.spec or default_spec_path())
+    if options.nodes is not None and options.nodes < 2:
+        raise UsageError(f"--nodes={options.nodes}: accepted: 2 or more, as one sends nothing")
+    if options.procs_per_node is not None and options.procs_per_node < 1:
+        raise UsageError(f"--procs-per-node={options.procs_per_node}: accepted: 1 or more")
+    if options.collective not in (None, *COLLECTIVES):
+        raise UsageError(f"--collective={options.collective}: accepted: {', '.join(COLLECTIVES)}")
+    if options.of is not None:
+        return _judge(options, spec)
+    if options.nodes is None:
+        raise UsageError("--nodes: missing; accepted: 2 or more")
+    _expect(options, spec)
+    return 0
+
+
+def _judge(options: argparse.Namespace, spec: Spec) -> int:
+    from pytest_mnode.errors import UsageError
+    from pytest_mnode.measurement import Verdict
+    from pytest_mnode.measuring.tools.own_results import Asked, judge_output, verdict_of
+
+    name = "standard input" if options.of == "-" else options.of
+    asked = Asked(spec, options.nodes, options.procs_per_node, options.collective)
+    try:
+        output = sys.stdin.buffer.read() if options.of == "-" else Path(options.of).read_bytes()
+        found = judge_output(output, asked)
+    except OSError as error:
+        raise UsageError(f"--of={options.of}: {error.strerror}") from None
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    print(f"{name}, judged by {spec.name}")
+    for one in found:
+        print(f"\n{one.title}, {one.unit}")
+        print("\n".join(_lines(one)))
+    verdict = verdict_of(found)
+    judged = [measurement for one in found for measurement in one.judged]
+    kept = sum(measurement.verdict is Verdict.PASS for measurement in judged)
+    print(f"\n{verdict.value}: {kept} of {len(judged)} judged values pass")
+    return 0 if verdict is Verdict.PASS else 1
+
+
+def _lines(one: Result) -> Iterator[str]:
+    from pytest_mnode.measurement import listed
+    from pytest_mnode.table import aligned
+
+    if one.sizes:
+        rows = [("size", "measured", "bound", "verdict", "usual", "wire allows")]
+        yield from aligned([*rows, *(_row(size) for size in one.sizes)])
+    judged = [size.judged for size in one.sizes if size.judged is not None]
+    if sources := listed([f"bound: {found.source}" for found in judged if found.source], 2):
+        yield sources
+    if one.wrong is not None:
+        yield f"wrong values: {one.wrong.measured}" + (one.wrong.note and f", {one.wrong.note}")
+    if one.why:
+        yield f"not judged: {one.why}"
+    yield from dict.fromkeys(found.doubt for found in judged if found.doubt)
+    yield from _reasons(one)
+
+
+def _row(one: SizeResult) -> tuple[str, ...]:
+    from pytest_mnode.measurement import Verdict
+    from pytest_mnode.spec.quantity import SIZE
+
+    judged = one.judged
+    verdict = "not judged"
+    if judged is not None and judged.verdict is not None:
+        verdict = "FAIL" if judged.verdict is Verdict.FAIL else judged.verdict.value
+    in_place = "" if one.in_place is None else f" (in place {one.in_place:.4g})"
+    return (
+        SIZE.text(one.size_bytes),
+        "not measured" if one.value is None else f"{one.value:.4g}{in_place}",
+        judged.expected.short() if judged is not None and judged.expected else "",
+        verdict,
+        " to ".join(f"{edge:.4g}" for edge in one.usual or ()),
+        "" if one.wire is None else f"{one.wire:.4g}",
+    )
+
+
+def _reasons(one: Result) -> Iterator[str]:
+    """Reasons, each list of them once, with the sizes that it explains."""
+    from pytest_mnode.spec.quantity import SIZE
+
+    sizes: dict[tuple[str, ...], list[str]] = {}
+    for size in one.sizes:
+        if size.reasons:
+            sizes.setdefault(size.reasons, []).append(SIZE.text(size.size_bytes))
+    for reasons, of in sizes.items():
+        yield f"{of[0]}{f' to {of[-1]}' if len(of) > 1 else ''}, likeliest reasons:"
+        yield from (f"- {reason}" for reason in reasons)
+
+
+def _expect(options: argparse.Namespace, spec: Spec) -> None:
     from pytest_mnode.spec.expect import COLLECTIVES, SIZES_BYTES, Expectation
     from pytest_mnode.spec.quantity import SIZE
     from pytest_mnode.table import aligned
 
-    spec = load_spec(options.spec or default_spec_path())
-    per_node = options.procs_per_node
-    if per_node is None:
-        per_node = spec.accelerators.per_node or 1
-    if options.nodes < 2:
-        raise UsageError(f"--nodes={options.nodes}: accepted: 2 or more, as one sends nothing")
-    if per_node < 1:
-        raise UsageError(f"--procs-per-node={per_node}: accepted: 1 or more")
+    per_node = options.procs_per_node or spec.accelerators.per_node or 1
     measured = [_measured(text, COLLECTIVES) for text in options.measured]
     rows = [("collective", "size", "the wire allows", "usual (GB/s)")]
     found = {name: Expectation(spec, name, options.nodes, per_node) for name in COLLECTIVES}
@@ -63,7 +167,6 @@ def run(options: argparse.Namespace) -> int:
     for name, size, busbw in measured:
         print(f"\n{name} {SIZE.text(size)}, measured {busbw:g} GB/s:")
         print("\n".join(f"- {reason}" for reason in found[name].reasons(size, busbw)))
-    return 0
 
 
 def _measured(text: str, names: tuple[str, ...]) -> tuple[str, int, float]:

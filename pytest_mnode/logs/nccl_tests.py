@@ -26,6 +26,10 @@ _DEVICE = re.compile(
 )
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
+_NAMED = re.compile(r"\b([a-z_]+_perf)\s+-{1,2}\w")
+"""A program in a command line: older versions do not print which one they are."""
+_COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
+_ALGORITHM = re.compile(r"\bNCCL_ALGO(?:=| set by environment to )[\"']?(\w+)")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
 _VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
@@ -47,8 +51,11 @@ _EXIT = re.compile(
 class NcclTest:
     """One test's table and the lines around it.
 
-    program: such as all_reduce_perf. ranks: number listed under "Using devices", 0 if the list is
-    missing. hosts: hosts of the ranks, each once. groups: number of independent groups of ranks.
+    program: such as all_reduce_perf, by its output or the command line above it. ranks: number
+    listed under "Using devices", else that of NCCL's log, 0 if both are missing. hosts: hosts of
+    the ranks, each once. nodes: their number, else that of NCCL's log, 0 if both are missing.
+    groups: number of independent groups of ranks. algorithm: the value of NCCL_ALGO by a command
+    line or NCCL's log; None if neither has it.
     separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
         and no rate is one of the fabric.
     validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
@@ -62,6 +69,8 @@ class NcclTest:
     ranks: int = 0
     groups: int = 1
     hosts: tuple[str, ...] = ()
+    nodes: int = 0
+    algorithm: str | None = None
     separate_runs: bool = False
     validated: bool | None = None
     rows: tuple[NcclTestsRow, ...] = ()
@@ -136,6 +145,7 @@ def _of_json(test: JsonTest) -> NcclTest:
         ranks=test.ranks,
         groups=test.groups,
         hosts=test.hosts,
+        nodes=len(test.hosts),
         separate_runs=test.separate_runs,
         validated=test.validated,
         rows=test.rows,
@@ -149,6 +159,7 @@ def _of_json(test: JsonTest) -> NcclTest:
 class _Reader:
     def __init__(self) -> None:
         self._done: list[NcclTest] = []
+        self._named: str | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -159,6 +170,7 @@ class _Reader:
         self._faults: dict[str, None] = {}
         self._exits: dict[str, None] = {}
         self._anything = False
+        self._in_log = (0, 0)
 
     def finished(self) -> tuple[NcclTest, ...]:
         self._end()
@@ -167,14 +179,17 @@ class _Reader:
     def _end(self) -> None:
         if self._anything:
             ranks = {(group, rank) for rank, group, _, _ in self._devices}
+            hosts = tuple(dict.fromkeys(host for *_, host in self._devices))
             test = replace(self._test, rows=tuple(self._rows.values()))
             exits = () if test.wrong or test.failed else self._exits
             self._done.append(
                 replace(
                     test,
-                    ranks=len(ranks),
+                    program=test.program or self._named,
+                    ranks=len(ranks) or self._in_log[0],
                     groups=max(1, len({group for group, _ in ranks})),
-                    hosts=tuple(dict.fromkeys(host for *_, host in self._devices)),
+                    hosts=hosts,
+                    nodes=len(hosts) or self._in_log[1],
                     separate_runs=len(self._devices) > len(ranks),
                     faults=(*self._faults, *exits),
                 )
@@ -187,6 +202,8 @@ class _Reader:
             return
         if ours := _OURS.search(text):
             text = text[ours.start() :]
+        else:
+            self._around(text)
         if match := _STARTING.match(text):
             if self._test.program not in (None, match[1]) or self._begun():
                 self._end()
@@ -210,6 +227,20 @@ class _Reader:
             self._anything = self._anything or "Test " in text
             ended = self._test.closed and _EXIT.fullmatch(text)
             (self._exits if ended else self._faults)[text] = None
+
+    def _around(self, line: str) -> None:
+        """Facts in command lines and in NCCL's log, which are no output of the test."""
+        named, algorithm = _NAMED.search(line), _ALGORITHM.search(line)
+        if (named or algorithm) and self._test.closed:
+            self._end()  # the command line of the next test
+        if named:
+            self._named = named[1]
+        if algorithm:
+            self._test = replace(self._test, algorithm=algorithm[1])
+        if match := _COMM.search(line):
+            # Communicators that are split off have fewer.
+            read = (int(match["ranks"]), int(match["nodes"] or 0))
+            self._in_log = max(self._in_log, read)
 
     def _begun(self) -> bool:
         """Whether a line of the test itself was read, not only lines above it."""

@@ -115,7 +115,8 @@ def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
 def _timing(block: Any) -> Timing | None:
     if not isinstance(block, dict):
         return None
-    return Timing(_rate(block.get("bus_bw")), *_wrong(block.get("nwrong")))
+    algbw = _rate(block.get("alg_bw"))
+    return Timing(_rate(block.get("bus_bw")), *_wrong(block.get("nwrong")), algbw)
 
 
 def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
@@ -129,6 +130,7 @@ def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
                 Timing(
                     _rate(row[f"{side}_busbw"]),
                     *_wrong(row.get(f"{side}_errors", row.get(f"{side}_error"))),
+                    _rate(row.get(f"{side}_algbw")),
                 )
                 if f"{side}_busbw" in row
                 else None
@@ -147,7 +149,8 @@ def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> Json
     blocks: dict[int, dict[bool, Timing]] = {}
     for row in rows:
         if (size := _int(row["size"])) is not None:
-            timing = Timing(_rate(row["busBw"]), *_wrong(row.get("#wrong", row.get("wrong"))))
+            wrong = _wrong(row.get("#wrong", row.get("wrong")))
+            timing = Timing(_rate(row["busBw"]), *wrong, _rate(row.get("algBw")))
             blocks.setdefault(size, {})[bool(_int(row["inPlace"]))] = timing
     found = (_row(size, both.get(False), both.get(True)) for size, both in blocks.items())
     ranks = (_int(rows[0].get("ranks")) or 1) * (_int(rows[0].get("gpusPerRank")) or 1)

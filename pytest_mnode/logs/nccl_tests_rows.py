@@ -28,11 +28,13 @@ class Timing:
 
     busbw_gbytes_s: in 10^9 bytes per second. wrong: number of wrong values; None if results were
     not checked. deviation: largest deviation of a value, in versions that print it instead.
+    algbw_gbytes_s: as printed; None if it is not.
     """
 
     busbw_gbytes_s: float | None
     wrong: int | None
     deviation: float | None = None
+    algbw_gbytes_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +136,5 @@ def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | N
             busbw if busbw is not None and busbw >= 0 else None,
             whole(block.get("#wrong", "")),
             number(block.get("error", "")),
+            number(block["algbw"]),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
 
@@ -15,6 +16,8 @@ _TITLE = re.compile(
     r"\w[\w ]*?\s+(?P<both>Bidirectional\s+)?(?:[A-Za-z]+\s+){0,2}?BW\s+(?:Multicast\s+)?Test\b.*",
     re.IGNORECASE,
 )
+_KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send)\b.*\b(?P<what>BW|Latency)\b.* Test\b.*")
+"""The title of a program whose results a spec may promise, after any prefix."""
 _COLUMN = re.compile(
     r"#\w+(?!\S)|(?:(?:BW|MsgRate|[\d.]+%) +)?[\w.%]+\s?\[[^\]]*\]|tps +average", re.IGNORECASE
 )
@@ -59,7 +62,8 @@ class Perftest:
     median is printed (-D); None if its unit is unknown, or it is 0. closed: the rule under the
     table was printed; without it the table may be cut off. damaged: a row has more or fewer cells
     than the heading. faults: lines that report an error. endless: the table has a row for each
-    interval and no end, as with --run_infinitely.
+    interval and no end, as with --run_infinitely. program: such as ib_write_bw, by its title; None
+    if that is missing, or of another program.
     """
 
     bidirectional: bool | None = None
@@ -69,6 +73,7 @@ class Perftest:
     faults: tuple[str, ...] = ()
     damaged: bool = False
     endless: bool = False
+    program: str | None = None
 
     @property
     def why_incomplete(self) -> str | None:
@@ -104,7 +109,18 @@ def read_perftest(output: str | bytes) -> Perftest:
         reader.all_faults(),
         reader.damaged,
         reader.endless and not reader.closed,
+        reader.program,
     )
+
+
+def read_perftests(output: str | bytes) -> tuple[Perftest, ...]:
+    """The runs in `output`, each from its title on, without those that say nothing."""
+    lines = plain_lines(output)
+    # A rule stands above each title, and must not close the table before it.
+    begins = [number - 1 for number, line in enumerate(lines) if _KIND.search(line)]
+    edges = [0, *(begin for begin in begins if begin > 0), len(lines)]
+    found = [read_perftest("\n".join(lines[begin:end])) for begin, end in pairwise(edges)]
+    return tuple(one for one in found if one.rates_gbits_s or one.typical_us or one.program)
 
 
 def _without_prefix(lines: Sequence[str]) -> list[str]:
@@ -133,8 +149,12 @@ class _Reader:
     # Rates by size in the current table.
     by_size: dict[int, set[float | None]] = field(default_factory=dict)
     endless: bool = False
+    program: str | None = None
 
     def read(self, line: str) -> None:
+        if kind := _KIND.search(line):
+            what = "bw" if kind["what"].lower() == "bw" else "lat"
+            self.program = f"ib_{kind['verb'].lower()}_{what}"
         if line.startswith("#bytes"):
             self.columns, self.closed = _columns(line), False
             self.by_size, self.endless = {}, False

@@ -9,6 +9,7 @@ and n-1 for the others, a tree 2 log2(k) and log2(k) over k nodes (Thakur et al.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_mnode.spec.bandwidth import (
@@ -79,6 +80,41 @@ class Reason:
         return abs(math.log(share / nearest))
 
 
+def likeliest(known: Iterable[Reason], share: float) -> list[str]:
+    """The reasons that explain this share of the line best: at most three, the likeliest first."""
+    likely = sorted(known, key=lambda one: one.distance(share))
+    far = likely[0].distance(share) + _AS_LIKELY
+    return [one.text for one in likely if one.distance(share) <= far][:_MOST_REASONS]
+
+
+_OF_A_PORT = (
+    Reason(
+        *(0.45, 0.55),
+        "half of the port: a link or PCIe slot at half its speed: acceptance/test_preflight.py",
+    ),
+    Reason(
+        *(0.22, 0.28),
+        "a quarter of the port: a link that came up two speeds lower, or a PCIe slot of a quarter "
+        "of its lanes: acceptance/test_preflight.py",
+    ),
+    Reason(
+        *(0.55, 0.9),
+        "client or server ran, or had its memory, on the other socket (0.54 to 0.71 of the near "
+        "one's rate are published: kubernetes-sigs/dranet, GB200, p4d, H100); one queue pair is "
+        "too few (-q 4); or the path is congested",
+    ),
+    Reason(
+        *(0.001, 0.22),
+        "not this port, or through the kernel: look at the device and the GID of the run (-d, -x)",
+    ),
+)
+
+
+def reasons_of_a_port(share: float) -> list[str]:
+    """Reasons why perftest measured only this share of a port's line rate."""
+    return likeliest(_OF_A_PORT, share)
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """A collective over `nodes` × `ranks_per_node` ranks of the cluster that a spec describes.
@@ -126,9 +162,7 @@ class Expectation:
             return [f"usual: {share:.0%} of the wire"]
         if busbw_gbytes_s > line:
             return [self._too_much(share)]
-        likely = sorted(self._known(size_bytes), key=lambda one: one.distance(share))
-        far = likely[0].distance(share) + _AS_LIKELY
-        return [one.text for one in likely if one.distance(share) <= far][:_MOST_REASONS]
+        return likeliest(self._known(size_bytes), share)
 
     def _steps(self, *, tree: bool) -> float:
         ranks = self.nodes * self.ranks_per_node

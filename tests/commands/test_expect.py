@@ -36,6 +36,8 @@ def test_a_terminal_without_these_characters_shows_others(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "--nodes: missing"),
+        (["--nodes=4", "--collective=sum"], "--collective=sum: accepted: all_reduce"),
         (["--nodes=1"], "--nodes=1: accepted: 2 or more"),
         (["--nodes=2", "--procs-per-node=0"], "--procs-per-node=0: accepted: 1 or more"),
         (["--nodes=4", "--measured=all_reduce:1GiB"], "--measured=all_reduce:1GiB: accepted: "),

@@ -381,3 +381,24 @@ def test_errors_with_asterisks() -> None:
 def test_a_working_directory_warning_is_no_abort(line: str) -> None:
     for text in (f"{line}\n{CURRENT}", f"{CURRENT}\n{line}\n"):
         assert complete(one(text))
+
+
+COMMAND = "$ mpirun -np 4 -x NCCL_ALGO=Ring ./build/all_gather_perf -b 4M -e 8G -f 2\n"
+INIT = (
+    "elm0:7:9 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 4 cudaDev 0 - Init COMPLETE\n"
+    "elm0:7:9 [0] NCCL INFO comm 0x6 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0\n"
+)
+
+
+def test_facts_of_the_lines_around_a_table() -> None:
+    first, second = read_nccl_tests(f"{COMMAND}{INIT}{GATHER}\n$ all_reduce_perf -g 8\n{OLDER}")
+    assert (first.program, first.algorithm, first.ranks, first.nodes) == (
+        *("all_gather_perf", "Ring", 4, 0),
+    )
+    assert (second.program, second.algorithm, second.ranks, second.nodes) == (
+        *("all_reduce_perf", None, 2, 1),
+    )
+    assert second.rows[1].out_of_place.algbw_gbytes_s == 0.16
+    assert complete(first)
+    logged = INIT.replace("nRanks 2 nNodes 1", "nRanks 16 nNodes 2")
+    assert (one(f"{logged}{GATHER}").ranks, one(f"{logged}{GATHER}").nodes) == (16, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ PROGRAMS: Mapping[str, str] = {
     "broadcast": "broadcast_perf",
     "send_recv": "sendrecv_perf",
 }
+_OF_ONE_RUN = 0.05
+"""Part by which the next run may differ from a single one, which does not show its noise.
+
+Source: 5 to 8 % from run to run are usual by Oracle's guide to RCCL on MI355X; the lower end."""
 _ROUNDED_BYTES = 128
 """Most by which a rank's part of a size is rounded down. Source: nccl-tests, src/all_gather.cu."""
 
@@ -54,13 +59,18 @@ class NcclRun:
     test: NcclTest | None
     why: str
 
+    @property
+    def rounded_bytes(self) -> int:
+        """Most by which a size is rounded down, over all ranks."""
+        return _ROUNDED_BYTES * self.nodes * self.ranks_per_node
+
     def cycles(self, size_bytes: int) -> tuple[float | None, ...]:
         """Busbw in each cycle (`-N`) of the largest size up to `size_bytes`, GB/s; () if none.
 
         all_gather and similar collectives round a size down, so that each rank's part is a
         multiple of 16 bytes or more; a row that is smaller still belongs to another size.
         """
-        spare_bytes = _ROUNDED_BYTES * self.nodes * self.ranks_per_node
+        spare_bytes = self.rounded_bytes
         rows = [r for r in (self.test.rows if self.test else ()) if r.size_bytes <= size_bytes]
         largest = max((r.size_bytes for r in rows), default=0)
         if size_bytes - largest >= min(spare_bytes, size_bytes / 2):
@@ -136,13 +146,14 @@ def run(
     elif test is None:
         why = f"{len(tests)} tables" if tests else _last_line(output) or "no output"
     else:
-        why = test.why_incomplete or _elsewhere(test, len(nodes), ranks_per_node) or ""
+        why = test.why_incomplete or elsewhere(test, len(nodes), ranks_per_node) or ""
     if not why and done.returncode and test is not None and not test.wrong:
         why = f"ended with status {done.returncode}: {_last_line(done.stderr)}"
     return NcclRun(collective, len(nodes), ranks_per_node, argv, output, test, why)
 
 
-def _elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:
+def elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:
+    """Why a test did not run over all these ranks together; None if it did."""
     if test.hosts and len(test.hosts) < nodes:
         return f"ran on {len(test.hosts)} of {nodes} nodes ({', '.join(test.hosts)})"
     if test.groups > 1:
@@ -163,6 +174,7 @@ def _judge_size(
     promise: BusbwPromise,
     program: str,
 ) -> Measurement:
+    """The mean of the runs; a single one may be off by `_OF_ONE_RUN` to either side."""
     last, bound = runs[-1], promise.bound_gbytes_s(line)
     name = f"nccl-tests {last.collective} {SIZE.text(size_bytes)} busbw"
     found = None if last.why else _estimate(runs, size_bytes)
@@ -170,7 +182,13 @@ def _judge_size(
         every = [run.cycles(size_bytes) for run in runs]
         why = last.why or ("" if all(every) else "no row of that size")
         why = why or ("a cycle without a rate" if any(None in one for one in every) else "")
-        why = why or f"{len(runs)} run does not show its noise"
+        if not why:
+            value = statistics.median(busbw for busbw in every[0] if busbw is not None)
+            return Measurement(
+                *(name, value, "GB/s", bound, promise.source(line)),
+                note=f"{value / line.gbytes_s:.1%} of the line; one run, so ± {_OF_ONE_RUN:.0%}",
+                interval=(value / (1 + _OF_ONE_RUN), value * (1 + _OF_ONE_RUN)),
+            )
         note = "; ".join(filter(None, [why, program]))
         return Measurement(name, None, "GB/s", bound, promise.source(line), note=note)
     within, between = found.scatter
@@ -189,13 +207,30 @@ def _judge_size(
     )
 
 
-def judge(runs: Sequence[NcclRun], fabric: Fabric, promise: BusbwPromise) -> list[Measurement]:
-    """One measurement per plateau size of the promise, and one of wrong values of all runs."""
+def judge(
+    runs: Sequence[NcclRun],
+    fabric: Fabric,
+    promise: BusbwPromise,
+    sizes_bytes: Sequence[int] | None = None,
+) -> list[Measurement]:
+    """One measurement per size, and one of wrong values of all runs.
+
+    sizes_bytes: those to judge; the plateau sizes of the promise if None.
+    """
     tests = [run.test for run in runs if run.test]
     program = f"{tests[-1].program or ''} {tests[-1].version or ''}".strip() if tests else ""
     last = runs[-1]
     line = busbw_at_line_rate(last.collective, fabric, last.nodes, last.ranks_per_node, "nccl")
-    found = [_judge_size(runs, s, line, promise, program) for s in promise.plateau_sizes_bytes]
+    sizes = promise.plateau_sizes_bytes if sizes_bytes is None else sizes_bytes
+    found = [_judge_size(runs, size, line, promise, program) for size in sizes]
+    found.append(judge_wrong(runs))
+    return found
+
+
+def judge_wrong(runs: Sequence[NcclRun]) -> Measurement:
+    """The wrong values of all runs."""
+    tests = [run.test for run in runs if run.test]
+    last = runs[-1]
     # Reported wrong values count even if the program failed.
     counts = [run.test.wrong if run.test else None for run in runs]
     known = [wrong for wrong in counts if wrong is not None]
@@ -206,14 +241,11 @@ def judge(runs: Sequence[NcclRun], fabric: Fabric, promise: BusbwPromise) -> lis
         sizes.update(test.wrong_by_size)
     why = last.why or ("" if wrong is not None else "results were not checked (-c 0)")
     where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items() if count)
-    found.append(
-        Measurement(
-            f"nccl-tests {last.collective} #wrong",
-            wrong,
-            "",
-            equals(0),
-            "as nccl-tests checks results",
-            note="; ".join(filter(None, [f"wrong values: {where}" if where else "", why])),
-        )
+    return Measurement(
+        f"nccl-tests {last.collective} #wrong",
+        wrong,
+        "",
+        equals(0),
+        "as nccl-tests checks results",
+        note="; ".join(filter(None, [f"wrong values: {where}" if where else "", why])),
     )
-    return found

@@ -1,0 +1,392 @@
+"""Results that people already have, judged by a spec as the criterion judges its own. Pure.
+
+What is read: nccl-tests and rccl-tests, as text or JSON, perftest, and CSV. Rates and wrong values
+become the runs that the criterion's judges take, so that there is no second rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.logs.busbw_csv import ACCEPTED, CsvRow, CsvTable, read_csv
+from pytest_mnode.logs.lines import plain_lines
+from pytest_mnode.logs.nccl_log.networks import NetworkKind
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
+from pytest_mnode.logs.nccl_log.text import plain_text
+from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, Timing, read_nccl_tests
+from pytest_mnode.logs.perftest import Perftest, read_perftests
+from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measuring.tools import nccl_tests, perftest
+from pytest_mnode.measuring.tools.nccl_tests import NcclRun
+from pytest_mnode.measuring.tools.perftest_pairs import PairResult
+from pytest_mnode.spec.bandwidth import bus_factor
+from pytest_mnode.spec.expect import COLLECTIVES, Expectation, reasons_of_a_port
+from pytest_mnode.spec.fabric import RdmaBandwidthPromise, WriteLatencyPromise
+from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.quantity import SIZE
+
+_PROMISES = {
+    "ib_write_bw": "write_bandwidth",
+    "ib_read_bw": "read_bandwidth",
+    "ib_send_bw": "send_bandwidth",
+    "ib_write_lat": "write_latency",
+}
+_NO_LETTER = re.compile(r"[^a-z]")
+_NAMES = {_NO_LETTER.sub("", name): name for name in COLLECTIVES}
+_CLEAR_GBYTES_S = 1.0
+"""From this algbw on, two printed decimals leave the ratio busbw / algbw within 1 %."""
+_SAME_RATIO = 0.015
+PORT_USUAL = (0.96, 0.99)
+"""Usual part of a port's line rate that perftest reaches. Sources: 196.55 of 200 Gbit/s (HDR,
+Azure/aks-rdma-infiniband, tests/expected-output.md), 392.6 of 400 (RoCE, NVIDIA/nccl issue 2409),
+393.69 of 400 (NDR, NVIDIA/nccl-tests issue 319)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """One size. value: GB/s, Gbit/s or µs; of several runs their mean. usual: in the same unit.
+
+    wire: what the wire allows; None for a latency. judged: None if no rule judges this size.
+    """
+
+    size_bytes: int
+    value: float | None
+    in_place: float | None = None
+    wire: float | None = None
+    usual: tuple[float, float] | None = None
+    judged: Measurement | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one program measured, in all its runs.
+
+    title: program and shape. wrong: of collectives; with the value None if nothing was checked.
+    why: why sizes are not judged, or what is wrong with the output; empty if nothing is.
+    """
+
+    title: str
+    unit: str
+    sizes: tuple[SizeResult, ...]
+    wrong: Measurement | None = None
+    why: str = ""
+
+    @property
+    def judged(self) -> list[Measurement]:
+        """Measurements that decide: those of sizes, and wrong values."""
+        found = [one.judged for one in self.sizes if one.judged is not None]
+        known = self.wrong is not None and self.wrong.value is not None
+        return [*found, self.wrong] if self.wrong is not None and known else found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user said about a file. Each is None if it is to be taken from the file."""
+
+    spec: Spec
+    nodes: int | None = None
+    procs_per_node: int | None = None
+    collective: str | None = None
+
+
+def verdict_of(results: Sequence[Result]) -> Verdict:
+    """Fail if anything fails; pass if a size is judged and all that is judged passes."""
+    found = [measurement.verdict for one in results for measurement in one.judged]
+    if Verdict.FAIL in found:
+        return Verdict.FAIL
+    rated = any(size.judged is not None for one in results for size in one.sizes)
+    passed = rated and all(one is Verdict.PASS for one in found)
+    return Verdict.PASS if passed else Verdict.INCONCLUSIVE
+
+
+def judge_output(output: bytes, asked: Asked) -> list[Result]:
+    """All results in a file, judged.
+
+    Raises UsageError for a file without results, and for one that contradicts what the user said or
+    leaves open what is needed.
+    """
+    if not output.strip():
+        raise UsageError("empty")
+    if plain_text(output).zeros:
+        raise UsageError("no text, but a binary file")
+    tests = read_nccl_tests(output)
+    if any(test.rows for test in tests):
+        return _judge_collectives(tests, output, asked)
+    if runs := read_perftests(output):
+        return _judge_perftest(runs, asked)
+    if tables := read_csv(output):
+        return _judge_collectives([_of_table(table, asked) for table in tables], output, asked)
+    if tests:  # begun, but without any row
+        return _judge_collectives(tests, output, asked)
+    raise UsageError(
+        "no results; accepted: the output of nccl-tests or rccl-tests (text or JSON), of perftest, "
+        f"or a CSV with {ACCEPTED}"
+    )
+
+
+def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
+    groups: dict[tuple[str, int, int], list[NcclRun]] = {}
+    for test in tests:
+        collective = _collective(test, asked.collective)
+        nodes, per_node = _shape(test, asked)
+        _agrees(test, collective, nodes * per_node)
+        why = test.why_incomplete or nccl_tests.elsewhere(test, nodes, per_node) or ""
+        run = NcclRun(collective, nodes, per_node, (), "", test, why)
+        groups.setdefault((collective, nodes, per_node), []).append(run)
+    logged = tuple(_reasons_in_log(output, asked.spec))
+    return [_judge_runs(runs, asked.spec, logged) for runs in groups.values()]
+
+
+def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> Result:
+    runs = sorted(runs, key=lambda run: bool(run.why))  # as the criterion stops at such a run
+    one = runs[0]
+    expectation = Expectation(spec, one.collective, one.nodes, one.ranks_per_node)
+    fabric = spec.criteria.fabric
+    promise = fabric.busbw(one.collective) if fabric else None
+    sizes = sorted({row.size_bytes for run in runs if run.test for row in run.test.rows})
+    least = promise.plateau_from_bytes - one.rounded_bytes if promise else 0
+    judged = [size for size in sizes if promise and size > least]
+    measured = {
+        size: nccl_tests.judge(_with(size, runs), spec.fabric, promise, [size])[0]
+        for size in judged
+        if promise
+    }
+    why = next((run.why for run in runs if run.why), "")
+    if promise is None:
+        why = why or f"the spec has no criteria.fabric.{one.collective}_busbw"
+    elif not judged:
+        why = why or f"sizes below plateau_from {SIZE.text(promise.plateau_from_bytes)}"
+    shape = f"{one.nodes} nodes of {one.ranks_per_node} ranks"
+    times = f", {len(runs)} runs" if len(runs) > 1 else ""
+    return Result(
+        f"{one.collective}, {shape}{times}",
+        "GB/s",
+        tuple(_size_result(runs, size, expectation, measured.get(size), logged) for size in sizes),
+        nccl_tests.judge_wrong(runs),
+        why,
+    )
+
+
+def _with(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclRun]:
+    return [run for run in runs if run.cycles(size_bytes)]
+
+
+def _size_result(
+    runs: Sequence[NcclRun],
+    size_bytes: int,
+    expectation: Expectation,
+    judged: Measurement | None,
+    logged: Sequence[str],
+) -> SizeResult:
+    rows = [r for run in runs if run.test for r in run.test.rows if r.size_bytes == size_bytes]
+    value = _mean(row.out_of_place.busbw_gbytes_s for row in rows)
+    if judged is not None and judged.value is not None:
+        value = judged.value
+    in_place = _mean(row.in_place.busbw_gbytes_s for row in rows if row.in_place)
+    of = expectation.of_size(size_bytes)
+    reasons: tuple[str, ...] = ()
+    unusual = value is not None and not of.low <= value <= max(of.high, of.wire)
+    failed = judged is not None and judged.verdict is Verdict.FAIL
+    if value and (failed or unusual):
+        guessed = expectation.reasons(size_bytes, value)
+        reasons = (*(logged if value < of.wire else ()), *guessed)
+    return SizeResult(size_bytes, value, in_place, of.wire, (of.low, of.high), judged, reasons)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _collective(test: NcclTest, asked: str | None) -> str:
+    said = _NAMES.get(_NO_LETTER.sub("", (test.program or "").lower().removesuffix("_perf")))
+    if test.program and said is None:
+        raise UsageError(f"{test.program}; accepted: {', '.join(COLLECTIVES)}")
+    if said and asked and said != asked:
+        raise UsageError(f"--collective={asked}, but the file has {test.program}")
+    if found := said or asked:
+        return found
+    raise UsageError(
+        f"--collective: missing, and the file does not say it; accepted: {', '.join(COLLECTIVES)}"
+    )
+
+
+def _shape(test: NcclTest, asked: Asked) -> tuple[int, int]:
+    """Nodes and ranks of each, from the file where it says them."""
+    nodes, per_node, ranks = asked.nodes, asked.procs_per_node, test.ranks
+    if nodes and test.nodes and nodes != test.nodes:
+        raise UsageError(f"--nodes={nodes}, but the file has ranks on {test.nodes} hosts")
+    nodes = nodes or test.nodes
+    if not nodes and ranks and per_node and ranks % per_node == 0:
+        nodes = ranks // per_node
+    if not nodes:
+        raise UsageError("--nodes: missing, and the file does not say it; accepted: 2 or more")
+    if ranks and per_node and nodes * per_node != ranks:
+        raise UsageError(
+            f"--procs-per-node={per_node} on {nodes} nodes, but the file has {ranks} ranks"
+        )
+    if ranks % nodes:
+        raise UsageError(f"{ranks} ranks on {nodes} nodes; accepted: as many on each node")
+    if nodes < 2:
+        raise UsageError(
+            f"{ranks or per_node or 'all'} ranks on one node; accepted: 2 nodes or "
+            "more, as the spec's promises are of the fabric"
+        )
+    per_node = per_node or ranks // nodes or asked.spec.accelerators.per_node or 1
+    return nodes, per_node
+
+
+def _agrees(test: NcclTest, collective: str, ranks: int) -> None:
+    """Raises UsageError if busbw / algbw is not that of the collective over so many ranks."""
+    factor = bus_factor(collective, ranks)
+    for row in test.rows:
+        one = row.out_of_place
+        if not one.busbw_gbytes_s or (one.algbw_gbytes_s or 0.0) < _CLEAR_GBYTES_S:
+            continue
+        ratio = one.busbw_gbytes_s / (one.algbw_gbytes_s or 1.0)
+        if abs(ratio / factor - 1) > _SAME_RATIO:
+            raise UsageError(
+                f"busbw / algbw is {ratio:.4g} at {SIZE.text(row.size_bytes)}, but {factor:.4g} "
+                f"for {collective} over {ranks} ranks; check --nodes, --procs-per-node and "
+                "--collective"
+            )
+
+
+def _of_table(table: CsvTable, asked: Asked) -> NcclTest:
+    """A CSV as a test whose results were checked if it has a column for that."""
+    test = NcclTest(
+        program=table.collective, ranks=table.ranks or 0, nodes=table.nodes or 0, closed=True
+    )
+    collective = _collective(test, asked.collective)
+    nodes, per_node = _shape(test, asked)
+    factor = bus_factor(collective, nodes * per_node)
+    rows = tuple(_row(row, factor) for row in table.rows)
+    checked = all(row.wrong is not None for row in table.rows)
+    return replace(test, program=collective, rows=rows, validated=checked)
+
+
+def _row(row: CsvRow, factor: float) -> NcclTestsRow:
+    """One line, with its busbw computed from algbw or time where it has none."""
+    timed = row.size_bytes / row.time_us / 1e3 if row.time_us else None
+    algbw = row.algbw_gbytes_s if row.algbw_gbytes_s is not None else timed
+    if timed and algbw and abs(algbw - timed) > max(0.05 * timed, 0.01):
+        raise UsageError(
+            f"line {row.line}: size / time is {timed:.4g} GB/s, but algbw is {algbw:.4g}; "
+            "check the units in the heading"
+        )
+    busbw = row.busbw_gbytes_s
+    if busbw is None and algbw is not None:
+        busbw = algbw * factor
+    return NcclTestsRow(row.size_bytes, Timing(busbw, row.wrong, algbw_gbytes_s=algbw))
+
+
+def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
+    """What NCCL's own log in the file says about the network: no guesses."""
+    if b"NCCL" not in output:
+        return
+    log = read_nccl_log("\n".join(plain_lines(output)))
+    channels = [channel for channel in log.channels if channel.crosses_network]
+    if not channels or spec.fabric.kind == "ethernet":
+        return
+    sockets = [one for one in channels if log.kind_of(one) is NetworkKind.SOCKETS]
+    if sockets:
+        yield (
+            f"silent TCP, by NCCL's log: {len(sockets)} of {len(channels)} network channels are "
+            "sockets; NCCL_NET=IB makes it an error"
+        )
+    elif staged := [one for one in channels if one.gdr is False]:
+        yield (
+            f"no GPUDirect, by NCCL's log: {len(staged)} of {len(channels)} network channels are "
+            "staged through host memory: acceptance/test_preflight.py"
+        )
+    hosts = {channel.process.host for channel in channels}
+    for host in sorted(filter(None, hosts)):
+        used, all_named = log.adapters([c for c in channels if c.process.host == host])
+        if all_named and not sockets and len(used) < spec.fabric.nics_per_node:
+            yield (
+                f"{host} uses {len(used)} of {spec.fabric.nics_per_node} NICs, by NCCL's log: "
+                "NCCL_IB_HCA, or a port that is down"
+            )
+            return
+
+
+def _judge_perftest(runs: Sequence[Perftest], asked: Asked) -> list[Result]:
+    by_program: dict[str, list[Perftest]] = {}
+    for run in runs:
+        by_program.setdefault(run.program or "perftest", []).append(run)
+    return [_judge_program(*one, asked.spec) for one in by_program.items()]
+
+
+def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result:
+    fabric, key = spec.criteria.fabric, _PROMISES.get(program, "")
+    promise = getattr(fabric, key, None) if fabric and key else None
+    why = next((why for run in runs if (why := run.why_incomplete)), "") or ""
+    if not key:
+        why = why or "no promise of a spec is about it"
+    elif promise is None:
+        why = why or f"the spec has no criteria.fabric.{key}"
+    rates = not any(run.typical_us for run in runs)
+    if rates and any(run.bidirectional is None for run in runs):
+        why = why or "no title, which says whether rates are of both directions"
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        # A bidirectional program prints the sum of both directions.
+        ways = 2 if rates and run.bidirectional else 1
+        for size, value in run.rates_gbits_s if rates else run.typical_us:
+            if value is not None:
+                values.setdefault(size, []).append(value / ways)
+    found = tuple(
+        _of_pair(size, _pair(values[size]), spec, _judged(size, values[size], spec, promise, why))
+        if rates
+        else SizeResult(
+            size,
+            _pair(values[size]).value,
+            judged=_judged(size, values[size], spec, promise, why),
+        )
+        for size in sorted(values)
+    )
+    if promise is not None and not any(one.judged for one in found):
+        why = why or f"the spec's promise is of {SIZE.text(promise.size_bytes)}" + (
+            " or more" if rates else ""
+        )
+    both = ", half of both directions" if any(run.bidirectional for run in runs) else ""
+    return Result(f"{program}, one port{both}", "Gbit/s" if rates else "µs", found, why=why)
+
+
+def _pair(values: Sequence[float]) -> PairResult:
+    pair = PairResult("client", "server", "", sum(values) / len(values), repeats=tuple(values))
+    return replace(pair, value=pair.estimate.value) if pair.estimate else pair
+
+
+def _judged(
+    size_bytes: int,
+    values: Sequence[float],
+    spec: Spec,
+    promise: RdmaBandwidthPromise | WriteLatencyPromise | None,
+    why: str,
+) -> Measurement | None:
+    """None if the promise is not of this size: a rate of its size or more, a latency of its own."""
+    if promise is None or size_bytes < promise.size_bytes:
+        return None
+    if isinstance(promise, WriteLatencyPromise) and size_bytes != promise.size_bytes:
+        return None
+    pair = replace(_pair(values), value=None, why=why) if why else _pair(values)
+    [judged] = perftest.judge([pair], spec.fabric, promise.model_copy(update={"binding": "none"}))
+    return judged
+
+
+def _of_pair(
+    size_bytes: int, pair: PairResult, spec: Spec, judged: Measurement | None
+) -> SizeResult:
+    line = spec.fabric.line_rate_gbits_s
+    low, high = PORT_USUAL
+    value = pair.value or 0.0
+    failed = judged is not None and judged.verdict is Verdict.FAIL
+    reasons = tuple(reasons_of_a_port(value / line)) if failed and value else ()
+    return SizeResult(
+        *(size_bytes, pair.value, None, line, (low * line, high * line), judged, reasons)
+    )

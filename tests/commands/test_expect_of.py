@@ -1,0 +1,293 @@
+"""`expect --of`: results that people have, judged as the criterion would; and files they give."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.commands import main
+from pytest_mnode.measurement import Verdict
+from pytest_mnode.measuring.tools.own_results import Asked, judge_output, verdict_of
+from pytest_mnode.spec import Spec, load_spec
+from tests.spec.test_schema import CLUSTERS
+
+PATH = CLUSTERS / "h100-ib.yaml"
+H100 = load_spec(PATH)
+PERFTEST = CLUSTERS.parent / "recordings" / "perftest"
+GIB = 1 << 30
+HEAD = """\
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 8589934592 step: 8(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+"""  # noqa: E501
+COLUMNS = (
+    "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong\n"
+)
+OLD = "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.0\n"
+FACTOR = 1.875
+"""busbw / algbw of an all-reduce over 16 ranks."""
+
+
+def devices(hosts: int = 2, per_node: int = 8) -> str:
+    return "".join(
+        f"#  Rank {rank:2d} Group  0 Pid {90 + rank} on oak{rank // per_node} device "
+        f"{rank % per_node} [0x1b] NVIDIA H100\n"
+        for rank in range(hosts * per_node)
+    )
+
+
+def row(size: int, busbw: float, wrong: str = "0", in_place: float | None = None) -> str:
+    other = busbw if in_place is None else in_place
+    blocks = "  ".join(f"100.5 {b / FACTOR:.2f} {b:.2f} {wrong}" for b in (busbw, other))
+    return f"  {size} {size // 4} float sum -1 {blocks}\n"
+
+
+def table(*rows: str, named: str = "all_reduce_perf -b 1M -e 8G -f 8", ranks: str = "") -> str:
+    return f"$ ./{named}\n{HEAD}{ranks}{COLUMNS}{''.join(rows)}{END}"
+
+
+GOOD = table(row(1 << 20, 30.0), row(8 * GIB, 391.0), ranks=devices())
+SLOW = table(row(1 << 20, 30.0), row(8 * GIB, 155.6), ranks=devices())
+
+
+def json_of(busbw: float) -> str:
+    block = {"time": 1.0, "alg_bw": busbw / FACTOR, "bus_bw": busbw, "nwrong": 0}
+    places = [{"rank": 8 * i, "group": 0, "pid": i, "hostname": f"oak{i}"} for i in range(2)]
+    return json.dumps(
+        {
+            "args": ["all_reduce_perf"],
+            "config": {"nthreads": 1, "ngpus": 8, "validation": 1, "devices": places},
+            "results": [{"size": 8 * GIB, "out_of_place": block, "in_place": block}],
+            "out_of_bounds": {"count": 0, "okay": "true"},
+            "average_bus_bandwidth": {"bandwidth": busbw},
+        }
+    )
+
+
+def verdict(text: str | bytes, spec: Spec = H100, **said: object) -> Verdict:
+    output = text if isinstance(text, bytes) else text.encode()
+    return verdict_of(judge_output(output, Asked(spec, **said)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD, Verdict.PASS),
+        (SLOW, Verdict.FAIL),
+        (GOOD.replace("\n", "\r\n"), Verdict.PASS),
+        ("\ufeff" + SLOW, Verdict.FAIL),
+        ("".join(f"[1,0]<stdout>:{line}\n" for line in SLOW.splitlines()), Verdict.FAIL),
+        ("".join(f"0: {line}\n" for line in GOOD.splitlines()), Verdict.PASS),
+        (json_of(391.0), Verdict.PASS),
+        (f"# written to a.json\n{json_of(155.6)}\n", Verdict.FAIL),
+        (GOOD.replace(" 0\n", " N/A\n"), Verdict.PASS),
+        (GOOD.replace(END, ""), Verdict.INCONCLUSIVE),
+        (table(row(1 << 20, 30.0), ranks=devices()), Verdict.INCONCLUSIVE),
+        (table(row(8 * GIB, 391.0, "5"), ranks=devices()), Verdict.FAIL),
+        (table(row(1 << 20, 30.0, "5"), row(8 * GIB, 391.0), ranks=devices()), Verdict.FAIL),
+        (table(row(8 * GIB, 391.0, in_place=10.0), ranks=devices()), Verdict.PASS),
+        # Of one run nobody knows how much the next would differ.
+        (table(row(8 * GIB, 358.0), ranks=devices()), Verdict.INCONCLUSIVE),
+        (GOOD + GOOD + GOOD, Verdict.PASS),
+        (GOOD + GOOD.replace(END, ""), Verdict.INCONCLUSIVE),
+        (GOOD + SLOW.replace("8589934592", "4294967296"), Verdict.FAIL),
+    ],
+)
+def test_a_table_is_judged_as_the_criterion_judges_it(text: str, expected: Verdict) -> None:
+    assert verdict(text) is expected
+
+
+def test_each_program_and_size_is_judged() -> None:
+    gather = GOOD.replace("all_reduce", "all_gather").replace("oak", "elm")
+    gather = gather.replace("391.00", "195.50").replace("30.00", "15.00")
+    found = judge_output(f"{SLOW}\n{gather}".encode(), Asked(H100))
+    assert [one.title for one in found] == [
+        "all_reduce, 2 nodes of 8 ranks",
+        "all_gather, 2 nodes of 8 ranks",
+    ]
+    small, large = found[0].sizes
+    assert (small.size_bytes, small.value, small.in_place) == (1 << 20, 30.0, 30.0)
+    assert large.wire == 400
+    assert large.judged is not None
+    assert large.judged.expected is not None
+    assert large.judged.expected.terms[-1].key == "at_least_fraction"
+    assert large.reasons
+    assert not small.reasons
+    assert "all_gather_busbw" in found[1].why
+
+
+def test_an_old_table_and_no_list_of_ranks() -> None:
+    line = f"{8 * GIB} {2 * GIB} float sum 100.5 {391 / FACTOR:.2f} 391.00 2e-07"
+    old = f"{OLD}{line} 100.5 {391 / FACTOR:.2f} 391.00 2e-07\n{END}"
+    assert verdict(old, nodes=2, collective="all_reduce") is Verdict.PASS
+    logged = "oak0:90:91 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nRanks 16 nNodes 2 - Init\n"
+    assert verdict(f"$ all_reduce_perf -b 8G\n{logged}{old}") is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("network", "word"), [("Socket/0", "silent TCP"), ("IB/0", "no GPUDirect")]
+)
+def test_a_reason_in_nccls_log_comes_first(network: str, word: str) -> None:
+    log = "".join(
+        f"oak0:90:91 [0] NCCL INFO Channel 0{i}/0 : 0[0] -> 8[0] [send] via NET/{network}\n"
+        for i in range(2)
+    )
+    [found] = judge_output(SLOW.replace(COLUMNS, log + COLUMNS).encode(), Asked(H100))
+    assert found.sizes[-1].reasons[0].startswith(word)
+    assert "2 of 2 network channels" in found.sizes[-1].reasons[0]
+
+
+CSV = "size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s\n8589934592,41203.5,208.48,390.9\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "busbw"),
+    [
+        (CSV, 390.9),
+        (CSV.replace("\n", "\r\n"), 390.9),
+        (f"\ufeff{CSV}", 390.9),
+        (f"# my cluster\n\n{CSV}average,,,390.9\n", 390.9),
+        ("size,busbw\n8G,390.9\n", 390.9),
+        ("size,busbw\n8 GiB,390.9\n", 390.9),
+        ("Message Size (GiB);Bus bandwidth (GB/s)\n8;390,9\n", 390.9),
+        ("Size (B)\tBusBW (Gbit/s)\n8,589,934,592\t3127.2\n", 390.9),
+        ('size,"algbw (GB/s)"\n"8,589,934,592",208.48\n', 390.9),
+        ("size,time (ms)\n8GiB,41.2035\n", 390.9),
+        ("size time(us) algbw(MB/s)\n8589934592 41203.5 208480\n", 390.9),
+        ("| size | busbw |\n| ---- | ----: |\n| 8G | 390.9 |\n", 390.9),
+        ("size,oop_busbw,ip_busbw\n8G,390.9,10\n", 390.9),
+        ("ip_busbw,size\n390.9,8G\n", 390.9),
+    ],
+)
+def test_a_csv_in_common_spellings(text: str, busbw: float) -> None:
+    [found] = judge_output(text.encode(), Asked(H100, 2, None, "all_reduce"))
+    [size] = found.sizes
+    assert size.size_bytes == 8 * GIB
+    assert size.value == pytest.approx(busbw, rel=1e-3)
+    assert verdict_of([found]) is Verdict.PASS
+
+
+def test_a_csv_may_say_collective_ranks_and_wrong_values() -> None:
+    head = "collective,nodes,ranks,size,busbw,#wrong\n"
+    good, bad = "all_reduce,2,16,8G,390,0\n", "AllReduce,4,32,8G,390,1\n"
+    first, second = judge_output(f"{head}{good}{bad}".encode(), Asked(H100))
+    assert (first.title, verdict_of([first])) == ("all_reduce, 2 nodes of 8 ranks", Verdict.PASS)
+    assert (second.title, verdict_of([second])) == ("all_reduce, 4 nodes of 8 ranks", Verdict.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "message"),
+    [
+        ("", {}, "empty"),
+        (" \n\n", {}, "empty"),
+        (b"\x1f\x8b\x08\x00\x00\xff", {}, "no text, but a binary file"),
+        ("Hello, world\n", {}, "no results; accepted: the output of nccl-tests"),
+        (GOOD, {"nodes": 4}, "--nodes=4, but the file has ranks on 2 hosts"),
+        (GOOD, {"procs_per_node": 4}, "--procs-per-node=4 on 2 nodes, but the file has 16 ranks"),
+        (GOOD, {"collective": "all_gather"}, "--collective=all_gather, but the file has all_red"),
+        (table(row(GIB, 1.0), ranks=devices(1)), {}, "8 ranks on one node"),
+        (table(row(8 * GIB, 391.0)), {"nodes": 4}, "busbw / algbw is 1.875 at 8 GiB, but 1.938"),
+        (table(row(8 * GIB, 391.0)), {}, "--nodes: missing"),
+        (f"{COLUMNS}{row(8 * GIB, 391.0)}{END}", {"nodes": 2}, "--collective: missing"),
+        (CSV, {"nodes": 2}, "--collective: missing"),
+        (CSV, {"collective": "all_reduce"}, "--nodes: missing"),
+        (GOOD.replace("all_reduce", "hypercube"), {}, "hypercube_perf; accepted: all_reduce"),
+        ("size,busbw\n8G,39", {"nodes": 2, "collective": "all_reduce"}, ""),
+        ("size,busbw\n8G\n", {"nodes": 2, "collective": "all_reduce"}, "line 2: 1 cells, but the"),
+        ("size,busbw_gbps\n8G,390\n", {}, "line 1: bandwidth in 'gbps' may be in bytes or bits"),
+        ("size,busbw\n8 parsecs,390\n", {}, "line 2: '8 parsecs' has the unknown unit"),
+        ("size;busbw\n8G;1,024\n", {}, "line 2: '1,024' may be 1024 or 1.024"),
+        ("size,busbw\n8G,fast\n", {}, "line 2: could not convert"),
+        (CSV.replace("time_us", "time_ms"), {"nodes": 2, "collective": "all_reduce"}, "line 2: si"),
+    ],
+)
+def test_a_file_that_cannot_be_judged_is_one_line(
+    text: str | bytes,
+    said: dict[str, object],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in said.items()]
+    status = main(["expect", f"--spec={PATH}", f"--of={path}", *options])
+    if not message:
+        assert status == 1  # 39 GB/s is what the cut line says
+        return
+    assert status == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"python -m pytest_mnode expect: {path}: {message}")
+
+
+@pytest.mark.parametrize("text", [GOOD, SLOW])
+def test_a_file_from_standard_input(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    status = main(["expect", f"--spec={PATH}", "--nodes=2", "--of=-"])
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "standard input, judged by H100 8×400G InfiniBand (profile)"
+    [large] = [line for line in out if line.startswith("8 GiB ")]
+    assert "≥ 356" in large
+    if text is GOOD:
+        assert (status, large.split()[-5:-4]) == (0, ["pass"])
+        assert out[-1] == "pass: 2 of 2 judged values pass"
+    else:
+        assert status == 1
+        assert "FAIL" in large
+        assert "8 GiB, likeliest reasons:" in out
+        assert out[-1] == "fail: 1 of 2 judged values pass"
+
+
+def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["expect", f"--spec={PATH}", "--of=/nowhere.txt"]) == 2
+    assert "--of=/nowhere.txt: No such file" in capsys.readouterr().err
+
+
+RULE = "-" * 70
+
+
+def perftest(title: str, unit: str, *rows: tuple[int, float]) -> str:
+    lines = "".join(f" {size} 5000 {rate} {rate} 0.05\n" for size, rate in rows)
+    head = f" #bytes #iterations BW peak[{unit}] BW average[{unit}] MsgRate[Mpps]\n"
+    return f"{RULE}\n   {title} Test\n{RULE}\n{head}{lines}{RULE}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 392.6)), Verdict.PASS),
+        (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 201.0)), Verdict.FAIL),
+        (perftest("RDMA_Write BW", "MiB/sec", (1 << 20, 46800.0)), Verdict.PASS),
+        (perftest("RDMA_Write Bidirectional BW", "Gb/sec", (1 << 20, 779.6)), Verdict.PASS),
+        (perftest("RDMA_Write BW", "Gb/sec", (65536, 392.6)), Verdict.INCONCLUSIVE),
+        (perftest("RDMA_Read BW", "Gb/sec", (1 << 20, 392.6)), Verdict.INCONCLUSIVE),
+        (
+            perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 392.6))
+            + perftest("RDMA_Read BW", "Gb/sec", (1 << 20, 1.0)),
+            Verdict.PASS,
+        ),
+        (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 9.0))[:-71], Verdict.INCONCLUSIVE),
+        ((PERFTEST / "write_bw-all-sizes.client.txt").read_bytes(), Verdict.FAIL),
+        ((PERFTEST / "write_lat.client.txt").read_bytes(), Verdict.INCONCLUSIVE),
+    ],
+)
+def test_perftest_is_judged_by_its_own_promise(text: str | bytes, expected: Verdict) -> None:
+    assert verdict(text) is expected
+    if b"RDMA_Write BW" in (text.encode() if isinstance(text, str) else text):
+        output = text if isinstance(text, bytes) else text.encode()
+        assert judge_output(output, Asked(H100))[0].sizes[-1].wire == 400
+
+
+def test_a_latency_is_judged_at_the_promised_size() -> None:
+    fabric = H100.criteria.fabric
+    assert fabric is not None
+    promised = {"write_latency": {"at_most": "5 us"}}
+    given = type(fabric).model_validate(promised)
+    criteria = H100.criteria.model_copy(update={"fabric": given})
+    spec = H100.model_copy(update={"criteria": criteria})
+    assert verdict((PERFTEST / "write_lat.client.txt").read_bytes(), spec) is Verdict.FAIL
