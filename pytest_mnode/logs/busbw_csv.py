@@ -31,6 +31,7 @@ _COLUMNS = {
 }
 _PREFIX = re.compile(r"\[\d+,\d+\]<std\w+>: ?|\d+: ", re.ASCII)
 """Of a launcher: rank and stream (mpirun --tag-output), or rank (srun --label)."""
+_MOST_BYTES = 1 << 60
 _FEW = 3
 """Words between blanks are a heading from this many known columns on; fewer may be a sentence."""
 _JOINTS = re.compile(r"[\s_()\[\]{}.-]+")
@@ -204,7 +205,7 @@ def _size(cell: str, unit: str) -> int:
 
 
 def _exact(size: float, cell: str) -> int:
-    if size != int(size) or size < 1:
+    if not 1 <= size < _MOST_BYTES or size != int(size):
         raise ValueError(f"size {cell!r} is no whole number of bytes above 0")
     return int(size)
 

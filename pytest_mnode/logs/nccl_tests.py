@@ -7,7 +7,8 @@ error or a #wrong column, with one or two blocks of results are all read. Pure.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_mnode.logs.lines import began_in_tmp, plain_lines
@@ -29,7 +30,7 @@ _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
 _NAMED = re.compile(r"\b([a-z_]+_perf)\s+-{1,2}\w")
 """A program in a command line: older versions do not print which one they are."""
 _COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
-_ALGORITHM = re.compile(r"\bNCCL_ALGO(?:=| set by environment to )[\"']?(\w+)")
+_SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )[\"']?([\w,:^-]+)")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
 _VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
@@ -54,8 +55,8 @@ class NcclTest:
     program: such as all_reduce_perf, by its output or the command line above it. ranks: number
     listed under "Using devices", else that of NCCL's log, 0 if both are missing. hosts: hosts of
     the ranks, each once. nodes: their number, else that of NCCL's log, 0 if both are missing.
-    groups: number of independent groups of ranks. algorithm: the value of NCCL_ALGO by a command
-    line or NCCL's log; None if neither has it.
+    groups: number of independent groups of ranks. settings: NCCL's variables and their values, by
+    the command line and NCCL's log.
     separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
         and no rate is one of the fabric.
     validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
@@ -70,7 +71,7 @@ class NcclTest:
     groups: int = 1
     hosts: tuple[str, ...] = ()
     nodes: int = 0
-    algorithm: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     separate_runs: bool = False
     validated: bool | None = None
     rows: tuple[NcclTestsRow, ...] = ()
@@ -78,6 +79,16 @@ class NcclTest:
     failed: bool = False
     closed: bool = False
     faults: tuple[str, ...] = ()
+
+    @property
+    def pins_ring(self) -> bool:
+        """Whether NCCL was told to use a ring."""
+        return self.settings.get("NCCL_ALGO", "").lower() == "ring"
+
+    @property
+    def may_use_nvls(self) -> bool:
+        """Whether NCCL could let the switches of NVLink reduce."""
+        return "NCCL_ALGO" not in self.settings and self.settings.get("NCCL_NVLS_ENABLE") != "0"
 
     @property
     def wrong(self) -> int | None:
@@ -230,13 +241,13 @@ class _Reader:
 
     def _around(self, line: str) -> None:
         """Facts in command lines and in NCCL's log, which are no output of the test."""
-        named, algorithm = _NAMED.search(line), _ALGORITHM.search(line)
-        if (named or algorithm) and self._test.closed:
+        named, set_here = _NAMED.search(line), dict(_SETTING.findall(line))
+        if (named or set_here) and self._test.closed:
             self._end()  # the command line of the next test
         if named:
             self._named = named[1]
-        if algorithm:
-            self._test = replace(self._test, algorithm=algorithm[1])
+        if set_here:
+            self._test = replace(self._test, settings={**self._test.settings, **set_here})
         if match := _COMM.search(line):
             # Communicators that are split off have fewer.
             read = (int(match["ranks"]), int(match["nodes"] or 0))

@@ -392,12 +392,11 @@ INIT = (
 
 def test_facts_of_the_lines_around_a_table() -> None:
     first, second = read_nccl_tests(f"{COMMAND}{INIT}{GATHER}\n$ all_reduce_perf -g 8\n{OLDER}")
-    assert (first.program, first.algorithm, first.ranks, first.nodes) == (
-        *("all_gather_perf", "Ring", 4, 0),
-    )
-    assert (second.program, second.algorithm, second.ranks, second.nodes) == (
-        *("all_reduce_perf", None, 2, 1),
-    )
+    assert (first.program, first.ranks, first.nodes) == ("all_gather_perf", 4, 0)
+    assert (second.program, second.ranks, second.nodes) == ("all_reduce_perf", 2, 1)
+    assert (first.settings, second.settings) == ({"NCCL_ALGO": "Ring"}, {})
+    assert (first.pins_ring, second.pins_ring) == (True, False)
+    assert (first.may_use_nvls, second.may_use_nvls) == (False, True)
     assert second.rows[1].out_of_place.algbw_gbytes_s == 0.16
     assert complete(first)
     logged = INIT.replace("nRanks 2 nNodes 1", "nRanks 16 nNodes 2")

@@ -118,10 +118,10 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
         return _judge_collectives(tests, output, asked)
     if runs := read_perftests(output):
         return _judge_perftest(runs, asked)
-    if tables := read_csv(output):
-        return _judge_collectives([_of_table(table, asked) for table in tables], output, asked)
     if tests:  # begun, but without any row
         return _judge_collectives(tests, output, asked)
+    if tables := read_csv(output):
+        return _judge_collectives([_of_table(table, asked) for table in tables], output, asked)
     raise UsageError(
         "no results; accepted: the output of nccl-tests or rccl-tests (text or JSON), of perftest, "
         f"or a CSV with {ACCEPTED}"
@@ -129,14 +129,15 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
 
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
-    groups: dict[tuple[str, int, int], list[NcclRun]] = {}
+    groups: dict[tuple[str, int, int, bool, bool], list[NcclRun]] = {}
     for test in tests:
         collective = _collective(test, asked.collective)
         nodes, per_node = _shape(test, asked)
         _agrees(test, collective, nodes * per_node)
         why = test.why_incomplete or nccl_tests.elsewhere(test, nodes, per_node) or ""
         run = NcclRun(collective, nodes, per_node, (), "", test, why)
-        groups.setdefault((collective, nodes, per_node), []).append(run)
+        key = (collective, nodes, per_node, test.pins_ring, test.may_use_nvls)
+        groups.setdefault(key, []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
     return [_judge_runs(runs, asked.spec, logged) for runs in groups.values()]
 
@@ -161,9 +162,10 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     elif not judged:
         why = why or f"sizes below plateau_from {SIZE.text(promise.plateau_from_bytes)}"
     shape = f"{one.nodes} nodes of {one.ranks_per_node} ranks"
+    pinned = ", ring pinned" if one.test and one.test.pins_ring else ""
     times = f", {len(runs)} runs" if len(runs) > 1 else ""
     return Result(
-        f"{one.collective}, {shape}{times}",
+        f"{one.collective}{pinned}, {shape}{times}",
         "GB/s",
         tuple(_size_result(runs, size, expectation, measured.get(size), logged) for size in sizes),
         nccl_tests.judge_wrong(runs),
