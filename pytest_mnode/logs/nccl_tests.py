@@ -31,6 +31,7 @@ _NAMED = re.compile(r"\b([a-z_]+_perf)\s+-{1,2}\w")
 """A program in a command line: older versions do not print which one they are."""
 _COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )[\"']?([\w,:^-]+)")
+_ONE_BYTE = re.compile(r"u?int8|f(?:p|loat)?8|f8")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
 _VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
@@ -87,8 +88,10 @@ class NcclTest:
 
     @property
     def may_use_nvls(self) -> bool:
-        """Whether NCCL could let the switches of NVLink reduce."""
-        return "NCCL_ALGO" not in self.settings and self.settings.get("NCCL_NVLS_ENABLE") != "0"
+        """Whether NCCL could let the switches of NVLink reduce: not values of one byte, which the
+        instruction for it, multimem.ld_reduce, lacks on Hopper (PTX ISA)."""
+        off = "NCCL_ALGO" in self.settings or self.settings.get("NCCL_NVLS_ENABLE") == "0"
+        return not off and not any(_ONE_BYTE.match(row.dtype) for row in self.rows)
 
     @property
     def wrong(self) -> int | None:

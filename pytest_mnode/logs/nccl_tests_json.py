@@ -93,7 +93,11 @@ def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
     bounds = _object(file.get("out_of_bounds"))
     validation = _int(config.get("validation"))
     rows = (
-        _row(row.get("size"), *(_timing(row.get(key)) for key in ("out_of_place", "in_place")))
+        _row(
+            row.get("size"),
+            *(_timing(row.get(key)) for key in ("out_of_place", "in_place")),
+            str(row.get("type", "")),
+        )
         for row in results
     )
     argv = _list(file.get("args"))
@@ -136,6 +140,7 @@ def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
                 else None
                 for side in ("oop", "ip")
             ),
+            str(row.get("type", "")),
         )
         for by_size in sizes
         if isinstance(by_size, dict)
@@ -152,7 +157,8 @@ def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> Json
             wrong = _wrong(row.get("#wrong", row.get("wrong")))
             timing = Timing(_rate(row["busBw"]), *wrong, _rate(row.get("algBw")))
             blocks.setdefault(size, {})[bool(_int(row["inPlace"]))] = timing
-    found = (_row(size, both.get(False), both.get(True)) for size, both in blocks.items())
+    dtype = str(rows[0].get("type", ""))
+    found = (_row(size, both.get(False), both.get(True), dtype) for size, both in blocks.items())
     ranks = (_int(rows[0].get("ranks")) or 1) * (_int(rows[0].get("gpusPerRank")) or 1)
     return JsonTest(
         rows=tuple(row for row in found if row is not None),
@@ -162,11 +168,13 @@ def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> Json
     )
 
 
-def _row(size: Any, out_of_place: Timing | None, in_place: Timing | None) -> NcclTestsRow | None:
+def _row(
+    size: Any, out_of_place: Timing | None, in_place: Timing | None, dtype: str
+) -> NcclTestsRow | None:
     size_bytes = _int(size)
     if size_bytes is None or (out_of_place is None and in_place is None):
         return None
-    return NcclTestsRow(size_bytes, out_of_place or Timing(None, None), in_place)
+    return NcclTestsRow(size_bytes, out_of_place or Timing(None, None), in_place, dtype)
 
 
 def _object(value: Any) -> Mapping[str, Any]:

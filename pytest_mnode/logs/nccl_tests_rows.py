@@ -39,11 +39,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsRow:
-    """Results of one message size. in_place is None if the table has only one block."""
+    """Results of one message size. in_place is None if the table has only one block.
+
+    dtype: of its values, as printed, such as float or fp8_e4m3; "" if it is not.
+    """
 
     size_bytes: int
     out_of_place: Timing
     in_place: Timing | None = None
+    dtype: str = field(default="", compare=False)
 
 
 @dataclass(slots=True)
@@ -102,7 +106,8 @@ def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTes
     if blocks[0] is None or (count and size_bytes % count):
         return None
     in_place = blocks[1] if len(blocks) > 1 else None
-    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place)
+    dtype = cells[columns.index("type")]
+    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place, dtype)
 
 
 def _fits(column: str, cell: str) -> bool:
