@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "078": "a NIC of 800 Gbit/s on a GB300: perftest has 0.56 of it inside the node too",
     "080": "as 078",
     "088": "two racks: an all-to-all at 0.47 of the NICs, called a baseline",
-    "102": "NCCL 2.18 and aws-ofi-nccl 1.7 over EFA are slow up to 1 GiB; 479 with later ones (101)",
+    "102": "NCCL 2.18 and aws-ofi-nccl 1.7 are slow up to 1 GiB; later ones are not (101)",
     "106": "all_gather at 0.81, where all_reduce of the same shape has 0.91 (122)",
     "130": "broadcast at 0.72, as a ring cannot overlap both directions",
     "142": "slow only beside 456 of the same nodes (143): more than a bound of a ring",
