@@ -95,7 +95,7 @@ def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
     rows = (
         _row(
             row.get("size"),
-            *(_timing(row.get(key)) for key in ("out_of_place", "in_place")),
+            [_timing(row.get(key)) for key in ("out_of_place", "in_place")],
             str(row.get("type", "")),
         )
         for row in results
@@ -130,7 +130,7 @@ def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
     rows = [
         _row(
             size,
-            *(
+            [
                 Timing(
                     _rate(row[f"{side}_busbw"]),
                     *_wrong(row.get(f"{side}_errors", row.get(f"{side}_error"))),
@@ -139,7 +139,7 @@ def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
                 if f"{side}_busbw" in row
                 else None
                 for side in ("oop", "ip")
-            ),
+            ],
             str(row.get("type", "")),
         )
         for by_size in sizes
@@ -158,7 +158,7 @@ def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> Json
             timing = Timing(_rate(row["busBw"]), *wrong, _rate(row.get("algBw")))
             blocks.setdefault(size, {})[bool(_int(row["inPlace"]))] = timing
     dtype = str(rows[0].get("type", ""))
-    found = (_row(size, both.get(False), both.get(True), dtype) for size, both in blocks.items())
+    found = (_row(size, [both.get(False), both.get(True)], dtype) for size, both in blocks.items())
     ranks = (_int(rows[0].get("ranks")) or 1) * (_int(rows[0].get("gpusPerRank")) or 1)
     return JsonTest(
         rows=tuple(row for row in found if row is not None),
@@ -168,12 +168,12 @@ def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> Json
     )
 
 
-def _row(
-    size: Any, out_of_place: Timing | None, in_place: Timing | None, dtype: str
-) -> NcclTestsRow | None:
+def _row(size: Any, blocks: Sequence[Timing | None], dtype: str) -> NcclTestsRow | None:
+    """blocks: out of place and in place."""
     size_bytes = _int(size)
-    if size_bytes is None or (out_of_place is None and in_place is None):
+    if size_bytes is None or not any(blocks):
         return None
+    out_of_place, in_place = blocks
     return NcclTestsRow(size_bytes, out_of_place or Timing(None, None), in_place, dtype)
 
 
