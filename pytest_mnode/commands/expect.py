@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "JSON), of perftest, or a CSV of size, time, algbw, busbw",
     )
     parser.add_argument("--collective", help="of a file that does not say it, such as all_reduce")
+    parser.add_argument(
+        "--algorithm",
+        choices=("default", "ring"),
+        help="of a file that does not say it; ring: NCCL_ALGO=Ring was set",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,7 +74,9 @@ def _judge(options: argparse.Namespace, spec: Spec) -> int:
     from pytest_mnode.measuring.tools.own_results import Asked, judge_output, verdict_of
 
     name = "standard input" if options.of == "-" else options.of
-    asked = Asked(spec, options.nodes, options.procs_per_node, options.collective)
+    asked = Asked(
+        *(spec, options.nodes, options.procs_per_node, options.collective, options.algorithm)
+    )
     try:
         output = sys.stdin.buffer.read() if options.of == "-" else Path(options.of).read_bytes()
         found = judge_output(output, asked)

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,10 @@ def row(size: int, busbw: float, wrong: str = "0", in_place: float | None = None
     return f"  {size} {size // 4} float sum -1 {blocks}\n"
 
 
-def table(*rows: str, named: str = "all_reduce_perf -b 1M -e 8G -f 8", ranks: str = "") -> str:
-    return f"$ ./{named}\n{HEAD}{ranks}{COLUMNS}{''.join(rows)}{END}"
+def table(
+    *rows: str, named: str = "NCCL_ALGO=Ring all_reduce_perf -b 1M -e 8G -f 8", ranks: str = ""
+) -> str:
+    return f"$ {named}\n{HEAD}{ranks}{COLUMNS}{''.join(rows)}{END}"
 
 
 GOOD = table(row(1 << 20, 30.0), row(8 * GIB, 391.0), ranks=devices())
@@ -67,9 +70,9 @@ def json_of(busbw: float) -> str:
     )
 
 
-def verdict(text: str | bytes, spec: Spec = H100, **said: object) -> Verdict:
+def verdict(text: str | bytes, spec: Spec = H100, **said: Any) -> Verdict:
     output = text if isinstance(text, bytes) else text.encode()
-    return verdict_of(judge_output(output, Asked(spec, **said)))  # type: ignore[arg-type]
+    return verdict_of(judge_output(output, Asked(spec, **said)))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,8 @@ def verdict(text: str | bytes, spec: Spec = H100, **said: object) -> Verdict:
     ],
 )
 def test_a_table_is_judged_as_the_criterion_judges_it(text: str, expected: Verdict) -> None:
-    assert verdict(text) is expected
+    said = "ring" if text.lstrip("# ").startswith(("{", "written")) else None
+    assert verdict(text, algorithm=said) is expected
 
 
 def test_each_program_and_size_is_judged() -> None:
@@ -105,8 +109,8 @@ def test_each_program_and_size_is_judged() -> None:
     gather = gather.replace("391.00", "195.50").replace("30.00", "15.00")
     found = judge_output(f"{SLOW}\n{gather}".encode(), Asked(H100))
     assert [one.title for one in found] == [
-        "all_reduce, 2 nodes of 8 ranks",
-        "all_gather, 2 nodes of 8 ranks",
+        "all_reduce, ring pinned, 2 nodes of 8 ranks",
+        "all_gather, ring pinned, 2 nodes of 8 ranks",
     ]
     small, large = found[0].sizes
     assert (small.size_bytes, small.value, small.in_place) == (1 << 20, 30.0, 30.0)
@@ -122,9 +126,9 @@ def test_each_program_and_size_is_judged() -> None:
 def test_an_old_table_and_no_list_of_ranks() -> None:
     line = f"{8 * GIB} {2 * GIB} float sum 100.5 {391 / FACTOR:.2f} 391.00 2e-07"
     old = f"{OLD}{line} 100.5 {391 / FACTOR:.2f} 391.00 2e-07\n{END}"
-    assert verdict(old, nodes=2, collective="all_reduce") is Verdict.PASS
+    assert verdict(old, nodes=2, collective="all_reduce", algorithm="ring") is Verdict.PASS
     logged = "oak0:90:91 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nRanks 16 nNodes 2 - Init\n"
-    assert verdict(f"$ all_reduce_perf -b 8G\n{logged}{old}") is Verdict.PASS
+    assert verdict(f"$ NCCL_ALGO=Ring all_reduce_perf -b 8G\n{logged}{old}") is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ CSV = "size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s\n8589934592,41203.5,208.
     ],
 )
 def test_a_csv_in_common_spellings(text: str, busbw: float) -> None:
-    [found] = judge_output(text.encode(), Asked(H100, 2, None, "all_reduce"))
+    [found] = judge_output(text.encode(), Asked(H100, 2, None, "all_reduce", "ring"))
     [size] = found.sizes
     assert size.size_bytes == 8 * GIB
     assert size.value == pytest.approx(busbw, rel=1e-3)
@@ -173,9 +177,14 @@ def test_a_csv_in_common_spellings(text: str, busbw: float) -> None:
 def test_a_csv_may_say_collective_ranks_and_wrong_values() -> None:
     head = "collective,nodes,ranks,size,busbw,#wrong\n"
     good, bad = "all_reduce,2,16,8G,390,0\n", "AllReduce,4,32,8G,390,1\n"
-    first, second = judge_output(f"{head}{good}{bad}".encode(), Asked(H100))
-    assert (first.title, verdict_of([first])) == ("all_reduce, 2 nodes of 8 ranks", Verdict.PASS)
-    assert (second.title, verdict_of([second])) == ("all_reduce, 4 nodes of 8 ranks", Verdict.FAIL)
+    asked = Asked(H100, algorithm="ring")
+    first, second = judge_output(f"{head}{good}{bad}".encode(), asked)
+    assert (first.title, verdict_of([first])) == (
+        *("all_reduce, ring pinned, 2 nodes of 8 ranks", Verdict.PASS),
+    )
+    assert (second.title, verdict_of([second])) == (
+        *("all_reduce, ring pinned, 4 nodes of 8 ranks", Verdict.FAIL),
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,6 +196,7 @@ def test_a_csv_may_say_collective_ranks_and_wrong_values() -> None:
         ("Hello, world\n", {}, "no results; accepted: the output of nccl-tests"),
         (GOOD, {"nodes": 4}, "--nodes=4, but the file has ranks on 2 hosts"),
         (GOOD, {"procs_per_node": 4}, "--procs-per-node=4 on 2 nodes, but the file has 16 ranks"),
+        (GOOD, {"algorithm": "default"}, "--algorithm=default, but the file has NCCL_ALGO=Ring"),
         (GOOD, {"collective": "all_gather"}, "--collective=all_gather, but the file has all_red"),
         (table(row(GIB, 1.0), ranks=devices(1)), {}, "8 ranks on one node"),
         (table(row(8 * GIB, 391.0)), {"nodes": 4}, "busbw / algbw is 1.875 at 8 GiB, but 1.938"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.busbw_csv import ACCEPTED, CsvRow, CsvTable, read_csv
@@ -91,6 +92,7 @@ class Asked:
     nodes: int | None = None
     procs_per_node: int | None = None
     collective: str | None = None
+    algorithm: Literal["default", "ring"] | None = None
 
 
 def verdict_of(results: Sequence[Result]) -> Verdict:
@@ -130,7 +132,8 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
     groups: dict[tuple[str, int, int, bool, bool], list[NcclRun]] = {}
-    for test in tests:
+    for read in tests:
+        test = _with_algorithm(read, asked.algorithm)
         collective = _collective(test, asked.collective)
         nodes, per_node = _shape(test, asked)
         _agrees(test, collective, nodes * per_node)
@@ -202,6 +205,14 @@ def _size_result(
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
+    if asked is None or (asked == "ring") == test.pins_ring:
+        return test
+    if (said := test.settings.get("NCCL_ALGO")) is not None:
+        raise UsageError(f"--algorithm={asked}, but the file has NCCL_ALGO={said}")
+    return replace(test, settings={**test.settings, "NCCL_ALGO": "ring"})
 
 
 def _collective(test: NcclTest, asked: str | None) -> str:
