@@ -162,6 +162,13 @@ def path(given: Given) -> Path | None:
         raise given.wrong(f"a path ({error})") from None
 
 
+def spec(given: Given) -> Path | None:
+    """The path of a spec's file, or profile:NAME as it is."""
+    from pytest_mnode.spec.profiles import PREFIX
+
+    return Path(given.text) if given.text.startswith(PREFIX) else path(given)
+
+
 def new_file(given: Given) -> Path | None:
     """The path of a file in an existing directory; the path is not a directory itself."""
     found = path(given)

@@ -169,9 +169,10 @@ OPTIONS = {  # by field of Settings
         option_texts.path, see="spec.md",
     ),
     "spec": Option(
-        "spec", "FILE",
-        "YAML page of what the cluster promises (default: the rack's own)",
-        option_texts.path, see="spec.md",
+        "spec", "FILE|profile:NAME",
+        "YAML page of what the cluster promises, or a profile of the package (default: the rack's "
+        "own)",
+        option_texts.spec, see="spec.md",
     ),
     "backend": Option(
         "backend", "auto|gloo|nccl|…",

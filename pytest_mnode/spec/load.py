@@ -6,7 +6,8 @@ Stricter than YAML: each key may be given once, and an error names its line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -18,6 +19,7 @@ from pydantic_core import ErrorDetails
 from pytest_mnode.errors import SpecError
 from pytest_mnode.spec.fields import PATTERNS, field_docs
 from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.profiles import accepted_names, find_profile, spec_file
 from pytest_mnode.spec.quantity import shown
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -49,26 +51,116 @@ _NOT_DECIMAL = re.compile(r"[-+]?0[0-9bx]|.*[:_]")
 """Numbers that YAML 1.1 reads in base 2, 8, 16 or 60, so that 010 is 8; and 1_0, which is 10."""
 
 
-def load_spec(path: Path) -> Spec:
-    """The spec in the YAML file `path`.
+EXTENDS = "extends"
+"""The key of a page that names the pages whose keys it takes over: no key of a spec."""
+_MOST_BASES = 8
+"""Longest chain of pages that extend one another."""
 
-    Raises SpecError: for each fault one line with the file, the dotted key, the value met and the
-    accepted form.
+
+def load_spec(path: Path) -> Spec:
+    """The spec in the YAML file `path`, or of a profile (profile:NAME), with what it extends.
+
+    Raises SpecError: for each fault one line with the file in which the key stands, the dotted key,
+    the value met and the accepted form.
     """
-    return read_model(path, Spec)
+    merged = _merged(spec_file(path))
+    return _validated(merged.page, Spec, merged.file_of)
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
     """The YAML file `path` as a pydantic model; raises SpecError as `load_spec` does."""
-    page = _read_page(path)
+    return _validated(_read_page(path), model, lambda _: path)
+
+
+def _validated(
+    page: dict[Any, Any], model: type[Model], file_of: Callable[[Sequence[int | str]], Path]
+) -> Model:
     try:
         return model.model_validate(page)
     except ValidationError as error:
         faults = [fault for fault in error.errors() if not _follows(fault)] or error.errors()
         # an unknown key often explains a missing one
         faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")
-        lines = dict.fromkeys(f"{path}: {_fault_line(model, fault)}" for fault in faults)
+        lines = dict.fromkeys(
+            f"{file_of(fault['loc'])}: {_fault_line(model, fault)}" for fault in faults
+        )
         raise SpecError("\n".join(lines)) from None
+
+
+@dataclass(slots=True)
+class _Merged:
+    """A page over the pages that it extends. files: for each key the file that set it last."""
+
+    page: dict[Any, Any]
+    files: dict[tuple[Any, ...], Path]
+
+    def file_of(self, loc: Sequence[int | str]) -> Path:
+        """The file in which the key `loc` stands, or else the nearest section around it."""
+        around = (tuple(loc)[:count] for count in range(len(loc), -1, -1))
+        return next(self.files[keys] for keys in around if keys in self.files)
+
+    def put(self, over: _Merged) -> None:
+        """Mappings merge, anything else replaces, and a key without a value removes one."""
+        self._put(self.page, over.page, (), over)
+
+    def _put(
+        self, page: dict[Any, Any], values: dict[Any, Any], at: tuple[Any, ...], over: _Merged
+    ) -> None:
+        self.files[at] = over.file_of(at)
+        for key, value in values.items():
+            loc, known = (*at, key), page.get(key)
+            if not (isinstance(value, dict) and isinstance(known, dict)):
+                for inner in [one for one in self.files if one[: len(loc)] == loc]:
+                    del self.files[inner]
+            if isinstance(value, dict):
+                page[key] = known if isinstance(known, dict) else {}
+                self._put(page[key], value, loc, over)
+                continue
+            self.files[loc] = over.file_of(loc)
+            if value is None and known is not None:
+                del page[key]
+            else:
+                page[key] = value
+
+
+def _merged(path: Path, extending: tuple[Path, ...] = ()) -> _Merged:
+    """The page `path` over what it extends. extending: the pages that led here, first to last."""
+    own = _Merged(_read_page(path), {(): path})
+    if EXTENDS not in own.page:
+        return own
+    found = _Merged({}, {(): path})
+    try:
+        for base in _bases(path, own.page.pop(EXTENDS), extending):
+            found.put(_merged(base, (*extending, path)))
+        found.put(own)
+    except RecursionError:  # an alias of what contains it
+        raise SpecError(f"{path}: nested too deep; accepted: a mapping of keys to values") from None
+    return found
+
+
+def _bases(path: Path, written: Any, extending: tuple[Path, ...]) -> list[Path]:
+    """Files of the pages that the page `path` extends: profiles, or paths beside it."""
+    names = written if isinstance(written, list) and written else [written]
+    found = []
+    for name in names:
+        if not isinstance(name, str):
+            raise _no_base(path, name, "")
+        file = path.parent / name if name.endswith((".yaml", ".yml")) else find_profile(name)
+        if file is None or not file.is_file():
+            raise _no_base(path, name, "no such file" if file else "unknown profile")
+        above = [one.resolve() for one in (*extending, path)]
+        if file.resolve() in above:
+            raise _no_base(path, name, "extends itself")
+        if len(above) > _MOST_BASES:
+            raise _no_base(path, name, f"more than {_MOST_BASES} pages extend one another")
+        found.append(file)
+    return found
+
+
+def _no_base(path: Path, name: Any, why: str) -> SpecError:
+    met = f"{shown(name)}: {why}" if why else shown(name)
+    names = accepted_names(name if isinstance(name, str) else "")
+    return SpecError(f"{path}: {EXTENDS}: {met}; {names}, a path to a .yaml, or a list of these")
 
 
 def _follows(fault: ErrorDetails) -> bool:

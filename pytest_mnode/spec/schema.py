@@ -12,7 +12,16 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from pytest_mnode.spec.fields import field_docs
+from pytest_mnode.spec.load import EXTENDS
 from pytest_mnode.spec.models import Spec
+
+_NAME = {"type": "string", "minLength": 1}
+_EXTENDS = {
+    "description": "Pages whose keys this one takes over, where it has no other value: names of "
+    "profiles, or paths to .yaml files beside it. Later ones win; mappings merge, lists are "
+    "replaced, and null removes a key.",
+    "anyOf": [_NAME, {"type": "array", "items": _NAME, "minItems": 1}],
+}
 
 
 class _NoNull(GenerateJsonSchema):
@@ -40,12 +49,28 @@ class _NoNull(GenerateJsonSchema):
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the YAML page that `load_spec` reads."""
+    """JSON Schema (draft 2020-12) of the YAML page that `load_spec` reads.
+
+    A page with `extends` is incomplete and may remove keys: of it only the names of sections are
+    checked, and editors complete the rest.
+    """
     schema = Spec.model_json_schema(schema_generator=_NoNull)
+    sections = schema.pop("properties")
+    overlay = {EXTENDS: _EXTENDS} | {
+        name: {"anyOf": [section, {"type": ["object", "array", "null"]}]}
+        for name, section in sections.items()
+    }
     return {
         "$schema": _NoNull.schema_dialect,
         "title": "pytest-mnode cluster spec",
-        **{key: value for key, value in schema.items() if key != "title"},
+        **{key: schema[key] for key in ("$defs", "description", "type")},
+        "if": {"required": [EXTENDS]},
+        "then": {"properties": overlay, "additionalProperties": False},
+        "else": {
+            "properties": sections,
+            "required": schema["required"],
+            "additionalProperties": False,
+        },
     }
 
 
