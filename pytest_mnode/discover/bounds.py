@@ -73,7 +73,7 @@ def criteria(machine: Machine) -> tuple[Entry, ...]:
         Entry("preflight", "", "", tuple(_questions(machine))),
         Entry("mesh", "{}", "Sums over all ranks are exact."),
     ]
-    if (placed := _numa(machine)) is not None:
+    if (placed := numa(machine)) is not None:
         found.append(placed)
     found += [_devices(machine)]
     if machine.nodes > 1:
@@ -164,7 +164,8 @@ def _limits(machine: Machine) -> dict[str, str]:
     return found
 
 
-def _numa(machine: Machine) -> Entry | None:
+def numa(machine: Machine) -> Entry | None:
+    """The promise of placement; None if nodes do not show what it is judged by."""
     if machine.numa_nodes < 2 or not machine.accelerators or not machine.numa_known:
         return None
     rdma = {"nic": "nearest"} if machine.fabric.kind != "ethernet" else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import yaml
 
@@ -15,6 +15,7 @@ from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, mana
 from pytest_mnode.discover.networks import has_accelerators
 from pytest_mnode.discover.nodes import FoundCluster, FoundNode, machine_of
 from pytest_mnode.discover.page import Entry, mapped, rendered, scalar
+from pytest_mnode.discover.platform import extending, platform_of
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount
@@ -24,6 +25,7 @@ from pytest_mnode.spec.quantity import SIZE
 _MAY_BE_UNREAD = ("accelerators", "kernel_log")
 _MOST_SOURCES = 3
 _NONE = "none"
+_OF_PROFILES = ("accelerators.", "fabric.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +55,23 @@ def draft(found: FoundCluster) -> Draft:
     if not found.shown:
         raise ValueError("no node could be read")
     cluster = Cluster(found)
-    entries = (
-        *_head(found),
-        accelerators(cluster),
-        fabric(cluster),
-        management(cluster),
-        storage(cluster),
-        scheduler(cluster),
-        _criteria(cluster),
-        Entry("certificate", "{valid_for: 7 days}", "How long a certificate is valid.", gap=True),
-    )
+    hardware = (accelerators(cluster), fabric(cluster))
+    site = (management(cluster), storage(cluster), scheduler(cluster))
+    firmware = agreed({node.name: machine_of(node).dmi for node in cluster.nodes}).value
+    platform = platform_of(*hardware, firmware)
+    if platform is None:
+        valid = "How long a certificate is valid."
+        certificate = Entry("certificate", "{valid_for: 7 days}", valid, gap=True)
+        entries = (*_head(found), *hardware, *site, _criteria(cluster), certificate)
+    else:
+        own = {one.key: one for one in extending(platform, hardware, _promises(cluster))}
+        criteria = own.pop("criteria")
+        children = [*criteria.children, *gang(cluster)]
+        if checked := tuple(promised_by_checks(cluster.found.shown)):
+            children = _with_preflight(children, checked)
+        criteria = replace(criteria, children=tuple(children))
+        entries = (own.pop("extends"), *_head(found), *own.values(), *site, criteria)
+        cluster.missing = [key for key in cluster.missing if not key.startswith(_OF_PROFILES)]
     return Draft(
         tuple(_preface(found)),
         entries,
@@ -122,10 +131,15 @@ def _criteria(cluster: Cluster) -> Entry:
     machine = _promises(cluster)
     entries = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
     if checked := tuple(promised_by_checks(cluster.found.shown)):
-        before = [child for one in entries if one.key == "preflight" for child in one.children]
-        preflight = Entry("preflight", "", "", (*before, *checked))
-        entries = (preflight, *(one for one in entries if one.key != "preflight"))
+        entries = tuple(_with_preflight(entries, checked))
     return Entry("criteria", "", about, (*entries, *gang(cluster)), gap=True)
+
+
+def _with_preflight(entries: Sequence[Entry], checked: tuple[Entry, ...]) -> list[Entry]:
+    """The criteria with further questions of preflight."""
+    before = [child for one in entries if one.key == "preflight" for child in one.children]
+    preflight = Entry("preflight", "", "", (*before, *checked))
+    return [preflight, *(one for one in entries if one.key != "preflight")]
 
 
 def promised_by_checks(nodes: Sequence[FoundNode]) -> Iterator[Entry]:

@@ -31,7 +31,7 @@ _LOOK_UP_LIMIT_S = 10.0
 """Time limit for looking up the names of all nodes: a name server may not answer."""
 _PARTS = (
     *("interfaces", "rdma", "active_mtus", "pci", "accelerators", "numa", "shm_bytes", "mounts"),
-    *("limits", "software", "kernel_log"),
+    *("limits", "software", "kernel_log", "dmi"),
 )
 _EMULATED = {
     "rack": (

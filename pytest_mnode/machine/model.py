@@ -18,6 +18,7 @@ from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.logs.kernel_log import read as read_kernel_log
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import Cpus, read_cpus
+from pytest_mnode.machine.dmi import Dmi, read_dmi
 from pytest_mnode.machine.limits import Limits, read_limits
 from pytest_mnode.machine.mounts import Mount, read_mounts
 from pytest_mnode.machine.netdev import (
@@ -73,6 +74,7 @@ class Machine:
     software: Software | None = None
     kernel_log: Log | None = None
     scheduler: str | None = None
+    dmi: Dmi | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -251,6 +253,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "software": read_software,
     "kernel_log": lambda _: read_kernel_log(),
     "scheduler": _scheduler,
+    "dmi": read_dmi,
 }
 PARTS = tuple(_READERS)
 _ONLY_LIVE = ("active_mtus", "refusals", "accelerators", "shm_bytes", "kernel_log", "scheduler")

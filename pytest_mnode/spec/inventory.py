@@ -110,8 +110,10 @@ def _rate(written: Any) -> Any:
 class Fabric(Network):
     """The network that training traffic must use."""
 
-    kind: Literal["ethernet", "roce", "infiniband", "efa"]
-    """What the traffic runs on: TCP on ethernet, RDMA on the others."""
+    kind: Literal["ethernet", "roce", "infiniband", "efa", "tcpx", "tcpxo", "cxi"]
+    """What the traffic runs on: TCP on ethernet; RDMA on roce, infiniband and efa; NCCL's plugins
+    for GPUDirect-TCPX on tcpx and GPUDirect-TCPXO (FasTrak) on tcpxo; Slingshot by libfabric's
+    provider on cxi."""
     nics_per_node: Some
     """Number of NICs of each node that carry training traffic."""
     mtu_bytes: Mtu = Field(alias="mtu")
@@ -137,6 +139,16 @@ class Fabric(Network):
     def protocol(self) -> str | None:
         """Protocol of its RDMA ports, as `machine.rdma` names it; None without RDMA."""
         return {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}.get(self.kind)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether the kernel's TCP carries the traffic, so that interfaces count it.
+
+        TCPX receives payload in GPU memory, but by the kernel's TCP; TCPXO and Slingshot pass the
+        kernel by, and have no RDMA port that counts either. Source: Google, GPUDirect-TCPX and
+        GPUDirect-TCPXO; HPE, Slingshot host software.
+        """
+        return self.kind in ("ethernet", "tcpx")
 
 
 class Management(Network):

@@ -145,7 +145,11 @@ def _bases(path: Path, written: Any, extending: tuple[Path, ...]) -> list[Path]:
     for name in names:
         if not isinstance(name, str):
             raise _no_base(path, name, "")
-        file = path.parent / name if name.endswith((".yaml", ".yml")) else find_profile(name)
+        file = (
+            path.parent / name
+            if name.endswith((".yaml", ".yml"))
+            else find_profile(name, parts=True)
+        )
         if file is None or not file.is_file():
             raise _no_base(path, name, "no such file" if file else "unknown profile")
         above = [one.resolve() for one in (*extending, path)]
@@ -159,7 +163,7 @@ def _bases(path: Path, written: Any, extending: tuple[Path, ...]) -> list[Path]:
 
 def _no_base(path: Path, name: Any, why: str) -> SpecError:
     met = f"{shown(name)}: {why}" if why else shown(name)
-    names = accepted_names(name if isinstance(name, str) else "")
+    names = accepted_names(name if isinstance(name, str) else "", parts=True)
     return SpecError(f"{path}: {EXTENDS}: {met}; {names}, a path to a .yaml, or a list of these")
 
 

@@ -13,26 +13,49 @@ from pytest_mnode.spec import default_spec_path
 from pytest_mnode.spec.quantity import shown
 
 PREFIX = "profile:"
-_ALIASES: dict[str, str] = {}
-"""Names of instances, as their cloud writes them in lower case, of profiles with shorter names."""
+_ALIASES = {
+    "p4d.24xlarge": "p4d",
+    "p5.48xlarge": "p5",
+    "p5e.48xlarge": "p5e",
+    "p5en.48xlarge": "p5en",
+    "p6-b200.48xlarge": "p6-b200",
+    "p6e-gb200.36xlarge": "p6e-gb200",
+    "standard-nd96amsr-a100-v4": "nd-a100-v4",
+    "standard-nd96isr-h100-v5": "nd-h100-v5",
+    "standard-nd96isr-h200-v5": "nd-h200-v5",
+    "standard-nd128isr-ndr-gb200-v6": "nd-gb200-v6",
+    "a3-highgpu-8g": "a3-high",
+    "a3-megagpu-8g": "a3-mega",
+    "a3-ultragpu-8g": "a3-ultra",
+    "a4-highgpu-8g": "a4",
+    "bm.gpu.h100.8": "oci-h100",
+}
+"""Profiles by the names of instances, in lower case with - in place of _."""
 
 
-def profile_names() -> tuple[str, ...]:
-    """Names of all profiles, in alphabetical order, without aliases."""
-    return tuple(sorted(path.stem for path in default_spec_path().parent.glob("*.yaml")))
+def profile_names(*, parts: bool = False) -> tuple[str, ...]:
+    """Names of all profiles, in alphabetical order, without aliases.
+
+    parts: also of pages that are no clusters, such as a fabric, which others extend.
+    """
+    return tuple(sorted(_files(parts=parts)))
 
 
-def find_profile(name: str) -> Path | None:
+def _files(*, parts: bool) -> dict[str, Path]:
+    folder = default_spec_path().parent
+    files = [*folder.glob("*.yaml"), *(folder.glob("parts/*.yaml") if parts else ())]
+    return {path.stem: path for path in files}
+
+
+def find_profile(name: str, *, parts: bool = False) -> Path | None:
     """The file of a profile, by its name or an instance's, in upper or lower case; None without."""
     plain = name.lower().replace("_", "-")
-    plain = _ALIASES.get(plain, plain)
-    file = default_spec_path().with_name(f"{plain}.yaml")
-    return file if plain in profile_names() else None
+    return _files(parts=parts).get(_ALIASES.get(plain, plain))
 
 
-def accepted_names(name: str) -> str:
+def accepted_names(name: str, *, parts: bool = False) -> str:
     """What can be written instead of a name that is unknown: the close ones first, then all."""
-    names = profile_names()
+    names = profile_names(parts=parts)
     close = get_close_matches(name.lower(), [*names, *_ALIASES], n=2)
     meant = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{meant}accepted: {', '.join(names)}"

@@ -17,7 +17,8 @@ from pytest_mnode.machine.rdma import RdmaDevice
 from pytest_mnode.machine.software import Software
 from tests.criteria.preflight.made import interface, rdma_device, rdma_port
 
-H100 = "NVIDIA H100 80GB HBM3"
+H100 = "NVIDIA H100 NVL"
+"""A model that no profile has: with another, a page extends the profile."""
 _SWITCH = {"host": "pci0000:10", "bridges": ("0000:10:01.0", "0000:11:00.0")}
 _FAR = {"host": "pci0000:90", "bridges": ("0000:90:01.0",)}
 

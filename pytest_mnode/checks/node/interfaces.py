@@ -136,7 +136,7 @@ def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None
     (links, _), there = links_of(node, network), own(node, network)
     known = node.machine.by_name
     rates = {one.name: rate_mbits_s(one, known) for one in links if one.up}
-    sockets = not isinstance(network, Fabric) or network.kind == "ethernet"
+    sockets = not isinstance(network, Fabric) or network.protocol is None
     for port in ports(node, network):
         # TCP has the rate of the interface, whatever the rate of RDMA.
         if port.state != "ACTIVE" or not fits(port, network):

@@ -92,8 +92,8 @@ class RdmaPortsAreActive(_OfPorts):
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         kind = cluster.fabric.kind
-        if kind == "ethernet":
-            yield ": given, but fabric.kind is ethernet, which is TCP"
+        if cluster.fabric.protocol is None:
+            yield f": given, but fabric.kind is {kind}, which has no RDMA port"
         types = self.promise.gid_types or ()
         wrong = [one for one in types if (one == "IB") is not (kind == "infiniband")]
         if wrong and kind in ("infiniband", "roce"):

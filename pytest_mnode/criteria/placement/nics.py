@@ -184,7 +184,7 @@ def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str,
     """Fabric NICs that are not known to be down: RDMA ports if `used` has some, or is empty and
     RDMA is promised; else interfaces."""
     fabric = spec.fabric
-    if any(":" in name for name in used) or (not used and fabric.kind != "ethernet"):
+    if any(":" in name for name in used) or (not used and fabric.protocol is not None):
         devices = machine.rdma or ()
         wanted = [d for d in devices if any(map(fabric.has_interface, (d.name, *d.netdevs)))]
         ports = (port for device in wanted for port in device.ports)

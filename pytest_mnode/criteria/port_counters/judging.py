@@ -261,11 +261,10 @@ def _ports(
     if not names.keys() - {TCP}:
         return f"no port of {', '.join(fabric.interfaces)}"
     # With RDMA, TCP and drops of interfaces are system traffic, not training traffic.
-    ethernet = fabric.kind == "ethernet"
     ports = []
     for name in names:
         rises = _rises(before.ports.get(name, {}), after.ports.get(name, {}))
-        if ":" not in name and not ethernet:
+        if ":" not in name and not fabric.by_kernel:
             rises = {counter: by for counter, by in rises.items() if counter not in _LOSSES}
         ports.append(_Port(node, name, rises, bits))
     if not any(_means(counter) is CounterMeaning.ERROR for port in ports for counter in port.rises):

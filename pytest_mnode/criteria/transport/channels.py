@@ -17,11 +17,18 @@ from pytest_mnode.logs.nccl_log import (
     RankLog,
     UcxConfig,
     Warn,
+    is_offloaded,
     network_of,
 )
 from pytest_mnode.spec.models import Spec
 
 _LAYERS = {"IB": "infiniband", "INFINIBAND": "infiniband", "ROCE": "roce", "ETHERNET": "roce"}
+_NETWORKS = {
+    "ethernet": NetworkKind.SOCKETS,
+    "tcpx": NetworkKind.GPUDIRECT_TCP,
+    "tcpxo": NetworkKind.GPUDIRECT_TCP,
+}
+"""What NCCL's networks are on the fabrics that are not RDMA."""
 _OTHER_FABRICS = ("cxi", "gni", "opx", "psm2")
 """Libfabric providers of Slingshot, Aries and Omni-Path. Source: fi_provider(7)."""
 _SHOWN, _WARNING_SHOWN = 120, 160
@@ -106,7 +113,7 @@ class RankChannels:
     def _chosen(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         """The network that NCCL chose, if no channel is logged."""
         providers = log.providers_of(own.process)
-        promised = NetworkKind.SOCKETS if self.spec.fabric.kind == "ethernet" else NetworkKind.RDMA
+        promised = _NETWORKS.get(self.spec.fabric.kind, NetworkKind.RDMA)
         for name in log.networks_of(own.process):
             kind = network_of(name, providers)
             if kind in (promised, NetworkKind.UNKNOWN):
@@ -133,10 +140,18 @@ class RankChannels:
             yield from self._other(by_kind.get(NetworkKind.RDMA, []), "RDMA")
             yield from self._socket_interfaces(log, sockets)
             return
-        yield from self._other(by_kind.get(NetworkKind.GPUDIRECT_TCP, []), "TCP")
+        direct_tcp = by_kind.get(NetworkKind.GPUDIRECT_TCP, [])
         if sockets:
             yield from self._fallen_back(log, sockets)
-        yield from self._rdma(log, by_kind.get(NetworkKind.RDMA, []))
+        if self.spec.fabric.kind not in _NETWORKS:
+            yield from self._other(direct_tcp, "TCP")
+            yield from self._rdma(log, by_kind.get(NetworkKind.RDMA, []))
+            return
+        yield from self._other(by_kind.get(NetworkKind.RDMA, []), "RDMA")
+        offloaded = self.spec.fabric.kind == "tcpxo"
+        wrong = [c for c in direct_tcp if is_offloaded(c.network or "") is not offloaded]
+        yield from self._other(wrong, "TCPX" if offloaded else "TCPXO")
+        yield from self._socket_interfaces(log, direct_tcp)
 
     def _other(self, channels: Sequence[Channel], what: str) -> Iterator[Remark]:
         if channels:
@@ -148,12 +163,13 @@ class RankChannels:
 
     def _socket_interfaces(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         names, all_named = log.adapters(channels)
-        if not all_named:
+        if not all_named and self.spec.fabric.kind == "ethernet":  # plugins list none
             yield self._unreadable("the log does not name the interfaces of sockets")
         if wrong := [name for name in names if not self.spec.fabric.has_interface(name)]:
             fabric = ", ".join(self.spec.fabric.interfaces)
             case = Case.WRONG_INTERFACE if len(wrong) == len(names) else Case.STRAY_RAIL
-            text = f"sockets run over {', '.join(wrong)}, not over the fabric ({fabric})"
+            what = "sockets" if self.spec.fabric.kind == "ethernet" else "channels"
+            text = f"{what} run over {', '.join(wrong)}, not over the fabric ({fabric})"
             yield self.about.fail(case, text)
 
     def _fallen_back(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
@@ -176,11 +192,12 @@ class RankChannels:
         providers = set(log.providers_of(channels[0].process)) if channels else set()
         efa = any(name.lower().startswith("efa") for name in providers)
         own = sorted(name for name in providers if name.lower().split(";")[0] in _OTHER_FABRICS)
-        if channels and kind == "efa" and not efa:
+        by_provider = kind in ("efa", "cxi")
+        if channels and by_provider and not (efa if kind == "efa" else kind in own):
             yield from self._other(channels, ", ".join(sorted(providers)) or "verbs")
-        elif channels and kind != "efa" and (efa or own):
+        elif channels and not by_provider and (efa or own):
             yield from self._other(channels, "EFA" if efa else ", ".join(own))
-        elif kind != "efa" and (other := sorted(str(x) for x in layers - {kind})):
+        elif not by_provider and (other := sorted(str(x) for x in layers - {kind})):
             yield from self._other(channels, ", ".join(other))
         if self.spec.fabric.gpudirect:
             yield from self._gpudirect(log, channels)

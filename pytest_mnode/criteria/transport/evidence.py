@@ -97,8 +97,8 @@ class Evidence:
 
 
 def is_rdma(spec: Spec) -> bool:
-    """Whether the spec promises RDMA."""
-    return spec.fabric.kind != "ethernet"
+    """Whether the spec promises RDMA by ports that the kernel knows."""
+    return spec.fabric.protocol is not None
 
 
 def rank_now(

@@ -15,8 +15,9 @@ _RDMA_HEADER_BYTES = {"infiniband": 8 + 40 + 12 + 16 + 4 + 2, "roce": 18 + 40 + 
 """Most header bytes per packet: link 8 or Ethernet 18, global or IPv6 40, UDP 8, base transport 12,
 RDMA 16, checksums 4 (and 2). Source: InfiniBand Architecture Specification 1.4, chapter 5, and its
 annex A17 (RoCEv2)."""
-_EFA_HEADER_SHARE = 0.02
-"""An upper bound: packets of 8 kB with headers of about 100 bytes; counters include none or all."""
+_LIBFABRIC_HEADER_SHARE = 0.02
+"""An upper bound for EFA: packets of 8 kB with headers of about 100 bytes; counters include none or
+all. Slingshot's have 2 kB and about 40 bytes."""
 _ACK_BYTES = 14 + 40 + 20 + 12
 _GLOO_ALGORITHM = "a flat ring"
 _PROTOCOL_COST = {"LL": 2.0, "LL128": 128 / 120}
@@ -74,9 +75,9 @@ def expected_bytes(facts: Evidence, fabric: Fabric, promise: TransportPromise) -
 
 def header_share(fabric: Fabric) -> float:
     """The most that headers, and acknowledgements of received bytes, add to the payload sent."""
-    if fabric.kind == "efa":
-        return _EFA_HEADER_SHARE
-    if fabric.kind != "ethernet":
+    if fabric.kind in ("efa", "cxi"):
+        return _LIBFABRIC_HEADER_SHARE
+    if fabric.kind in _RDMA_HEADER_BYTES:
         mtu = next((mtu for mtu in _RDMA_MTUS if mtu <= fabric.mtu_bytes), _RDMA_MTUS[-1])
         return _RDMA_HEADER_BYTES[fabric.kind] / mtu
     share = bandwidth.tcp_payload_share(

@@ -31,26 +31,27 @@ def _reasons(
 ) -> Iterator[tuple[Case, str]]:
     """Settings first, in the environment or in the log, then what the machine lacks."""
     settings = rank.logged_settings | dict(rank.environment)
-    efa, ports = spec.fabric.kind == "efa", node.machine.ports
-    if is_on(settings.get("NCCL_IB_DISABLE")) and not efa:
+    kind, ports = spec.fabric.kind, node.machine.ports
+    verbs, rdma = kind in ("infiniband", "roce"), spec.fabric.protocol is not None
+    if is_on(settings.get("NCCL_IB_DISABLE")) and verbs:
         yield Case.IB_DISABLED, f"NCCL_IB_DISABLE={settings['NCCL_IB_DISABLE']}"
     net = settings.get("NCCL_NET", "")
     if net.lower() in ("socket", "fastsocket"):
         yield Case.NET_CHOSEN, f"NCCL_NET={net}"
-    if node.machine.rdma is not None and not ports:
+    if rdma and node.machine.rdma is not None and not ports:
         yield Case.NO_DEVICE, "the node has no RDMA device"
-    if ports and all(port.active is False for port in ports):
+    if rdma and ports and all(port.active is False for port in ports):
         states = ", ".join(f"{port.name} {port.state}" for port in ports)
         yield Case.NO_DEVICE, f"no RDMA port is active ({states})"
     hca = settings.get("NCCL_IB_HCA")
-    if hca and ports and not efa and (why := node.why_not_taken(Selection.of(hca))):
+    if hca and ports and verbs and (why := node.why_not_taken(Selection.of(hca))):
         yield Case.WRONG_INTERFACE, f"NCCL_IB_HCA={hca} {why}"
     own = rank.own_log
     providers = log.providers_of(own.process) if own else ()
     if providers and all(provider_network(p) is NetworkKind.SOCKETS for p in providers):
         yield Case.SOCKETS, f"libfabric chose the provider {', '.join(providers)}"
     plugin = settings.get("NCCL_NET_PLUGIN", "")
-    if efa and plugin.lower() == "none":
+    if not verbs and plugin.lower() == "none":
         yield Case.NET_CHOSEN, f"NCCL_NET_PLUGIN={plugin}"
     uses = (use for use in log.networks if own is None or use.process == own.process)
     failed = dict.fromkeys(use.name for use in uses if use.failed)
@@ -58,12 +59,12 @@ def _reasons(
     if plugins := [name for name in failed if name != "IB"]:
         yield Case.SOCKETS, f"its network plugin {', '.join(plugins)} could not be initialised"
     for none in log.no_device:
-        if own is None or none.process == own.process:
+        if rdma and (own is None or none.process == own.process):
             there = f", though there is {', '.join(node.devices)}" if node.devices else ""
             yield Case.NO_DEVICE, f"NCCL says {none.absence}{there}"
     if failed:
         yield Case.SOCKETS, f"its network {', '.join(failed)} could not be initialised"
-    if efa and not providers:
+    if kind in ("efa", "cxi") and not providers:
         yield Case.SOCKETS, "its log shows no libfabric plugin"
 
 

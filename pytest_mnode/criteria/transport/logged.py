@@ -111,7 +111,10 @@ def _rails(
         used.update(dict.fromkeys(devices))
         # A PCI address without a known device shows no rail.
         unnamed = unnamed or not all_named or any(name.count(":") > 1 for name in devices)
-    if unnamed and spec.fabric.kind != "efa":  # libfabric lists no adapters: counters decide
+    if unnamed and spec.fabric.kind not in (
+        "efa",
+        "cxi",
+    ):  # libfabric lists no adapters: counters decide
         yield about.inconclusive(Case.UNREADABLE, "the log does not name the devices of channels")
     if unnamed or not used:
         return

@@ -23,6 +23,8 @@ from pytest_mnode.criteria.transport.settings import (
 )
 from pytest_mnode.spec.models import Spec
 
+_PLUGIN_OF = {"efa": "EFA", "tcpx": "TCPX", "tcpxo": "TCPXO", "cxi": "Slingshot"}
+
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
@@ -96,7 +98,7 @@ def _nccl(one: _Rank) -> Iterator[Remark]:
     if is_rdma(one.spec):
         yield from _devices(one)
         yield from _gids(one)
-    else:
+    elif one.spec.fabric.kind == "ethernet":
         yield from _interfaces(one)
     if one.spec.fabric.gpudirect:
         yield from _gpudirect(one)
@@ -118,15 +120,15 @@ def _network(one: _Rank) -> Iterator[Remark]:
     sockets = net.lower() in ("socket", "fastsocket")
     if sockets and kind != "ethernet":
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses sockets where {kind} is promised")
-    elif net.upper() == "IB" and kind in ("efa", "ethernet"):
+    elif net.upper() == "IB" and kind not in ("infiniband", "roce"):
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses verbs where {kind} is promised")
     elif net and not sockets:
         yield one.note("NCCL_NET", "a fallback would be an error")
     for name, text in (
-        ("NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"),
-        ("FI_PROVIDER", "leaves out efa, which is promised"),
+        ("NCCL_NET_PLUGIN", f"loads no plugin, and {_PLUGIN_OF.get(kind)} needs one"),
+        ("FI_PROVIDER", f"leaves out {kind}, which is promised"),
     ):
-        if kind == "efa" and cost(name, one.value(name) or "", kind, None):
+        if kind in _PLUGIN_OF and cost(name, one.value(name) or "", kind, None):
             yield one.blame(Case.NET_CHOSEN, name, text)
 
 

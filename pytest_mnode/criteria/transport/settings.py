@@ -94,15 +94,20 @@ def _lacks_a_protocol(value: str) -> bool:
     return not {"ll", "ll128", "simple"} <= {part.strip() for part in value.lower().split(",")}
 
 
-def _lacks_efa(value: str) -> bool:
-    providers = value.strip().lower()
-    return ("efa" in providers) is providers.startswith("^")
+def _lacks(provider: str) -> Callable[[str], bool]:
+    def lacks(value: str) -> bool:
+        providers = value.strip().lower()
+        return (provider in providers) is providers.startswith("^")
+
+    return lacks
 
 
 _EFA, _ROCE, _INFINIBAND = (frozenset({kind}) for kind in ("efa", "roce", "infiniband"))
 _VERBS = _INFINIBAND | _ROCE
 _RDMA = _VERBS | _EFA
-_ALL = _RDMA | {"ethernet"}
+_CXI, _PLUGINS = frozenset({"cxi"}), frozenset({"tcpx", "tcpxo", "cxi"})
+"""Fabrics by a plugin of NCCL, as EFA is."""
+_ALL = _RDMA | _PLUGINS | {"ethernet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +144,12 @@ SETTINGS = (
     # Another network
     CostRule("NCCL_IB_DISABLE", is_on, "no RDMA", _VERBS, _OFF),
     CostRule("NCCL_NET", _one_of("socket", "fastsocket"), "sockets instead of RDMA", _RDMA),
+    CostRule("NCCL_NET", _one_of("socket", "fastsocket", "ib"), "not the plugin", _PLUGINS),
     CostRule("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", _EFA),
     CostRule("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", _EFA),
-    CostRule("FI_PROVIDER", _lacks_efa, "another provider than EFA", _EFA),
+    CostRule("NCCL_NET_PLUGIN", _one_of("none"), "no network plugin", _PLUGINS),
+    CostRule("FI_PROVIDER", _lacks("efa"), "another provider than EFA", _EFA),
+    CostRule("FI_PROVIDER", _lacks("cxi"), "another provider than Slingshot's", _CXI),
     CostRule("FI_EFA_USE_DEVICE_RDMA", _one_of("0", "no", "false", "off"), "no RDMA", _EFA),
     CostRule("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
     # Within a node

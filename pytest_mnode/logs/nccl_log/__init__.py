@@ -23,7 +23,12 @@ if TYPE_CHECKING:
         UcxConfig,
         Warn,
     )
-    from pytest_mnode.logs.nccl_log.networks import NetworkKind, network_of, provider_network
+    from pytest_mnode.logs.nccl_log.networks import (
+        NetworkKind,
+        is_offloaded,
+        network_of,
+        provider_network,
+    )
     from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
     "Transport",
     "UcxConfig",
     "Warn",
+    "is_offloaded",
     "network_of",
     "provider_network",
     "read_nccl_log",
@@ -45,7 +51,7 @@ __all__ = [
 
 _HOMES = {
     "log": ("NcclLog", "RankLog"),
-    "networks": ("NetworkKind", "network_of", "provider_network"),
+    "networks": ("NetworkKind", "is_offloaded", "network_of", "provider_network"),
     "read": ("read_nccl_log",),
 }
 """Names by module; all others are in `model`."""

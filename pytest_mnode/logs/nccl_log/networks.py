@@ -53,6 +53,11 @@ def network_of(name: str, providers: Sequence[str] = ()) -> NetworkKind:
     return NetworkKind.RDMA if _RDMA.fullmatch(name) else NetworkKind.UNKNOWN
 
 
+def is_offloaded(name: str) -> bool:
+    """Whether a network of GPUDirect-TCP passes the kernel's TCP by: FasTrak, which is TCPXO."""
+    return name.strip().lower().startswith(("fastrak", "tcpxo"))
+
+
 def provider_network(provider: str) -> NetworkKind:
     """Kind of a libfabric provider's network; for `verbs;ofi_rxm`, the core provider decides."""
     core = provider.strip().lower().split(";")[0]

@@ -22,21 +22,30 @@ from pytest_mnode.spec.fabric import TransportPromise
 
 RAILS = 8
 PROMISE = TransportPromise.model_validate({"size": "1 GiB", "calls": 2})
-DEVICES = {"infiniband": "mlx5_{}", "roce": "mlx5_{}", "efa": "rdmap{}s0", "ethernet": "eth{}"}
+DEVICES = {"infiniband": "mlx5_{}", "roce": "mlx5_{}", "efa": "rdmap{}s0"}
+INTERFACES = {"ethernet": "eth[1-8]", "tcpx": "eth[1-8]", "tcpxo": "eth[1-8]", "cxi": "hsn[1-8]"}
+"""Fabrics whose NICs are interfaces, with the spec's pattern."""
+NETS = {
+    "efa": "AWS Libfabric",
+    "cxi": "AWS Libfabric",
+    "ethernet": "Socket",
+    "tcpx": "GPUDirectTCPX_v7",
+    "tcpxo": "FasTrak",
+}
 LAYERS = {"infiniband": "IB", "roce": "RoCE"}
 
 
 def spec_of(kind: str, *, gpudirect: bool = True, interfaces: str = "") -> Spec:
     """A spec that promises eight rails of this kind."""
-    pattern = interfaces or {"efa": "rdmap*", "ethernet": "eth[1-8]"}.get(kind, "mlx5_[0-7]")
+    pattern = interfaces or {"efa": "rdmap*", **INTERFACES}.get(kind, "mlx5_[0-7]")
     fabric: dict[str, Any] = {
         "kind": kind,
         "interfaces": [pattern],
         "line_rate": "400 Gbit/s",
         "nics_per_node": RAILS,
-        "mtu": {"ethernet": 9000}.get(kind, 4096),
+        "mtu": 9000 if kind in INTERFACES else 4096,
     }
-    if gpudirect and kind != "ethernet":
+    if gpudirect and kind not in INTERFACES:
         fabric["gpudirect"] = True
     page = {
         "name": "a hall of our own",
@@ -52,7 +61,9 @@ def spec_of(kind: str, *, gpudirect: bool = True, interfaces: str = "") -> Spec:
 
 def device(kind: str, rail: int) -> str:
     """Name of a rail's NIC."""
-    return DEVICES[kind].format(rail + (kind == "ethernet"))
+    if kind in INTERFACES:
+        return INTERFACES[kind].replace("[1-8]", str(rail + 1))
+    return DEVICES[kind].format(rail)
 
 
 def log_text(
@@ -80,14 +91,14 @@ def log_text(
     comm = f"comm 0x7f1b0{rank:03x}000 rank {rank} nranks {size} cudaDev {local} nvmlDev {local}"
     comm += f" busId {local + 1}a000 commId 0x3c1d2e5f60718293"
     if net is None:
-        net = {"efa": "AWS Libfabric", "ethernet": "Socket"}.get(kind, "IB")
+        net = NETS.get(kind, "IB")
     found = {
         "IB": "NET/IB : Using "
         + " ".join(f"[{i}]{n}:1/{LAYERS.get(kind, 'RoCE')}" for i, n in enumerate(names))
         + " [RO]; OOB mgmt0:10.9.0.1<0>",
         "Socket": "NET/Socket : Using "
         + " ".join(f"[{i}]{n}:10.8.{i}.1<0>" for i, n in enumerate(names)),
-        "AWS Libfabric": f"NET/OFI Selected provider is efa, fabric is efa (found {RAILS} nics)",
+        "AWS Libfabric": f"NET/OFI Selected provider is {kind}, fabric is efa (found {RAILS} nics)",
     }.get(net, "NET/Plugin: Loaded net plugin")
     suffix = "" if net == "Socket" else gdr
     path = via or f"NET/{net}/{local % len(names)}{suffix}"
@@ -165,15 +176,15 @@ def node(name: str, kind: str, each: int) -> NodeTraffic:
     names = [device(kind, rail) for rail in range(RAILS)]
     nics = [interface("lo", kind=Kind.LOOPBACK), interface("mgmt0")]
     devices = []
-    if kind == "ethernet":
+    if kind in INTERFACES:
         nics += map(interface, names)
-    for rail, rail_name in enumerate(names if kind != "ethernet" else ()):
+    for rail, rail_name in enumerate(() if kind in INTERFACES else names):
         netdevs = {"infiniband": (f"ib{rail}",), "roce": (f"ens{rail}",)}.get(kind, ())
         of = Kind.IPOIB if kind == "infiniband" else Kind.PHYSICAL
         nics += [interface(netdev, kind=of) for netdev in netdevs]
         devices.append(rdma(rail_name, kind, netdevs=netdevs))
     counts = {nic.name: 20_000 for nic in nics}
-    counts |= {n if kind == "ethernet" else f"{n}:1": each for n in names}
+    counts |= {n if kind in INTERFACES else f"{n}:1": each for n in names}
     return NodeTraffic(
         name=name,
         machine=Machine(interfaces=tuple(nics), rdma=tuple(devices)),
