@@ -122,9 +122,9 @@ def extending(
 
 def _equal(child: Entry, known: Any) -> bool:
     if child.key == "memory":
-        return abs(size_bytes(child.value) / known - 1) <= _MEMORY_SHARE
+        return bool(abs(size_bytes(child.value) / known - 1) <= _MEMORY_SHARE)
     if child.key == "line_rate":
-        return bits_per_s(child.value) == known
+        return bool(bits_per_s(child.value) == known)
     if child.key == "kind":
         return True  # what carries virtual NICs' traffic is the profile's to say
     return bool(yaml.safe_load(child.value) == known)
