@@ -61,7 +61,12 @@ def run(options: argparse.Namespace) -> int:
     if options.collective not in (None, *COLLECTIVES):
         raise UsageError(f"--collective={options.collective}: accepted: {', '.join(COLLECTIVES)}")
     if options.of is not None:
+        if options.measured:
+            raise UsageError("--measured: not with --of, which names what was measured")
         return _judge(options, spec)
+    for name in ("collective", "algorithm"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name}: only with --of, whose file it is about")
     if options.nodes is None:
         raise UsageError("--nodes: missing; accepted: 2 or more")
     _expect(options, spec)
@@ -109,6 +114,8 @@ def _lines(one: Result) -> Iterator[str]:
         yield f"wrong values: {one.wrong.measured}" + (one.wrong.note and f", {one.wrong.note}")
     if one.why:
         yield f"not judged: {one.why}"
+    if one.rest is not None:
+        yield f"inconclusive: {one.rest.note}"
     yield from dict.fromkeys(found.doubt for found in judged if found.doubt)
     yield from _reasons(one)
 

@@ -25,7 +25,8 @@ _COLUMNS = {
     "algbw": re.compile(rf"(?i:{_SIDE}alg(?:o|orithm)?(?:bw|bandwidth))(?:in)?(?P<unit>.*)"),
     "busbw": re.compile(rf"(?i:{_SIDE}bus(?:bw|bandwidth))(?:in)?(?P<unit>.*)"),
     "wrong": re.compile(r"(?i:#?(?:num|n)?(?:wrong|errors?))(?P<unit>)"),
-    "collective": re.compile(r"(?i:collective|coll|operation|test|program)(?P<unit>)"),
+    "collective": re.compile(r"(?i:collective|coll|operation|test|program|name)(?P<unit>)"),
+    "in_place": re.compile(r"(?i:inplace)(?P<unit>)"),
     "ranks": re.compile(r"(?i:#?n?(?:um)?_?(?:ranks|gpus|procs)|np|worldsize)(?P<unit>)"),
     "nodes": re.compile(r"(?i:#?n?(?:um)?_?(?:nodes|hosts))(?P<unit>)"),
 }
@@ -53,7 +54,10 @@ _DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """One line. busbw_gbytes_s, algbw_gbytes_s, time_us: None if the table lacks it."""
+    """One line. busbw_gbytes_s, algbw_gbytes_s, time_us: None if the table lacks it.
+
+    in_place: by a column that says so for each line, as rccl-tests write it.
+    """
 
     line: int
     size_bytes: int
@@ -61,6 +65,7 @@ class CsvRow:
     algbw_gbytes_s: float | None
     busbw_gbytes_s: float | None
     wrong: int | None
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ class _Heading:
                 scaled("algbw", _gbytes_s),
                 scaled("busbw", _gbytes_s),
                 _whole(given.get("wrong")),
+                given.get("in_place", "").lower() in {"1", "true", "yes"},
             )
         except ValueError as error:
             raise UsageError(f"line {number}: {error}") from None

@@ -22,6 +22,8 @@ _OURS = re.compile(
     r"|Out of bounds|Avg bus|Collective test|nccl-tests version)"
 )
 """Beginning of a line of nccl-tests, after any prefix."""
+_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err|diag)>:", re.ASCII)
+"""Rank and stream, as mpirun --tag-output puts them before a line."""
 _DEVICE = re.compile(
     r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\b"
 )
@@ -122,6 +124,11 @@ class NcclTest:
         return found
 
     @property
+    def only_cut_off(self) -> bool:
+        """Whether rows were read, and nothing is wrong but a missing end."""
+        return bool(self.rows) and not (self.closed or self.faults or self.separate_runs)
+
+    @property
     def why_incomplete(self) -> str | None:
         """Reason why the table must not be used; None if it can be used."""
         if self.faults:
@@ -211,7 +218,7 @@ class _Reader:
         self._begin()
 
     def read(self, line: str) -> None:
-        text = line.strip()
+        text = _TAG.sub("", line.strip(), count=1).strip()
         if not text:
             return
         if ours := _OURS.search(text):

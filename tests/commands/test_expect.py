@@ -37,6 +37,9 @@ def test_a_terminal_without_these_characters_shows_others(monkeypatch: pytest.Mo
     ("arguments", "message"),
     [
         ([], "--nodes: missing"),
+        (["--nodes=4", "--collective=all_reduce"], "--collective: only with --of"),
+        (["--nodes=4", "--algorithm=ring"], "--algorithm: only with --of"),
+        (["--measured=all_reduce:1GiB:3", "--of=-"], "--measured: not with --of"),
         (["--nodes=4", "--collective=sum"], "--collective=sum: accepted: all_reduce"),
         (["--nodes=1"], "--nodes=1: accepted: 2 or more"),
         (["--nodes=2", "--procs-per-node=0"], "--procs-per-node=0: accepted: 1 or more"),

@@ -88,6 +88,10 @@ def verdict(text: str | bytes, spec: Spec = H100, **said: Any) -> Verdict:
         (f"# written to a.json\n{json_of(155.6)}\n", Verdict.FAIL),
         (GOOD.replace(" 0\n", " N/A\n"), Verdict.PASS),
         (GOOD.replace(END, ""), Verdict.INCONCLUSIVE),
+        (SLOW.replace(END, ""), Verdict.FAIL),
+        (GOOD.replace(END, "oak1: Test NCCL failure common.cu:9\n"), Verdict.INCONCLUSIVE),
+        (SLOW.replace(END, "oak1: Test NCCL failure common.cu:9\n"), Verdict.INCONCLUSIVE),
+        ("".join(f"[1,0]<stdout>:{line.strip()}\n" for line in GOOD.splitlines()), Verdict.PASS),
         (table(row(1 << 20, 30.0), ranks=devices()), Verdict.INCONCLUSIVE),
         (table(row(8 * GIB, 391.0, "5"), ranks=devices()), Verdict.FAIL),
         (table(row(1 << 20, 30.0, "5"), row(8 * GIB, 391.0), ranks=devices()), Verdict.FAIL),
@@ -185,6 +189,18 @@ def test_a_csv_may_say_collective_ranks_and_wrong_values() -> None:
     assert (second.title, verdict_of([second])) == (
         *("all_reduce, ring pinned, 4 nodes of 8 ranks", Verdict.FAIL),
     )
+
+
+def test_the_csv_of_rccl_tests() -> None:
+    head = "numCycle,name,ranks,ranksPerNode,size,type,redop,inPlace,time,algBw,busBw,#wrong\n"
+    lines = "".join(
+        f"0,AllReduce,16,8,8589934592,float,sum,{place},41203.5,208.48,{busbw},{wrong}\n"
+        for place, busbw, wrong in ((0, 390.9, 0), (1, 389.0, 2))
+    )
+    [found] = judge_output(f"{head}{lines}".encode(), Asked(H100, 2, algorithm="ring"))
+    assert [(one.value, one.in_place) for one in found.sizes] == [(390.9, 389.0)]
+    assert found.wrong is not None
+    assert (found.wrong.value, verdict_of([found])) == (2, Verdict.FAIL)
 
 
 @pytest.mark.parametrize(

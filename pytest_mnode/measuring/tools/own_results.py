@@ -67,7 +67,8 @@ class Result:
     """What one program measured, in all its runs.
 
     title: program and shape. wrong: of collectives; with the value None if nothing was checked.
-    why: why sizes are not judged, or what is wrong with the output; empty if nothing is.
+    why: why sizes are not judged, or what is wrong with the output; empty if nothing is. rest: of
+    a table that is cut off, which may fail, but not pass.
     """
 
     title: str
@@ -75,13 +76,14 @@ class Result:
     sizes: tuple[SizeResult, ...]
     wrong: Measurement | None = None
     why: str = ""
+    rest: Measurement | None = None
 
     @property
     def judged(self) -> list[Measurement]:
         """Measurements that decide: those of sizes, and wrong values."""
         found = [one.judged for one in self.sizes if one.judged is not None]
-        known = self.wrong is not None and self.wrong.value is not None
-        return [*found, self.wrong] if self.wrong is not None and known else found
+        checked = self.wrong if self.wrong and self.wrong.value is not None else None
+        return [*found, *filter(None, (checked, self.rest))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,9 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         collective = _collective(test, asked.collective)
         nodes, per_node = _shape(test, asked)
         _agrees(test, collective, nodes * per_node)
-        why = test.why_incomplete or nccl_tests.elsewhere(test, nodes, per_node) or ""
+        # Complete rows of a table that is cut off are measured all the same.
+        why = "" if test.only_cut_off else test.why_incomplete
+        why = why or nccl_tests.elsewhere(test, nodes, per_node) or ""
         run = NcclRun(collective, nodes, per_node, (), "", test, why)
         key = (collective, nodes, per_node, test.pins_ring, test.may_use_nvls)
         groups.setdefault(key, []).append(run)
@@ -160,6 +164,7 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         if promise
     }
     why = next((run.why for run in runs if run.why), "")
+    cut = next((t.why_incomplete for run in runs if (t := run.test) and t.only_cut_off), None)
     if promise is None:
         why = why or f"the spec has no criteria.fabric.{one.collective}_busbw"
     elif not judged:
@@ -173,6 +178,7 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         tuple(_size_result(runs, size, expectation, measured.get(size), logged) for size in sizes),
         nccl_tests.judge_wrong(runs),
         why,
+        None if cut is None else Measurement.unknown("rest of the table", cut),
     )
 
 
@@ -207,6 +213,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def _name_of(program: str | None) -> str | None:
+    """The collective of a program or name such as alltoall_perf, AllToAll; None if unknown."""
+    return _NAMES.get(_NO_LETTER.sub("", (program or "").lower().removesuffix("_perf")))
+
+
 def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
     if asked is None or (asked == "ring") == test.pins_ring:
         return test
@@ -216,7 +227,7 @@ def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
 
 
 def _collective(test: NcclTest, asked: str | None) -> str:
-    said = _NAMES.get(_NO_LETTER.sub("", (test.program or "").lower().removesuffix("_perf")))
+    said = _name_of(test.program)
     if test.program and said is None:
         raise UsageError(f"{test.program}; accepted: {', '.join(COLLECTIVES)}")
     if said and asked and said != asked:
@@ -271,19 +282,29 @@ def _agrees(test: NcclTest, collective: str, ranks: int) -> None:
 
 def _of_table(table: CsvTable, asked: Asked) -> NcclTest:
     """A CSV as a test whose results were checked if it has a column for that."""
+    known = _name_of(table.collective) is not None
     test = NcclTest(
-        program=table.collective, ranks=table.ranks or 0, nodes=table.nodes or 0, closed=True
+        program=table.collective if known or not asked.collective else None,
+        ranks=table.ranks or 0,
+        nodes=table.nodes or 0,
+        closed=True,
     )
     collective = _collective(test, asked.collective)
     nodes, per_node = _shape(test, asked)
     factor = bus_factor(collective, nodes * per_node)
-    rows = tuple(_row(row, factor) for row in table.rows)
-    checked = all(row.wrong is not None for row in table.rows)
-    return replace(test, program=collective, rows=rows, validated=checked)
+    rows: list[NcclTestsRow] = []
+    for line in table.rows:
+        timing, last = _timing(line, factor), rows[-1] if rows else None
+        if line.in_place and last and last.size_bytes == line.size_bytes and not last.in_place:
+            rows[-1] = replace(last, in_place=timing)
+        else:
+            rows.append(NcclTestsRow(line.size_bytes, timing))
+    checked = all(line.wrong is not None for line in table.rows)
+    return replace(test, program=collective, rows=tuple(rows), validated=checked)
 
 
-def _row(row: CsvRow, factor: float) -> NcclTestsRow:
-    """One line, with its busbw computed from algbw or time where it has none."""
+def _timing(row: CsvRow, factor: float) -> Timing:
+    """Results of one line, with the busbw computed from algbw or time where it has none."""
     timed = row.size_bytes / row.time_us / 1e3 if row.time_us else None
     algbw = row.algbw_gbytes_s if row.algbw_gbytes_s is not None else timed
     if timed and algbw and abs(algbw - timed) > max(0.05 * timed, 0.01):
@@ -294,7 +315,7 @@ def _row(row: CsvRow, factor: float) -> NcclTestsRow:
     busbw = row.busbw_gbytes_s
     if busbw is None and algbw is not None:
         busbw = algbw * factor
-    return NcclTestsRow(row.size_bytes, Timing(busbw, row.wrong, algbw_gbytes_s=algbw))
+    return Timing(busbw, row.wrong, algbw_gbytes_s=algbw)
 
 
 def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
