@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +15,40 @@ import yaml
 
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.tools.own_results import Asked, Result, judge_output, verdict_of
-from pytest_mnode.spec import Spec
+from pytest_mnode.spec import Spec, load_spec
 from pytest_mnode.spec.bandwidth import bus_factor
 from pytest_mnode.spec.expect import COLLECTIVES
 from tests.spec.test_schema import CLUSTERS
 
 KINDS = {"slingshot": "infiniband", "omnipath": "infiniband", "tcpx": "roce", "tcpxo": "roce"}
 PROGRAMS = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
+MODELS = {
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    **{name: f"NVIDIA {name}" for name in ("H200", "B200", "B300", "GB200", "GB300")},
+    **{name: f"AMD Instinct {name}" for name in ("MI300X", "MI325X", "MI355X")},
+}
+PROFILES = {
+    "a100-efa-4x100": "p4d",
+    "a100-ib-8x200": "nd-a100-v4",
+    "b200-efa-8x400": "p6-b200",
+    "b200-roce-8x400": "a4",
+    "gb200-nvl72-ib": "gb200-nvl72",
+    "gb300-nvl72-roce": "gb300-nvl72",
+    "h100-a3high-4x200": "a3-high",
+    "h100-a3mega-8x200": "a3-mega",
+    "h100-efa-32x100": "p5",
+    "h100-ib-8x400": "nd-h100-v5",
+    "h100-roce-16x200": "oci-h100",
+    "h100-roce-8x400": "h100-roce",
+    "h200-efa-16x200": "p5en",
+    "h200-ib-8x400": "nd-h200-v5",
+    "h200-roce-8x400": "a3-ultra",
+    "mi300x-8x400": "mi300x",
+    "mi325x-8x400": "mi325x",
+}
 FRACTION = 0.85
-"""[choice] Of 48 healthy tables at the plateau all but the exceptions keep it; NVIDIA's developers
+"""[choice] For platforms without a profile. NVIDIA's developers
 expect 46 to 48 of 50 GB/s of a NIC, which is 0.92 and more."""
 EXCEPTIONS = {
     "026": "0.79 of the line by NCCL 2.16 or 2.18 with SHARP, on four nodes; 0.95 on two (023)",
@@ -31,11 +57,9 @@ EXCEPTIONS = {
     "078": "a NIC of 800 Gbit/s on a GB300: perftest has 0.56 of it inside the node too",
     "080": "as 078",
     "088": "two racks: an all-to-all at 0.47 of the NICs, called a baseline",
-    "102": "NCCL 2.18 and aws-ofi-nccl 1.7 are slow up to 1 GiB; later ones are not (101)",
     "106": "all_gather at 0.81, where all_reduce of the same shape has 0.91 (122)",
     "130": "broadcast at 0.72, as a ring cannot overlap both directions",
     "142": "slow only beside 456 of the same nodes (143): more than a bound of a ring",
-    "156": "NVLSTree over four nodes; the ring of the same nodes has 0.91 (155)",
     "198": "all-to-all at 0.78, called a baseline",
     "211": "PCIe between GPUs, without NVLink",
     "212": "as 211",
@@ -75,12 +99,19 @@ class Table:
 
     @property
     def spec(self) -> Spec:
+        """The profile of its platform if that promises the collective, else one of its keys."""
+        if profile := PROFILES.get(self.platform):
+            spec = load_spec(Path(f"profile:{profile}"))
+            fabric, whole = spec.criteria.fabric, self.gpus == spec.accelerators.per_node
+            if fabric and fabric.busbw(self.collective) and whole:
+                return spec
         promise = {"at_least_fraction": FRACTION, "sizes": ["1 GiB"], "plateau_from": "1 GiB"}
+        domain = {"domain": {"gpus": self.domain}} if self.domain else {}
         return Spec.model_validate(
             {
                 "name": self.platform,
                 "nodes": self.nodes,
-                "accelerators": {"per_node": self.gpus},
+                "accelerators": {"per_node": self.gpus, "model": self.model} | domain,
                 "fabric": {
                     "kind": KINDS.get(self.fabric or "", self.fabric),
                     "interfaces": ["*"],
@@ -92,6 +123,12 @@ class Table:
                 "certificate": {"valid_for": "7 days"},
             }
         )
+
+    @property
+    def model(self) -> str:
+        """The GPU's name as its driver gives it."""
+        short = (self.gpu or "unknown").partition("-")[0].partition(" ")[0]
+        return MODELS.get(short, self.gpu or "unknown")
 
     @property
     def text(self) -> str:
