@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import cloudpickle
@@ -35,6 +35,9 @@ class NodesOfRun(Protocol):
     spec: Spec
     switched_off: set[str]
     """Nodes that tests powered off on purpose since the criterion began."""
+
+    def passed_at(self) -> Mapping[str, str]:
+        """When the latest kept run ended in which a node passed, by its name in certificates."""
 
     def all_nodes(self) -> Nodes:
         """All nodes of the run, without a lease."""

@@ -203,6 +203,17 @@ class Coverage:
 _MOST_NAMED = 4
 
 
+def last_passes(kept: Iterable[Coverage]) -> dict[str, datetime]:
+    """When the latest of these runs ended in which a node passed, by its name."""
+    passes = [
+        (node.date, node.name)
+        for coverage in kept
+        for node in coverage.nodes
+        if node.state is State.PASSED and node.date is not None
+    ]
+    return {name: date for date, name in sorted(passes)}
+
+
 def _percent(share: float) -> str:
     """Rounded down, so that 99.96 % does not read as all."""
     return f"{int(share * 1000) / 10:g} %"

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.certificate.coverage import last_passes
+from pytest_mnode.certificate.kept import earlier_runs
+from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.cluster import Cluster
 from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client
@@ -77,6 +80,14 @@ class Run:
         self.console = Console(config, settings.debug_rank)
         self.ended = ""
         """Why this run ended itself, such as a node that could not be booted again."""
+
+    def passed_at(self) -> dict[str, str]:
+        """When the latest kept run ended in which a node passed, by its name in certificates."""
+        settings, facts = self.settings, facts_of(self.spec, self.spec_path)
+        kept = earlier_runs(
+            settings.history_dir, facts, spec=self.spec, key=settings.history_key
+        ).coverage
+        return {name: date.isoformat() for name, date in last_passes(kept).items()}
 
     # The pool.
 

@@ -48,6 +48,7 @@ _PREFIX = re.compile(
     rf"(?:\S+ kernel: (?:\[ *\d+\.\d+\] ?)?{_CALLER})?"
     r"(?P<text>.*)"
 )
+_UPTIME = re.compile(r"\d+\.\d+(?=$| *<)")
 _KMSG = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
 
 
@@ -64,13 +65,18 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of the kernel log about a failing device. when: as the log writes it."""
+    """A line of the kernel log about a failing device.
+
+    when: as the log writes it. at_s: that time, in seconds since 1970; None if it is not known, as
+    without year or zone.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
     severity: Severity
     when: str
     device: str
     what: str
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +230,7 @@ def parse(text: str) -> tuple[Event, ...]:
     events: list[Event] = []
     for when, message in filter(None, map(_message, text.splitlines())):
         if event := _event(when, message, up):
-            events.append(event)
+            events.append(replace(event, at_s=_at_s(when)))
             continue
         named = _OF_RECORD.match(message)
         if named and events and events[-1].what.startswith(named["record"]):
@@ -260,8 +266,22 @@ def _message(line: str) -> tuple[str, str] | None:
 
 def _since_boot(us: int) -> str:
     """Wall-clock time; too early by the time for which the machine was suspended since boot."""
-    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
-    return datetime.fromtimestamp(booted + us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(_booted_s() + us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _booted_s() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def _at_s(when: str) -> float | None:
+    """`Event.at_s` of a time as this machine's log writes it now."""
+    if uptime := _UPTIME.match(when):
+        return _booted_s() + float(uptime[0])
+    try:
+        moment = datetime.fromisoformat(when.replace(",", "."))
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo else None
 
 
 def _severity(found: re.Match[str]) -> Severity | None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.certificate import certificate_json
-from pytest_mnode.certificate.coverage import StateCounts
+from pytest_mnode.certificate.coverage import StateCounts, last_passes
 from pytest_mnode.certificate.files import parse_certificate
 from pytest_mnode.certificate.headline import headline
 from pytest_mnode.culprit import Culprit
@@ -46,6 +46,14 @@ def test_earlier_runs_cover_nodes_not_tested_in_this_run() -> None:
     assert second.expiry == NIGHT + timedelta(days=7)  # of the pass that expires first
     third = run(2, PASSED, "c", earlier=(second.coverage, first.coverage))
     assert third.verdict == "certified"
+
+
+def test_the_last_pass_of_each_node() -> None:
+    runs = [run(0, PASSED, "a", "b"), run(2, failed("a"), "a", "b"), run(1, PASSED, "a", "c")]
+    found = last_passes(one.coverage for one in runs)
+    assert found == {
+        name: NIGHT + timedelta(days=day) for name, day in (("a", 1), ("b", 2), ("c", 1))
+    }
 
 
 def test_the_latest_run_of_a_node_counts() -> None:

@@ -359,3 +359,18 @@ def test_a_log_without_kernel_lines_is_unreadable(printing: Printing, text: str)
     printing(text)
     with pytest.raises(OSError, match="no line of the kernel"):
         kernel_log.read("/dev/null")
+
+
+def test_times_of_events_are_known_where_the_log_has_zone_or_uptime() -> None:
+    line = f"NVRM: Xid (PCI:{GPU}): 79, pid=1234, GPU has fallen off the bus."
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    at_s = datetime.fromisoformat("2026-11-22T06:54:23+00:00").timestamp()
+    for form, text in FORMS.items():
+        [event] = parse(text.format(line))
+        if event.when.startswith("2026") and "kmsg" not in form:
+            assert event.at_s == pytest.approx(at_s, abs=1), form
+        elif "Nov" in event.when:
+            assert event.at_s is None, form
+        else:
+            since_boot_s = 1234567.1 if "long" in form else 5.1
+            assert event.at_s == pytest.approx(booted_s + since_boot_s, abs=2), form

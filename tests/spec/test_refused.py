@@ -29,6 +29,11 @@ REFUSED = [
     ("launch.absent", "{said_within: 3 s}", "absent: unknown key; accepted: torchrun, "),
     ("restart.refuses_damaged", "true", "refuses_damaged: unknown key; accepted: kills, "),
     ("fabric.write_bandwidth.at_least_fraction", "96", "96; accepted: a number of 1 or less"),
+    (
+        "preflight.kernel_log.since",
+        "yesterday",
+        "'yesterday'; accepted: boot, last_pass, or a time",
+    ),
     # numa
     ("numa.near", "nodes", "'nodes'; accepted: node, socket, or a {distance: 12} from 10 to 254"),
     ("numa.near", "{distance: 5}", "{'distance': 5}; accepted: node, socket, or a {distance: 12}"),

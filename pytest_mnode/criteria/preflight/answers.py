@@ -209,7 +209,11 @@ class LastFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeSurvey:
-    """A node and its answers. problem: why it did not answer; "" if it did."""
+    """A node and its answers.
+
+    problem: why it did not answer; "" if it did. passed_at: when the latest run ended in which it
+    passed, with its zone; None if none is known.
+    """
 
     index: int
     name: str
@@ -219,6 +223,7 @@ class NodeSurvey:
     paths: PathFacts | None = None
     last: LastFacts | None = None
     payloads: PayloadFacts | None = None
+    passed_at: str | None = None
 
     @property
     def machine(self) -> Machine:

@@ -99,7 +99,14 @@ class NodeJudgement:
             code = sorted({str(item.path.parent) for item in self._session.items})
             # No lease: a lease needs agents, and a node may be too broken to run one.
             nodes, checks = self._run.all_nodes(), [*self._checks.values()]
-            found = stash[_SURVEY] = survey(nodes, self._spec, code, checks)
+            passed_at = self._run.passed_at()
+            found = survey(nodes, self._spec, code, checks)
+            found = stash[_SURVEY] = Survey(
+                tuple(
+                    replace(one, passed_at=passed_at.get(one.machine.hostname or one.name))
+                    for one in found.nodes
+                )
+            )
             self._keep("node", found)
             self._measure.chart(installed(found, self._spec))
         return stash[_SURVEY]

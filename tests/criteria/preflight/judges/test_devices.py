@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.criteria.preflight.made import (
     promising,
     verdicts,
     with_facts,
+    with_node,
 )
 from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
@@ -167,6 +169,34 @@ def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
 XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
 AER = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
 DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
+
+
+@pytest.mark.parametrize(
+    ("since", "passed_at", "verdict"),
+    [
+        ("boot", None, "fail"),
+        ("boot", "2026-11-22T07:00:00+00:00", "fail"),
+        ("last_pass", None, "fail"),
+        ("last_pass", "2026-11-22T06:50:00+00:00", "fail"),
+        ("last_pass", "2026-11-22T07:00:00+00:00", "pass"),
+        ("2026-11-22", None, "fail"),
+        ("2026-11-22T08:00:00+01:00", None, "pass"),
+        ("2026-11-23", None, "pass"),
+    ],
+)
+def test_failures_are_judged_since_the_time_promised(
+    since: str, passed_at: str | None, verdict: str
+) -> None:
+    """An Xid of 06:54:23 UTC."""
+    spec = promising(f"{{kernel_log: {{since: {since}}}}}")
+    xid = replace(XID, at_s=datetime.fromisoformat("2026-11-22T06:54:23+00:00").timestamp())
+    survey = with_facts(healthy(2), 1, kernel_log=Log((xid,)))
+    survey = with_node(survey, 1, passed_at=passed_at)
+    faults = asked(KernelLogHasNoFailures, survey, spec)["gpu1"][0]
+    assert (str(faults.verdict), bool(faults.value)) == (verdict, verdict == "fail")
+    assert ("1 events before" in faults.note) == (verdict == "pass")
+    undated = with_facts(survey, 1, kernel_log=Log((replace(XID, at_s=None),)))
+    assert str(asked(KernelLogHasNoFailures, undated, spec)["gpu1"][0].verdict) == "fail"
 
 
 @pytest.mark.parametrize(
