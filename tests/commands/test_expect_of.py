@@ -148,6 +148,22 @@ def test_a_reason_in_nccls_log_comes_first(network: str, word: str) -> None:
     assert "2 of 2 network channels" in found.sizes[-1].reasons[0]
 
 
+def test_unused_nics_are_named_if_all_ranks_of_a_host_logged() -> None:
+    def log(ranks: int) -> str:
+        return "".join(
+            f"oak0:{90 + rank}:9 [{rank}] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB\n"
+            f"oak0:{90 + rank}:9 [{rank}] NCCL INFO Channel 0{rank}/0 : {rank}[{rank}] -> 8[0] "
+            f"[send] via NET/IB/{rank % 2}/GDRDMA\n"
+            for rank in range(ranks)
+        )
+
+    for ranks, named in ((8, True), (1, False)):
+        text = SLOW.replace(COLUMNS, log(ranks) + COLUMNS)
+        [found] = judge_output(text.encode(), Asked(H100))
+        reasons = found.sizes[-1].reasons
+        assert any(one.startswith("oak0 uses 2 of 8 NICs") for one in reasons) is named
+
+
 CSV = "size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s\n8589934592,41203.5,208.48,390.9\n"
 
 

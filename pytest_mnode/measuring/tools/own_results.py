@@ -338,9 +338,11 @@ def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
             "staged through host memory: acceptance/test_preflight.py"
         )
     hosts = {channel.process.host for channel in channels}
+    per_node = spec.accelerators.per_node
     for host in sorted(filter(None, hosts)):
         used, all_named = log.adapters([c for c in channels if c.process.host == host])
-        if all_named and not sockets and len(used) < spec.fabric.nics_per_node:
+        whole = sum(rank.process.host == host for rank in log.ranks) >= per_node > 0
+        if all_named and whole and not sockets and len(used) < spec.fabric.nics_per_node:
             yield (
                 f"{host} uses {len(used)} of {spec.fabric.nics_per_node} NICs, by NCCL's log: "
                 "NCCL_IB_HCA, or a port that is down"
