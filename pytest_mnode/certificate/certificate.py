@@ -49,6 +49,7 @@ class CertificateVerdict(StrEnum):
     incomplete: a promised criterion did not run, the run was cut short, a test of a criterion was
     left out or ran more than once, or nothing is promised.
     inconclusive: a criterion could not be judged.
+    rehearsal: none of these applies, but all values come from a virtual cluster.
     partly certified: none of these applies, but some nodes of the cluster have no unexpired pass,
     or no path was measured between some of them and the others, or a path failed when it was last
     measured.
@@ -59,6 +60,7 @@ class CertificateVerdict(StrEnum):
     NOT_CERTIFIED = "not certified"
     INCOMPLETE = "incomplete"
     INCONCLUSIVE = "inconclusive"
+    REHEARSAL = "rehearsal"
     PARTLY_CERTIFIED = "partly certified"
     CERTIFIED = "certified"
 
@@ -90,6 +92,8 @@ class Certificate:
             return CertificateVerdict.INCOMPLETE
         if CriterionVerdict.INCONCLUSIVE in found:
             return CertificateVerdict.INCONCLUSIVE
+        if self.run.rehearsal is not None:
+            return CertificateVerdict.REHEARSAL
         cover = self.coverage
         whole = cover.all_passed and len(cover.parts) < 2 and not cover.failed_paths
         return CertificateVerdict.CERTIFIED if whole else CertificateVerdict.PARTLY_CERTIFIED
@@ -142,6 +146,11 @@ class Certificate:
             *of(CriterionVerdict.DID_NOT_RUN),
             *missing,
             *of(CriterionVerdict.INCONCLUSIVE),
+            *(
+                [f"every value is from {self.run.rehearsal}"]
+                if self.run.rehearsal is not None
+                else []
+            ),
         )
 
     def _only_partly(self) -> Iterator[str]:
@@ -162,11 +171,13 @@ def build_certificate(
     promised: Sequence[str],
     not_promised: Mapping[str, str],
     earlier: Sequence[Coverage] = (),
+    not_rehearsed: Mapping[str, str] | None = None,
 ) -> Certificate:
     """The certificate of a run, with promised criteria first, then others that ran, then the rest.
 
     `not_promised` maps a criterion to the spec's reason. A criterion that is in both is promised.
-    earlier: coverage by earlier runs of the same cluster against the same spec.
+    earlier: coverage by earlier runs of the same cluster against the same spec. not_rehearsed: maps
+    promised criteria of which a rehearsal has no values to the reason.
     """
     grouped: dict[str, list[CaseResult]] = {name: [] for name in promised}
     for case in cases:
@@ -174,7 +185,13 @@ def build_certificate(
     excused = {name: why for name, why in not_promised.items() if name not in promised}
     judged = [name for name in grouped if name not in excused]
     criteria = tuple(
-        CriterionResult(name, name in promised, excused.get(name), tuple(grouped.get(name, ())))
+        CriterionResult(
+            name,
+            name in promised,
+            excused.get(name),
+            tuple(grouped.get(name, ())),
+            (not_rehearsed or {}).get(name),
+        )
         for name in (*judged, *excused)
     )
     found = coverage_of(run, criteria)

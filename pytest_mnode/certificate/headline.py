@@ -34,7 +34,7 @@ class Headline:
 
     scope: what it holds for, such as "2 of 16 nodes". since, until: the begin of its run, and when
     its first pass expires. asked: the time of asking. reasons: why it does not certify the cluster.
-    of: spec and launcher.
+    of: spec and launcher. rehearsal: whether all values come from a virtual cluster.
     """
 
     verdict: CertificateVerdict
@@ -44,6 +44,7 @@ class Headline:
     asked: datetime
     reasons: tuple[str, ...]
     of: str
+    rehearsal: bool = False
 
     @property
     def validity(self) -> Validity:
@@ -79,7 +80,8 @@ class Headline:
         }[self.validity]
         if self.verdict in _KEPT:
             return dated or self.verdict.value
-        return ", ".join(filter(None, [_word(self.verdict), dated]))
+        rehearsal = self.rehearsal and self.verdict is not CertificateVerdict.REHEARSAL
+        return ", ".join(filter(None, ["rehearsal" * rehearsal, _word(self.verdict), dated]))
 
     @property
     def text(self) -> str:
@@ -107,6 +109,7 @@ def headline(certificate: Certificate, asked: datetime | None = None) -> Headlin
         asked or run.end,
         _reasons(certificate),
         f"spec {run.spec.name}, {run.launcher} launcher",
+        run.rehearsal is not None,
     )
 
 

@@ -54,11 +54,12 @@ def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:
         "launcher": certificate.run.launcher,
         "nodes": " ".join(certificate.run.nodes),
         "covered": certificate.run.coverage,
+        **({"rehearsal": rehearsal} if (rehearsal := certificate.run.rehearsal) else {}),
         **({"certified": certificate.count} if head.holds else {}),
     }
     suites = [
         junit_xml.TestSuite(
-            fit(name),
+            fit(f"rehearsal: {name}" if head.rehearsal else name),
             list(cases),
             timestamp=certificate.run.start.isoformat(),
             properties={k: fit(v) for k, v in (properties | own).items()},
@@ -73,7 +74,8 @@ def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:
 
 def _overall(certificate: Certificate, head: Headline) -> junit_xml.TestCase:
     """The headline. Its name has no verdict, because viewers show it in any colour."""
-    out = _named(f"certificate of {certificate.run.spec.name}", "certificate")
+    what = "rehearsal" if head.rehearsal else "certificate"
+    out = _named(f"{what} of {certificate.run.spec.name}", what)
     match head.tone:
         case "good":
             out.stdout = fit(f"{head.line}; {certificate.run.coverage}")
@@ -93,6 +95,10 @@ def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
             out = _named(criterion.name, criterion.name)
             why = criterion.not_promised or criterion.cases[0].message
             out.add_skipped_info(fit(f"not promised: {why}"))
+            yield out
+        case CriterionVerdict.NOT_REHEARSED:
+            out = _named(criterion.name, criterion.name)
+            out.add_skipped_info(fit(f"not rehearsed: {criterion.not_rehearsed}"))
             yield out
         case CriterionVerdict.DID_NOT_RUN:
             out = _named(criterion.name, criterion.name)

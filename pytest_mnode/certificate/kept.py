@@ -176,8 +176,8 @@ def _latest_spec(paths: Sequence[Path]) -> SpecFacts | None:
 def _doubt(certificate: Certificate, path: Path, facts: SpecFacts, spec: Spec | None) -> str:
     """Why a kept certificate is not believed; "" if it is."""
     run = certificate.run
-    if path.name != _kept_name(certificate):
-        return "its name is not that of its run and spec"
+    if run.rehearsal is not None or path.name != _kept_name(certificate):
+        return "it is a rehearsal" if run.rehearsal else "its name is not that of its run and spec"
     if run.start > run.end or len(set(run.nodes)) < len(run.nodes):
         return "its run ends before it begins, or names a node twice"
     named = {name for one in certificate.criteria for case in one.cases for name in case.nodes}

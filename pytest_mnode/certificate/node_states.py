@@ -69,7 +69,7 @@ def _met_by(criteria: Sequence[CriterionResult]) -> dict[str, frozenset[str] | N
         if any(not case.nodes for case in c.judged)
         else frozenset(name for case in c.judged for name in case.nodes)
         for c in criteria
-        if c.promised
+        if c.promised and c.excuse is None
     }
 
 

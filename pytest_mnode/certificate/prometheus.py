@@ -25,13 +25,15 @@ def _which(kind: type[StrEnum], actual: StrEnum, *labels: str) -> Samples:
 
 
 class _Metrics:
-    """Every sample has the label `spec`."""
+    """Every sample has the label `spec`, which says so of a rehearsal: no query for the values of a
+    cluster finds those of a virtual one."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        spec = self._certificate.run.spec.name
+        run = self._certificate.run
+        spec = run.spec.name if run.rehearsal is None else f"rehearsal: {run.spec.name}"
         for name, help_, labels, samples in self._families():
             family = GaugeMetricFamily(f"mnode_{name}", help_, labels=("spec", *labels))
             for values, value in samples:

@@ -48,6 +48,8 @@ class CriterionVerdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
     DID_NOT_RUN = "did not run"
     NOT_PROMISED = "not promised"
+    NOT_REHEARSED = "not rehearsed"
+    """Promised, and beyond what a virtual cluster has."""
 
 
 _WORST_FIRST = {
@@ -279,12 +281,14 @@ class CriterionResult:
 
     not_promised: the spec's reason not to promise it; it is then not judged, whatever ran.
     A criterion that the spec does not mention is neither: it is judged if it judged a value.
+    not_rehearsed: why a rehearsal has no values of it; None for a run on nodes.
     """
 
     name: str
     promised: bool
     not_promised: str | None = None
     cases: tuple[CaseResult, ...] = ()
+    not_rehearsed: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -296,6 +300,8 @@ class CriterionResult:
         """
         if self.not_promised is not None:
             return CriterionVerdict.NOT_PROMISED
+        if self.not_rehearsed is not None:
+            return CriterionVerdict.NOT_REHEARSED
         if judged := self.judged:
             worst = min((case.verdict for case in judged), key=_WORST_FIRST.__getitem__)
             if worst is not CriterionVerdict.PASS or any(case.judges for case in judged):
@@ -305,6 +311,11 @@ class CriterionResult:
         return CriterionVerdict.NOT_PROMISED if left_open else CriterionVerdict.DID_NOT_RUN
 
     @property
+    def excuse(self) -> str | None:
+        """Why it is not judged, whatever ran; None if it is."""
+        return self.not_promised if self.not_promised is not None else self.not_rehearsed
+
+    @property
     def judged(self) -> tuple[CaseResult, ...]:
         """The cases that are promised."""
         return tuple(c for c in self.cases if c.verdict is not CriterionVerdict.NOT_PROMISED)
@@ -312,7 +323,7 @@ class CriterionResult:
     @property
     def silence(self) -> str:
         """Why it did not pass although its cases did; "" if it passed, or they did not."""
-        if self.not_promised is not None or self.verdict is CriterionVerdict.PASS:
+        if self.excuse is not None or self.verdict is CriterionVerdict.PASS:
             return ""
         passed = {case.verdict for case in self.judged} == {CriterionVerdict.PASS}
         return "its tests judged no value" if passed else ""
@@ -337,8 +348,8 @@ class CriterionResult:
     @property
     def headline(self) -> CriterionHeadline:
         """The finding that answers its question; the failing or unknown one if it did not pass."""
-        if self.not_promised is not None:
-            return CriterionHeadline(first_line(self.not_promised))
+        if self.excuse is not None:
+            return CriterionHeadline(first_line(self.excuse))
         if self.verdict is CriterionVerdict.PASS:
             values = [m for case in self.judged for m in case.measurements]
             return answered(values, [case.nodes for case in self.judged])

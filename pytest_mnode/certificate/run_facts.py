@@ -79,6 +79,8 @@ class RunFacts:
         short never certifies.
     manifest: the tests of criteria that it collected; nor does a run that left some out.
     validity_s: how long after `end` a certificate holds.
+    rehearsal: the virtual cluster that all values come from; None for a run on nodes. A rehearsal
+        never certifies.
     """
 
     launcher: str
@@ -98,6 +100,7 @@ class RunFacts:
     validity_s: float = DEFAULT_VALIDITY_S
     cluster_nodes: PositiveInt | None = None
     not_covered: tuple[str, ...] = ()
+    rehearsal: str | None = None
 
     @property
     def incomplete(self) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ def summary_lines(
     sentences = [
         *_detected(certificate.criteria),
         *([f"false alarms: {alarms}"] if (alarms := certificate.false_alarms.text) else []),
+        *([f"rehearsal: {run.rehearsal}"] if (run := certificate.run).rehearsal else []),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         *(certificate.history.lines() if certificate.history else ()),

@@ -1,4 +1,5 @@
-"""What commands that read a certificate share: the option `--at`, and a note on an old schema."""
+"""What commands that read a certificate share: the option `--at`, a note on an old schema, and the
+refusal of rehearsals."""
 
 from __future__ import annotations
 
@@ -30,6 +31,14 @@ def note_version(certificate: Certificate, path: Path) -> None:
 
     if line := older_version(certificate, path):
         print(line, file=sys.stderr)
+
+
+def refuse_rehearsal(certificate: Certificate, path: Path) -> None:
+    """Raise UsageError for the certificate of a rehearsal: its nodes are no nodes."""
+    from pytest_mnode.errors import UsageError
+
+    if (what := certificate.run.rehearsal) is not None:
+        raise UsageError(f"{path}: a rehearsal on {what}; accepted: a certificate of nodes")
 
 
 def _time(text: str) -> datetime:

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at, note_version
+from pytest_mnode.commands.asked import add_at, note_version, refuse_rehearsal
 
 FORMATS = ("slurm", "lines", "json")
 
@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     certificate = read_certificate(options.certificate)
     note_version(certificate, options.certificate)
+    refuse_rehearsal(certificate, options.certificate)
     print(headline(certificate, options.at).line, file=sys.stderr)
     coverage = merged(certificate.coverage, (), options.at)  # passes may have expired since the run
     asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_mnode.commands.asked import note_version
+from pytest_mnode.commands.asked import note_version, refuse_rehearsal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
     path = certificate_path(options.certificate)
     certificate = read_certificate(options.certificate)  # raises for anything but a certificate
     note_version(certificate, path)
+    refuse_rehearsal(certificate, path)
     text = statement_text(path.name, path.read_bytes())
     signature = sign(text.encode(), options.key)
     statement = statement_path(path)

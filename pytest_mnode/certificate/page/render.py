@@ -118,5 +118,5 @@ def _css_class(verdict: str) -> str:
     """The CSS class of a verdict: good, bad, unsure, or open if not judged."""
     good, bad = ("pass", "passed", "certified"), ("fail", "failed", "not certified")
     known = dict.fromkeys(good, "good") | dict.fromkeys(bad, "bad")
-    quiet = ("not promised", "not tested", "recorded")
+    quiet = ("not promised", "not rehearsed", "not tested", "recorded")
     return known.get(verdict, "open" if verdict in quiet else "unsure")
