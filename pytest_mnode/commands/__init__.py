@@ -16,7 +16,10 @@ from importlib import import_module
 
 from pytest_mnode.errors import MnodeError
 
-COMMANDS = ("expect", "certificate", "nodes", "page", "diff", "judge", "sign", "verify", "check")
+COMMANDS = (
+    *("expect", "rehearse", "certificate", "nodes", "page", "diff", "judge", "sign", "verify"),
+    "check",
+)
 """Names of the commands, in the order of --help."""
 
 

@@ -1,5 +1,5 @@
-"""What commands that read a certificate share: the option `--at`, a note on an old schema, and the
-refusal of rehearsals."""
+"""What commands that read a certificate share: the option `--at`, a note on an old schema,
+writing a report, and the refusal of rehearsals."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ def note_version(certificate: Certificate, path: Path) -> None:
 
     if line := older_version(certificate, path):
         print(line, file=sys.stderr)
+
+
+def report_into(
+    directory: Path | None, certificate: Certificate, at: datetime | None = None
+) -> None:
+    """Write a certificate's files, and print their names. directory: None for no files. at: see
+    `headline`. Raises UsageError if they cannot be written."""
+    from pytest_mnode.certificate import write_report
+    from pytest_mnode.errors import UsageError
+
+    if directory is None:
+        return
+    try:
+        written = write_report(directory, certificate, at)
+    except OSError as error:
+        raise UsageError(f"--report={directory}: {error.strerror}") from None
+    for path in written:
+        print(f"written: {path}")
 
 
 def refuse_rehearsal(certificate: Certificate, path: Path) -> None:

@@ -12,7 +12,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from pytest_mnode.commands.asked import add_at, note_version
+from pytest_mnode.commands.asked import add_at, note_version, report_into
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate import summary_lines, write_report
+    from pytest_mnode.certificate import summary_lines
     from pytest_mnode.certificate.files import certificate_path, read_certificate
     from pytest_mnode.certificate.gathered import rows_of
     from pytest_mnode.certificate.headline import headline
     from pytest_mnode.certificate.rejudge import rejudge_certificate
-    from pytest_mnode.errors import UsageError
     from pytest_mnode.spec import load_spec
 
     certificate = read_certificate(options.certificate)
@@ -42,11 +41,5 @@ def run(options: argparse.Namespace) -> int:
         print(f"not judged again: {what}")
     if len(undecided) > 20:
         print(f"not judged again: {len(undecided) - 20} more")
-    if options.report is not None:
-        try:
-            written = write_report(options.report, found, options.at)
-        except OSError as error:
-            raise UsageError(f"--report={options.report}: {error.strerror}") from None
-        for path in written:
-            print(f"written: {path}")
+    report_into(options.report, found, options.at)
     return headline(found, options.at).exit_status

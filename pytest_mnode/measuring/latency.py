@@ -74,11 +74,15 @@ def latencies(world: World, device: torch.device) -> tuple[Latencies, ...]:
     """
     from pytest_mnode.measuring.ranks import share_a_machine
 
-    rounds = circle(len(world.nodes))
-    if len(world.nodes) > _ALL_PAIRS_UP_TO:
-        rounds = rounds[:: len(rounds) // _ROUNDS]
+    rounds = rounds_of(len(world.nodes))
     least_s = _SHARED_FLOOR_S if share_a_machine(world) else _FLOOR_S
     return tuple(_latencies(world, size, least_s, rounds, device) for size in SIZES_BYTES)
+
+
+def rounds_of(nodes: int) -> Sequence[Sequence[Pair]]:
+    """Rounds of pairs: all of them, or of many nodes about five."""
+    rounds = circle(nodes)
+    return rounds if nodes <= _ALL_PAIRS_UP_TO else rounds[:: len(rounds) // _ROUNDS]
 
 
 def _latencies(

@@ -51,8 +51,9 @@ class SameSteps:
     def wrong(self) -> dict[str, int]:
         """By rank name, the number of its digests that a majority or its own rerun contradicts."""
         found: Counter[str] = Counter()
+        every = self._votes
         for model, own in enumerate(self.rows):
-            votes = self._votes(model)
+            votes = every.get(model, {})
             usual, count = Counter(votes.values()).most_common(1)[0] if votes else ("", 0)
             if 2 * count > len(votes):
                 found.update(name for name, digest in votes.items() if digest != usual)
@@ -64,21 +65,21 @@ class SameSteps:
     @property
     def unresolved(self) -> tuple[Culprit, ...]:
         """Ranks that disagree, where neither a majority nor another model shows which is wrong."""
-        found = []
-        for model in range(len(self.rows)):
-            votes = self._votes(model)
+        found, wrong = [], self.wrong
+        for _, votes in sorted(self._votes.items()):
             count = max(Counter(votes.values()).values(), default=0)
-            if 2 * count <= len(votes) and not set(votes) & set(self.wrong):
+            if 2 * count <= len(votes) and not votes.keys() & wrong.keys():
                 found.append(Culprit.one_of(" or ".join(sorted(votes)), votes))
         return tuple(dict.fromkeys(found))
 
-    def _votes(self, model: int) -> dict[str, str]:
-        """The first digest of each rank that trained this model."""
-        return {
-            row.name: row.digests[row.models.index(model)]
-            for row in self.rows
-            if row.digests and model in row.models
-        }
+    @property
+    def _votes(self) -> dict[int, dict[str, str]]:
+        """By model, the first digest of each rank that trained it."""
+        found: dict[int, dict[str, str]] = {}
+        for row in self.rows:
+            for model, digest in zip(row.models, row.digests, strict=False):
+                found.setdefault(model, {}).setdefault(row.name, digest)
+        return found
 
 
 def compare_steps(promise: TrainingStepPromise, world: World, device: torch.device) -> SameSteps:
@@ -104,11 +105,19 @@ def models_of(world: World, kinds: Sequence[str], ranks: int) -> tuple[int, ...]
     The ranks form a ring in which neighbours are on different nodes if there are several nodes.
     ranks: maximum number of ranks that train each model.
     """
-    alike = [rank for rank, kind in enumerate(kinds) if kind == kinds[world.rank]]
-    alike.sort(key=lambda rank: (rank % world.local_size, rank))
-    place = alike.index(world.rank)
-    following = [alike[(place + i) % len(alike)] for i in range(min(ranks, len(alike)))]
-    return (*following, world.rank)
+    return models_of_all(world, kinds, ranks)[world.rank]
+
+
+def models_of_all(world: World, kinds: Sequence[str], ranks: int) -> list[tuple[int, ...]]:
+    """`models_of` of each rank."""
+    found: dict[int, tuple[int, ...]] = {}
+    for kind in dict.fromkeys(kinds):
+        alike = [rank for rank, its_kind in enumerate(kinds) if its_kind == kind]
+        alike.sort(key=lambda rank: (rank % world.local_size, rank))
+        for place, own in enumerate(alike):
+            following = (alike[(place + i) % len(alike)] for i in range(min(ranks, len(alike))))
+            found[own] = (*following, own)
+    return [found[rank] for rank in range(len(kinds))]
 
 
 def job_of(promise: TrainingStepPromise, seed: int) -> JobConfig:

@@ -109,11 +109,18 @@ def slow_in_collectives(
                 return
             yield Trial(whole, tuple(without))
 
-    found = named_by(trials(), enough_gbytes_s)
+    return culprit_of_trials(trials(), enough_gbytes_s, world.nodes)
+
+
+def culprit_of_trials(
+    trials: Iterable[Trial], enough_gbytes_s: float, nodes: Sequence[str]
+) -> Culprit | None:
+    """The node that trials name (`named_by`), with their rates; None if there is none. Pure."""
+    found = named_by(trials, enough_gbytes_s)
     if found is None:
         return None
     node, best = found
-    name = world.nodes[node]
+    name = nodes[node]
     words = (
         f"{name}, slow only in collectives: every pair of nodes keeps the rate, and so does "
         f"all_reduce without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -137,22 +138,63 @@ def find_slow_links(
     budget_s: seconds after which no round begins. every_path: whether to measure all pairs of more
     than 64 nodes too, and not a sample that differs from day to day.
     """
+    rails = Rails.of(world, spec.fabric.nics_per_node)
+    size_bytes = chunk_bytes(spec.fabric.line_rate_mbits_s * rails.nics_each)
+    pairs = Pairs(rails, size_bytes, device) if len(world.nodes) > 1 else None
+    return search_slow_links(
+        world,
+        spec,
+        traffic,
+        slow_below_mbits_s,
+        pairs,
+        lambda: nics_by_rank(world, device),
+        budget_s=budget_s,
+        outliers_only=outliers_only,
+        every_path=every_path,
+    )
+
+
+class MeasuredPairs(Protocol):
+    """Measures rounds of pairs: of the ranks of a world, or of a virtual cluster."""
+
+    def measure(self, step: Round) -> MeasuredRound: ...
+
+    def day(self) -> int:
+        """Days since 1970, the same on all ranks."""
+        ...
+
+
+def search_slow_links(  # noqa: PLR0917  of `find_slow_links`, and what measures
+    world: World,
+    spec: Spec,
+    traffic: tuple[SentByNode, ...],
+    slow_below_mbits_s: float,
+    pairs: MeasuredPairs | None,
+    nics_of_ranks: Callable[[], Sequence[tuple[str, ...] | None]],
+    *,
+    budget_s: float = BUDGET_S,
+    outliers_only: bool = False,
+    every_path: bool = True,
+) -> SlowLinks:
+    """As `find_slow_links`, by rounds that `pairs` measures; None of one node.
+
+    nics_of_ranks: by rank, the NICs that it uses; None if not known.
+    """
     fabric = spec.fabric
     every_path = every_path or len(world.nodes) <= EVERY_PATH_UP_TO
     rails = Rails.of(world, fabric.nics_per_node)
     rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s * rails.nics_each)
     names = Names.of(world.nodes, spec, rails.count)
-    if len(world.nodes) < 2:
+    if pairs is None:
         return conclude(rates, names, None, Effort(), None)
     nothing_on_it = bool(traffic) and all(node.off_fabric(fabric) for node in traffic)
     # If no traffic is on the fabric, further pairs show nothing new.
-    pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s * rails.nics_each), device)
     day = 0 if every_path else pairs.day()
     steps = _one_pair(rates) if nothing_on_it else search(rates, every_path=every_path, day=day)
     report = _printing(names) if world.rank == 0 else lambda *_: None
     effort = run(steps, pairs.measure, budget_s, report)
     if diagnose(rates).of_some_rails(rails.count):
-        nics = nics_by_rank(world, device)
+        nics = nics_of_ranks()
         ranks = [[rails.rank(node, r) for node in range(rates.nodes)] for r in rates.each_rail]
         names = names.as_used([[nics[rank] for rank in of_rail] for of_rail in ranks])
     found = conclude(

@@ -1,0 +1,254 @@
+"""The truth of a virtual cluster: what each part of it can do, and how much its parts differ.
+
+A tree: spine, leaf, node, NIC and accelerator. Shares are of what a healthy part does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey
+from pytest_mnode.measuring.locating.pairs import Rails
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
+from pytest_mnode.spec.review import wire_allows_fraction
+from pytest_mnode.virtual.machines import surveys
+
+Shares = NDArray[np.float64]
+
+LEAF_NODES = 16
+"""Nodes of a leaf. [choice] half of a switch of 64 ports of 400 Gbit/s, 2 of a node on each."""
+OF_LINE = 0.97
+"""Share of the line that a ring fills. Source: rings pinned on 8 × 400 Gbit/s carried 384 to 393 of
+400 GB/s; perftest 392 of 400 Gbit/s."""
+STEP_S, NEAR_STEP_S, TCP_STEP_S = 4.5e-6, 0.9e-6, 40e-6
+"""Seconds of a step between nodes by RDMA (writes take 4.2 to 5 µs), within a node by NVLink, and
+by TCP. [choice] for the last two: small all-reduces over 2 × 8 H100 take 25 to 40 µs in all."""
+TREE_STEP_S = 12e-6
+"""Of a step of a tree over nodes. Source: small all-reduces on H100 take 10 to 14 µs more for each
+doubling of the nodes."""
+TCP_GBYTES_S = 3.0
+"""Of a node that fell back to TCP. Source: about 3 of 489 GB/s, NVIDIA/aicr issue 2683."""
+INSIDE_OVER_LINE = 1.12
+"""Of a ring between accelerators of a node, over the line of its NICs. Source: 450 GB/s of NVLink
+and 400 of 8 × 400 Gbit/s (H100, H200). [choice] for other platforms."""
+DEFAULT_OVER_LINE = 1.1
+"""Of the default algorithm on two nodes. Source: 1.09 to 1.22 of the line on H100."""
+DEVICES_DIFFER = 0.012
+"""Standard deviation of equal devices. [choice] GPUs of a node differ by 5 % and more from end to
+end (stas00/ml-engineering, MAMF)."""
+COPIES_DIFFER = 0.006
+"""Of copies, which a link's rate limits. [choice]"""
+COMMUNICATORS_DIFFER: Mapping[str, float] = {
+    "infiniband": 0.008,
+    "roce": 0.02,
+    "efa": 0.015,
+    "ethernet": 0.01,
+}
+"""How much a communicator loses by the paths that it drew, mean of an exponential. [choice] more
+where switches choose paths by hashes (ECMP) than by a subnet manager."""
+REPEATS_DIFFER = 0.003
+"""Standard deviation of repeats on one communicator. [choice]"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Night:
+    """The seed of a night's noise, and its size: an argument of everything that draws."""
+
+    rng: np.random.Generator
+
+    def around(self, value: float, spread: float) -> float:
+        """A value with relative normal noise."""
+        return float(value * max(0.05, 1 + spread * self.rng.standard_normal()))
+
+
+@dataclass(kw_only=True)
+class VirtualCluster:
+    """Parts by node, then by NIC or accelerator; shares of a healthy part's rate.
+
+    tx, rx: of NICs. matmul, hbm, to_device, from_device, host: of accelerators, or of CPU ranks.
+    late_s: host delay of a step. uplinks: share of full bisection by leaf. pairs: of paths between
+    two nodes, both ways. inside: what a ring gets between accelerators of a node, as a share of the
+    line. errors: by node, port and counter, of each criterion. tcp: nodes whose ranks fell back to
+    TCP. corrupts, stale: ranks that send wrong values, or keep those of an earlier call, and the
+    share of calls. miscomputes: ranks that compute wrong values. input_s: storage's
+    delay of a step. clock_steps_s: by node, during each criterion. slowed: by rank, the share of
+    samples in which heat or hardware holds back its clock.
+    """
+
+    spec: Spec
+    nodes: tuple[str, ...]
+    night: Night
+    machines: list[NodeSurvey]
+    tx: Shares
+    rx: Shares
+    matmul: Shares
+    hbm: Shares
+    to_device: Shares
+    from_device: Shares
+    host: Shares
+    late_s: Shares
+    input_s: Shares
+    uplinks: Shares
+    inside: Shares
+    pairs: dict[tuple[int, int], float] = field(default_factory=dict)
+    errors: Counter[tuple[int, str, str]] = field(default_factory=Counter)
+    tcp: set[int] = field(default_factory=set)
+    corrupts: dict[int, float] = field(default_factory=dict)
+    stale: dict[int, float] = field(default_factory=dict)
+    miscomputes: set[int] = field(default_factory=set)
+    slowed: dict[int, float] = field(default_factory=dict)
+    clock_steps_s: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def healthy(cls, spec: Spec, count: int, seed: int) -> VirtualCluster:
+        """A cluster of `count` nodes that keeps what its platform is known for."""
+        night = Night(rng=np.random.default_rng(seed))
+        nodes = tuple(f"node{i}" for i in range(count))
+        nics, each = spec.fabric.nics_per_node, spec.accelerators.per_node or 1
+
+        def devices(spread: float) -> Shares:
+            drawn = 1 + spread * night.rng.standard_normal((count, each))
+            return np.asarray(np.clip(drawn, 1 - 4 * spread, 1 + 4 * spread))
+
+        leaves = -(-count // LEAF_NODES)
+        return cls(
+            spec=spec,
+            nodes=nodes,
+            night=night,
+            machines=surveys(spec, nodes, night.rng),
+            tx=np.ones((count, nics)),
+            rx=np.ones((count, nics)),
+            matmul=devices(DEVICES_DIFFER),
+            hbm=devices(COPIES_DIFFER),
+            to_device=devices(COPIES_DIFFER),
+            from_device=devices(COPIES_DIFFER),
+            host=devices(COPIES_DIFFER),
+            late_s=np.zeros(count),
+            input_s=np.zeros(count),
+            uplinks=np.ones(leaves),
+            inside=np.full(count, INSIDE_OVER_LINE),
+        )
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node."""
+        return self.spec.accelerators.per_node or 1
+
+    @property
+    def ranks(self) -> int:
+        return len(self.nodes) * self.per_node
+
+    @property
+    def world(self) -> World:
+        """The world of all ranks, as the last one sees it: the first one prints."""
+        last = self.per_node - 1
+        return World(self.ranks - 1, self.ranks, last, self.per_node, self.nodes[-1], self.nodes)
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.spec.accelerators.per_node else "gloo"
+
+    @cached_property
+    def rails(self) -> Rails:
+        return Rails.of(self.world, self.spec.fabric.nics_per_node)
+
+    def leaf(self, node: int) -> int:
+        return node // LEAF_NODES
+
+    @property
+    def of_line(self) -> float:
+        """Share of the line that payload can fill."""
+        return OF_LINE * wire_allows_fraction(self.spec)[0]
+
+    def rail_shares(self, shares: Shares) -> Shares:
+        """Shares by node and rail: the mean of the NICs that a rail's rank uses."""
+        count, nics = shares.shape
+        used = self.rails.count * (nics // self.rails.count)
+        return np.asarray(shares[:, :used].reshape(count, self.rails.count, -1).mean(axis=2))
+
+    def weakest_share(self, members: NDArray[np.intp] | None = None) -> float:
+        """Share of the line that a ring over these nodes gets: NCCL gives each rail an equal part,
+        so that the slowest NIC of any of them holds back all."""
+        tx, rx = (self.tx, self.rx) if members is None else (self.tx[members], self.rx[members])
+        share = float(min(tx.min(), rx.min()))
+        inside = set(range(len(self.nodes))) if members is None else set(members.tolist())
+        neighbours = sorted(inside)
+        for (one, other), of_path in self.pairs.items():
+            if one in inside and other in inside:
+                near = abs(neighbours.index(one) - neighbours.index(other))
+                if near in (1, len(neighbours) - 1):
+                    share = min(share, of_path)
+        # A ring leaves each leaf once, so that an uplink has to carry one node of it.
+        leaves = {self.leaf(node) for node in neighbours}
+        if len(leaves) > 1:
+            share = min(share, *(self.uplinks[leaf] * LEAF_NODES for leaf in leaves))
+        share = min(share, float(self.inside[neighbours].min()))
+        if self.tcp & inside:
+            line = self.spec.fabric.line_rate_gbits_s / 8 * self.spec.fabric.nics_per_node
+            share = min(share, TCP_GBYTES_S / line)
+        return share
+
+    def collective_s(
+        self,
+        collective: str,
+        size_bytes: int,
+        *,
+        ring: bool = True,
+        members: NDArray[np.intp] | None = None,
+    ) -> float:
+        """Seconds of one call without noise: steps × α + factor × S / rate (Hockney)."""
+        nodes = len(self.nodes) if members is None else len(members)
+        ranks, name = nodes * self.per_node, Collective(collective)
+        line = busbw_at_line_rate(name, self.spec.fabric, nodes, self.per_node, self.backend)
+        share = self.weakest_share(members)
+        if name is Collective.ALL_TO_ALL and nodes > LEAF_NODES:
+            share = min(share, float(self.uplinks.min()))
+        rate = line.gbytes_s * self.of_line * share * 1e9
+        ways = 2 if name is Collective.ALL_REDUCE else 1
+        steps_s = ways * (ranks - 1) * self.mean_step_s
+        if name is Collective.SEND_RECV:
+            steps_s = self.step_s
+        late = self.late_s if members is None else self.late_s[members]
+        ring_s = steps_s + bus_factor(name, ranks) * size_bytes / rate + float(late.max())
+        if ring or name in (Collective.ALL_TO_ALL, Collective.SEND_RECV):
+            return ring_s
+        # The library's choice: a tree for small sizes; two nodes reduce inside first.
+        tree_s = ways * max(1.0, np.log2(nodes)) * TREE_STEP_S
+        over = DEFAULT_OVER_LINE if nodes == 2 and name is Collective.ALL_REDUCE else 0.97
+        tree_s += bus_factor(name, ranks) * size_bytes / (rate * over) + float(late.max())
+        return min(ring_s, tree_s)
+
+    @property
+    def step_s(self) -> float:
+        return TCP_STEP_S if self.spec.fabric.kind == "ethernet" else STEP_S
+
+    @property
+    def mean_step_s(self) -> float:
+        """Of a ring's steps: one of a node's ranks sends to the next node, the others inside."""
+        return (self.step_s + (self.per_node - 1) * NEAR_STEP_S) / self.per_node
+
+    @property
+    def inside_bytes_s(self) -> float:
+        """Rate of a ring between accelerators of a healthy node."""
+        line = self.spec.fabric.line_rate_gbits_s / 8 * self.spec.fabric.nics_per_node
+        return INSIDE_OVER_LINE * line * 1e9
+
+    def communicator_loss(self) -> float:
+        """Share that a fresh communicator keeps of the rate, by the paths that it drew."""
+        spread = COMMUNICATORS_DIFFER[self.spec.fabric.kind]
+        return float(1 / (1 + min(6 * spread, self.night.rng.exponential(spread))))
+
+    def change(self, node: int, **parts: object) -> None:
+        """Replace parts of a node's machine, such as rdma=…."""
+        survey = self.machines[node]
+        assert survey.facts is not None
+        machine = replace(survey.facts.machine, **parts)  # type: ignore[arg-type]
+        self.machines[node] = replace(survey, facts=replace(survey.facts, machine=machine))

@@ -1,0 +1,145 @@
+"""Each rank by itself on a virtual cluster: products, training steps and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+import numpy as np
+
+from pytest_mnode.certificate import CaseResult
+from pytest_mnode.criteria.devices import (
+    LARGEST_CHECKED,
+    comparisons,
+    judge_products,
+    judge_rates,
+    judge_steps,
+)
+from pytest_mnode.machine.nvml import Load
+from pytest_mnode.measuring.devices import ROUNDS
+from pytest_mnode.measuring.naming import rank_name
+from pytest_mnode.measuring.rank_rates import FALSE_ALARM, Comparison, RankRate, peer_bound
+from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models_of_all
+from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, RankPromise
+from pytest_mnode.virtual.cases import case
+from pytest_mnode.virtual.cluster import Shares, VirtualCluster
+from pytest_mnode.virtual.fabric import ports
+
+_FILE = "acceptance/test_devices.py"
+_REPEATS_DIFFER = 0.002
+"""Standard deviation of the repeats of a rank. [choice]"""
+_OVER_FLOOR = 1.08
+"""Of a healthy device over a promised floor. [choice] A floor is what nodes are put back for: 48 to
+52 of the 51 to 54.8 GB/s that H100 copy."""
+_ANY_RATE = 100.0
+"""Of a device without a promised floor: only shares of it are judged. [choice]"""
+
+
+def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
+    """The cases of `acceptance/test_devices.py`."""
+    promised, nodes = cluster.spec.criteria.devices, cluster.nodes
+    assert promised is not None
+    if (products := promised.matmul) is not None:
+        found = []
+        size = min(products.size, LARGEST_CHECKED)
+        for dtype in products.dtypes:
+            wrong = {rank_name(cluster.world, r): 1 + (r % 5) for r in sorted(cluster.miscomputes)}
+            found += judge_products(dtype, size, wrong)
+            tflops = products.at_least_tflops.get(dtype)
+            floor = None if tflops is None else tflops * 1e3
+            found += judge_rates(
+                _compared(cluster, f"matmul {dtype}", "GFLOP/s", products, floor, cluster.matmul)
+            )
+        test = f"{_FILE}::test_every_rank_multiplies_as_fast_as_the_others"
+        question = "Are every rank's matrix products correct, and as fast as the others'?"
+        yield case(test, question, found, nodes)
+    if promised.training_step is not None:
+        test = f"{_FILE}::test_every_rank_computes_the_same_training_steps"
+        question = (
+            "Do all ranks compute bit-identical training steps, and if not, which ranks differ?"
+        )
+        steps = _steps(cluster, promised.training_step.ranks, promised.training_step.steps)
+        yield case(test, question, judge_steps(steps), nodes)
+    for kind, shares in (
+        ("memory_copy", cluster.host),
+        ("device_copy", cluster.hbm),
+        ("host_to_device", cluster.to_device),
+        ("device_to_host", cluster.from_device),
+    ):
+        copy: CopyPromise | None = getattr(promised, kind)
+        if copy is not None:
+            floor, name = copy.at_least_gbytes_s, kind.replace("_", " ")
+            test = f"{_FILE}::test_every_rank_copies_as_fast_as_the_others[{kind}]"
+            compared = _compared(cluster, name, "GB/s", copy, floor, shares)
+            question = "Does every rank copy as fast as the others?"
+            yield case(test, question, judge_rates(compared), nodes)
+    yield ports(cluster, _FILE)
+
+
+def _compared(  # noqa: PLR0917  what a comparison has
+    cluster: VirtualCluster,
+    name: str,
+    unit: str,
+    promise: RankPromise,
+    floor: float | None,
+    shares: Shares,
+) -> Comparison:
+    """As `measuring.devices`: up to three rounds while a rank seems slow; the best one counts."""
+    alone_floor = getattr(promise, "alone_at_least_gbytes_s", None)
+    usual = _OVER_FLOOR * (floor or alone_floor or _ANY_RATE)
+    false_alarm = FALSE_ALARM / comparisons(cluster.spec)
+    true = usual * shares.ravel()
+    best = _repeats(cluster, true, promise.repeats)
+    turns = range(len(true))
+    for _ in range(ROUNDS - 1):
+        if len(true) < 2:
+            break
+        rates = np.median(best, axis=1).tolist()
+        bound = peer_bound(rates, promise.at_least_fraction, promise.at_most_spreads, false_alarm)
+        if not (turns := (*bound.slow, *bound.unsure)):
+            break
+        for rank in turns:
+            [again] = _repeats(cluster, true[rank : rank + 1], promise.repeats)
+            if np.median(again) > np.median(best[rank]):
+                best[rank] = again
+    rows = tuple(
+        RankRate(
+            rank_name(cluster.world, rank),
+            median(of_rank),
+            _why(cluster, rank),
+            median(of_rank) if alone_floor else None,
+            _load(cluster, rank) if isinstance(promise, MatmulPromise) else None,
+            tuple(of_rank),
+        )
+        for rank, of_rank in enumerate(best.tolist())
+    )
+    how = f"median of {promise.repeats}, all ranks at once"
+    return Comparison(name, unit, promise, floor, rows, how, False, false_alarm)
+
+
+def _repeats(cluster: VirtualCluster, true: Shares, repeats: int) -> Shares:
+    noise = cluster.night.rng.standard_normal((len(true), repeats))
+    return np.asarray(true[:, None] * (1 - _REPEATS_DIFFER * np.abs(noise)))
+
+
+def _load(cluster: VirtualCluster, rank: int) -> Load | None:
+    if not cluster.spec.accelerators.per_node:
+        return None
+    share = cluster.slowed.get(rank, 0.0)
+    slowed = (("HwThermalSlowdown", round(100 * share)),) if share else ()
+    return Load(100, slowed, None, share)
+
+
+def _why(cluster: VirtualCluster, rank: int) -> str:
+    load = _load(cluster, rank) if rank in cluster.slowed else None
+    return f"device {load}" if load else ""
+
+
+def _steps(cluster: VirtualCluster, ranks: int, steps: int) -> SameSteps:
+    """Digests of the models: that of a model is its number, and wrong where a rank miscomputes."""
+    world, kinds, rows = cluster.world, ["virtual"] * cluster.ranks, []
+    for rank, models in enumerate(models_of_all(world, kinds, ranks)):
+        mark = f"-{rank}" if rank in cluster.miscomputes else ""
+        digests = tuple(f"{model}{mark}" for model in models)
+        rows.append(RankSteps(rank_name(world, rank), "virtual", models, digests))
+    return SameSteps(tuple(rows), steps)
