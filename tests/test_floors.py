@@ -12,7 +12,7 @@ import pytest_mnode
 FLOORS = (
     {"pytest_mnode", "plugin", "__main__"},
     {"commands", "fixtures"},
-    {"controller"},
+    {"controller", "virtual"},
     {
         *("certificate", "checks", "cluster", "criteria", "discover", "faults", "gang", "jobs"),
         *("judge_hooks", "measuring", "reference_job", "report_record", "stop_rules"),

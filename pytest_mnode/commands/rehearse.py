@@ -37,10 +37,9 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.virtual.night import rehearse
 
     if options.faults:
-        from pytest_mnode.table import aligned
-
-        rows = [(form_of(name), fault.text) for name, fault in FAULTS.items()]
-        print("\n".join(aligned([("fault", "what it is"), *rows])))
+        width = max(len(form_of(name)) for name in FAULTS)
+        for name, fault in FAULTS.items():
+            print(f"{form_of(name):{width}}  {fault.text}")
         return 0
     path = options.spec or default_spec_path()
     spec = load_spec(path)

@@ -224,7 +224,7 @@ class VirtualCluster:
         tree_s = ways * max(1.0, np.log2(nodes)) * TREE_STEP_S
         over = DEFAULT_OVER_LINE if nodes == 2 and name is Collective.ALL_REDUCE else 0.97
         tree_s += bus_factor(name, ranks) * size_bytes / (rate * over) + float(late.max())
-        return min(ring_s, tree_s)
+        return float(min(ring_s, tree_s))
 
     @property
     def step_s(self) -> float:

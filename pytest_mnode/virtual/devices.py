@@ -43,7 +43,9 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
         found = []
         size = min(products.size, LARGEST_CHECKED)
         for dtype in products.dtypes:
-            wrong = {rank_name(cluster.world, r): 1 + (r % 5) for r in sorted(cluster.miscomputes)}
+            wrong: dict[str, int | None] = {
+                rank_name(cluster.world, rank): 1 for rank in sorted(cluster.miscomputes)
+            }
             found += judge_products(dtype, size, wrong)
             tflops = products.at_least_tflops.get(dtype)
             floor = None if tflops is None else tflops * 1e3
@@ -90,7 +92,6 @@ def _compared(  # noqa: PLR0917  what a comparison has
     false_alarm = FALSE_ALARM / comparisons(cluster.spec)
     true = usual * shares.ravel()
     best = _repeats(cluster, true, promise.repeats)
-    turns = range(len(true))
     for _ in range(ROUNDS - 1):
         if len(true) < 2:
             break

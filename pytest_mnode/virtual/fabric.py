@@ -134,6 +134,7 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
                     "port_rcv_packets": 0,
                     "symbol_error": 0,
                     "link_downed": 0,
+                    "port_rcv_errors": 0,
                     "out_of_sequence": 0,
                 }
             )
@@ -268,9 +269,9 @@ def _traffic(
     sent = sum(row.timed_bytes for one in sweeps for row in one.sweep.rows)
     names, management = links_of(cluster.spec.fabric), cluster.spec.management
     other = links_of(management)[0] if management else "eth0"
-    least = sent if collective != Collective.BROADCAST else 0
 
     def of_node(node: int, name: str) -> SentByNode:
+        least = 0 if node and collective == Collective.BROADCAST else sent
         if node in cluster.tcp:
             return SentByNode(name, {other: 2 * sent, **dict.fromkeys(names, 0)}, least)
         return SentByNode(name, {other: 0, **dict.fromkeys(names, 2 * sent // len(names))}, least)

@@ -92,12 +92,14 @@ def inject(cluster: VirtualCluster, text: str) -> None:
     try:
         at = _at(cluster, fault, where)
         at = replace(at, strength=float(strength) if strength else fault.strength or 0.0)
+        fault.apply(cluster, at)
     except (ValueError, IndexError):
         accepted = form + ("" if fault.strength is None else f" or {form}={fault.strength:g}")
-        nodes = f"nodes {cluster.nodes[0]} to {cluster.nodes[-1]}"
+        nodes = f"{len(cluster.nodes)} nodes {cluster.nodes[0]} to {cluster.nodes[-1]}"
+        if fault.place in ("leaf", "cluster"):
+            nodes = f"more than the {LEAF_NODES} nodes of a leaf; it has {nodes}"
         nics = f"NICs {', '.join(links_of(cluster.spec.fabric))}"
         raise UsageError(f"--fault={text}: accepted: {accepted}, with {nodes}, {nics}") from None
-    fault.apply(cluster, at)
 
 
 def _at(cluster: VirtualCluster, fault: Fault, where: Sequence[str]) -> At:
@@ -275,11 +277,13 @@ def _no_gpudirect(cluster: VirtualCluster, at: At) -> None:
 
 
 def _same_address(cluster: VirtualCluster, at: At) -> None:
-    ours = _machine(cluster, At(0.0, at.other)).interfaces or ()
-    addresses = {one.name: one.addresses for one in ours}
+    other = _machine(cluster, At(0.0, at.other))
+    addresses = {one.name: one.addresses for one in other.interfaces or ()}
     there = _machine(cluster, at).interfaces or ()
     cluster.change(
-        at.node, interfaces=tuple(replace(i, addresses=addresses[i.name]) for i in there)
+        at.node,
+        interfaces=tuple(replace(i, addresses=addresses[i.name]) for i in there),
+        rdma=other.rdma,  # GIDs follow addresses
     )
 
 
@@ -337,10 +341,14 @@ def _path(cluster: VirtualCluster, at: At) -> None:
 
 
 def _leaf(cluster: VirtualCluster, at: At) -> None:
+    if len(cluster.uplinks) < 2:
+        raise ValueError("one leaf has no uplink")
     cluster.uplinks[at.node // LEAF_NODES] *= at.strength
 
 
 def _spine(cluster: VirtualCluster, at: At) -> None:
+    if len(cluster.uplinks) < 2:
+        raise ValueError("one leaf has no uplink")
     cluster.uplinks *= at.strength
 
 
@@ -412,9 +420,9 @@ def _xid(number: int) -> Callable[[VirtualCluster, At], None]:
 
 _FABRIC, _DEVICES, _SCALING = ("fabric",), ("devices",), ("scaling",)
 FAULTS: Mapping[str, Fault] = {
-    "slow_nic": Fault("nic", "a NIC at a share of its rate", _nic("tx", "rx"), 0.8, shows=_FABRIC),
-    "slow_tx": Fault("nic", "a NIC that sends at a share", _nic("tx"), 0.8, shows=_FABRIC),
-    "slow_rx": Fault("nic", "a NIC that receives at a share", _nic("rx"), 0.8, shows=_FABRIC),
+    "slow_nic": Fault("nic", "a NIC at a share of its rate", _nic("tx", "rx"), 0.75, shows=_FABRIC),
+    "slow_tx": Fault("nic", "a NIC that sends at a share", _nic("tx"), 0.75, shows=_FABRIC),
+    "slow_rx": Fault("nic", "a NIC that receives at a share", _nic("rx"), 0.75, shows=_FABRIC),
     "half_rate": Fault(
         "nic", "a link that came up at half its rate", _half_rate, shows=("preflight", "fabric")
     ),
@@ -451,7 +459,7 @@ FAULTS: Mapping[str, Fault] = {
         0,
         _FABRIC,
     ),
-    "rail": Fault("rail", "one NIC of each node at a share", _rail, 0.8, shows=_FABRIC),
+    "rail": Fault("rail", "one NIC of each node at a share", _rail, 0.75, shows=_FABRIC),
     "slow_path": Fault("path", "a path between two nodes at a share", _path, 0.6, shows=_FABRIC),
     "leaf": Fault("leaf", "uplinks of a node's leaf at a share", _leaf, 0.04, shows=_FABRIC),
     "spine": Fault("cluster", "uplinks of all leaves at a share", _spine, 0.04, shows=_FABRIC),

@@ -44,12 +44,6 @@ _LAYERS = {
     "efa": ("Unknown", "unspecified", "IB/RoCE v1"),
 }
 _COUNTERS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
-_CARD = {
-    "link_width": 16,
-    "max_link_width": 16,
-    "link_gtransfers_s": 32.0,
-    "max_link_gtransfers_s": 32.0,
-}
 
 
 def links_of(network: Network) -> tuple[str, ...]:
@@ -198,28 +192,10 @@ def _machine(
             )
         )
     accelerators = tuple(_accelerator(spec, i) for i in range(spec.accelerators.per_node))
-    cards = [
-        PciFunction(
-            address=_gpu(i),
-            kind="0302",
-            vendor=NVIDIA,
-            host="pci0000:00",
-            numa_node=2 * i // len(accelerators),
-            **_CARD,
-        )
-        for i in range(len(accelerators))
-    ]
-    cards += [
-        PciFunction(
-            address=_nic(i),
-            kind="0207",
-            vendor="15b3",
-            host="pci0000:00",
-            numa_node=2 * i // len(named["fabric"]),
-            **_CARD,
-        )
-        for i in range(len(named["fabric"]))
-    ]
+    sockets = len(accelerators) or 1
+    cards = [_card(_gpu(i), "0302", NVIDIA, 2 * i // sockets) for i in range(len(accelerators))]
+    nics = len(named["fabric"])
+    cards += [_card(_nic(i), "0207", "15b3", 2 * i // nics) for i in range(nics)]
     return Machine(
         hostname=name,
         boot_id=f"boot-{index}",
@@ -244,6 +220,21 @@ def _machine(
             packages={"numpy": "2.3.0"},
         ),
         kernel_log=Log(()),
+    )
+
+
+def _card(address: str, kind: str, vendor: str, socket: int) -> PciFunction:
+    """A card in a slot of 16 lanes of PCIe 5."""
+    return PciFunction(
+        address=address,
+        host="pci0000:00",
+        kind=kind,
+        vendor=vendor,
+        numa_node=socket,
+        link_gtransfers_s=32.0,
+        max_link_gtransfers_s=32.0,
+        link_width=16,
+        max_link_width=16,
     )
 
 

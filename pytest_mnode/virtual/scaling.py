@@ -116,6 +116,8 @@ class _Job:
         rng, count, each = cluster.night.rng, len(group), self._plan.ranks_per_node
         members = np.array(group)
         speed = self._speed[members].ravel()
+        if promise.compute_s is not None:  # it is emulated by waiting
+            speed = np.ones_like(speed)
         shape = (len(speed), promise.steps)
         noise = 1 + _STEPS_DIFFER * np.abs(rng.standard_normal(shape))
         noise *= 1 + _ROUNDS_DIFFER * np.abs(rng.standard_normal((len(speed), 1)))

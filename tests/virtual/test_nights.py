@@ -1,0 +1,101 @@
+"""Nights of virtual clusters: healthy ones are green, and faults have the right name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.certificate import Certificate, CertificateVerdict
+from pytest_mnode.errors import UsageError
+from pytest_mnode.path_rates import State
+from pytest_mnode.spec import load_spec
+from pytest_mnode.virtual.faults import FAULTS, form_of
+from pytest_mnode.virtual.night import rehearse
+
+CLUSTERS = Path(__file__).parents[2] / "fixtures" / "clusters"
+
+
+def night(profile: str, nodes: int, *faults: str, seed: int = 0) -> Certificate:
+    path = CLUSTERS / f"{profile}.yaml"
+    return rehearse(load_spec(path), path, nodes, faults=faults, seed=seed)
+
+
+def of_state(certificate: Certificate, state: State) -> set[str]:
+    return {node.name for node in certificate.coverage.nodes if node.state is state}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("profile", ["h100-ib", "h100-roce", "h100-efa", "a100-ib", "rack"])
+def test_a_healthy_night_breaks_no_promise(profile: str, nodes: int) -> None:
+    found = night(profile, nodes)
+    assert (found.verdict, of_state(found, State.PASSED)) == (
+        CertificateVerdict.REHEARSAL,
+        set(found.run.nodes),
+    ), found.reasons
+
+
+def test_a_seed_gives_the_same_night() -> None:
+    one, same, other = (night("h100-ib", 2, seed=seed).criteria for seed in (1, 1, 2))
+    assert one == same != other
+
+
+_NOT_HERE = {"leaf", "spine", "slow_path", "rail", "same_address", "same_hostname"}
+"""Of more nodes, of several nodes, or of what an InfiniBand fabric does not have."""
+_AT = {"node": ":node1", "nic": ":node1:mlx5_ib2", "gpu": ":node1:3"}
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in _NOT_HERE])
+def test_a_fault_at_its_limit_is_found_and_nobody_else_is_blamed(name: str) -> None:
+    found = night("h100-ib", 4, f"{name}{_AT[FAULTS[name].place]}")
+    assert found.verdict is CertificateVerdict.NOT_CERTIFIED
+    assert of_state(found, State.FAILED) == {"node1"}, found.reasons
+    failed = {one.name for one in found.criteria if one.verdict == "fail"}
+    assert failed & set(FAULTS[name].shows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "profile", "nodes", "suspect"),
+    [
+        ("slow_path:node1+node2", "h100-ib", 4, {"node1", "node2"}),
+        ("same_address:node1+node2", "h100-roce", 4, {"node1", "node2"}),
+        ("rail:mlx5_ib2", "h100-ib", 4, {"node0", "node1", "node2", "node3"}),
+    ],
+)
+def test_a_fault_between_nodes_names_none_for_sure(
+    fault: str, profile: str, nodes: int, suspect: set[str]
+) -> None:
+    found = night(profile, nodes, fault)
+    assert found.verdict is CertificateVerdict.NOT_CERTIFIED
+    assert not of_state(found, State.FAILED)
+    assert of_state(found, State.SUSPECT) == suspect
+
+
+@pytest.mark.parametrize(
+    ("fault", "accepted"),
+    [
+        ("slow_fan:node1", "no fault 'slow_fan'; accepted: slow_nic, "),
+        ("slow_nic:node1", "slow_nic:NODE:NIC or slow_nic:NODE:NIC=0.75, with 4 nodes node0 to "),
+        ("slow_nic:node9:mlx5_ib0", "accepted: slow_nic:NODE:NIC"),
+        ("slow_gpu:node1:8", "accepted: slow_gpu:NODE:NUMBER"),
+        ("slow_gpu:node1:0=fast", "accepted: slow_gpu:NODE:NUMBER"),
+        ("driver:node1=2", "driver has no strength; accepted: driver:NODE"),
+        ("slow_path:node1+node1", "accepted: slow_path:NODE+NODE"),
+        ("leaf:node1", "more than the 16 nodes of a leaf"),
+    ],
+)
+def test_bad_faults_are_refused_in_one_line(fault: str, accepted: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        night("h100-ib", 4, fault)
+    assert accepted in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_docs_list_every_fault() -> None:
+    docs = (CLUSTERS.parents[1] / "docs" / "rehearse.md").read_text()
+    missing = [
+        name
+        for name, fault in FAULTS.items()
+        if f"| `{form_of(name)}` | {fault.text} |" not in docs
+    ]
+    assert not missing
