@@ -25,12 +25,21 @@ _UNREGISTERED = (
 )
 
 
+_PEERMEM_ALONE = (
+    "nvidia_peermem alone, which NVIDIA deprecates: use the open kernel module, which has dma-buf, "
+    "or promise peermem"
+)
+_AMD_CLIENT = "amdkfd"
+"""What AMD's driver registers with InfiniBand's core. Source: RCCL, src/transport/net_ib."""
+
+
 @check("preflight.gpudirect")
 class GpudirectIsThere(SurveyCheck):
     """Can this node's NICs reach the memory of its accelerators directly?"""
 
     promise: Literal["peermem", "dma-buf", "either"]
-    """How NICs reach the memory of accelerators."""
+    """How NICs reach the memory of accelerators. either: dma-buf, of NVIDIA; nvidia_peermem alone
+    is inconclusive. Whether NCCL uses it, its log shows: `fabric.gpudirect`."""
     parts = ("software", "pci")
     alone = True
 
@@ -43,6 +52,9 @@ class GpudirectIsThere(SurveyCheck):
         if software is None:
             yield subject.unknown(f"{node}: {me.why('software')}")
         elif makers and not any(makers.values()):
+            if _AMD_CLIENT in software.peer_clients and self.promise != "dma-buf":
+                yield subject.measured(1, None, f"{node}: peermem ({_AMD_CLIENT} is registered)")
+                return
             why = f"the methods of accelerators of {listed([*makers])} are not known"
             yield subject.unknown(f"{node}: {why}")
         else:
@@ -53,6 +65,8 @@ class GpudirectIsThere(SurveyCheck):
             why = listed([no_driver or _LACKING[method] for method in wanted])
             if there == ["peermem"] and not _serves_peermem(software, self.promise):
                 yield subject.unknown(f"{node}: {_UNREGISTERED.format(software.driver)}")
+            elif there == ["peermem"] and self.promise == "either":
+                yield subject.unknown(f"{node}: {_PEERMEM_ALONE}")
             else:
                 note = f"{node}: {listed(there) or why}"
                 yield subject.measured(len(there), f"{node}: {why}", note)
@@ -60,6 +74,11 @@ class GpudirectIsThere(SurveyCheck):
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         if not cluster.accelerators.per_node:
             yield ": given, but accelerators.per_node is 0"
+        elif not cluster.fabric.gpudirect:
+            yield (
+                ": given without fabric.gpudirect: true, so that NCCL's log, which shows whether it"
+                " is used, is not asked"
+            )
 
 
 def _serves_peermem(software: Software, promise: str) -> bool:

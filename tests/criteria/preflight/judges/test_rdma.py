@@ -223,8 +223,13 @@ def test_gpudirect(promise: str, change: dict[str, Any], words: str) -> None:
     ("promise", "change", "verdict"),
     [
         ("either", {"driver": "550.54.15"}, "inconclusive"),
-        ("either", {"driver": "550.54.15", "peer_clients": ("nv_mem", "nv_mem_nc")}, None),
-        ("either", {"driver": "580.95.05", "peer_clients": ("nv_mem",)}, None),
+        # Deprecated, though it works.
+        (
+            "either",
+            {"driver": "550.54.15", "peer_clients": ("nv_mem", "nv_mem_nc")},
+            "inconclusive",
+        ),
+        ("either", {"driver": "580.95.05", "peer_clients": ("nv_mem",)}, "inconclusive"),
         ("either", {"driver": "580.95.05", "peer_clients": ("amdkfd",)}, "inconclusive"),
         ("either", {"driver": "580.95.05", "driver_is_open": True}, None),
         ("peermem", {"driver": "575.57.08"}, None),
@@ -239,16 +244,30 @@ def test_a_loaded_peermem_has_to_be_registered(
     spec = promising(f"{{gpudirect: {promise}}}")
     loaded = replace(SOFTWARE, peermem="1")
     survey = everyone(healthy(2), software=replace(loaded, peer_clients=("nv_mem",)))
+    assert verdicts(GpudirectIsThere, survey, spec) == {}
     survey = with_facts(survey, 1, software=replace(loaded, **{"driver_is_open": False, **change}))
     assert verdicts(GpudirectIsThere, survey, spec) == ({"gpu1": verdict} if verdict else {})
 
 
-def test_gpudirect_of_other_makers_is_not_known() -> None:
-    spec = promising("{gpudirect: either}")
+@pytest.mark.parametrize(
+    ("promise", "clients", "verdict"),
+    [
+        ("either", (), "inconclusive"),
+        ("either", ("amdkfd",), None),
+        ("peermem", ("amdkfd",), None),
+        ("dma-buf", ("amdkfd",), "inconclusive"),
+    ],
+)
+def test_gpudirect_of_other_makers(
+    promise: str, clients: tuple[str, ...], verdict: str | None
+) -> None:
+    spec = promising(f"{{gpudirect: {promise}}}")
     mi300x = PciFunction(address="0000:05:00.0", kind="1200", vendor="1002")
-    amd = replace(SOFTWARE, driver=None, driver_is_open=False)
-    survey = with_facts(healthy(2), 1, software=amd, pci=PciTree(functions=(mi300x,)))
-    assert verdicts(GpudirectIsThere, survey, spec) == {"gpu1": "inconclusive"}
+    amd = replace(SOFTWARE, driver=None, driver_is_open=False, peer_clients=clients)
+    survey = everyone(healthy(2), software=amd, pci=PciTree(functions=(mi300x,)))
+    assert verdicts(GpudirectIsThere, survey, spec) == (
+        dict.fromkeys(("gpu0", "gpu1"), verdict) if verdict else {}
+    )
 
 
 def test_ethernet_ports_are_no_links_of_an_infiniband_fabric() -> None:
