@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pytest_mnode.criteria.transport.evidence import Evidence, is_rdma
+from pytest_mnode.criteria.transport.evidence import Evidence, is_rdma, nvlink_groups
 from pytest_mnode.criteria.transport.expected import ExpectedBytes, expected_bytes
 from pytest_mnode.criteria.transport.node_traffic import Carrier, NodeTraffic
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
@@ -29,7 +29,19 @@ class ByteCounts:
     @cached_property
     def expected(self) -> ExpectedBytes:
         """Bytes that each node must send."""
-        return expected_bytes(self.facts, self.spec.fabric, self.promise)
+        count = len(self.groups)
+        joined = count if count < len(self.facts.nodes) else None
+        return expected_bytes(self.facts, self.spec.fabric, self.promise, joined)
+
+    @cached_property
+    def groups(self) -> tuple[frozenset[str], ...]:
+        """Nodes, those together that NVLink joins: of a group any node may send the bytes."""
+        return nvlink_groups(self.facts, self.spec)
+
+    @cached_property
+    def alone(self) -> frozenset[str]:
+        """Nodes that NVLink joins to no other."""
+        return frozenset[str]().union(*(one for one in self.groups if len(one) == 1))
 
     @cached_property
     def rdma(self) -> bool:
@@ -45,6 +57,27 @@ class ByteCounts:
         """Whether the fabric's NICs sent the bytes that the algorithm must move, each its share."""
         for node in self.facts.nodes:
             yield from self._counted_on(node)
+        least = self.expected.least_bytes
+        for group, count in self._sent_by_group().items():
+            if len(group) > 1 and count is not None and count < least:
+                text = f"NICs of {len(group)} nodes that NVLink joins sent {_shown(count)}, "
+                text += f"expected at least {_shown(least)}"
+                for name in sorted(group):
+                    remark = About(ProofFact.COUNTED, name).fail(Case.NOT_ON_FABRIC, text)
+                    yield replace(remark, sure=False)
+
+    def _sent_by_group(self) -> dict[frozenset[str], int | None]:
+        """Bytes that the fabric's NICs of each group of nodes sent; None if not known."""
+        sent: dict[frozenset[str], int | None] = {}
+        for group in self.groups:
+            total: int | None = 0
+            for node in (one for one in self.facts.nodes if one.name in group):
+                fabric = node.carriers(self.spec, rdma=self.rdma, of_fabric=True)
+                unread = fabric is None or any(nic.sent_bytes is None for nic in fabric)
+                total = None if unread or total is None else total + _sum(fabric or ())
+            seen = self.counters_see or (total or 0) >= self.expected.least_bytes
+            sent[group] = total if seen else None
+        return sent
 
     def quiet(self) -> Iterator[Remark]:
         """Whether every NIC outside the fabric carried next to nothing."""
@@ -53,28 +86,22 @@ class ByteCounts:
 
     def measurements(self) -> Iterator[Measurement]:
         """Bytes on the fabric of the nodes that sent least and most, and off it of each node."""
-        expected, sent = self.expected, dict[str, int | None]()
-        for node in self.facts.nodes:
-            fabric = node.carriers(self.spec, rdma=self.rdma, of_fabric=True)
-            known = fabric is not None and all(nic.sent_bytes is not None for nic in fabric)
-            count = _sum(fabric or ())
-            known = known and (self.counters_see or count >= expected.least_bytes)
-            sent[node.name] = count if known else None
-        counts = {name: count for name, count in sent.items() if count is not None}
+        expected, sent = self.expected, self._sent_by_group()
+        counts = {group: count for group, count in sent.items() if count is not None}
         for word, choose, bound in (
             ("least", min, at_least(expected.least_bytes / 1e6)),
             ("most", max, at_most(expected.most_bytes / 1e6)),
         ):
-            name = choose(counts, key=lambda name: counts[name], default="")
-            wrong = (node for node, count in counts.items() if not bound.holds(count / 1e6))
+            group = choose(counts, key=lambda group: counts[group], default=frozenset[str]())
+            wrong = (group for group, count in counts.items() if not bound.holds(count / 1e6))
             yield Measurement(
                 f"transport, bytes on the fabric of the node that sent {word}",
-                counts[name] / 1e6 if counts and len(counts) == len(sent) else None,
+                counts[group] / 1e6 if counts and len(counts) == len(sent) else None,
                 "MB",
                 bound,
                 expected.source,
-                all_of((Culprit(node, node) for node in wrong), separator=", "),
-                name,
+                all_of(map(_culprit, wrong), separator=", "),
+                _culprit(group) if group else "",
             )
         for node in self.facts.nodes:
             others = self._others(node)
@@ -102,7 +129,7 @@ class ByteCounts:
         names, promised = ", ".join(self.spec.fabric.interfaces), self.spec.fabric.nics_per_node
         what = "RDMA device" if self.rdma else "interface"
         fabric = node.carriers(self.spec, rdma=self.rdma, of_fabric=True)
-        instead = self._instead(node)
+        instead, alone = self._instead(node), node.name in self.alone
         if fabric is None:
             yield about.inconclusive(Case.NO_COUNTER, f"no {what}s could be listed")
             return
@@ -115,7 +142,7 @@ class ByteCounts:
         if unknown := [nic.shown for nic in fabric if nic.sent_bytes is None]:
             most = [nic.sent_at_most_bytes for nic in fabric]
             known = [count for count in most if count is not None]
-            if len(known) == len(most) and sum(known) < expected.least_bytes:
+            if alone and len(known) == len(most) and sum(known) < expected.least_bytes:
                 packets = sum(nic.sent_packets or 0 for nic in fabric)
                 text = f"the fabric ({names}) sent {packets} packets, {_shown(sum(known))} at most,"
                 text += f" expected at least {_shown(expected.least_bytes)}{instead}"
@@ -126,10 +153,11 @@ class ByteCounts:
             return
         sent = _sum(fabric)
         text = f"the fabric ({names}) sent {_shown(sent)}"
-        if sent < expected.least_bytes and not self.counters_see:
+        short = alone and sent < expected.least_bytes
+        if short and not self.counters_see:
             text += f", and no counter sees bytes that pass the kernel by ({self.spec.fabric.kind})"
             yield about.inconclusive(Case.NO_COUNTER, text)
-        elif sent < expected.least_bytes:
+        elif short:
             text += f", expected at least {_shown(expected.least_bytes)}{instead}"
             yield about.fail(Case.NOT_ON_FABRIC, text)
         elif sent > expected.most_bytes:
@@ -140,7 +168,7 @@ class ByteCounts:
             text = f"{len(fabric)} of {promised} NICs of the fabric are present: "
             text += ", ".join(nic.shown for nic in fabric)
             yield about.fail(Case.RAIL_DOWN, text)
-        if sent >= expected.least_bytes:  # below it, shares mean nothing
+        if alone and not short:  # below it, shares mean nothing
             yield from self._idle_rails(about, fabric)
 
     def _idle_rails(self, about: About, fabric: Sequence[Carrier]) -> Iterator[Remark]:
@@ -223,6 +251,15 @@ class ByteCounts:
 
 def _sum(nics: Sequence[Carrier]) -> int:
     return sum(nic.sent_bytes or 0 for nic in nics)
+
+
+def _culprit(group: frozenset[str]) -> Culprit:
+    """A node, or nodes that NVLink joins, of which any may be to blame."""
+    if len(group) == 1:
+        [name] = group
+        return Culprit(name, name)
+    names = ", ".join(sorted(group))
+    return Culprit(f"{names} (joined by NVLink)", either=[group])
 
 
 def _shown(count: float) -> str:

@@ -96,6 +96,42 @@ class Evidence:
         return max(1, nics * self.ranks_per_node // accelerators)
 
 
+def past_nics(rank: RankTransport, facts: Evidence) -> dict[str, set[str]]:
+    """Nodes of peers that a rank's channels reach past all networks, by NCCL's name of the path,
+    such as P2P/MNNVL."""
+    own = rank.own_log
+    if own is None:
+        return {}
+    nodes = {other.rank: other.node for other in facts.ranks}
+    # A channel names ranks of its own communicator: only those of the world are known here.
+    world = {comm.address for comm in own.comms if comm.size == len(facts.ranks)}
+    paths: dict[str, set[str]] = {}
+    for channel in own.channels:
+        ends = {nodes.get(end) for end in (channel.sender, channel.receiver) if end is not None}
+        if channel.crosses_network or channel.comm not in world or None in ends:
+            continue
+        if others := {end for end in ends if end is not None and end != rank.node}:
+            paths.setdefault(channel.detail, set()).update(others)
+    return paths
+
+
+def is_nvlink(path: str) -> bool:
+    """Whether a path is NVLink between nodes (multi-node NVLink)."""
+    return "MNNVL" in path
+
+
+def nvlink_groups(facts: Evidence, spec: Spec) -> tuple[frozenset[str], ...]:
+    """The nodes, those together that NVLink joins as their logs show, if the spec promises domains
+    of several nodes; else each alone. In the order of the nodes."""
+    groups = {node.name: frozenset({node.name}) for node in facts.nodes}
+    for rank in facts.ranks if spec.accelerators.nodes_of_a_domain > 1 else ():
+        for path, others in past_nics(rank, facts).items():
+            if is_nvlink(path):
+                joined = frozenset().union(*(groups[name] for name in {rank.node, *others}))
+                groups |= dict.fromkeys(joined, joined)
+    return tuple(dict.fromkeys(groups.values()))
+
+
 def is_rdma(spec: Spec) -> bool:
     """Whether the spec promises RDMA by ports that the kernel knows."""
     return spec.fabric.protocol is not None

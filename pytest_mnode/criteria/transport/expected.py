@@ -34,8 +34,13 @@ class ExpectedBytes:
     source: str
 
 
-def expected_bytes(facts: Evidence, fabric: Fabric, promise: TransportPromise) -> ExpectedBytes:
+def expected_bytes(
+    facts: Evidence, fabric: Fabric, promise: TransportPromise, groups: int | None = None
+) -> ExpectedBytes:
     """The range for all fabric NICs of a node together, for two nodes or more.
+
+    groups: number of groups that NVLink makes of the nodes, if it is less than that of nodes: the
+    range is that of a group, and of a single one the NICs need not send at all.
 
     gloo runs a flat ring. NCCL chooses, unless a setting does, between rings, trees and reduction
     in the network: from S (`in_network_node_bytes`; a leaf of both trees) to 2·S (an inner node of
@@ -55,11 +60,14 @@ def expected_bytes(facts: Evidence, fabric: Fabric, promise: TransportPromise) -
     else:
         least = min(
             ring,
-            bandwidth.hierarchical_node_bytes(moved, nodes),
-            bandwidth.in_network_node_bytes(moved, nodes),
+            bandwidth.hierarchical_node_bytes(moved, max(2, groups or nodes)),
+            bandwidth.in_network_node_bytes(moved, max(2, groups or nodes)),
         )
         most = max(ring, 2.0 * moved)
         how = "ring, trees or reduction in the network"
+    if groups is not None:
+        least = least if groups > 1 else 0.0
+        how += f", NVLink joins the nodes to {groups}"
     if facts.backend != "gloo":
         protocol = _only(environment, "NCCL_PROTO")
         most *= _PROTOCOL_COST.get(protocol or "LL128", 1.0)

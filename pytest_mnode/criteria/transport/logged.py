@@ -7,10 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pytest_mnode.criteria.transport.channels import RankChannels, ucx_off_fabric
-from pytest_mnode.criteria.transport.evidence import Connection, Evidence, RankTransport, is_rdma
+from pytest_mnode.criteria.transport.evidence import (
+    Connection,
+    Evidence,
+    RankTransport,
+    is_nvlink,
+    is_rdma,
+    nvlink_groups,
+    past_nics,
+)
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, state_of
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
-from pytest_mnode.criteria.transport.settings import why_silent
+from pytest_mnode.criteria.transport.settings import is_off, why_silent
 from pytest_mnode.logs.nccl_log import NetworkKind, Transport
 from pytest_mnode.spec.models import Spec
 
@@ -32,6 +40,7 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
         found += _of_node(node, read, facts, spec)
         of_all += read
     found += _unequal_plugins(of_all)
+    found += _without_nvlink(facts, spec)
     return _with_unaffected_nodes(found, facts)
 
 
@@ -80,13 +89,14 @@ def _of_node(
         text = f"{len(ranks)} ranks of this node reported their network, {most} of another node"
         yield about.inconclusive(Case.NO_LOG, text)
     known = [one for one in ranks if one.own is not None]
-    past = any(True for one in ranks for _ in _bypassing_nics(one, facts))
+    past = any(past_nics(one.rank, facts) for one in ranks)
     if known and not past and not any(one.channels for one in ranks):
         why = why_silent(known[0].rank.environment)
         text = "no channel that leaves the node is logged" + (f": {why}" if why else "")
         yield about.inconclusive(Case.NO_LOG, text)
     if is_rdma(spec):
-        yield from _rails(node, ranks, facts, spec, all_ranks=len(ranks) == most)
+        every = len(ranks) == most and not past  # NVLink's nodes may send over few rails, or none
+        yield from _rails(node, ranks, facts, spec, all_ranks=every)
 
 
 def _rails(
@@ -136,23 +146,26 @@ def _rails(
 
 
 def _bypassing_nics(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
-    """Channels to ranks of other nodes that no network carries: NVLink between nodes (MNNVL)."""
-    if one.own is None:
-        return
-    nodes = {rank.rank: rank.node for rank in facts.ranks}
-    world = {comm.address for comm in one.own.comms if comm.size == len(facts.ranks)}
-    paths: dict[str, None] = {}
-    for channel in one.own.channels:
-        ends = [nodes.get(rank) for rank in (channel.sender, channel.receiver) if rank is not None]
-        # A channel names ranks of its own communicator: only those of the world are known here.
-        if channel.crosses_network or channel.comm not in world or None in ends:
-            continue
-        if any(name != one.node.name for name in ends):
-            paths[channel.detail] = None
+    """Channels to ranks of other nodes that no network carries, and no promised NVLink."""
+    joined = one.spec.accelerators.nodes_of_a_domain > 1
+    paths = [p for p in past_nics(one.rank, facts) if not (joined and is_nvlink(p))]
     if paths:
-        why = " (NVLink between nodes)" if any("MNNVL" in path for path in paths) else ""
+        why = " (NVLink between nodes)" if any(map(is_nvlink, paths)) else ""
         text = f"channels to other nodes bypass the fabric: they run over {', '.join(paths)}{why}"
         yield one.about.fail(Case.NOT_ON_FABRIC, text)
+
+
+def _without_nvlink(facts: Evidence, spec: Spec) -> Iterator[Remark]:
+    """Nodes that one domain has room for, and that NVLink does not join: nobody said which are of
+    one domain."""
+    groups, most = nvlink_groups(facts, spec), spec.accelerators.nodes_of_a_domain
+    off = any(is_off(rank.environment.get("NCCL_MNNVL_ENABLE")) for rank in facts.ranks)
+    if 1 < len(facts.nodes) <= most and len(groups) > 1 and not off:
+        text = (
+            f"NVLink joins {len(groups)} groups of these {len(facts.nodes)} nodes, and a domain "
+            f"has {most}: IMEX, or nodes of different domains"
+        )
+        yield About(ProofFact.LOGGED, facts.nodes[0].name).inconclusive(Case.NOT_ON_FABRIC, text)
 
 
 def _with_unaffected_nodes(found: Sequence[Remark], facts: Evidence) -> list[Remark]:

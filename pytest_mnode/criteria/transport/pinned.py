@@ -124,6 +124,8 @@ def _network(one: _Rank) -> Iterator[Remark]:
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses verbs where {kind} is promised")
     elif net and not sockets:
         yield one.note("NCCL_NET", "a fallback would be an error")
+    if one.spec.accelerators.nodes_of_a_domain > 1 and is_off(one.value("NCCL_MNNVL_ENABLE")):
+        yield one.note("NCCL_MNNVL_ENABLE", "NICs carry what NVLink would inside a domain")
     for name, text in (
         ("NCCL_NET_PLUGIN", f"loads no plugin, and {_PLUGIN_OF.get(kind)} needs one"),
         ("FI_PROVIDER", f"leaves out {kind}, which is promised"),
