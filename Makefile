@@ -102,8 +102,7 @@ test-red: environment
 engines: environment
 	$(BIN)/python -m tests.engines.kubernetes.programs
 
-# Three at a time, since each has a cluster; and a healthy rack alone, whose rates show who works beside.
-test-engines: WORKERS := 3
+# Workers have a cluster each; a healthy rack comes alone, whose rates show who works beside.
 test-engines: BESIDE_OTHERS = $(if $(TESTS),$(filter-out $(WHOLE),$(TESTS)),$(ENGINES) --ignore=$(WHOLE))
 test-engines: ALONE = $(if $(TESTS),$(filter $(WHOLE),$(TESTS)),$(WHOLE))
 test-engines: environment

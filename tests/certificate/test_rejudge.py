@@ -23,13 +23,13 @@ from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.certificate.conftest import certify
 
 Edit = Callable[[dict[str, Any]], Any]
-SOURCE = "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85; busbw = algbw × 2(n-1)/n"
+SOURCE = "fabric.line_rate 200 Mbit/s × at_least_fraction 0.75; busbw = algbw × 2(n-1)/n"
 PROMISE = "fabric.all_reduce_busbw"
 
 
 def busbw(value: float) -> Measurement:
-    """A busbw bound of 85 % of the rack's 0.025 GB/s."""
-    bound = at_least(0.02125).of("fabric.line_rate", 2e8).of("at_least_fraction", 0.85)
+    """A busbw bound of 75 % of the rack's 0.025 GB/s."""
+    bound = at_least(0.01875).of("fabric.line_rate", 2e8).of("at_least_fraction", 0.75)
     return Measurement("busbw", value, "GB/s", bound, SOURCE, Culprit("node2"))
 
 
@@ -109,8 +109,8 @@ FRACTION = ("criteria", "fabric", "all_reduce_busbw", "at_least_fraction")
     [
         (0.0230, 0.9, "pass", 0.0225),
         (0.0220, 0.9, "fail", 0.0225),
-        (0.0200, 0.75, "pass", 0.01875),  # failed before
-        (0.0180, 0.75, "fail", 0.01875),
+        (0.0175, 0.65, "pass", 0.01625),  # failed before
+        (0.0160, 0.65, "fail", 0.01625),
     ],
 )
 def test_a_bound_follows_the_key_of_its_term(
@@ -122,22 +122,22 @@ def test_a_bound_follows_the_key_of_its_term(
     [measured, right, past] = criterion(found).cases[0].measurements
     assert (criterion(found).verdict, undecided) == (verdict, ())
     assert limit_of(measured) == pytest.approx(limit)
-    assert f"at_least_fraction 0.85 → {fraction:g}" in measured.source
+    assert f"at_least_fraction 0.75 → {fraction:g}" in measured.source
     assert (right, past) == (RIGHT, PAST)
     assert found.run.spec.page["criteria"]["fabric"]["all_reduce_busbw"][FRACTION[-1]] == fraction
 
 
 def test_both_keys_of_a_product_change_the_bound(edited: Any) -> None:
     def edit(page: dict[str, Any]) -> None:
-        at(*FRACTION, value=0.425)(page)
+        at(*FRACTION, value=0.375)(page)
         at("fabric", "line_rate", value="399999999 bit/s")(page)
 
     found, undecided = rejudge_certificate(night(busbw(0.022)), *edited(edit))
     [measured] = criterion(found).cases[0].measurements
     assert undecided == ()
-    assert limit_of(measured) == pytest.approx(0.02125)
+    assert limit_of(measured) == pytest.approx(0.01875)
     assert "fabric.line_rate 200 Mbit/s → 399999999 bit/s" in measured.source
-    assert "at_least_fraction 0.85 → 0.425" in measured.source
+    assert "at_least_fraction 0.75 → 0.375" in measured.source
 
 
 def test_a_limit_that_is_a_time_is_shown_as_one(edited: Any) -> None:
@@ -193,7 +193,7 @@ IN_OTHER_WORDS = Measurement(
     "busbw",
     0.0220,
     "GB/s",
-    at_least(0.02125).of("fabric.line_rate", 2e8).of("at_least_fraction", 0.85),
+    at_least(0.01875).of("fabric.line_rate", 2e8).of("at_least_fraction", 0.75),
     "as fast as the cluster promises",
 )
 
@@ -202,8 +202,8 @@ IN_OTHER_WORDS = Measurement(
     ("edit", "limit"),
     [
         (at(*FRACTION, value=0.9), 0.0225),
-        (at("fabric", "line_rate", value="100 Mbit/s"), 0.010625),
-        (at("criteria", "preflight", "clocks", "skew", value="1 ms"), 0.02125),
+        (at("fabric", "line_rate", value="100 Mbit/s"), 0.009375),
+        (at("criteria", "preflight", "clocks", "skew", value="1 ms"), 0.01875),
     ],
 )
 def test_a_bound_follows_its_terms_whatever_its_source_says(
@@ -217,7 +217,7 @@ def test_a_bound_follows_its_terms_whatever_its_source_says(
     # What was judged again can be judged once more.
     back, _ = rejudge_certificate(found, *edited(lambda page: None))
     [first] = criterion(back).cases[0].measurements
-    assert limit_of(first) == pytest.approx(0.02125)
+    assert limit_of(first) == pytest.approx(0.01875)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from tests.engines.whole import assert_certified, certify_whole, short_page
 
 # A failed node must not end the allocation: the suite reports its state.
 ALLOCATION = ["salloc", "--nodes=4", "--exclusive", "--no-kill", "--quiet"]
-OF_RANKS = ("data", "devices", "groups")
+OF_RANKS = ("data", "devices", "groups", "scaling")
 """Criteria of what ranks do once they have met: in pods and on the rack all of the suite runs."""
 
 
 def test_nodes_reached_only_by_ssh_are_certified(ssh: SshOnRack, tmp_path: Path) -> None:
-    page = short_page(ssh, "over ssh", without=OF_RANKS)
+    page = short_page(ssh, "over ssh", without=(*OF_RANKS, "launch"))
     done = certify_whole(ssh, tmp_path, page, ssh.hostfile(tmp_path))
     assert_certified(done, page, "ssh", ssh.names)
     assert not list(tmp_path.glob(".mnode-*"))

@@ -20,19 +20,19 @@ def test_the_racks_spec_has_no_doubts() -> None:
     ("old", "new", "line"),
     [
         (
-            "fraction: 0.85",
+            "fraction: 0.75",
             "fraction: 0.96",
             f"{FRACTION}: 0.96 is more than the wire allows, {ALLOWED}: no healthy cluster ",
         ),
         (
-            "fraction: 0.85",
+            "fraction: 0.75",
             "fraction: 0.47",
             f"{FRACTION}: 0.47 is below half of what the wire allows, {ALLOWED}: a cluster at half",
         ),
         (
             "tolerance_fraction: 0",
             "tolerance_fraction: 0.4",
-            f"{FRACTION}: 0.85 less tolerance_fraction 0.4 is below half of what the wire allows, ",
+            f"{FRACTION}: 0.75 less tolerance_fraction 0.4 is below half of what the wire allows, ",
         ),
         (
             "20 Mbit/s",
@@ -67,8 +67,8 @@ def test_a_doubt_names_key_value_and_what_the_wire_allows(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("fraction: 0.85", "fraction: 0.95"),
-        ("fraction: 0.85", "fraction: 0.48"),
+        ("fraction: 0.75", "fraction: 0.95"),
+        ("fraction: 0.75", "fraction: 0.48"),
         ("20 Mbit/s", "199 Mbit/s"),
         ("[fab0]", "['fab*']"),
         ("kind: ethernet", "kind: roce"),
@@ -92,7 +92,7 @@ def test_rdma_may_promise_the_line_rate_and_no_more(load: Load) -> None:
 
 
 def test_real_wires_carry_preamble_and_gap_too(load: Load) -> None:
-    spec = load("fraction: 0.85", "fraction: 0.95")
+    spec = load("fraction: 0.75", "fraction: 0.95")
     real = spec.model_copy(update={"emulated": ()})
     elsewhere = ("criteria.scaling.compute: ", "criteria.restart: ", "topology: ")
     found = [line for line in doubts(real) if not line.startswith(elsewhere)]

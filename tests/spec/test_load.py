@@ -118,12 +118,12 @@ RATES = (
             "tolerance_fraction: 0",
             "tolerance_fraction: 0.9",
             f"{BUSBW}.tolerance_fraction: 0.9 leaves a bound that nothing can miss; "
-            "accepted: less than at_least_fraction, 0.85",
+            "accepted: less than at_least_fraction, 0.75",
         ),
-        ("fraction: 0.85", "fraction: 0", "at_least_fraction: 0; accepted: a number above 0"),
-        ("fraction: 0.85", "fraction: .nan", "at_least_fraction: nan; accepted: a finite number"),
+        ("fraction: 0.75", "fraction: 0", "at_least_fraction: 0; accepted: a number above 0"),
+        ("fraction: 0.75", "fraction: .nan", "at_least_fraction: nan; accepted: a finite number"),
         (
-            "fraction: 0.85",
+            "fraction: 0.75",
             "fraction: 85%",
             "at_least_fraction: '85%'; accepted: a number, such as 0.85",
         ),
@@ -185,7 +185,7 @@ def test_every_fault_has_a_line(tmp_path: Path) -> None:
     path.write_text(
         RACK.replace("name: rack", "nmae: rack\nconfirmed: 1")
         .replace("200 Mbit/s", "200")
-        .replace("fraction: 0.85", "fraction: 85")
+        .replace("fraction: 0.75", "fraction: 75")
         .replace("7 days", "7")
     )
     with pytest.raises(SpecError) as caught:

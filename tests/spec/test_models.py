@@ -33,9 +33,9 @@ def test_the_racks_promise_is_converted_to_base_units(rack: Spec) -> None:
 def test_the_racks_bound_is_in_gigabytes_with_its_source(rack: Spec) -> None:
     promise = busbw_of(rack)
     bound = promise.bound_gbytes_s(rack.fabric)
-    assert bound.limit == pytest.approx(0.2 / 8 * 0.85)
+    assert bound.limit == pytest.approx(0.2 / 8 * 0.75)
     assert bound.tolerance == 0
-    assert promise.source(rack.fabric) == "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85"
+    assert promise.source(rack.fabric) == "fabric.line_rate 200 Mbit/s × at_least_fraction 0.75"
     assert promise.plateau_sizes_bytes == (4 << 20,)
 
 
@@ -58,7 +58,7 @@ def test_a_domain_may_have_several_nodes(
 def test_a_bound_counts_every_nic_and_the_tolerance(load: Load) -> None:
     spec = load("nics_per_node: 1", "nics_per_node: 8")
     promise = busbw_of(spec)
-    assert promise.bound_gbytes_s(spec.fabric).limit == pytest.approx(8 * 0.2 / 8 * 0.85)
+    assert promise.bound_gbytes_s(spec.fabric).limit == pytest.approx(8 * 0.2 / 8 * 0.75)
     assert promise.source(spec.fabric).startswith("fabric.line_rate 200 Mbit/s × 8 NICs × at_least")
     spec = load("tolerance_fraction: 0", "tolerance_fraction: 0.1")
     bound = busbw_of(spec).bound_gbytes_s(spec.fabric)

@@ -31,7 +31,7 @@ def test_nodes_that_are_pods_are_certified(bed: KubernetesOnRack, tmp_path: Path
 def test_pods_without_the_fabric_fail(bed: KubernetesOnRack, tmp_path: Path) -> None:
     """Collectives of pods with their own address use the pod network."""
     page = short_page(bed, "in pods without fab0")
-    page["criteria"] = {"mesh": {}, "fabric": page["criteria"]["fabric"]}
+    page["criteria"] = {"fabric": {"transport": page["criteria"]["fabric"]["transport"]}}
     done = certify_whole(bed, tmp_path, page, *bed.launch(tmp_path))
     verdicts = {c["name"]: c["verdict"] for c in done.certificate["criteria"]}
     assert verdicts["fabric"] == "fail", done.run.output
