@@ -11,7 +11,6 @@ yaml.
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from .inventory import Accelerators, Fabric, Management, Scheduler, Storage
     from .load import load_spec
     from .models import Certificate, NotPromised, Spec
+    from .profiles import default_spec_path
     from .review import doubts
     from .schema import json_schema
 
@@ -55,14 +55,8 @@ _HOME = {
     "doubts": "review",
     "json_schema": "schema",
     "load_spec": "load",
+    "default_spec_path": "profiles",
 }
-
-
-def default_spec_path() -> Path:
-    """The rack's own spec: the copy in the installed package, else the one of the repository."""
-    package = Path(__file__).parents[1]
-    packaged = package / "clusters" / "rack.yaml"
-    return packaged if packaged.exists() else package.parent / "fixtures/clusters/rack.yaml"
 
 
 def __getattr__(name: str) -> Any:

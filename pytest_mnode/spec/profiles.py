@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from pytest_mnode.errors import SpecError
-from pytest_mnode.spec import default_spec_path
 from pytest_mnode.spec.quantity import shown
 
 PREFIX = "profile:"
@@ -31,6 +30,13 @@ _ALIASES = {
     "bm.gpu.h100.8": "oci-h100",
 }
 """Profiles by the names of instances, in lower case with - in place of _."""
+
+
+def default_spec_path() -> Path:
+    """The rack's own spec: the copy in the installed package, else the one of the repository."""
+    package = Path(__file__).parents[1]
+    packaged = package / "clusters" / "rack.yaml"
+    return packaged if packaged.exists() else package.parent / "fixtures/clusters/rack.yaml"
 
 
 def profile_names(*, parts: bool = False) -> tuple[str, ...]:

@@ -306,7 +306,8 @@ def test_the_installed_copy_is_preferred_to_the_repositorys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "pytest_mnode"
-    monkeypatch.setattr("pytest_mnode.spec.__file__", str(package / "spec" / "__init__.py"))
+    module = "pytest_mnode.spec.profiles"
+    monkeypatch.setattr(f"{module}.__file__", str(package / "spec" / "profiles.py"))
     assert default_spec_path() == tmp_path / "site/fixtures/clusters/rack.yaml"
     (package / "clusters").mkdir(parents=True)
     (package / "clusters" / "rack.yaml").write_text(RACK)
