@@ -100,8 +100,8 @@ def _links(spec: Spec) -> Iterator[str]:
 def _words(spec: Spec) -> Iterator[str]:
     if not spec.confirmed:
         yield (
-            "confirmed: false: this spec was drafted from the nodes, and nobody has compared it "
-            "with what was bought: no run with it certifies"
+            "confirmed: false: a draft from the nodes or a profile, which nobody has compared with "
+            "what was bought: no run with it certifies"
         )
     if not spec.promised_criteria:
         yield f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"

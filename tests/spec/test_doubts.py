@@ -116,5 +116,5 @@ def test_sockets_of_real_nodes_are_doubtful(tmp_path: Path) -> None:
 
 def test_an_unconfirmed_page_is_doubtful(load: Load) -> None:
     [line] = doubts(load("name: rack\n", "name: rack\nconfirmed: false\n"))
-    assert line.startswith("confirmed: false: this spec was drafted from the nodes")
+    assert line.startswith("confirmed: false: a draft from the nodes or a profile")
     assert doubts(load("name: rack\n", "name: rack\nconfirmed: true\n")) == []
