@@ -108,6 +108,11 @@ class Busbw:
     waited_fraction: float = 0.0
 
     @property
+    def collective(self) -> Collective:
+        """What the sweeps measured."""
+        return self.sweeps[0].sweep.measured.collective
+
+    @property
     def held_back(self) -> bool:
         """Whether the machine that all nodes share may explain rates below the bound."""
         busy = self.waited_fraction > _BUSY_FRACTION

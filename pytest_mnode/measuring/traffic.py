@@ -64,6 +64,17 @@ class SentByNode:
         }
         return max(past, key=lambda name: past[name])
 
+    def on_network(self, network: Network) -> dict[str, int] | None:
+        """Bytes that each device of `network` sent, each byte at the uppermost device that counted
+        it; None if no counter saw traffic."""
+        own = {n: sent for n, sent in self.own_bytes(network).items() if self._is_on(n, network)}
+        lower = {
+            n: all_lower_devices(n, self.lower_devices) for n in own if n in self.lower_devices
+        }
+        below = frozenset[str]().union(*lower.values())
+        uppermost = {n: sent for n, sent in own.items() if n not in below}
+        return uppermost if self._enough(sum(uppermost.values())) else None
+
     def _sums(self, network: Network) -> tuple[int, int]:
         """Bytes sent over the interfaces of `network`, and over all others; a node may have many
         NICs that share the traffic."""

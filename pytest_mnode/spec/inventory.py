@@ -290,6 +290,16 @@ class Inventory(Page):
     scheduler: Scheduler | None = None
     power: Power | None = None
 
+    def nics_of_ranks(self, ranks_per_node: int) -> int:
+        """Number of NICs of a node that must carry traffic: all, with one rank per accelerator.
+
+        With fewer ranks, their share of the NICs, but at least one.
+        """
+        nics, accelerators = self.fabric.nics_per_node, self.accelerators.per_node
+        if not accelerators or ranks_per_node >= accelerators:
+            return nics
+        return max(1, nics * ranks_per_node // accelerators)
+
     @property
     def shares_processors(self) -> bool:
         """Whether nodes share the processors of one machine, which other programs may use too."""

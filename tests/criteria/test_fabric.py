@@ -152,6 +152,40 @@ def test_bytes_off_an_rdma_fabric_are_shown_and_not_judged() -> None:
     assert past.verdict is None
 
 
+IB = SPEC.fabric.model_copy(
+    update={"kind": "infiniband", "nics_per_node": 8, "interfaces": ("mlx5_*",)}
+)
+EVEN = {f"mlx5_{i}": 1000 for i in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("sent", "carrying", "devices"),
+    [
+        (EVEN, 8, []),
+        (EVEN | {"mlx5_3": 700, "ib3": 700}, 8, []),
+        (EVEN | {"mlx5_3": 0}, 7, ["mlx5_3"]),
+        # Failover: the other ports carry all of it, and busbw may hold.
+        ({f"mlx5_{i}": 2000 if i < 4 else 3 for i in range(8)}, 4, ["mlx5_4", "mlx5_7"]),
+        ({f"mlx5_{i}": 1143 for i in range(7)}, 7, []),  # the device is gone
+        ({"mlx5_0": 3}, None, []),
+    ],
+)
+def test_every_port_promised_carries_its_share(
+    sent: dict[str, int], carrying: int | None, devices: list[str]
+) -> None:
+    lower = {f"mlx5_{i}": (f"ib{i}",) for i in range(8)}
+    nodes = [SentByNode(f"node{i}", EVEN if i else sent, 7000, lower) for i in range(2)]
+    found = replace(_busbw(*nodes), spec=SPEC.model_copy(update={"fabric": IB}))
+    nics = judge_busbw(found)[-2]
+    assert nics.name.startswith("NICs that carried")
+    assert nics.value == carrying
+    if carrying is not None and carrying < 8:
+        assert nics.verdict is Verdict.FAIL
+        assert nics.culprit is not None
+        assert nics.culprit.nodes == {"node0"}
+        assert {("node0", name) for name in devices} <= {*nics.culprit.parts.devices}
+
+
 def _busbw(*traffic: SentByNode) -> Busbw:
     sweeps = judged([row(MIB, 0.9)], PINNED).sweeps + judged([row(MIB, 1.5)], DEFAULT).sweeps
     return Busbw(SPEC, WORLD, "nccl", sweeps, traffic)

@@ -86,14 +86,8 @@ class Evidence:
         return next(node for node in self.nodes if node.name == name)
 
     def rails_expected(self, spec: Spec) -> int:
-        """Number of NICs of a node that must carry traffic: all, with one rank per accelerator.
-
-        With fewer ranks, their share of the NICs, but at least one.
-        """
-        nics, accelerators = spec.fabric.nics_per_node, spec.accelerators.per_node
-        if not accelerators or self.ranks_per_node >= accelerators:
-            return nics
-        return max(1, nics * self.ranks_per_node // accelerators)
+        """Number of NICs of a node that must carry traffic."""
+        return spec.nics_of_ranks(self.ranks_per_node)
 
 
 def past_nics(rank: RankTransport, facts: Evidence) -> dict[str, set[str]]:

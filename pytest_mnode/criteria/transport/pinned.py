@@ -11,6 +11,7 @@ from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, gid_types,
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import (
+    FAILOVER,
     GID_CHOSEN_SINCE,
     MUST_BE_EQUAL,
     cost,
@@ -96,6 +97,9 @@ def _gloo(one: _Rank) -> Iterator[Remark]:
 def _nccl(one: _Rank) -> Iterator[Remark]:
     yield from _network(one)
     if is_rdma(one.spec):
+        for name in FAILOVER:
+            if is_on(one.value(name)):
+                yield one.note(name, "a port that dies ends no job: its traffic moves to others")
         yield from _devices(one)
         yield from _gids(one)
     elif one.spec.fabric.kind == "ethernet":

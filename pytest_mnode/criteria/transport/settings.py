@@ -9,16 +9,23 @@ from dataclasses import dataclass
 PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_GLOO_", "TP_", "UCX_", "UCC_", "FI_", "OFI_NCCL_")
 """Prefixes of the variables that are read from a rank's environment."""
 
+FAILOVER = ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "NCCL_IB_RESILIENCY_PORT_RECOVERY")
+"""Switches, off by default, by which a dead port does not end a job: its traffic moves to the
+others, and back. Source: NCCL 2.29.7, release notes; NCCL, src/transport/net_ib."""
+
 MUST_BE_EQUAL = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_ALGO"),
     *("NCCL_PROTO", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_COLLNET_ENABLE"),
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CROSS_NIC", "NCCL_NVLS_ENABLE"),
     *("NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_TC", "NCCL_IB_SL", "FI_PROVIDER"),
+    *FAILOVER,
 )
 """Variables that must be equal on all ranks, or ranks do not run the same way. Names of interfaces
 and devices, and indices of GIDs, may differ between nodes."""
 _WORDS = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_ALGO", "NCCL_PROTO", "FI_PROVIDER")
-_PLAIN_DEFAULTS = {"NCCL_IB_ROCE_VERSION_NUM": 2, "NCCL_IB_TC": 0, "NCCL_IB_SL": 0}
+_PLAIN_DEFAULTS = {"NCCL_IB_ROCE_VERSION_NUM": 2, "NCCL_IB_TC": 0, "NCCL_IB_SL": 0} | dict.fromkeys(
+    FAILOVER, 0
+)
 """Defaults of variables that cost nothing. Source: NCCL user guide, environment variables."""
 GID_CHOSEN_SINCE = (2, 21)
 """Earlier versions take GID 0 unless a setting names another; since then NCCL takes a GID of the

@@ -569,3 +569,13 @@ def test_one_node_is_refused() -> None:
     facts = healthy("infiniband")
     with pytest.raises(ValueError, match="two nodes or more"):
         judged("infiniband", replace(facts, nodes=facts.nodes[:1]))
+
+
+def test_port_failover_is_named_and_the_same_on_all_ranks() -> None:
+    failover = {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1"}
+    found = judged("infiniband", with_env(healthy("infiniband"), **failover))
+    assert found.verdict is Verdict.PASS
+    assert any("a port that dies ends no job" in one.text for one in found.remarks)
+    assert judged("infiniband", with_env(healthy("infiniband"), "birch1", **failover)).verdict is (
+        Verdict.FAIL
+    )
