@@ -13,7 +13,7 @@ from pytest_mnode.criteria.preflight.payload_paths import changed_paths
 from pytest_mnode.measuring import limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest, perftest_pairs
 from pytest_mnode.options import locate_budget_s
-from pytest_mnode.skipping import promised
+from pytest_mnode.skipping import promised, skip_if_waived
 
 if TYPE_CHECKING:
     import torch
@@ -144,10 +144,12 @@ def test_nccl_tests_reach_the_line_rate(
     given = spec.criteria.fabric and spec.criteria.fabric.nccl_tests
     how = given or nccl_tests.DEFAULT
     program = nccl_tests.program_of(collective, how)
-    if given is None and missing_on(cluster, program):
-        why = f"nccl_tests, and {program} is not on the PATH of every node"
-        not_promised(why, key="fabric.nccl_tests")
+    skip_if_waived(spec, "fabric.nccl_tests")
     ranks_per_node, fabric = spec.accelerators.per_node, spec.fabric
+    if how.command is None and (lacking := missing_on(cluster, program)):
+        ranks = len(cluster.nodes), ranks_per_node
+        measure.record(nccl_tests.missing(collective, program, lacking, fabric, promise, ranks))
+        return
     runs = nccl_tests.run_until_decided(cluster, collective, how, promise, ranks_per_node, fabric)
     print(*(run.output for run in runs), sep="\n")
     measure.record(nccl_tests.judge(runs, fabric, promise))
@@ -166,9 +168,10 @@ def test_rdma_by_perftest_is_as_promised(
     how = given or perftest.DEFAULT
     if given is None and key != "write_bandwidth":
         not_promised(key=f"fabric.{key}")
-    if given is None and missing_on(cluster, how.program):
-        why = f"{key}, and {how.program} is not on the PATH of every node"
-        not_promised(why, key=f"fabric.{key}")
+    skip_if_waived(spec, f"fabric.{key}")
+    if lacking := missing_on(cluster, how.program):
+        measure.record(perftest.missing(lacking, spec.fabric, how))
+        return
     there = perftest.devices_of(cluster)
     measure.record(perftest.judge_devices(there, spec.fabric))
     devices = perftest.of_fabric(there, spec.fabric)

@@ -40,6 +40,13 @@ def promised(spec: Spec, key: str) -> Any:
     return value
 
 
+def skip_if_waived(spec: Spec, key: str) -> None:
+    """End the test as not promised if the spec lists its key under `not_promised`."""
+    for one in spec.not_promised:
+        if one.question == key:
+            not_promised(f"{key}: {one.reason}", key=key)
+
+
 REQUESTED_KEYS: dict[str, None] = {}
 """Keys that the running test has requested, in order; `JudgeHooks` keeps them with the test."""
 

@@ -276,7 +276,7 @@ LIMITS: Mapping[str, str] = {
     "measuring/locating/locate.py BUDGET_S":
         "measuring/locating/test_locate.py::"
         "test_at_its_time_limit_the_search_stops_and_accuses_no_node",
-    "measuring/tools/__init__.py _LOOK_UP_LIMIT_S":
+    "measuring/tools/__init__.py LOOK_UP_LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[program]",
     "measuring/tools/beside_nic.py _CONNECT_LIMIT_S":
         "measuring/tools/test_perftest.py::test_a_connection_without_an_answer_times_out",

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[ModuleType, str, Callable[[Path], object], str]] = {
         "None",
     ),
     "program": (
-        *(tools, "_LOOK_UP_LIMIT_S", lambda _: tools.missing_on(NODES, "ib_write_bw")),
+        *(tools, "LOOK_UP_LIMIT_S", lambda _: tools.missing_on(NODES, "ib_write_bw")),
         "('n1',)",
     ),
     "RDMA devices": (

@@ -171,8 +171,9 @@ class WriteLatencyPromise(PerftestPromise):
 class NcclTestsPromise(Page):
     """nccl-tests over all nodes, judged by the promises of the collectives they measure."""
 
-    command: Text = "mpirun -np {ranks} --host {hosts} {program} -b {from} -e {to} -f 2 -g 1 -N 4"
-    """Starts a program on the first node. Filled in are {program}, {ranks}, {nodes}, {per_node},
+    command: Text | None = None
+    """Starts a program on the first node; left out: `srun` in a Slurm allocation, else `mpirun`,
+    with `-b {from} -e {to} -f 2 -g 1 -N 4`. Filled in are {program}, {ranks}, {nodes}, {per_node},
     {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes. It is run as
     often as the promise has communicators; each run counts by the median of its cycles (-N)."""
     directory: Text | None = None
@@ -182,7 +183,9 @@ class NcclTestsPromise(Page):
 
     @field_validator("command")
     @classmethod
-    def _can_be_filled_in(cls, command: str) -> str:
+    def _can_be_filled_in(cls, command: str | None) -> str | None:
+        if command is None:
+            return None
         try:
             words = shlex.split(command.format_map(dict.fromkeys(COMMAND_FIELDS, "1")))
         except (KeyError, ValueError, IndexError, AttributeError, TypeError) as error:

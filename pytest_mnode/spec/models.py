@@ -17,7 +17,8 @@ class NotPromised(Page):
     """One question about which the cluster's owner promises nothing."""
 
     question: Text
-    """A criterion's name, or the question in words."""
+    """A criterion's name, the key of a tool that nodes lack (`fabric.nccl_tests`,
+    `fabric.write_bandwidth`), or the question in words."""
     reason: Text
     """Why it is not promised."""
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.detection import Estimate, estimate, wants_more
 from pytest_mnode.logs.nccl_tests import NcclTest, read_nccl_tests
-from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.measurement import Measurement, equals, listed
+from pytest_mnode.measuring.tools import LOOK_UP_LIMIT_S
 from pytest_mnode.spec.bandwidth import busbw_at_line_rate
 from pytest_mnode.spec.fabric import NcclTestsPromise
 from pytest_mnode.spec.quantity import SIZE
@@ -35,6 +36,21 @@ PROGRAMS: Mapping[str, str] = {
     "broadcast": "broadcast_perf",
     "send_recv": "sendrecv_perf",
 }
+_SIZES = "{program} -b {from} -e {to} -f 2 -g 1 -N 4"
+_COMMANDS: Mapping[str, str] = {
+    "srun": "srun --overlap --nodes={nodes} --ntasks={ranks} --ntasks-per-node={per_node} "
+    f"--nodelist={{names}} {_SIZES}",
+    "mpirun": f"mpirun -np {{ranks}} --host {{hosts}} {_SIZES}",
+}
+"""By the program that starts ranks on other nodes. --overlap: this run holds the allocation."""
+_STARTER = (
+    'if [ "$SLURM_JOB_ID" ] && command -v srun >/dev/null; then echo srun; '
+    "elif command -v mpirun >/dev/null; then echo mpirun; fi"
+)
+_NO_STARTER = (
+    "neither srun, in a Slurm allocation, nor mpirun is on the PATH of {}: install Open MPI, or "
+    "name a command (criteria.fabric.nccl_tests.command)"
+)
 _OF_ONE_RUN = 0.05
 """Part by which the next run may differ from a single one, which does not show its noise.
 
@@ -136,7 +152,11 @@ def run(
         "from": str(busbw.sizes_bytes[0]),
         "to": str(busbw.sizes_bytes[-1]),
     }
-    argv = tuple(word.format_map(values) for word in shlex.split(promise.command))
+    command = promise.command or _command_here(cluster, nodes[0])
+    if not command:
+        why = _NO_STARTER.format(nodes[0])
+        return NcclRun(collective, len(nodes), ranks_per_node, (), "", None, why)
+    argv = tuple(word.format_map(values) for word in shlex.split(command))
     [done] = cluster.run(argv, nodes[0], timeout=promise.limit_s)
     output = f"{done.stdout}\n{done.stderr}"
     tests = read_nccl_tests(output)
@@ -150,6 +170,37 @@ def run(
     if not why and done.returncode and test is not None and not test.wrong:
         why = f"ended with status {done.returncode}: {_last_line(done.stderr)}"
     return NcclRun(collective, len(nodes), ranks_per_node, argv, output, test, why)
+
+
+def _command_here(cluster: Nodes, node: str) -> str:
+    """The command of what starts ranks from this node; "" if nothing does."""
+    [done] = cluster.run(["sh", "-c", _STARTER], node, timeout=LOOK_UP_LIMIT_S)
+    return _COMMANDS.get(done.stdout.strip(), "")
+
+
+def missing(  # noqa: PLR0917  what was asked for, and of whom
+    collective: str,
+    program: str,
+    nodes: Sequence[str],
+    fabric: Fabric,
+    promise: BusbwPromise,
+    ranks: tuple[int, int],
+) -> Measurement:
+    """The busbw that could not be measured, because these nodes lack the program.
+
+    ranks: number of nodes, and of ranks on each.
+    """
+    line = busbw_at_line_rate(collective, fabric, *ranks, "nccl")
+    return Measurement(
+        f"nccl-tests {collective} busbw",
+        None,
+        "GB/s",
+        promise.bound_gbytes_s(line),
+        promise.source(line),
+        note=f"{program} is not on the PATH of {listed(nodes, separator=', ')}: install nccl-tests "
+        "there, name its criteria.fabric.nccl_tests.directory, or list fabric.nccl_tests under "
+        "not_promised, with a reason",
+    )
 
 
 def elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:

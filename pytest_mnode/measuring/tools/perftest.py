@@ -67,6 +67,18 @@ def bound_of(fabric: Fabric, promise: Promise) -> Bound:
     return bound.of("at_least_fraction", promise.at_least_fraction)
 
 
+def missing(nodes: Sequence[str], fabric: Fabric, promise: Promise) -> Measurement:
+    """The bandwidth that could not be measured, because these nodes lack the program."""
+    return Measurement(
+        promise.program,
+        None,
+        "µs" if isinstance(promise, WriteLatencyPromise) else "Gbit/s",
+        bound_of(fabric, promise),
+        note=f"{promise.program} is not on the PATH of {listed(nodes, separator=', ')}: install "
+        "perftest there, or list fabric.write_bandwidth under not_promised, with a reason",
+    )
+
+
 def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list[Measurement]:
     """One measurement per pair and rail, and one of the places where the programs ran."""
     bound = bound_of(fabric, promise)

@@ -54,6 +54,44 @@ def test_the_program_is_searched_on_every_node(nodes: Local) -> None:
     assert missing_on(nodes, "no_such_program; true") == ("n0", "n1", "n2")
 
 
+def test_missing_programs_are_inconclusive_with_the_remedy(fabric: Fabric) -> None:
+    found = nccl_tests.missing("all_reduce", "all_reduce_perf", ("n1", "n2"), fabric, BUSBW, (3, 8))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "not on the PATH of n1, n2" in found.note
+    assert "not_promised" in found.note
+    assert found.expected is not None
+
+
+@pytest.mark.parametrize(
+    ("starters", "job", "first"),
+    [
+        (("srun", "mpirun"), "7", "srun --overlap --nodes=3 --ntasks=24 --ntasks-per-node=8"),
+        (("srun", "mpirun"), "", "mpirun -np 24 --host n0:8,n1:8,n2:8"),
+        (("mpirun",), "7", "mpirun -np 24"),
+        ((), "", ""),
+    ],
+)
+def test_ranks_are_started_by_what_the_first_node_has(
+    nodes: Local,
+    starters: tuple[str, ...],
+    job: str,
+    first: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = nodes.directory / "bin"
+    programs.mkdir()
+    for name in ("sh", "env"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    for name, value in (("SLURM_JOB_ID", job), ("PATH", str(programs))):
+        monkeypatch.setenv(name, value)
+    for starter in starters:
+        program(nodes.directory, starter, "#!/bin/sh\necho $0 no table\n")
+    run = nccl_tests.run(nodes, "all_reduce", nccl_tests.DEFAULT, BUSBW, 8)
+    assert " ".join(run.argv).startswith(first)
+    assert run.why
+    assert ("mpirun is on the PATH of n0: install" in run.why) == (not starters)
+
+
 @pytest.mark.parametrize(
     "case",
     [

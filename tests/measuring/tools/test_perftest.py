@@ -539,3 +539,11 @@ def test_a_side_that_still_runs_is_ended() -> None:
     side._printed = open(os.devnull)  # noqa: PTH123, SIM115  closed by the side
     side.close()
     assert side._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", [WriteBandwidthPromise, WriteLatencyPromise])
+def test_a_missing_program_is_inconclusive_with_the_remedy(kind: Any) -> None:
+    promise = kind.model_validate({"at_most": "5 us"} if kind is WriteLatencyPromise else {})
+    found = perftest.missing(("n1",), fabric_of(), promise)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert f"{promise.program} is not on the PATH of n1: install perftest" in found.note
