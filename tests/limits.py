@@ -264,6 +264,8 @@ LIMITS: Mapping[str, str] = {
         "launchers/test_ssh.py::test_a_host_to_which_ssh_never_connects",
     "logs/kernel_log.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[kernel log]",
+    "machine/nvidia_smi.py LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[nvidia-smi]",
     "machine/model.py PART_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[MTU]",
     "machine/model.py _SCHEDULER_LIMIT_S":

@@ -17,7 +17,7 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm import files, on_node, sbatch
 from pytest_mnode.logs import kernel_log
-from pytest_mnode.machine import model, threads
+from pytest_mnode.machine import model, nvidia_smi, threads
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measuring.tools import beside_nic
 from tests.programs import write_program
@@ -61,6 +61,10 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
     "kernel log": (
         *(kernel_log, "LIMIT_S", "dmesg", kernel_log_of_dmesg),
         "Command '('dmesg',)' timed out",
+    ),
+    "nvidia-smi": (
+        *(nvidia_smi, "LIMIT_S", "nvidia-smi", lambda _: nvidia_smi.read_nvidia_smi().why),
+        "timed out",
     ),
     "MTU": (
         *(model, "PART_LIMIT_S", "ibv_devinfo", lambda _: Machine.read(parts=["active_mtus"])),

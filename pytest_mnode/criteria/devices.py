@@ -205,7 +205,12 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
             at_most(100 * most).of("slowed_at_most_fraction", most),
             f"matmul.slowed_at_most_fraction {most:g}",
             all_of(held, _MOST_NAMED),
-            f"NVML reports no throttling data for {', '.join(mute)}" if mute else "",
+            (
+                f"NVML reports no throttling data for {listed(mute, separator=', ')}; it needs "
+                "nvidia-ml-py there"
+            )
+            if mute
+            else "",
         )
     ]
     if least is None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.logs.kernel_log import read as read_kernel_log
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.amdsmi import read_amdsmi
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.dmi import Dmi, read_dmi
 from pytest_mnode.machine.limits import Limits, read_limits
@@ -29,6 +30,7 @@ from pytest_mnode.machine.netdev import (
     read_interfaces,
 )
 from pytest_mnode.machine.numa import Numa, read_numa
+from pytest_mnode.machine.nvidia_smi import read_nvidia_smi
 from pytest_mnode.machine.nvml import Accelerator, read_nvml
 from pytest_mnode.machine.pci import PciTree, read_pci
 from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
@@ -177,10 +179,15 @@ def _listed(folder: str, found: T | None) -> T:
 
 
 def _accelerators(_: Path) -> tuple[Accelerator, ...]:
-    answer = read_nvml()
-    if answer.found is None:
-        raise OSError(answer.why)
-    return answer.found
+    """By NVML; where it cannot be used by nvidia-smi, or, of AMD, by amdsmi."""
+    answers = []
+    for read in (read_nvml, read_nvidia_smi, read_amdsmi):
+        answers.append(answer := read())
+        if answer.found:
+            return answer.found
+    if any(answer.found is not None for answer in answers):
+        return ()
+    raise OSError("; ".join(answer.why for answer in answers))
 
 
 def _active_mtus(_: Path) -> Mapping[str, int]:

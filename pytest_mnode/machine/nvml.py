@@ -150,7 +150,7 @@ class LoadSampler:
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
             while not self._over.wait(SAMPLE_EVERY_S):
-                slowed = _slowing(_reason_bits(nvml, handle))
+                slowed = slowing(_reason_bits(nvml, handle))
                 clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
                 now = _try(lambda: _count(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
                 self._generations += [now] if now else []
@@ -211,7 +211,7 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
         ecc_uncorrected=_count(ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)),
         remapped_rows_pending=_try(lambda: bool(rows[2])),
         remapped_rows_failed=_try(lambda: bool(rows[3])),
-        throttled=_slowing(reasons),
+        throttled=slowing(reasons),
         persistence=_flag(ask("nvmlDeviceGetPersistenceMode")),
         mig_enabled=_first_flag(ask("nvmlDeviceGetMigMode")),
         numa_node=_count(ask("nvmlDeviceGetNumaNodeId")),
@@ -247,7 +247,7 @@ def _first_flag(value: Any) -> bool | None:
     return _try(lambda: _flag(value[0]))
 
 
-def _slowing(bits: Any) -> tuple[str, ...] | None:
+def slowing(bits: Any) -> tuple[str, ...] | None:
     """Names of the reasons that reduce a clock."""
     if not isinstance(bits, int):
         return None

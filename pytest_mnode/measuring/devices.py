@@ -199,8 +199,8 @@ def _first_call(task: Task) -> tuple[Work | None, str]:
 
 
 def _sampler(on: torch.device) -> LoadSampler | None:
-    """Load sampler of this GPU; None for a CPU."""
-    if on.type != "cuda":
+    """Load sampler of this GPU; None for a CPU, and for AMD's, which NVML does not know."""
+    if on.type != "cuda" or torch.version.hip is not None:
         return None
     return LoadSampler(str(getattr(torch.cuda.get_device_properties(on), "uuid", "")))
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.nvml import Accelerator, read_nvml
+from pytest_mnode.machine.pci import read_pci
 from pytest_mnode.machine.sysfs import SysfsView
+
+_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Source: ROCm, GPU isolation techniques; HIP reads CUDA's variable too."""
 
 
 def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
@@ -19,15 +23,26 @@ def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
     """
     if shown.accelerators:
         return [home_of(shown, accelerator_address(shown, rank)) for rank in range(local_size)]
-    devices = read_nvml().found
-    if devices is None:
+    devices = read_nvml().found or _on_pci(Path(shown.sysfs_root))
+    if not devices:
         return [home_of(shown, _cuda_address(rank)) for rank in range(local_size)]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    addresses = visible_addresses(devices, visible)
+    addresses = visible_addresses(devices, _visible())
     return [
         home_of(shown, addresses[rank]) if rank < len(addresses) else None
         for rank in range(local_size)
     ]
+
+
+def _visible() -> str | None:
+    return next((os.environ[name] for name in _VISIBLE if name in os.environ), None)
+
+
+def _on_pci(root: Path) -> tuple[Accelerator, ...]:
+    """Accelerators where NVML cannot be used; none if their makers differ."""
+    found = read_pci(root).accelerators
+    if len({one.vendor for one in found}) != 1:
+        return ()
+    return tuple(Accelerator(index=i, pci_address=one.address) for i, one in enumerate(found))
 
 
 def visible_addresses(devices: Sequence[Accelerator], visible: str | None) -> list[str | None]:
@@ -75,7 +90,14 @@ def accelerator_address(shown: SysfsView, local_rank: int) -> str | None:
     """
     if shown.accelerators:
         return shown.accelerators[local_rank % len(shown.accelerators)]
-    return _cuda_address(local_rank)
+    if (address := _cuda_address(local_rank)) is not None:
+        return address
+    import torch
+
+    # ROCm's torch may not tell. A container shows all devices, also those that it does not have.
+    addresses = visible_addresses(_on_pci(Path(shown.sysfs_root)), _visible())
+    known = len(addresses) == torch.cuda.device_count() > local_rank
+    return addresses[local_rank] if known else None
 
 
 def _cuda_address(local_rank: int) -> str | None:

@@ -219,3 +219,18 @@ def test_ranks_with_unknown_devices_are_not_bound() -> None:
     assert (unknown.cpus, nowhere.cpus) == ((), ())
     assert unknown.why == "the NUMA node of its accelerator is not known"
     assert nowhere.why == "this rank may use no CPU of NUMA node 3, where its accelerator is"
+
+
+def test_without_nvml_homes_are_those_of_pci_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of MI300X, which NVML does not know; without initializing HIP."""
+    tree = Tree(tmp_path)
+    for index in range(8):
+        tree.pci(f"pci0000:{index:02x}/0000:{index:02x}:00.0", "0x120000", "0x1002", index // 4)
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    shown = SysfsView(str(tmp_path))
+    assert accelerators.homes_of(shown, 8) == [0] * 4 + [1] * 4
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "7,0")
+    assert accelerators.homes_of(shown, 2) == [1, 0]

@@ -18,6 +18,7 @@ from pytest_mnode.spec.quantity import SIZE
 
 _COUNT, _MODEL, _MEMORY = "accelerators", "accelerator model", "memory of an accelerator"
 _ERRORS = "uncorrected memory errors of an accelerator"
+_REPORT = "model, memory and state of accelerators"
 _STATES = {
     "ecc": "ECC of accelerators",
     "persistence": "persistence of accelerators",
@@ -50,18 +51,18 @@ class AcceleratorsAreAsPromised(SurveyCheck):
     """Does this node have the accelerators promised, in the state promised?"""
 
     promise: AcceleratorHealth
-    parts = ("accelerators",)
+    parts = ("accelerators", "pci")
     alone = True
     stops = ("mesh", "fabric", "numa", "devices", "accelerators")
 
     def unread(self, node: NodeSurvey) -> str:
-        others = [one.maker for one in node.machine.pci.accelerators if not one.is_nvidia]
-        why = super().unread(node)
-        if why and others:
-            return f"NVML does not know accelerators of {listed(others, separator=', ')}"
-        return why
+        return "" if node.machine.pci.accelerators else super().unread(node)
 
     def rows(self, node: NodeSurvey) -> Iterator[Row]:
+        if why := super().unread(node):
+            makers = dict.fromkeys(one.maker for one in node.machine.pci.accelerators)
+            yield from (row(_COUNT, 1, device=one.address) for one in node.machine.pci.accelerators)
+            yield row(_REPORT, None, why=f"of {listed(makers, separator=', ')}: {why}")
         for one in node.machine.accelerators or ():
             # NVML still counts a device that it has lost, and knows nothing else of it.
             answers = one != Accelerator(index=one.index)
@@ -87,6 +88,9 @@ class AcceleratorsAreAsPromised(SurveyCheck):
         yield rows.under("accelerators.per_node", there.per_node).count(_COUNT, there.per_node)
         if not rows.mine:
             return  # why, is said once
+        if rows.of(_REPORT):
+            yield rows.equals(_REPORT, "read")  # said once; their number is known from PCI
+            return
         if there.model is not None:
             yield rows.under("accelerators.model", there.model).equals(_MODEL, there.model)
         if (least := there.memory_bytes) is not None:

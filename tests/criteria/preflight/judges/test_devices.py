@@ -66,8 +66,10 @@ def test_accelerators_that_are_missing_or_do_not_answer() -> None:
     mute = with_facts(TWO_GPUS, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(AcceleratorsAreAsPromised, mute, STATES) == {"gpu1": "inconclusive"}
     amd = PciTree(functions=(PciFunction(address="0000:1b:00.0", kind="1200", vendor="1002"),))
-    [other] = asked(AcceleratorsAreAsPromised, with_facts(mute, 1, pci=amd), STATES)["gpu1"]
-    assert other.note == "gpu1: NVML does not know accelerators of AMD"
+    count, other = asked(AcceleratorsAreAsPromised, with_facts(mute, 1, pci=amd), STATES)["gpu1"]
+    assert (str(count.verdict), count.value) == ("fail", 1)  # of two, by PCI
+    assert str(other.verdict) == "inconclusive"
+    assert "of AMD: no NVML" in other.note
 
 
 FULL: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}

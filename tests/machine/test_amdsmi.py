@@ -1,0 +1,146 @@
+"""AMD's accelerators from a stand-in for amdsmi, and NVIDIA's from one for nvidia-smi."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
+from pytest_mnode.machine.amdsmi import read_amdsmi
+from pytest_mnode.machine.nvidia_smi import read_nvidia_smi
+from pytest_mnode.machine.nvml import Accelerator
+from tests.criteria.preflight.made import (
+    everyone,
+    healthy,
+    promising,
+    verdicts,
+    with_facts,
+)
+from tests.programs import write_program
+
+COOL = dict.fromkeys(
+    (
+        *("active_prochot_thrm", "active_socket_thrm", "active_vr_thrm", "active_hbm_thrm"),
+        "active_ppt_pwr",
+    ),
+    False,
+)
+MI300X: dict[str, Any] = {
+    "amdsmi_get_gpu_memory_total": 206141652992,
+    "amdsmi_get_gpu_ecc_enabled": 0x7FFF,
+    "amdsmi_get_gpu_total_ecc_count": {"correctable_count": 2, "uncorrectable_count": 0},
+    "amdsmi_get_gpu_device_uuid": "31ff74a1-0000-1000-80d5-4d6bcd7cd9cb",
+    "amdsmi_get_gpu_device_bdf": "0000:05:00.0",
+    "amdsmi_get_gpu_asic_info": {"market_name": "AMD Instinct MI300X OAM"},
+    "amdsmi_get_violation_status": COOL,
+}
+
+
+def amdsmi(**changed: Any) -> Any:
+    """Eight devices with these answers; an answer that is an error is raised."""
+
+    def answer(value: Any) -> Any:
+        def ask(_: int, *__: Any) -> Any:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return ask
+
+    answers = {name: answer(value) for name, value in {**MI300X, **changed}.items()}
+    return SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handles=lambda: [*range(8)],
+        AmdSmiMemoryType=SimpleNamespace(VRAM=0),
+        **answers,
+    )
+
+
+def found(**changed: Any) -> tuple[Accelerator, ...]:
+    answer = read_amdsmi(amdsmi(**changed))
+    assert answer.found is not None, answer.why
+    return answer.found
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, None),
+        ({"amdsmi_get_gpu_total_ecc_count": {"uncorrectable_count": 1}}, "fail"),
+        ({"amdsmi_get_gpu_ecc_enabled": 0}, "fail"),
+        ({"amdsmi_get_violation_status": {**COOL, "active_hbm_thrm": True}}, "fail"),
+        ({"amdsmi_get_violation_status": {**COOL, "active_vr_thrm": "N/A"}}, "inconclusive"),
+        ({"amdsmi_get_gpu_memory_total": 68719476736}, "fail"),
+        ({"amdsmi_get_gpu_asic_info": RuntimeError("not supported")}, "inconclusive"),
+    ],
+)
+def test_mi300x_is_judged_by_amdsmi(changed: dict[str, Any], verdict: str | None) -> None:
+    spec = promising(
+        "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, throttling: none}}",
+        accelerators="8, model: AMD Instinct MI300X OAM, memory: 192 GB",
+    )
+    survey = everyone(healthy(2), accelerators=found())
+    survey = with_facts(survey, 1, accelerators=found(**changed))
+    expected = {"gpu1": verdict} if verdict else {}
+    assert verdicts(AcceleratorsAreAsPromised, survey, spec) == expected
+
+
+def test_why_amdsmi_cannot_be_used() -> None:
+    broken = amdsmi()
+    broken.amdsmi_init = lambda: 1 / 0
+    assert "amdsmi did not start: division by zero" in read_amdsmi(broken).why
+    assert "install it with ROCm" in read_amdsmi().why
+
+
+NVIDIA_SMI = """\
+#!/bin/sh
+case $1 in
+  --query-gpu=*)
+    echo "GPU-5a, 00000000:1B:00.0, NVIDIA H100 80GB HBM3, 81559, Enabled, 0, Enabled, Disabled, 0x0000000000000001"
+    echo "GPU-5b, 00000000:43:00.0, NVIDIA H100 80GB HBM3, 81559, [N/A], [N/A], Disabled, [N/A], 0x0000000000000008"
+    ;;
+  *) echo "GPU-5a, 0, 0"; echo "GPU-5b, Yes, No" ;;
+esac
+"""  # noqa: E501  as it prints
+
+
+def test_without_nvml_nvidia_smi_tells_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path / "nvidia-smi", NVIDIA_SMI)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    good, bad = read_nvidia_smi().found or ()
+    healthy_one = Accelerator(
+        index=0,
+        uuid="GPU-5a",
+        pci_address="0000:1b:00.0",
+        name="NVIDIA H100 80GB HBM3",
+        memory_bytes=81559 << 20,
+        ecc_enabled=True,
+        ecc_uncorrected=0,
+        remapped_rows_pending=False,
+        remapped_rows_failed=False,
+        throttled=(),
+        persistence=True,
+        mig_enabled=False,
+    )
+    assert good == healthy_one
+    assert bad == replace(
+        healthy_one,
+        index=1,
+        uuid="GPU-5b",
+        pci_address="0000:43:00.0",
+        ecc_enabled=None,
+        ecc_uncorrected=None,
+        remapped_rows_pending=True,
+        throttled=("HwSlowdown",),
+        persistence=False,
+        mig_enabled=None,
+    )
+    write_program(tmp_path / "nvidia-smi", "#!/bin/sh\necho Failed to initialize NVML; exit 9\n")
+    assert read_nvidia_smi().why == "nvidia-smi: Failed to initialize NVML"
