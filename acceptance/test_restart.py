@@ -11,6 +11,7 @@ import pytest
 
 from pytest_mnode import not_promised
 from pytest_mnode.criteria.restart import experiments, resharding
+from pytest_mnode.criteria.restart.plan import unpowered
 from pytest_mnode.skipping import promised
 from pytest_mnode.spec.restart import KILLS, Kill
 
@@ -60,6 +61,8 @@ def test_a_killed_job_comes_back_and_loses_nothing(
     promise = promised(spec, "restart")
     if kill not in promise.kills:
         not_promised(f"restart.kills: {kill}", key="restart.kills")
+    if kill in unpowered(promise, spec):
+        not_promised(f"restart.kills: {kill}, and no power section: nothing switches nodes off")
     killed = experiments.killed_before(kill, promise, base) or experiments.kill_in_run(
         kill, promise, take_cluster(), spec, base
     )

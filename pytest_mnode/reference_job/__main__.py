@@ -60,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
     trainer.resume()
     while trainer.finished_steps < config.steps and not trainer.preempted:
         trainer.step()
+        if not trainer.preempted:
+            trainer.wait_to_be_killed()
         time.sleep(config.pause_s)
     if trainer.preempted:
         trainer.save()

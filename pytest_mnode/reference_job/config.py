@@ -53,6 +53,7 @@ class JobConfig:
     meet_s: how long ranks wait for each other at the start. visible_s: how long they look for a
     file that another rank wrote.
     hold_checkpoint: step whose checkpoint is held open while it is written, so that a kill hits it.
+    hold_after: steps after which the job waits, once each, so that a kill finds it running.
     pause_s: sleep after every step, outside the measured time.
     """
 
@@ -81,6 +82,7 @@ class JobConfig:
     meet_s: float = 60.0
     visible_s: float = VISIBLE_S
     hold_checkpoint: int | None = None
+    hold_after: tuple[int, ...] = ()
     deterministic: bool = True
     pause_s: float = 0.0
 
@@ -140,7 +142,9 @@ class JobConfig:
                 raise UsageError(f"unknown key {key!r}; known keys are {', '.join(sorted(known))}")
         if "directory" not in given:
             raise UsageError("key 'directory' is missing: the directory of the run")
-        return cls(**given)
+        steps = given.get("hold_after")  # JSON has no tuples
+        listed = {"hold_after": tuple(steps)} if isinstance(steps, list) else {}
+        return cls(**given | listed)
 
     def write(self, path: str | Path) -> Path:
         """Write the JSON file that `read` reads, and return its path."""
@@ -160,6 +164,10 @@ class JobConfig:
     def holding(self) -> Path:
         """File that appears when the checkpoint of `hold_checkpoint` is held open, and stays."""
         return Path(self.directory) / "HOLDING"
+
+    def held_after(self, step: int) -> Path:
+        """File that appears when the job begins to wait after this step of `hold_after`."""
+        return Path(self.directory) / f"HELD-{step}"
 
     def local_batch(self, ranks: int) -> int:
         """Samples of one pass of one rank. Raises UsageError if they do not divide evenly."""
@@ -183,6 +191,10 @@ def _check(name: str, kind: str, value: Any) -> None:
     if value is None and kind.endswith("| None"):
         return
     kind = kind.removesuffix(" | None")
+    if kind.startswith("tuple"):
+        if not (isinstance(value, tuple) and all(type(one) is int and one >= 1 for one in value)):
+            _refuse(name, value, "a list of whole numbers of at least 1")
+        return
     accepted = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}[kind]
     wrong_bool = isinstance(value, bool) and kind != "bool"
     if wrong_bool or not isinstance(value, accepted):

@@ -41,7 +41,8 @@ from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
 from pytest_mnode.reference_job.timeline import Timeline
 
 HOLD_S = 60.0
-"""Time for which a checkpoint is held open (JobConfig.hold_checkpoint)."""
+"""Time for which a checkpoint is held open (JobConfig.hold_checkpoint), or a job waits between two
+steps (hold_after): a command of a busy scheduler takes seconds to reach the ranks."""
 _HOLD_INTERVAL_S = 0.1
 
 
@@ -256,21 +257,34 @@ class Trainer:
         rest = {"schedule": self.schedule.state_dict(), "feed": self.feed.state_dict()}
         return {"model": model, "optimiser": optimiser, **rest}
 
-    def _hold(self, _path: Path) -> None:
-        """Wait for HOLD_S while the checkpoint is not complete, so that the run can be killed.
+    def wait_to_be_killed(self) -> None:
+        """Wait after a step of `hold_after`, until HOLD_S are over or a rank is asked to stop."""
+        if self.finished_steps in self.config.hold_after:
+            self._wait_once(self.config.held_after(self.finished_steps), self._stops)
 
-        Only once, at the step that the config names, and not again after a restart.
-        """
-        if self.finished_steps != self.config.hold_checkpoint:
-            return
-        held: list[bool | None] = [None] * self.ranks
-        dist.all_gather_object(held, self.config.holding.exists(), group=self.group)
-        if held[0]:
+    def _hold(self, _path: Path) -> None:
+        """Wait while the checkpoint of `hold_checkpoint` is not complete."""
+        if self.finished_steps == self.config.hold_checkpoint:
+            self._wait_once(self.config.holding, lambda: False)
+
+    def _stops(self) -> bool:
+        return any(self._of_ranks(self._stop_requested()))
+
+    def _of_ranks(self, mine: bool) -> list[bool]:
+        every: list[Any] = [None] * self.ranks
+        dist.all_gather_object(every, mine, group=self.group)
+        return every
+
+    def _wait_once(self, mark: Path, over: Callable[[], bool]) -> None:
+        """Wait for HOLD_S at most, so that the run can be killed; not again after a restart."""
+        if self._of_ranks(mark.exists())[0]:
             return
         if self.rank == 0:
-            self.config.holding.touch()
+            mark.touch()
         for _ in range(round(HOLD_S / _HOLD_INTERVAL_S)):
             dist.barrier(group=self.group)  # the others notice at once when a rank is killed
+            if over():
+                return
             time.sleep(_HOLD_INTERVAL_S)
 
     def _settle(self) -> None:

@@ -23,7 +23,8 @@ class RestartCriterion(Criterion):
 
     kills: Annotated[tuple[Kill, ...], Field(min_length=1)] = KILLS
     """What the job comes back from: SIGKILL of a rank; a node that is powered off; preemption,
-    which is SIGTERM to the whole job; SIGKILL while a checkpoint is written."""
+    which is SIGTERM to the whole job; SIGKILL while a checkpoint is written. Left out: all that the
+    site can do, as without a `power` section nothing switches its nodes off."""
     within_s: Seconds = Field(alias="within")
     """Limit from the kill to the end of the first step of the restarted job, such as 60 s."""
     node_loss: Literal["spare", "fewer", "rebooted"] = "spare"
@@ -50,8 +51,8 @@ class RestartCriterion(Criterion):
     checkpoint is saved at every 4th step. Kills come after step 6 (rank), while the checkpoint of
     step 12 is written, after step 14 (preemption) and after step 18 (node)."""
     pause_s: Seconds = Field(0.1, alias="pause")
-    """Pause after each step of the runs that are killed, so that the kill falls between the first
-    step and the last: a fraction of the time that a command on a node takes."""
+    """Pause after each step of the runs that are killed. After the step of a kill they wait for it,
+    for up to 60 s, so that a scheduler may be slow."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
     """How the model is trained: replicated, or sharded."""
     width: Some = 64

@@ -14,7 +14,12 @@ from pytest_mnode.reference_job import JobConfig
 
 def test_a_written_config_is_read_back(tmp_path: Path) -> None:
     config = JobConfig(
-        str(tmp_path / "a run"), seed=7, parallel="fsdp2", compute_s=0.25, hold_checkpoint=4
+        str(tmp_path / "a run"),
+        seed=7,
+        parallel="fsdp2",
+        compute_s=0.25,
+        hold_checkpoint=4,
+        hold_after=(6, 14),
     )
     assert JobConfig.read(config.write(tmp_path / "config.json")) == config
     assert config.records == tmp_path / "a run" / "records"
@@ -45,6 +50,8 @@ def test_a_written_config_is_read_back(tmp_path: Path) -> None:
         ({"samples": 100}, "samples=100: give a multiple of global_batch=16"),
         ({"accumulation": 3}, "global_batch=16: give a multiple of accumulation=3"),
         ({"hold_checkpoint": 0}, "hold_checkpoint=0: give at least 1"),
+        ({"hold_after": [6, 0]}, r"hold_after=\(6, 0\): give a list of whole numbers"),
+        ({"hold_after": 6}, "hold_after=6: give a list of whole numbers"),
         ({"dropout": 1}, "dropout=1: give a number below 1"),
         ({"dropout": -0.1}, "dropout=-0.1: give at least 0.0"),
     ],

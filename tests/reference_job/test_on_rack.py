@@ -76,6 +76,23 @@ TESTS = """
         shutil.rmtree(held.checkpoints)  # as if the run had been killed there
         assert world.run(holds, held, group=True) == [0, 0]
 
+    def waits(config, stops, *, world):
+        from pytest_mnode.reference_job import trainer
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "HOLD_S", 20.0)
+            job = Trainer(config, world, torch.device("cpu"), stop_requested=lambda: stops)
+            with contextlib.closing(job):
+                job.step()
+                began = time.monotonic()
+                job.wait_to_be_killed()
+                return time.monotonic() - began
+
+    def check_waits_after_a_step_until_it_is_asked_to_stop(world):
+        waiting = config("waiting", "ddp", hold_after=(1,))
+        assert max(world.run(waits, waiting, True, group=True)) < 10
+        assert waiting.held_after(1).exists()
+        assert max(world.run(waits, waiting, False, group=True)) < 10, "once in a run"
+
     def gradients(config, *, world):
         # Of the first step, over all ranks; and those of one process with all its samples.
         with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
@@ -175,6 +192,7 @@ TESTS = """
             check_time_by_events_of_a_device(world, way)
             if way == "ddp":
                 check_held_open_once(world)
+                check_waits_after_a_step_until_it_is_asked_to_stop(world)
             two = world.run(train, config(f"{way} two", way), 1, group=True)
         assert few == [None, tuple(two[0]), None, tuple(two[1])]
         with cluster.world(procs_per_node=2) as world:

@@ -87,7 +87,7 @@ def kill_in_run(
         promise, cluster.nodes, cluster.procs_per_node, device_for(spec.accelerators.per_node)
     )
     whole = uninterrupted(planned, promise, cluster, shared, base)
-    kills = kills_in_order(promise)
+    kills = kills_in_order(promise, spec)
     done = _KILLED.setdefault((str(base), promise.model_dump_json()), {})
     while left := [one for one in kills if one not in done]:
         node = planned.observer_node

@@ -12,6 +12,7 @@ from pytest_mnode.criteria.restart.judging import Terms
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs import Job
 from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
 EPOCH_STEPS = 10
@@ -73,9 +74,10 @@ class Plan:
         return replace(self.config, directory=directory, pause_s=0.0)
 
     def cut(self, kills: Sequence[Kill], directory: str) -> JobConfig:
-        """The config of a run that is killed."""
+        """The config of a run that is killed: it waits for each kill, however slow the site is."""
         held = KILL_AFTER["checkpoint"] if "checkpoint" in kills else None
-        return replace(self.config, directory=directory, hold_checkpoint=held)
+        after = tuple(step for kill, step in KILL_AFTER.items() if kill in kills and step != held)
+        return replace(self.config, directory=directory, hold_checkpoint=held, hold_after=after)
 
     def exact(self, promise: RestartCriterion) -> bool:
         """Whether all runs are equal bit by bit, so that digests compare final parameters."""
@@ -97,9 +99,16 @@ class Plan:
         return terms_of(self.config, tolerance, promise.within_s)
 
 
-def kills_in_order(promise: RestartCriterion) -> tuple[Kill, ...]:
+def kills_in_order(promise: RestartCriterion, cluster: Inventory) -> tuple[Kill, ...]:
     """The promised kills, in the order in which they fall on one run."""
-    return tuple(kill for kill in KILL_AFTER if kill in promise.kills)
+    left_out = unpowered(promise, cluster)
+    return tuple(kill for kill in KILL_AFTER if kill in promise.kills and kill not in left_out)
+
+
+def unpowered(promise: RestartCriterion, cluster: Inventory) -> tuple[Kill, ...]:
+    """Kills by default that this site cannot do: nothing here switches its nodes off."""
+    named = "kills" in promise.model_fields_set
+    return () if named or cluster.emulated or cluster.power is not None else ("node",)
 
 
 def terms_of(config: JobConfig, tolerance: Tolerance, within_s: float | None = None) -> Terms:

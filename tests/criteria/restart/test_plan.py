@@ -7,9 +7,25 @@ import pytest
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, kills_in_order, plan
 from pytest_mnode.criteria.restart.resharding import sizes
 from pytest_mnode.errors import UsageError
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Power
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 
 NODES = ("node0", "node1", "node2", "node3")
+
+
+RACK = load_spec(default_spec_path())
+
+
+def test_kills_follow_from_what_the_site_can_do() -> None:
+    """Nothing switches nodes off without a power section; a kill that is named stays."""
+    site = RACK.model_copy(update={"emulated": ()})
+    power = Power.model_validate({"switch_off": "off {node}", "switch_on": "on {node}"})
+    rest = ("rank", "checkpoint", "preemption")
+    assert kills_in_order(_promise(), site) == rest
+    assert kills_in_order(_promise(kills=KILLS), site) == (*rest, "node")
+    powered = site.model_copy(update={"power": power})
+    assert kills_in_order(_promise(), powered) == (*rest, "node")
 
 
 def _promise(**given: object) -> RestartCriterion:
@@ -63,9 +79,9 @@ def test_two_nodes_are_enough_and_one_is_not() -> None:
 
 
 def test_promised_kills_run_in_the_order_of_their_steps() -> None:
-    assert kills_in_order(_promise()) == ("rank", "checkpoint", "preemption", "node")
-    assert kills_in_order(_promise(kills=["node", "rank"])) == ("rank", "node")
-    steps = [KILL_AFTER[kill] for kill in kills_in_order(_promise())]
+    assert kills_in_order(_promise(), RACK) == ("rank", "checkpoint", "preemption", "node")
+    assert kills_in_order(_promise(kills=["node", "rank"]), RACK) == ("rank", "node")
+    steps = [KILL_AFTER[kill] for kill in kills_in_order(_promise(), RACK)]
     assert steps == sorted(steps)
 
 
@@ -75,6 +91,7 @@ def test_the_reference_run_has_no_pause_and_no_held_checkpoint() -> None:
     assert (whole.pause_s, whole.hold_checkpoint, whole.directory) == (0.0, None, "/a")
     assert (cut.pause_s, cut.directory) == (1.0, "/b")
     assert cut.hold_checkpoint == KILL_AFTER["checkpoint"]
+    assert (whole.hold_after, cut.hold_after) == ((), (KILL_AFTER["rank"],))
     assert planned.cut(("preemption",), "/b").hold_checkpoint is None
     assert planned.digest() == plan(_promise(pause="2 s"), NODES, 1).digest()
     assert planned.digest() != plan(_promise(), NODES[:3], 1).digest()
@@ -85,7 +102,7 @@ def test_the_reference_run_has_no_pause_and_no_held_checkpoint() -> None:
 def test_each_kill_has_a_checkpoint_before_it_and_steps_after_it(kills: tuple[str, ...]) -> None:
     promise = _promise(kills=kills)
     config = plan(promise, NODES, 1).config
-    for kill in kills_in_order(promise):
+    for kill in kills_in_order(promise, RACK):
         assert config.checkpoint_every < KILL_AFTER[kill] <= config.steps - 6
     assert KILL_AFTER["checkpoint"] % config.checkpoint_every == 0
     assert config.steps % config.checkpoint_every == 0  # the last step is saved
