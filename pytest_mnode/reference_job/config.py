@@ -142,9 +142,9 @@ class JobConfig:
                 raise UsageError(f"unknown key {key!r}; known keys are {', '.join(sorted(known))}")
         if "directory" not in given:
             raise UsageError("key 'directory' is missing: the directory of the run")
-        steps = given.get("hold_after")  # JSON has no tuples
-        listed = {"hold_after": tuple(steps)} if isinstance(steps, list) else {}
-        return cls(**given | listed)
+        steps = given.get("hold_after", ())
+        steps = tuple(steps) if isinstance(steps, list) else steps  # JSON has no tuples
+        return cls(**{**given, "hold_after": steps})
 
     def write(self, path: str | Path) -> Path:
         """Write the JSON file that `read` reads, and return its path."""
