@@ -18,6 +18,7 @@ from benchmarks import (
     losses,
     page,
     rank_rates,
+    rehearsals,
     trivial,
     wall_clock,
     wire,
@@ -36,6 +37,7 @@ PARTS = (
     "page",
     "logs",
     "rank-rates",
+    "rehearsals",
 )
 
 
@@ -69,6 +71,11 @@ def _table(part: str, options: argparse.Namespace) -> str:
         "losses": lambda: losses.measure(trials=2 if quick else 20),
         "page": lambda: page.measure(repeats=1 if quick else 7),
         "logs": lambda: logs.measure(repeats=1 if quick else 3),
+        "rehearsals": lambda: (
+            rehearsals.measure(1, 1, rehearsals.SIZES[:4], rehearsals.QUICK)
+            if quick
+            else rehearsals.measure(32, 20)
+        ),
         "rank-rates": lambda: rank_rates.measure(100 if quick else 4_000),
         "kills": lambda: kills.measure(
             3 if quick else options.count, options.seconds, options.seed, options.first

@@ -51,6 +51,9 @@ COMMUNICATORS_DIFFER: Mapping[str, float] = {
     "roce": 0.02,
     "efa": 0.015,
     "ethernet": 0.01,
+    "tcpx": 0.015,
+    "tcpxo": 0.015,
+    "cxi": 0.01,
 }
 """How much a communicator loses by the paths that it drew, mean of an exponential. [choice] more
 where switches choose paths by hashes (ECMP) than by a subnet manager."""
@@ -228,7 +231,7 @@ class VirtualCluster:
 
     @property
     def step_s(self) -> float:
-        return TCP_STEP_S if self.spec.fabric.kind == "ethernet" else STEP_S
+        return TCP_STEP_S if self.spec.fabric.by_kernel else STEP_S
 
     @property
     def mean_step_s(self) -> float:

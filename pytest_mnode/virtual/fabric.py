@@ -125,10 +125,10 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
     def reading(node: int, *, after: bool) -> PortReading:
         found: dict[str, Counters] = {}
         for name in names:
-            port = name if fabric.kind == "ethernet" else f"{name}:1"
+            port = name if fabric.protocol is None else f"{name}:1"
             counted: Counters = (
                 {"tx_packets": 0, "rx_packets": 0, "rx_errors": 0, "rx_dropped": 0, CARRIER: 1}
-                if fabric.kind == "ethernet"
+                if fabric.protocol is None
                 else {
                     "port_xmit_packets": 0,
                     "port_rcv_packets": 0,
@@ -145,7 +145,7 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
                 for (at, of, counter), count in cluster.errors.items():
                     if (at, of) == (node, name):
                         counted[counter] = (counted.get(counter) or 0) + count
-        if fabric.kind == "ethernet":
+        if fabric.protocol is None:
             found[TCP] = {"OutSegs": _PACKETS if after else 0, "RetransSegs": 0, "TCPOFOQueue": 0}
         return PortReading(f"boot-{node}", found, steps.get(node, 0.0) if after else 0.0)
 

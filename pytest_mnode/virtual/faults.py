@@ -180,14 +180,14 @@ def _down(cluster: VirtualCluster, at: At) -> None:
     shares = 0.5 if cluster.spec.fabric.nics_per_node > 1 else 1e-3
     for way in (cluster.tx, cluster.rx):
         way[at.node, at.nic] *= shares
-    if cluster.spec.fabric.kind != "ethernet":
+    if cluster.spec.fabric.protocol is not None:
         cluster.errors[at.node, links_of(cluster.spec.fabric)[at.nic], "link_downed"] += 1
 
 
 def _error(counter: str, of_ethernet: str) -> Callable[[VirtualCluster, At], None]:
     def apply(cluster: VirtualCluster, at: At) -> None:
         fabric = cluster.spec.fabric
-        rdma = fabric.kind != "ethernet"
+        rdma = fabric.protocol is not None
         name, count = links_of(fabric)[at.nic], round(at.strength)
         cluster.errors[at.node, name, counter if rdma else of_ethernet] += count
 

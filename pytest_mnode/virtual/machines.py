@@ -81,7 +81,7 @@ def _survey(
     on_sockets = {
         key: links
         for key, links in named.items()
-        if key == "management" or spec.fabric.kind in ("ethernet", "roce")
+        if key == "management" or spec.fabric.protocol in (None, "RoCE")
     }
     paths = [
         Path(
@@ -158,7 +158,7 @@ def _machine(
     named: Mapping[str, tuple[str, ...]],
     on_sockets: Mapping[str, tuple[str, ...]],
 ) -> Machine:
-    rdma = () if spec.fabric.kind == "ethernet" else _rdma(spec, named["fabric"], index)
+    rdma = () if spec.fabric.protocol is None else _rdma(spec, named["fabric"], index)
     interfaces = [
         Interface(
             name=f"net_{link}" if key == "fabric" and rdma else link,

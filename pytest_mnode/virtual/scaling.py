@@ -30,8 +30,9 @@ _INPUT_S, _OPTIMISER_S, _REST_S = 5e-4, 1e-3, 2e-4
 _BACKWARD = 2 / 3
 """Share of computing that can hide communication: the backward pass has twice the products of the
 forward pass."""
-_TFLOPS = 240.0
-"""That a small transformer reaches on a device without a promised floor. [choice] 40 % of 600"""
+_TFLOPS, _OF_PRODUCTS = 590.0, 0.4
+"""Of matrix products without a promised floor, and the share of products' rate that a small
+transformer trains with. [choice]"""
 _GRADIENT_BYTES = 4
 """Of a parameter: sums of gradients stay float32."""
 
@@ -195,7 +196,10 @@ class _Job:
             return declared
         tokens = plan.group_batch(count) * plan.promise.model.context
         each = tokens / (count * plan.ranks_per_node)
-        return 6 * self.parameters * each / (_TFLOPS * 1e12)
+        promised = self._cluster.spec.criteria.devices
+        floors = promised.matmul.at_least_tflops if promised and promised.matmul else {}
+        tflops = _OF_PRODUCTS * floors.get(plan.promise.dtype, _TFLOPS)
+        return 6 * self.parameters * each / (tflops * 1e12)
 
 
 def _parameters(model: ReferenceModel) -> int:

@@ -218,26 +218,42 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def rank_means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> tuple[RankMeans, ...]:
     """Means of each rank's typical steps, the half nearest to the median; of all, if `whole`."""
-    every: dict[int, list[tuple[GroupSteps, int, int]]] = {}
+    every: dict[int, list[_OfRank]] = {}
     for one, number in steps:
+        took_s, least_s = one.step_s(number), min(step.exposed for step in one.step(number))
         for index, rank in enumerate(one.ranks):
-            every.setdefault(rank, []).append((one, number, index))
+            every.setdefault(rank, []).append(_OfRank(one, index, number, took_s, least_s))
     part = 1.0 if whole else TYPICAL
     return tuple(_rank_time(rank, every[rank], part) for rank in sorted(every))
 
 
-def _rank_time(rank: int, steps: Sequence[tuple[GroupSteps, int, int]], part: float) -> RankMeans:
-    middle_s = median(one.step_s(number) for one, number, _ in steps)
-    order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - middle_s))
+@dataclass(frozen=True, slots=True)
+class _OfRank:
+    """A step of a group from the view of one rank. step_s: of the group; least_s: its least time
+    exposed."""
+
+    group: GroupSteps
+    index: int
+    number: int
+    step_s: float
+    least_s: float
+
+    @property
+    def own(self) -> Step:
+        return self.group.steps[self.index][self.number]
+
+
+def _rank_time(rank: int, steps: Sequence[_OfRank], part: float) -> RankMeans:
+    middle_s = median(one.step_s for one in steps)
+    order = sorted(steps, key=lambda one: abs(one.step_s - middle_s))
     typical = order[: math.ceil(len(order) * part)]
-    own = [one.steps[index][number] for one, number, index in typical]
-    least = [min(step.exposed for step in one.step(number)) for one, number, _ in typical]
+    own = [one.own for one in typical]
+    least = [one.least_s for one in typical]
     parts = np.mean([step.parts for step in own], axis=0)
-    computes = [one.steps[index][number].compute for one, number, index in steps]
-    first, _, index = steps[0]
+    computes = [one.own.compute for one in steps]
     return RankMeans(
         rank=rank,
-        node=first.node_of(index),
+        node=steps[0].group.node_of(steps[0].index),
         step_s=float(np.mean([step.wall_s for step in own])),
         **dict(zip(PARTS, map(float, parts), strict=True)),
         waiting_s=float(parts[_EXPOSED] - np.mean(least)),

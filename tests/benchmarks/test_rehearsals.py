@@ -1,0 +1,29 @@
+"""Rehearsals by numbers: few seeds of what `python -m benchmarks rehearsals` runs with many."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.rehearsals import Found, found, measure, profiles, refused
+
+
+@pytest.mark.parametrize("profile", profiles())
+def test_healthy_nights_of_every_profile_are_not_refused(profile: str) -> None:
+    assert refused(profile, 4, range(1)) == []
+
+
+@pytest.mark.parametrize("name", ["slow_tx", "slow_gpu", "missing_nic"])
+def test_a_fault_at_its_limit_has_the_right_name(name: str) -> None:
+    assert found(name, range(3)) == Found(nights=3, red=3, named=3)
+
+
+@pytest.mark.parametrize("name", ["slow_nic", "slow_hbm"])
+def test_no_night_hides_what_it_says_it_would_show(name: str) -> None:
+    one = found(name, range(3), half=True)
+    assert (one.nights, one.accused, one.hidden) == (3, 0, 0)
+
+
+def test_the_tables_name_what_was_refused() -> None:
+    text = measure(1, 1, (2,), ("driver",))
+    assert "95 % upper bound" in text
+    assert "driver" in text
