@@ -30,7 +30,7 @@ QUICK = ("slow_nic", "slow_gpu", "driver", "stale_results")
 class Found:
     """Nights with one fault.
 
-    red: not certified. named: red, with its node failed, or suspect where a fault is between nodes.
+    red: not certified. named: red, with its node failed, or an end of its path suspect.
     accused: a healthy node failed. hidden: not red, its node passed, and the criterion states that
     it would have shown less.
     """
@@ -103,7 +103,8 @@ def found(name: str, seeds: Iterable[int], *, half: bool = False) -> Found:
         is_red = one.verdict is CertificateVerdict.NOT_CERTIFIED
         sure = fault.place in ("node", "nic", "gpu")
         nights, red = nights + 1, red + is_red
-        named += is_red and (at <= failed if sure else at <= failed | suspect)
+        ends = failed | suspect
+        named += is_red and (at <= failed if sure else not at or bool(at & ends))
         accused += bool(failed - at)
         hidden += one.verdict is CertificateVerdict.REHEARSAL and _would_have_shown(one, fault)
     return Found(nights, red, named, accused, hidden)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from pytest_mnode import measurement
 from pytest_mnode.culprit import Culprit
@@ -77,13 +77,15 @@ class Rows:
     """The rows of one check, for judging one node.
 
     key: of the spec, such as "preflight.huge_pages". promise: its value, for the source of bounds.
-    by_node: rows by node, in the order of nodes, or why a node has none.
+    by_node: rows by node, in the order of nodes, or why a node has none. compared: what `same`
+    found out about all nodes, shared by all `Rows` of one check.
     """
 
     node: str
     key: str
     promise: object
     by_node: Mapping[str, Sequence[Row] | Unread]
+    compared: dict[tuple[object, ...], _Compared] = field(default_factory=dict, compare=False)
 
     @property
     def mine(self) -> Sequence[Row]:
@@ -105,7 +107,7 @@ class Rows:
             name: found if isinstance(found, Unread) else [one for one in found if keep(one)]
             for name, found in self.by_node.items()
         }
-        return replace(self, by_node=by_node)
+        return replace(self, by_node=by_node, compared={})
 
     def under(self, key: str, promise: object) -> Rows:
         """The same rows, for a bound that comes from another key of the spec."""
@@ -214,22 +216,16 @@ class Rows:
         what: in words, with all values. absent: what a node has that has no row of a device which
         others have; None if that says nothing.
         """
-        of_nodes = {
-            name: {
-                (one.metric, one.device): one
-                for one in found
-                if not metrics or one.metric in metrics
-            }
-            for name, found in self.by_node.items()
-            if not isinstance(found, Unread)
-        }
+        if (metrics, absent) not in self.compared:
+            self.compared[metrics, absent] = _Compared.of(self.by_node, metrics, absent)
+        every = self.compared[metrics, absent]
+        of_nodes, items = every.of_nodes, every.items
         what = what or ", ".join(metrics) or self.key.partition(".")[2].replace("_", " ")
         name, source = f"{what} unlike that of other nodes", "the value of most nodes"
 
         def unknown(why: str) -> Measurement:
             return Measurement.unknown(name, why, source=source)
 
-        items = sorted({item for rows in of_nodes.values() for item in rows})
         if self.node not in of_nodes or not items:
             return unknown(self._why_unread((), what))
         if len(of_nodes) < 2:
@@ -237,15 +233,11 @@ class Rows:
         mine, odd, compared = of_nodes[self.node], dict[str, Difference](), 0
         alike = len({metric for metric, _ in items}) == 1
         for item in items:
-            values = {
-                node: rows[item].shown if item in rows else str(absent)
-                for node, rows in of_nodes.items()
-                if (rows[item].value is not None if item in rows else absent is not None)
-            }
+            values = every.values[item]
             if self.node not in values or len(values) == 1:
                 continue
             compared += 1
-            if (found := difference(values, self.node)) is not None:
+            if (found := difference(values, self.node, every.counted[item])) is not None:
                 label = item[1] if alike and item[1] else " ".join(filter(None, item))
                 odd[f"{label}: {values[self.node]}, {found.usual} on {found.who}"] = found
         why = self._why_unread(mine.values(), what) if mine else ""
@@ -344,12 +336,59 @@ class Difference:
     tied: bool = False
 
 
-def difference(values: Mapping[str, str], node: str) -> Difference | None:
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Rows of all nodes beside each other. of_nodes: by node, then by item, a metric and a device.
+    values: by item, then by node, as they are compared. counted: by item, the most frequent first.
+    """
+
+    of_nodes: Mapping[str, Mapping[_Item, Row]]
+    items: Sequence[_Item]
+    values: Mapping[_Item, Mapping[str, str]]
+    counted: Mapping[_Item, Sequence[tuple[str, int]]]
+
+    @classmethod
+    def of(
+        cls,
+        by_node: Mapping[str, Sequence[Row] | Unread],
+        metrics: Sequence[str],
+        absent: str | None,
+    ) -> Self:
+        """metrics, absent: as of `Rows.same`."""
+        of_nodes = {
+            name: {
+                (one.metric, one.device): one
+                for one in found
+                if not metrics or one.metric in metrics
+            }
+            for name, found in by_node.items()
+            if not isinstance(found, Unread)
+        }
+        items = sorted({item for rows in of_nodes.values() for item in rows})
+        values = {
+            item: {
+                node: rows[item].shown if item in rows else str(absent)
+                for node, rows in of_nodes.items()
+                if (rows[item].value is not None if item in rows else absent is not None)
+            }
+            for item in items
+        }
+        counted = {item: Counter(found.values()).most_common() for item, found in values.items()}
+        return cls(of_nodes, items, values, counted)
+
+
+_Item = tuple[str, str]
+
+
+def difference(
+    values: Mapping[str, str], node: str, counted: Sequence[tuple[str, int]] = ()
+) -> Difference | None:
     """Difference of a node from the most frequent value; None if the node has that value.
 
-    values: by node name. If no value is the most frequent, every node differs.
+    values: by node name. If no value is the most frequent, every node differs. counted: how often
+    each value is there, the most frequent first, if that is known.
     """
-    counted = Counter(values.values()).most_common()
+    counted = counted or Counter(values.values()).most_common()
     usual, count = counted[0]
     tied = len(counted) > 1 and counted[1][1] == count
     if not tied:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -64,15 +64,17 @@ class SurveyCheck(Check):
 
     def judge(self, evidence: Survey, node: str) -> Iterable[Measurement]:
         """Findings about one node of a survey. Pure."""
-        return self.rule(Rows(node, self.key, self.promise, _rows(self, evidence)))
+        return self.rule(replace(_rows(self, evidence), node=node))
 
 
 @lru_cache(maxsize=16)
-def _rows(check: SurveyCheck, survey: Survey) -> Mapping[str, Sequence[Row] | Unread]:
-    return {
+def _rows(check: SurveyCheck, survey: Survey) -> Rows:
+    """The rows of all nodes, of which no node is judged yet."""
+    by_node: dict[str, Sequence[Row] | Unread] = {
         node.name: Unread(why) if (why := check.unread(node)) else tuple(check.rows(node))
         for node in survey.nodes
     }
+    return Rows("", check.key, check.promise, by_node)
 
 
 def of_node(name: str, one: Measurement) -> Measurement:
