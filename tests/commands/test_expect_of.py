@@ -325,6 +325,23 @@ def test_perftest_is_judged_by_its_own_promise(text: str | bytes, expected: Verd
         assert judge_output(output, Asked(H100))[0].sizes[-1].wire == 400
 
 
+@pytest.mark.parametrize(
+    ("size", "rate", "reason"),
+    [
+        (65536, 201.0, "half of the port"),
+        (1 << 20, 98.0, "a quarter of the port"),
+        (1 << 20, 250.0, "client or server ran"),
+        (65536, 380.0, ""),
+        (2, 0.1, ""),
+    ],
+)
+def test_a_slow_port_has_its_reasons(size: int, rate: float, reason: str) -> None:
+    text = perftest("RDMA_Write BW", "Gb/sec", (size, rate))
+    [found] = judge_output(text.encode(), Asked(H100))
+    reasons = found.sizes[0].reasons
+    assert reasons[0].startswith(reason) if reason else not reasons
+
+
 def test_a_latency_is_judged_at_the_promised_size() -> None:
     fabric = H100.criteria.fabric
     assert fabric is not None
