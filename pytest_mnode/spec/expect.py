@@ -110,6 +110,27 @@ _OF_A_PORT = (
 )
 
 
+_PUBLISHED = (
+    Reason(
+        *(0.42, 0.56),
+        "GPU and NIC meet over the CPU, as PCIe ACS redirects, the IOMMU translates, or the NIC is "
+        "of the other socket: 0.45 to 0.54 (NVIDIA/nccl #2409, kubernetes-sigs/dranet): "
+        "acceptance/test_preflight.py",
+    ),
+    Reason(
+        *(0.1, 0.3),
+        "a release of NCCL or an algorithm that is slow on this platform: 0.12 to 0.26 "
+        "(NVIDIA/nccl #837, #2035): compare NCCL_ALGO=Ring and another release",
+    ),
+)
+"""Reasons on fabrics with RDMA, with the shares that were published."""
+_FEW_CHANNELS = Reason(
+    *(0.77, 0.85),
+    "few channels or queue pairs on four nodes and more: 0.81, and 0.98 with NCCL_MIN_CTAS=24 and "
+    "NCCL_IB_QPS_PER_CONNECTION=2 (NVIDIA/nccl-tests #309)",
+)
+
+
 def reasons_of_a_port(share: float) -> list[str]:
     """Reasons why perftest measured only this share of a port's line rate."""
     return likeliest(_OF_A_PORT, share)
@@ -245,6 +266,9 @@ class Expectation:
                     "NCCL_NET=IB makes it an error; acceptance/test_fabric.py -k traffic proves it",
                 )
             )
+            found += _PUBLISHED
+            if self.nodes >= 4:
+                found.append(_FEW_CHANNELS)
         if management is not None and management.line_rate_bits_s:
             share = management.line_rate_bits_s / 8e9 / self.line.gbytes_s
             found.append(

@@ -68,6 +68,16 @@ def test_a_share_has_its_reason_first(share: float, reason: str) -> None:
     assert h100(4).reasons(8 * GIB, share * 400)[0].startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "share", "word"),
+    [(2, 0.45, "PCIe ACS"), (2, 0.13, "a release of NCCL")],
+)
+def test_a_published_share_has_its_cause(nodes: int, share: float, word: str) -> None:
+    of = h100(nodes)
+    reasons = of.reasons(8 * GIB, share * of.of_size(8 * GIB).wire)
+    assert any(word in reason for reason in reasons)
+
+
 def test_a_missing_nic_and_a_small_size_are_among_the_reasons() -> None:
     two_nics = H100.model_copy(
         update={"fabric": H100.fabric.model_copy(update={"nics_per_node": 4})}
