@@ -14,6 +14,7 @@ from pytest_mnode.measuring import limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest, perftest_pairs
 from pytest_mnode.options import locate_budget_s
 from pytest_mnode.skipping import promised, skip_if_waived
+from pytest_mnode.spec.alpha_beta import Platform
 
 if TYPE_CHECKING:
     import torch
@@ -145,14 +146,14 @@ def test_nccl_tests_reach_the_line_rate(
     how = given or nccl_tests.DEFAULT
     program = nccl_tests.program_of(collective, how)
     skip_if_waived(spec, "fabric.nccl_tests")
-    ranks_per_node, fabric = spec.accelerators.per_node, spec.fabric
+    per_node, platform = spec.accelerators.per_node, Platform.of(spec)
     if how.command is None and (lacking := missing_on(cluster, program)):
-        ranks = len(cluster.nodes), ranks_per_node
-        measure.record(nccl_tests.missing(collective, program, lacking, fabric, promise, ranks))
+        ranks = len(cluster.nodes), per_node
+        measure.record(nccl_tests.missing(collective, program, lacking, platform, promise, ranks))
         return
-    runs = nccl_tests.run_until_decided(cluster, collective, how, promise, ranks_per_node, fabric)
+    runs = nccl_tests.run_until_decided(cluster, collective, how, promise, per_node, platform)
     print(*(run.output for run in runs), sep="\n")
-    measure.record(nccl_tests.judge(runs, fabric, promise))
+    measure.record(nccl_tests.judge(runs, platform, promise))
 
 
 @pytest.mark.parametrize(

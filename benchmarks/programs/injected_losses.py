@@ -12,7 +12,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from pytest_mnode.spec.bandwidth import ring_at_line_rate
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 
 if TYPE_CHECKING:
     import pytest
@@ -32,7 +32,8 @@ def test_losses(cluster: Cluster, spec: Spec, capfd: pytest.CaptureFixture[str])
     promise = spec.criteria.fabric.all_reduce_busbw
     assert promise is not None
     link, line = spec.fabric.interfaces[0], spec.fabric.line_rate_mbits_s
-    bound = promise.bound_gbytes_s(ring_at_line_rate(spec.fabric))
+    model = CollectiveModel(Platform.of(spec), "all_reduce", len(cluster.nodes), 1, "gloo")
+    bound = promise.bound_gbytes_s(model, (Algorithm.RING,), promise.sizes_bytes[-1])
     world = cluster.world()
     for trial in range(int(os.environ["TRIALS"])):
         node = cluster.nodes[trial % len(cluster.nodes)]
@@ -61,7 +62,7 @@ def _busbw(world: RankWorld, promise: BusbwPromise, bound: Bound) -> Estimate:
         from pytest_mnode.measuring.collectives import ALL_REDUCE
         from pytest_mnode.measuring.sweep import sweep
 
-        size, device = promise.plateau_sizes_bytes[-1], torch.device("cpu")
+        size, device = promise.sizes_bytes[-1], torch.device("cpu")
         [algorithm] = algorithms_of(ALL_REDUCE.collective, "gloo", 1)
         [row] = sweep(
             ALL_REDUCE,

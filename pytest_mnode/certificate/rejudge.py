@@ -32,6 +32,7 @@ from pytest_mnode.evidence.row import Row
 from pytest_mnode.evidence.rules import Rows, from_evidence
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Relation, Term
 from pytest_mnode.spec import Spec, doubts
+from pytest_mnode.spec.alpha_beta import MODEL_KEYS, expected_again
 from pytest_mnode.spec.inventory import COMPARED_ONLY, USED_BY
 from pytest_mnode.spec.quantity import DURATION, RATE, SIZE
 
@@ -170,13 +171,13 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     if limit is None or exact or one.expected.tolerance:
         return _undecided(one, f"its bound is no product of {', '.join(sorted(hits)[:3])}")
     values = ", ".join(
-        f"{key} {' → '.join(_with_unit(specs.before[key], specs.after[key], one.source))}"
+        f"{key} {' → '.join(_with_unit(specs.before.get(key), specs.after.get(key), one.source))}"
         for key in sorted(hits)
     )
     return replace(
         one,
         expected=Bound(one.expected.relation, limit, terms=_terms(one.expected, named, specs)),
-        headline=_headline(one.headline, hits, specs),
+        headline=_headline(one.headline, one.expected, hits, specs),
         source=f"{one.source}; judged again: {values}",
         detection=one.detection if one.detection and one.detection.too_noisy else None,
     )
@@ -188,6 +189,9 @@ def _limit(
     """The new limit; None if the old one is not a product of the keys that changed."""
     formula = [term.key for term in bound.terms]
     limit = bound.limit
+    if modelled := _modelled(bound, specs):
+        limit *= modelled[0]
+        hits = [leaf for leaf in hits if named.get(leaf) not in MODEL_KEYS]
     for leaf in hits:
         old: Any = specs.before.get(leaf)
         new: Any = specs.after.get(leaf)
@@ -203,11 +207,22 @@ def _limit(
     return limit if math.isfinite(limit) else None
 
 
-def _headline(mark: HeadlineMark | None, hits: Sequence[str], specs: _Specs) -> HeadlineMark | None:
+def _modelled(bound: Bound, specs: _Specs) -> tuple[float, float] | None:
+    """Factors by which the model's busbw and its line differ; None for a bound of another kind."""
+    before = expected_again(bound.terms, specs.before)
+    after = expected_again(bound.terms, specs.after)
+    return (after[0] / before[0], after[1] / before[1]) if before and after else None
+
+
+def _headline(
+    mark: HeadlineMark | None, bound: Bound, hits: Sequence[str], specs: _Specs
+) -> HeadlineMark | None:
     """The mark with its whole, such as the rate of the line, which follows the cluster's own keys
     and not those of the promise."""
     if mark is None or mark.of is None:
         return mark
+    if modelled := _modelled(bound, specs):
+        return replace(mark, of=mark.of * modelled[1])
     of = mark.of
     for leaf in hits:
         if not leaf.startswith("criteria.") and specs.before[leaf]:
@@ -219,17 +234,23 @@ def _terms(bound: Bound, named: Mapping[str, str], specs: _Specs) -> tuple[Term,
     """The terms of the new bound."""
     leaf_of = {word: leaf for leaf, word in named.items()}
     return tuple(
-        replace(term, value=specs.after.get(leaf_of.get(term.key, ""), term.value))
+        replace(term, value=_plain(specs.after.get(leaf_of.get(term.key, ""), term.value)))
         for term in bound.terms
     )
+
+
+def _plain(value: Any) -> float | str:
+    return value if isinstance(value, int | float | str) else ""
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and value >= 0
 
 
-def _with_unit(before: float, after: float, source: str) -> tuple[str, str]:
+def _with_unit(before: Any, after: Any, source: str) -> tuple[str, str]:
     """Both values in the unit that the source uses for the first; without one if it uses none."""
+    if not (_is_number(before) and _is_number(after)):
+        return str(before), str(after)
     one, other = Fraction(str(before)), Fraction(str(after))
     for kind in (RATE, SIZE, DURATION):
         if min(one, other) > 0 and kind.text(one) in source:

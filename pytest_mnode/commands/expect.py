@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,30 +154,34 @@ def _reasons(one: Result) -> Iterator[str]:
 
 
 def _expect(options: argparse.Namespace, spec: Spec) -> None:
+    from pytest_mnode.spec.alpha_beta import DIRECT, Platform
     from pytest_mnode.spec.expect import COLLECTIVES, SIZES_BYTES, Expectation
     from pytest_mnode.spec.quantity import SIZE
     from pytest_mnode.table import aligned
 
     per_node = options.procs_per_node or spec.accelerators.per_node or 1
     measured = [_measured(text, COLLECTIVES) for text in options.measured]
-    rows = [("collective", "size", "the wire allows", "usual (GB/s)")]
+    pinned = ("ring pinned",) if spec.accelerators.per_node else ()
+    rows = [("collective", "size", "the wire allows", "usual", "bound", *pinned)]
     found = {name: Expectation(spec, name, options.nodes, per_node) for name in COLLECTIVES}
     for name, one in found.items():
         promise = spec.criteria.fabric.busbw(name) if spec.criteria.fabric else None
         for size in promise.sizes_bytes if promise else SIZES_BYTES:
             of = one.of_size(size)
             usual = f"{of.low:.4g} to {of.high:.4g}"
-            rows.append((name, SIZE.text(size), f"{of.wire:.4g}", usual))
+            rings = [replace(one, algorithm="ring").of_size(size).bound] if pinned else []
+            bounds = [of.bound, *(None if name in DIRECT else bound for bound in rings)]
+            shown = ["" if bound is None else f"{bound:.4g}" for bound in bounds]
+            rows.append((name, SIZE.text(size), f"{of.wire:.4g}", usual, *shown))
     print(f"{spec.name}: {options.nodes} nodes of {per_node} ranks, bus bandwidth in GB/s\n")
     print("\n".join(aligned(rows)), end="\n\n")
     for name, one in found.items():
         left = f" × {one.payload_share:.1%} left by headers" if one.payload_share < 1 else ""
         print(f"{name}: the wire allows {one.line.text}{left}")
-    usual_of = found[COLLECTIVES[0]].usual
-    quick, slow = (1e6 * step_s for step_s in usual_of.step_s)
+    usual_of, alpha = found[COLLECTIVES[0]].usual, Platform.of(spec).alpha
     print(
-        f"usual: {usual_of.low:g} to {usual_of.high:g} of that, less the time of steps: those of a "
-        f"ring at {slow:g} µs each, to those of a tree at {quick:g} µs\nsources: {usual_of.source}"
+        f"usual: {usual_of.low:g} of the model to all of it; bound: the spec's promise, a fraction "
+        f"of the model\nsteps: {alpha.source}\nsources: {usual_of.source}"
     )
     for name, size, busbw in measured:
         print(f"\n{name} {SIZE.text(size)}, measured {busbw:g} GB/s:")

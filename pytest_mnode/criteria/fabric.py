@@ -23,8 +23,9 @@ from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
+from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.bandwidth import Collective, busbw_formula
-from pytest_mnode.spec.quantity import SIZE
+from pytest_mnode.spec.quantity import DURATION, SIZE
 
 if TYPE_CHECKING:
     from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
@@ -72,9 +73,9 @@ def curves(found: Busbw) -> list[Curve]:
     return [
         replace(
             one.sweep.curve(one.algorithm.name, found.backend),
-            line_gbytes_s=one.line.gbytes_s,
-            expected=one.bound,
-            judged_bytes=one.promise.plateau_sizes_bytes,
+            line_gbytes_s=one.model.line.gbytes_s,
+            expected=one.bounds[max(one.bounds)],
+            judged_bytes=tuple(one.bounds),
         )
         for one in found.sweeps
     ]
@@ -165,22 +166,58 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
             )
         )
         measurements += _judge_row(found, one, f"{name} busbw{pinned}", row)
+    measurements += _judge_step(one, pinned)
     for missing in one.sweep.unmeasured:
-        judged = one.on_plateau(missing.size_bytes)
+        bound = one.bounds.get(missing.size_bytes)
         name = f"{one.sweep.measured.collective} {SIZE.text(missing.size_bytes)} busbw{pinned}"
-        bound = one.bound if judged else None
-        source = one.promise.source(one.line) if judged else ""
+        source = one.promise.source(one.model, one.moves, missing.size_bytes) if bound else ""
         measurements.append(Measurement(name, None, "GB/s", bound, source, note=missing.why))
     return measurements
 
 
+def _judge_step(one: AlgorithmSweep, pinned: str) -> list[Measurement]:
+    """The mean step of the smallest size, beside the model's; judged if it is promised.
+
+    Of a known algorithm only, and where its steps take most of the time.
+    """
+    promise, model, rows = one.promise, one.model, one.sweep.rows
+    if not rows or len(one.moves) > 1 or one.moves[0] is Moves.NVLS:
+        return []
+    [algorithm], row = one.moves, rows[0]
+    count, alpha_s = sum(model.steps(algorithm)), model.alpha_s(algorithm)
+    moving_s = model.time_s(algorithm, row.moved_bytes) - alpha_s
+    name = f"{row.collective} {SIZE.text(row.size_bytes)} step{pinned}"
+    most_s, bound = promise.step_at_most_s, None
+    if most_s is not None:
+        bound = at_most(most_s * 1e6).of("step_at_most", most_s)
+    source = f"step_at_most {DURATION.text(most_s)}" if most_s is not None else ""
+    if moving_s > alpha_s:
+        why = "its bytes take most of the time: sweep a smaller size"
+        return [Measurement.unknown(name, why, unit="µs", expected=bound)] if bound else []
+    measured_us, expected_us = ((t / count) * 1e6 for t in (row.median_s - moving_s, alpha_s))
+    return [
+        Measurement(
+            name,
+            max(0.0, measured_us),
+            "µs",
+            bound,
+            source,
+            note=f"{measured_us / expected_us:.2g} × the model's {expected_us:.3g} µs "
+            f"({model.platform.alpha.source}), mean of {count:g} steps of a {algorithm}",
+        )
+    ]
+
+
 def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[Measurement]:
-    share = row.busbw_gbytes_s / one.line.gbytes_s
+    line = one.model.line.gbytes_s
+    share = row.busbw_gbytes_s / line
+    of_the_model = row.busbw_gbytes_s / one.model.least_gbytes_s(one.moves, row.size_bytes)
+    bound = one.bounds.get(row.size_bytes)
     moved = f", {row.moved_bytes} bytes moved" if row.moved_bytes != row.size_bytes else ""
     estimate = row.estimate
     note = (
-        f"{share:.1%} of the line, {_shape(row)}, p99 {row.p99_s * 1e3:.4g} ms{moved}"
-        f"{_noise(estimate)}; {one.algorithm.note}"
+        f"{share:.1%} of the line, {of_the_model:.1%} of the model, {_shape(row)}, "
+        f"p99 {row.p99_s * 1e3:.4g} ms{moved}{_noise(estimate)}; {one.algorithm.note}"
     )
     if found.attempt > 1:
         note += (
@@ -188,16 +225,16 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
             "found"
         )
     busbw = row.busbw_gbytes_s
-    if not one.on_plateau(row.size_bytes):
+    if bound is None:
         return [Measurement(name, busbw, "GB/s", note=note)]
     formula = busbw_formula(row.collective)
-    source = f"{one.promise.source(one.line)}; {formula}"
+    source = f"{one.promise.source(one.model, one.moves, row.size_bytes)}; {formula}"
     interval = estimate.interval if estimate else None
     judged = Measurement(
-        *(name, busbw, "GB/s", one.bound, source, found.culprit, note),
-        detection=estimate.detection(one.bound.accepted) if estimate else None,
+        *(name, busbw, "GB/s", bound, source, found.culprit, note),
+        detection=estimate.detection(bound.accepted) if estimate else None,
         interval=interval,
-        headline=_headline(row.collective, one.line.gbytes_s),
+        headline=_headline(row.collective, line),
     )
     if judged.verdict is Verdict.FAIL and found.held_back:
         why = (
@@ -213,7 +250,7 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
                 busbw,
                 "GB/s",
                 one.ceiling,
-                f"fabric.line_rate of all NICs of a node; {formula}",
+                f"what no algorithm exceeds on {one.model.line.text}; {formula}",
                 Culprit(
                     "the clock, fabric.line_rate or fabric.nics_per_node of the spec, or a path "
                     "that is not the fabric"

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,12 +27,9 @@ from pytest_mnode.measuring.sweep import Row, Sweep, sweep
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.bandwidth import (
-    BusbwAtLineRate,
-    Collective,
-    busbw_at_line_rate,
-    least_node_bytes,
-)
+from pytest_mnode.spec.alpha_beta import Algorithm as Moves
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective, least_node_bytes
 from pytest_mnode.spec.fabric import BusbwPromise
 
 _ATTEMPTS = 3
@@ -51,40 +48,50 @@ class AlgorithmSweep:
     algorithm: Algorithm
     sweep: Sweep
     promise: BusbwPromise
-    line: BusbwAtLineRate
+    model: CollectiveModel
 
     @property
-    def bound(self) -> Bound:
-        """The busbw that every size of the plateau must reach."""
-        return self.promise.bound_gbytes_s(self.line)
+    def bounds(self) -> Mapping[int, Bound]:
+        """The busbw that each size judged must reach."""
+        return bounds_of(self.promise, self.model, self.algorithm)
 
     @property
     def ceiling(self) -> Bound | None:
-        """The busbw that no algorithm which the NICs limit exceeds; None for another."""
-        highest = self.line.ceiling_gbytes_s
-        if not self.algorithm.physical or highest is None:
-            return None
-        return at_most(highest, _PAST_PHYSICS * highest)
+        """The busbw that nothing exceeds: of what the NICs limit their rate, else the model's."""
+        line = self.model.line
+        highest = line.ceiling_gbytes_s if self.algorithm.physical else self.model.ceiling_gbytes_s
+        return None if highest is None else at_most(highest, _PAST_PHYSICS * highest)
 
     @property
     def falls_short(self) -> bool:
-        """Whether a size of the plateau was measured below the bound."""
-        return not all(self.bound.holds(row.busbw_gbytes_s) for row in self.judged)
+        """Whether a size was measured below its bound."""
+        bounds = self.bounds
+        return not all(bounds[row.size_bytes].holds(row.busbw_gbytes_s) for row in self.judged)
 
     @property
     def decided(self) -> bool:
-        """Whether each measured size of the plateau surely keeps or surely misses its bound."""
-        found = [row.estimate for row in self.judged]
-        return all(one and self.bound.decides(*one.interval) is not None for one in found)
+        """Whether each measured size surely keeps or surely misses its bound."""
+        found = [(row.estimate, self.bounds[row.size_bytes]) for row in self.judged]
+        return all(one and bound.decides(*one.interval) is not None for one, bound in found)
 
     @property
     def judged(self) -> tuple[Row, ...]:
-        """The rows of the plateau."""
-        return tuple(row for row in self.sweep.rows if self.on_plateau(row.size_bytes))
+        """The rows of the sizes that are judged."""
+        return tuple(row for row in self.sweep.rows if row.size_bytes in self.bounds)
 
-    def on_plateau(self, size_bytes: int) -> bool:
-        """Whether this size is on the plateau, and so is judged."""
-        return size_bytes in self.promise.plateau_sizes_bytes
+    @property
+    def moves(self) -> tuple[Moves, ...]:
+        """What the model may take the algorithm for."""
+        return self.model.algorithms(self.algorithm.name)
+
+
+def bounds_of(
+    promise: BusbwPromise, model: CollectiveModel, algorithm: Algorithm
+) -> dict[int, Bound]:
+    """By size that is judged, the busbw that it must reach."""
+    moves = model.algorithms(algorithm.name)
+    sizes = promise.judged_sizes_bytes(model)
+    return {size: promise.bound_gbytes_s(model, moves, size) for size in sizes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +235,11 @@ def _sweeps(
     measured = COLLECTIVES[collective]
     backend = dist.get_backend()
     nodes, ranks_per_node = len(world.nodes), world.local_size
-    line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, backend)
     chosen = os.environ.get("NCCL_ALGO", "")
+    nvls = not chosen and os.environ.get("NCCL_NVLS_ENABLE") != "0"
+    model = CollectiveModel(
+        Platform.of(spec), collective, nodes, ranks_per_node, backend, nvls=nvls
+    )
     algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen)
     sweeps = []
     waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()
@@ -242,10 +252,10 @@ def _sweeps(
                 repeats=promise.repeats,
                 device=device,
                 communicator=functools.partial(fresh_group, algorithm, device),
-                judged=dict.fromkeys(promise.plateau_sizes_bytes, promise.bound_gbytes_s(line)),
+                judged=bounds_of(promise, model, algorithm),
                 communicators=promise.communicators,
             )
-            sweeps.append(AlgorithmSweep(algorithm, found, promise, line))
+            sweeps.append(AlgorithmSweep(algorithm, found, promise, model))
     waited_s = difference(waited_s, cpu_wait_so_far_s()) or 0.0
     shares = by_rank([waited_s / (time.monotonic() - started_s)], device)
     timed_bytes = sum(row.timed_bytes for one in sweeps for row in one.sweep.rows)
@@ -286,10 +296,11 @@ def _culprit(
     if links.faults == 0:  # a node may be slow in collectives although its pairs are fast
         fabric = spec.criteria.fabric
         promise = (fabric.all_reduce_busbw if fabric else None) or promise
+        all_reduce, size = replace(short.model, collective="all_reduce"), promise.sizes_bytes[-1]
         culprit = slow_in_collectives(
             world,
-            promise.plateau_sizes_bytes[-1],
-            promise.bound_gbytes_s(spec.fabric).accepted[0],
+            size,
+            promise.bound_gbytes_s(all_reduce, (Moves.RING,), size).accepted[0],
             device,
             budget_s - links.effort.spent_s,
         )

@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from pytest_mnode.detection import LOOKS
-from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective
 
 if TYPE_CHECKING:
     from pytest_mnode.marks import LimitOf
     from pytest_mnode.options import Settings
     from pytest_mnode.spec import BusbwPromise, Spec
-    from pytest_mnode.spec.bandwidth import BusbwAtLineRate
 
 REPEAT_S = 0.25
 """Duration of a repeat: a shaper's burst, or a clock's resolution, is negligible in it."""
@@ -33,15 +33,15 @@ CHECKED_CALLS = 12
 repeat, but for the smallest size always all, to find one stale result in that many calls."""
 
 
-def sweep_s(promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int) -> float:
+def sweep_s(promise: BusbwPromise, model: CollectiveModel) -> float:
     """Seconds that one sweep of all sizes takes if busbw is exactly at its bound."""
-    spent_s = 0.0
+    spent_s, judged = 0.0, promise.judged_sizes_bytes(model)
     for size in promise.sizes_bytes:
-        call_s = _call_s(size, promise, collective, line, ranks)
+        call_s = _call_s(size, promise, model)
         calls = math.ceil(REPEAT_S / call_s)
         # Checked calls and warm-up, then the repeats, and up to a quarter to time one call.
         checked = 1 + min(CHECKED_CALLS, calls)
-        times = promise.communicators if size in promise.plateau_sizes_bytes else 1
+        times = promise.communicators if size in judged else 1
         repeats = repeats_of_each(promise.repeats, times) * times
         spent_s += (checked + promise.warmup + times - 1 + (repeats + 0.25) * calls) * call_s
     return spent_s
@@ -58,11 +58,14 @@ def repeats_of_each(repeats: int, communicators: int) -> int:
     return max(LEAST_REPEATS, math.ceil(repeats / communicators))
 
 
-def _call_s(
-    size_bytes: int, promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int
-) -> float:
-    busbw_bytes_s = promise.at_least_fraction * line.gbytes_s * 1e9
-    return size_bytes * bus_factor(collective, ranks) / busbw_bytes_s
+def _call_s(size_bytes: int, promise: BusbwPromise, model: CollectiveModel) -> float:
+    slowest_s = max(model.time_s(one, size_bytes) for one in model.default)
+    return slowest_s / promise.at_least_fraction
+
+
+def _model(spec: Spec, collective: str, nodes: int, ranks_per_node: int) -> CollectiveModel:
+    """That of gloo, whose busbw at line rate is the lowest."""
+    return CollectiveModel(Platform.of(spec), collective, nodes, ranks_per_node, "gloo")
 
 
 def collective_limit_s(collective: str) -> LimitOf:
@@ -74,12 +77,10 @@ def collective_limit_s(collective: str) -> LimitOf:
         limit = paths_limit_s(spec, settings, nodes, ranks_per_node)
         if promise is None or nodes * ranks_per_node < 2:
             return limit
-        # With gloo the busbw at line rate is lowest.
-        line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, "gloo")
         ranks = nodes * ranks_per_node
         connect_s = CONNECT_S + CONNECT_OF_A_RANK_S * ranks
         limit += max(LOOKS) * promise.communicators * connect_s
-        return limit + FACTOR * sweep_s(promise, collective, line, ranks)
+        return limit + FACTOR * sweep_s(promise, _model(spec, collective, nodes, ranks_per_node))
 
     return limit_s
 
@@ -90,9 +91,8 @@ def still_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> f
     longest_s = 0.0
     for collective in Collective if ranks > 1 else ():
         if fabric and (promise := fabric.busbw(collective)):
-            line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, "gloo")
-            call_s = _call_s(max(promise.sizes_bytes), promise, collective, line, ranks)
-            longest_s = max(longest_s, call_s)
+            model = _model(spec, collective, nodes, ranks_per_node)
+            longest_s = max(longest_s, _call_s(max(promise.sizes_bytes), promise, model))
     return _start_up_s(spec, ranks) + FACTOR * longest_s
 
 

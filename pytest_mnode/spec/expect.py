@@ -1,9 +1,7 @@
 """Expected bus bandwidth of a cluster, by collective and size, and reasons for less. Pure.
 
-The wire allows the line (`bandwidth.busbw_at_line_rate`), and each step adds its latency α: a
-collective of S bytes over n ranks takes t = steps × α + factor × S / line (Hockney, Parallel
-Computing 20, 1994), and its busbw is factor × S / t. A ring takes 2(n-1) steps for an all-reduce
-and n-1 for the others, a tree 2 log2(k) and log2(k) over k nodes (Thakur et al., IJHPCA 19, 2005).
+The wire allows the line; the model (`alpha_beta`) takes the time of steps from it, and bounds are
+fractions of what it gives. The usual range is that of published runs.
 """
 
 from __future__ import annotations
@@ -12,12 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_mnode.spec.bandwidth import (
-    BusbwAtLineRate,
-    Collective,
-    bus_factor,
-    busbw_at_line_rate,
-)
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import BusbwAtLineRate, Collective
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.review import wire_allows_fraction
 
@@ -32,38 +26,33 @@ _MOST_REASONS, _AS_LIKELY = 3, math.log(1.25)
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Usual shares of the line for large sizes, usual seconds per step, and the source of both."""
+    """The least usual share of what the model gives, and its source."""
 
     low: float
-    high: float
-    step_s: tuple[float, float]
     source: str
 
 
 RDMA = Usual(
     0.75,
-    0.97,
-    (4.2e-6, 15e-6),
-    "published all-reduces by RDMA: 75 of 100 GB/s (A100, 8×100G RoCE, 2 nodes), 165 to 185 of 200 "
-    "(A100, 8×200G), 356 of 400 at 512 MB and 387 at 8 GB (H100, 8×400G); a step: RDMA writes take "
-    "4.2 to 5 µs, 15 µs with the library's own work [choice]",
+    "published all-reduces by RDMA: 75 of 100 GB/s (A100, 8×100G RoCE, 2 nodes), 165 to 189 of 200 "
+    "(A100, 8×200G), 356 of 400 at 512 MB and 387 to 393 at 8 GB (H100, 8×400G)",
 )
 TCP = Usual(
     0.6,
-    1.0,
-    (30e-6, 200e-6),
     "what TCP leaves of the frames (RFC 9293, IEEE 802.3), and 60 % of it where one connection or "
-    "one core is the limit; a step: 30 to 200 µs through two kernels [choice]",
+    "one core is the limit",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Bus bandwidth of one size in GB/s. wire: its limit. low, high: the usual range."""
+    """Bus bandwidth of one size in GB/s. wire: that of a ring at the line rate. low, high: the
+    usual range. bound: what the spec promises at least; None where nothing is judged."""
 
     wire: float
     low: float
     high: float
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +129,32 @@ def reasons_of_a_port(share: float) -> list[str]:
 class Expectation:
     """A collective over `nodes` × `ranks_per_node` ranks of the cluster that a spec describes.
 
-    Raises ValueError for an unknown collective or fewer than two ranks.
+    algorithm: "default" for what the library chooses, or "ring" where it is pinned. nvls: whether
+    switches of NVLink may reduce, where there are any. Raises ValueError for an unknown collective
+    or fewer than two ranks.
     """
 
     spec: Spec
     collective: str
     nodes: int
     ranks_per_node: int
+    algorithm: str = "default"
+    nvls: bool = True
 
     @property
     def by_tcp(self) -> bool:
         return self.spec.fabric.kind == "ethernet"
 
     @property
-    def line(self) -> BusbwAtLineRate:
+    def model(self) -> CollectiveModel:
+        """The model of its time."""
         backend = "nccl" if self.spec.accelerators.per_node else "gloo"
-        fabric, ranks_per_node = self.spec.fabric, self.ranks_per_node
-        return busbw_at_line_rate(self.collective, fabric, self.nodes, ranks_per_node, backend)
+        shape = (self.collective, self.nodes, self.ranks_per_node, backend)
+        return CollectiveModel(Platform.of(self.spec), *shape, nvls=self.nvls)
+
+    @property
+    def line(self) -> BusbwAtLineRate:
+        return self.model.line
 
     @property
     def payload_share(self) -> float:
@@ -169,32 +167,42 @@ class Expectation:
 
     def of_size(self, size_bytes: int) -> Expected:
         """The expected bus bandwidth of this size."""
-        usual, wire = self.usual, self.line.gbytes_s * self.payload_share
-        quick, slow = usual.step_s
-        high = self._busbw(size_bytes, wire * usual.high, self._steps(tree=True) * quick)
-        low = self._busbw(size_bytes, wire * usual.low, self._steps(tree=False) * slow)
-        return Expected(wire, min(low, high), high)
+        model, wire = self.model, self.line.gbytes_s * self.payload_share
+        least = model.least_gbytes_s(self._moves, size_bytes) * self.payload_share
+        most = model.busbw_gbytes_s(self._quickest(size_bytes), size_bytes) * self.payload_share
+        return Expected(wire, self.usual.low * least, most, self._bound(size_bytes))
+
+    @property
+    def _moves(self) -> tuple[Algorithm, ...]:
+        return self.model.algorithms(self.algorithm)
+
+    @property
+    def _slowest(self) -> Algorithm:
+        return Algorithm.DIRECT if Algorithm.DIRECT in self._moves else Algorithm.RING
+
+    def _quickest(self, size_bytes: int) -> Algorithm:
+        may = self._moves
+        if self.algorithm == "default" and self.collective == Collective.ALL_REDUCE:
+            may = (*may, Algorithm.TREE)
+        return max(may, key=lambda one: self.model.busbw_gbytes_s(one, size_bytes))
+
+    def _bound(self, size_bytes: int) -> float | None:
+        fabric = self.spec.criteria.fabric
+        promise = fabric.busbw(self.collective) if fabric else None
+        if promise is None or size_bytes < promise.judged_from_bytes(self.model):
+            return None
+        return promise.bound_gbytes_s(self.model, self._moves, size_bytes).accepted[0]
 
     def reasons(self, size_bytes: int, busbw_gbytes_s: float) -> list[str]:
         """Reasons why the value is so low, or so high: the likeliest first."""
         line = self.line.gbytes_s * self.payload_share
-        expected, share = self.of_size(size_bytes), busbw_gbytes_s / line
-        if expected.low <= busbw_gbytes_s <= max(expected.high, line):
+        least = self.model.least_gbytes_s(self._moves, size_bytes) * self.payload_share
+        expected, share = self.of_size(size_bytes), busbw_gbytes_s / max(line, least)
+        if max(expected.low, expected.bound or 0) <= busbw_gbytes_s <= max(expected.high, line):
             return [f"usual: {share:.0%} of the wire"]
-        if busbw_gbytes_s > line:
-            return [self._too_much(share)]
+        if busbw_gbytes_s > max(line, least):
+            return [self._too_much(busbw_gbytes_s / line)]
         return likeliest(self._known(size_bytes), share)
-
-    def _steps(self, *, tree: bool) -> float:
-        ranks = self.nodes * self.ranks_per_node
-        if self.collective == Collective.SEND_RECV:
-            return 1
-        ways = 2 if self.collective == Collective.ALL_REDUCE else 1
-        return ways * (max(1.0, math.log2(self.nodes)) if tree else ranks - 1)
-
-    def _busbw(self, size_bytes: int, line_gbytes_s: float, latency_s: float) -> float:
-        moved = bus_factor(self.collective, self.nodes * self.ranks_per_node) * size_bytes
-        return moved / (latency_s + moved / (line_gbytes_s * 1e9)) / 1e9
 
     def _too_much(self, share: float) -> str:
         ranks = self.nodes * self.ranks_per_node
@@ -221,8 +229,7 @@ class Expectation:
     def _known(self, size_bytes: int) -> list[Reason]:
         """Known reasons for slow collectives, each with the share of the wire that it leaves."""
         fabric, management = self.spec.fabric, self.spec.management
-        wire = self.line.gbytes_s * self.payload_share
-        ring = self._busbw(size_bytes, wire, self._steps(tree=False) * self.usual.step_s[1]) / wire
+        ring = self.model.busbw_gbytes_s(self._slowest, size_bytes) / self.line.gbytes_s
         found = [
             Reason(
                 *(0.45, 0.55),
@@ -245,8 +252,9 @@ class Expectation:
             found.append(
                 Reason(
                     *(0.7 * ring, 1.3 * ring),
-                    f"too small a size: {self._steps(tree=False):g} steps of a ring take most of "
-                    f"the time, which leaves {ring:.0%}; measure larger ones",
+                    f"too small a size: {sum(self.model.steps(self._slowest)):g} steps of a "
+                    f"{self._slowest} take most of the time, which leaves {ring:.0%}; measure "
+                    "larger ones",
                 )
             )
         if fabric.nics_per_node > 1:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_mnode.measurement import Bound, at_least
-from pytest_mnode.spec.bandwidth import BusbwAtLineRate, NicRates, ring_at_line_rate
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel
+from pytest_mnode.spec.bandwidth import NicRates
 from pytest_mnode.spec.fields import (
     Bytes,
     Count,
@@ -30,20 +31,24 @@ COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "fr
 
 
 class BusbwPromise(Page):
-    """Bus bandwidth of a collective, as a fraction of the line rate of all NICs of a node."""
+    """Bus bandwidth of a collective, as a fraction of what the model gives at each size."""
 
     at_least_fraction: Annotated[Fraction, Field(le=2)]
-    """Fraction of the line rate that busbw reaches at each size of the plateau."""
+    """Fraction of the model's busbw, steps included, that is reached at each size judged."""
     tolerance_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
-    """Fraction of the line rate by which a measured value may fall short of the bound."""
+    """Fraction of the model's busbw by which a measured value may fall short of the bound."""
     sizes_bytes: Sizes = Field(alias="sizes")
     """Sizes to sweep, ascending, such as 1 MiB; a collective's size is as nccl-tests defines it.
 
     A list, or {from: 8 KiB, to: 1 GiB, factor: 2}: each size is factor times the one before (2 by
     default), and the last is always included.
     """
-    plateau_from_bytes: Bytes = Field(alias="plateau_from")
-    """Sizes from here up are judged; smaller ones are only recorded."""
+    plateau_from_bytes: Bytes | None = Field(None, alias="plateau_from")
+    """Sizes from here up are judged; smaller ones are only recorded. Left out: from the size at
+    which the model's ring reaches 0.9 of its line. The largest size always is."""
+    step_at_most_s: Seconds | None = Field(None, alias="step_at_most")
+    """Mean time of a step of the smallest size, where steps take most of the time, such as 20 us;
+    left out: it is recorded, beside the model's."""
     warmup: Count = 2
     """Calls before the first that is timed, at each size."""
     repeats: Some = 5
@@ -72,38 +77,50 @@ class BusbwPromise(Page):
 
     @field_validator("plateau_from_bytes")
     @classmethod
-    def _leaves_a_plateau(cls, plateau_from: int, info: ValidationInfo) -> int:
+    def _leaves_a_plateau(cls, plateau_from: int | None, info: ValidationInfo) -> int | None:
         sizes = info.data.get("sizes_bytes")
-        if sizes and plateau_from > sizes[-1]:
+        if sizes and plateau_from is not None and plateau_from > sizes[-1]:
             raise ValueError(
                 f"{SIZE.text(plateau_from)!r} leaves nothing to judge; "
                 f"accepted: at most the largest of sizes, {SIZE.text(sizes[-1])!r}"
             )
         return plateau_from
 
-    @property
-    def plateau_sizes_bytes(self) -> tuple[int, ...]:
+    def judged_from_bytes(self, model: CollectiveModel) -> int:
+        """The size from which busbw is judged."""
+        if self.plateau_from_bytes is not None:
+            return self.plateau_from_bytes
+        return min(self.sizes_bytes[-1], model.knee_bytes)
+
+    def judged_sizes_bytes(self, model: CollectiveModel) -> tuple[int, ...]:
         """The sizes that are judged; never empty."""
-        return tuple(size for size in self.sizes_bytes if size >= self.plateau_from_bytes)
+        start = self.judged_from_bytes(model)
+        return tuple(size for size in self.sizes_bytes if size >= start)
 
     def nic_mbits_s(self, fabric: NicRates) -> float:
         """Rate that one NIC must carry for the bound to be in reach, in Mbit/s."""
         fraction = self.at_least_fraction - self.tolerance_fraction
         return fraction * fabric.line_rate_bits_s / 1e6
 
-    def bound_gbytes_s(self, on: BusbwAtLineRate | NicRates) -> Bound:
-        """Bound of busbw in GB/s on a line, or on one ring over a fabric."""
-        line = on if isinstance(on, BusbwAtLineRate) else ring_at_line_rate(on)
-        bound = at_least(
-            self.at_least_fraction * line.gbytes_s, self.tolerance_fraction * line.gbytes_s
-        )
-        bound = bound.of("fabric.line_rate", line.line_rate_bits_s)
-        return bound.of("at_least_fraction", self.at_least_fraction)
+    def bound_gbytes_s(
+        self, model: CollectiveModel, algorithms: Sequence[Algorithm], size_bytes: int
+    ) -> Bound:
+        """Bound of busbw in GB/s at one size: of the least that these algorithms give."""
+        expected = model.least_gbytes_s(algorithms, size_bytes)
+        bound = at_least(self.at_least_fraction * expected, self.tolerance_fraction * expected)
+        bound = bound.of("at_least_fraction", self.at_least_fraction)
+        return model.terms(bound, algorithms, size_bytes)
 
-    def source(self, on: BusbwAtLineRate | NicRates) -> str:
+    def source(
+        self, model: CollectiveModel, algorithms: Sequence[Algorithm], size_bytes: int
+    ) -> str:
         """Where the bound comes from, for a reader of the measurement."""
-        line = on if isinstance(on, BusbwAtLineRate) else ring_at_line_rate(on)
-        return f"{line.text} × at_least_fraction {self.at_least_fraction:g}"
+        expected = model.least_gbytes_s(algorithms, size_bytes)
+        named = " or ".join(algorithms)
+        return (
+            f"{named} by the model: {expected:.4g} GB/s with {model.line.text} and steps of "
+            f"{model.platform.alpha.source}; × at_least_fraction {self.at_least_fraction:g}"
+        )
 
 
 class PerftestPromise(Page):

@@ -17,7 +17,9 @@ from pytest_mnode.criteria.preflight.answers import NodeSurvey
 from pytest_mnode.measuring.locating.pairs import Rails
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
+from pytest_mnode.spec.alpha_beta import Algorithm as Moves
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective
 from pytest_mnode.spec.review import wire_allows_fraction
 from pytest_mnode.virtual.machines import surveys
 
@@ -28,19 +30,13 @@ LEAF_NODES = 16
 OF_LINE = 0.97
 """Share of the line that a ring fills. Source: rings pinned on 8 × 400 Gbit/s carried 384 to 393 of
 400 GB/s; perftest 392 of 400 Gbit/s."""
-STEP_S, NEAR_STEP_S, TCP_STEP_S = 4.5e-6, 0.9e-6, 40e-6
-"""Seconds of a step between nodes by RDMA (writes take 4.2 to 5 µs), within a node by NVLink, and
-by TCP. [choice] for the last two: small all-reduces over 2 × 8 H100 take 25 to 40 µs in all."""
-TREE_STEP_S = 12e-6
-"""Of a step of a tree over nodes. Source: small all-reduces on H100 take 10 to 14 µs more for each
-doubling of the nodes."""
+STEP_S, TCP_STEP_S = 4.5e-6, 40e-6
+"""Seconds of a message between nodes by RDMA (writes take 4.2 to 5 µs), and by TCP [choice]."""
 TCP_GBYTES_S = 3.0
 """Of a node that fell back to TCP. Source: about 3 of 489 GB/s, NVIDIA/aicr issue 2683."""
 INSIDE_OVER_LINE = 1.12
 """Of a ring between accelerators of a node, over the line of its NICs. Source: 450 GB/s of NVLink
 and 400 of 8 × 400 Gbit/s (H100, H200). [choice] for other platforms."""
-DEFAULT_OVER_LINE = 1.1
-"""Of the default algorithm on two nodes. Source: 1.09 to 1.22 of the line on H100."""
 DEVICES_DIFFER = 0.012
 """Standard deviation of equal devices. [choice] GPUs of a node differ by 5 % and more from end to
 end (stas00/ml-engineering, MAMF)."""
@@ -207,36 +203,24 @@ class VirtualCluster:
         ring: bool = True,
         members: NDArray[np.intp] | None = None,
     ) -> float:
-        """Seconds of one call without noise: steps × α + factor × S / rate (Hockney)."""
-        nodes = len(self.nodes) if members is None else len(members)
-        ranks, name = nodes * self.per_node, Collective(collective)
-        line = busbw_at_line_rate(name, self.spec.fabric, nodes, self.per_node, self.backend)
+        """Seconds of one call without noise, by the model on NICs of the weakest share."""
+        nodes, name = len(self.nodes) if members is None else len(members), Collective(collective)
         share = self.weakest_share(members)
         if name is Collective.ALL_TO_ALL and nodes > LEAF_NODES:
             share = min(share, float(self.uplinks.min()))
-        rate = line.gbytes_s * self.of_line * share * 1e9
-        ways = 2 if name is Collective.ALL_REDUCE else 1
-        steps_s = ways * (ranks - 1) * self.mean_step_s
-        if name is Collective.SEND_RECV:
-            steps_s = self.step_s
+        healthy = Platform.of(self.spec)
+        rate_bits_s = int(healthy.line_rate_bits_s * self.of_line * share)
+        platform = replace(healthy, line_rate_bits_s=rate_bits_s)
+        model = CollectiveModel(platform, name, nodes, self.per_node, self.backend)
+        chosen = model.algorithms("ring" if ring else "default")
+        if name is Collective.ALL_REDUCE and not ring:
+            chosen = (*chosen, Moves.TREE)
         late = self.late_s if members is None else self.late_s[members]
-        ring_s = steps_s + bus_factor(name, ranks) * size_bytes / rate + float(late.max())
-        if ring or name in (Collective.ALL_TO_ALL, Collective.SEND_RECV):
-            return ring_s
-        # The library's choice: a tree for small sizes; two nodes reduce inside first.
-        tree_s = ways * max(1.0, np.log2(nodes)) * TREE_STEP_S
-        over = DEFAULT_OVER_LINE if nodes == 2 and name is Collective.ALL_REDUCE else 0.97
-        tree_s += bus_factor(name, ranks) * size_bytes / (rate * over) + float(late.max())
-        return float(min(ring_s, tree_s))
+        return min(model.time_s(one, size_bytes) for one in chosen) + float(late.max())
 
     @property
     def step_s(self) -> float:
         return TCP_STEP_S if self.spec.fabric.by_kernel else STEP_S
-
-    @property
-    def mean_step_s(self) -> float:
-        """Of a ring's steps: one of a node's ranks sends to the next node, the others inside."""
-        return (self.step_s + (self.per_node - 1) * NEAR_STEP_S) / self.per_node
 
     @property
     def inside_bytes_s(self) -> float:

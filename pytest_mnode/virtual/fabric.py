@@ -26,7 +26,7 @@ from pytest_mnode.detection import wants_more
 from pytest_mnode.evidence.check import CHECKS
 from pytest_mnode.measurement import Bound, Measurement
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
-from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
+from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw, bounds_of
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.latency import SIZES_BYTES, Latencies, rounds_of
 from pytest_mnode.measuring.limits import CHECKED_CALLS, repeats_of_each
@@ -41,7 +41,9 @@ from pytest_mnode.measuring.locating.pairs import MeasuredRound
 from pytest_mnode.measuring.locating.rounds import Reading, Round
 from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured, calls_of_a_repeat
 from pytest_mnode.measuring.traffic import SentByNode
-from pytest_mnode.spec.bandwidth import Collective, busbw_at_line_rate, busbw_gbytes_s
+from pytest_mnode.spec.alpha_beta import Algorithm as Moves
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
 from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.virtual.cases import NOT_REHEARSED, case
 from pytest_mnode.virtual.cluster import (
@@ -164,11 +166,15 @@ def _busbw(
     """As `measuring.busbw.measure_busbw`: sweeps, and the culprit if one falls short."""
     spec, world = cluster.spec, cluster.world
     nodes = len(cluster.nodes)
-    line = busbw_at_line_rate(collective, spec.fabric, nodes, cluster.per_node, cluster.backend)
+    platform = Platform.of(spec)
+    model = CollectiveModel(platform, collective, nodes, cluster.per_node, cluster.backend)
     algorithms = algorithms_of(Collective(collective), cluster.backend, cluster.per_node)
     sweeps = tuple(
         AlgorithmSweep(
-            one, _sweep(cluster, collective, promise, one, _bounds(promise, line)), promise, line
+            one,
+            _sweep(cluster, collective, promise, one, bounds_of(promise, model, one)),
+            promise,
+            model,
         )
         for one in algorithms
     )
@@ -187,10 +193,6 @@ def _busbw(
         known.append(culprit)
     named = culprit is not None
     return Busbw(spec, world, cluster.backend, sweeps, traffic, culprit or links.summary, named)
-
-
-def _bounds(promise: BusbwPromise, line: object) -> dict[int, Bound]:
-    return dict.fromkeys(promise.plateau_sizes_bytes, promise.bound_gbytes_s(line))  # type: ignore[arg-type]
 
 
 def _sweep(
@@ -349,7 +351,7 @@ def _only_in_collectives(cluster: VirtualCluster, promise: BusbwPromise) -> Culp
     count = len(cluster.nodes)
     if not FEWEST_NODES <= count <= MOST_NODES:
         return None
-    size = promise.plateau_sizes_bytes[-1]
+    size = promise.sizes_bytes[-1]
 
     def rate(members: Sequence[int]) -> float:
         chosen = np.array(members)
@@ -363,7 +365,9 @@ def _only_in_collectives(cluster: VirtualCluster, promise: BusbwPromise) -> Culp
             without = (rate([n for n in every if n != left]) for left in every)
             yield Trial(rate(every), tuple(without))
 
-    enough = promise.bound_gbytes_s(cluster.spec.fabric).accepted[0]
+    platform = Platform.of(cluster.spec)
+    model = CollectiveModel(platform, "all_reduce", count, cluster.per_node, cluster.backend)
+    enough = promise.bound_gbytes_s(model, (Moves.RING,), size).accepted[0]
     return culprit_of_trials(trials(), enough, cluster.nodes)
 
 

@@ -18,8 +18,9 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
 from pytest_mnode.evidence.row import row
 from pytest_mnode.evidence.rules import Unread, to_evidence
-from pytest_mnode.measurement import HeadlineMark, Measurement, Term, at_least, at_most, equals
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from tests.certificate.conftest import certify
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -248,13 +249,41 @@ def test_words_of_a_source_say_nothing_beside_bounds_with_terms(edited: Any) -> 
     assert "it is not known which keys of the spec its bound is computed from" in undecided[0]
 
 
-def test_the_bounds_of_a_sweep_have_their_terms(edited: Any) -> None:
-    spec, _ = edited(lambda page: None)
-    promise = spec.criteria.fabric.all_reduce_busbw
-    bound = promise.bound_gbytes_s(spec.fabric)
-    assert bound.terms == (
-        Term("fabric.line_rate", 2e8),
-        Term("at_least_fraction", promise.at_least_fraction),
+def swept(spec: Spec, size: int = 4 << 20) -> Measurement:
+    """All-reduce of a sweep over four nodes of one rank, at 0.9 of its line."""
+    fabric = spec.criteria.fabric
+    assert fabric is not None
+    assert fabric.all_reduce_busbw is not None
+    model = CollectiveModel(Platform.of(spec), "all_reduce", 4, 1, "gloo")
+    bound = fabric.all_reduce_busbw.bound_gbytes_s(model, model.default, size)
+    mark = HeadlineMark("all-reduce", of=0.025, whole="the line")
+    return Measurement("busbw", 0.0225, "GB/s", bound, "the model", headline=mark)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda page: None,
+        at(*FRACTION, value=0.8),
+        at("fabric", "line_rate", value="400 Mbit/s"),
+        at("fabric", "nics_per_node", value=2),
+        at("fabric", "kind", value="roce"),
+    ],
+)
+def test_a_bound_of_the_model_is_computed_again_by_another_spec(edited: Any, edit: Edit) -> None:
+    first, _ = edited(lambda page: None)
+    spec, path = edited(edit)
+    found, undecided = rejudge_certificate(night(swept(first)), spec, path)
+    [again] = criterion(found).cases[0].measurements
+    assert undecided == ()
+    assert limit_of(again) == pytest.approx(limit_of(swept(spec)))
+    line = CollectiveModel(Platform.of(spec), "all_reduce", 4, 1, "gloo").line.gbytes_s
+    assert again.headline is not None
+    assert again.headline.of == pytest.approx(line)
+    # What was judged again can be judged once more.
+    back, _ = rejudge_certificate(found, *edited(lambda page: None))
+    assert limit_of(criterion(back).cases[0].measurements[0]) == pytest.approx(
+        limit_of(swept(first))
     )
 
 

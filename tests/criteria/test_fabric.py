@@ -36,16 +36,16 @@ def test_the_plateau_is_judged_with_its_formula() -> None:
         "all_reduce 1 MiB busbw against the ceiling of the NICs": Verdict.PASS,
     }
     busbw = found["all_reduce 1 MiB busbw"]
-    assert busbw.source == (
-        "fabric.line_rate 200 Mbit/s × at_least_fraction 0.8; "
-        "busbw = size/time × 2(n-1)/n (nccl-tests, PERFORMANCE.md)"
+    assert busbw.source.startswith("ring by the model: 0.02488 GB/s with fabric.line_rate 200 Mbit")
+    assert busbw.source.endswith(
+        "× at_least_fraction 0.8; busbw = size/time × 2(n-1)/n (nccl-tests, PERFORMANCE.md)"
     )
     each = "mean of 3 communicators, each the median of 3 × 3 calls"
-    assert busbw.note.startswith(f"90.0% of the line, {each}, p99 ")
+    assert busbw.note.startswith(f"90.0% of the line, 90.4% of the model, {each}, p99 ")
     assert busbw.note.endswith("; gloo's all_reduce is a ring")
     assert busbw.interval == pytest.approx((0.0225, 0.0225))
     assert busbw.detection is not None
-    assert busbw.detection.share == pytest.approx(1 - 0.8 / 0.9)
+    assert busbw.detection.share == pytest.approx(1 - 0.8 / 0.9, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,16 @@ def test_wrong_values_fail_at_any_rate_and_any_size() -> None:
         (PINNED, 1.06, Verdict.FAIL),
         (PINNED, 1.875, Verdict.FAIL),
         (GLOO_RING, 1.06, Verdict.FAIL),
-        (DEFAULT, 1.875, None),  # a hierarchical algorithm may exceed it
+        (DEFAULT, 1.04, Verdict.PASS),
+        (DEFAULT, 1.875, Verdict.FAIL),  # one rank a node: nothing to reduce inside
     ],
 )
 def test_a_ring_faster_than_its_nics_fails(
-    algorithm: Algorithm, of_the_line: float, verdict: Verdict | None
+    algorithm: Algorithm, of_the_line: float, verdict: Verdict
 ) -> None:
     found = recorded(judged([row(MIB, of_the_line)], algorithm))
     beside = [m for name, m in found.items() if name.endswith("against the ceiling of the NICs")]
-    assert [m.verdict for m in beside] == ([verdict] if verdict else [])
+    assert [m.verdict for m in beside] == [verdict]
     promised = next(m for name, m in found.items() if "busbw" in name)
     assert promised.verdict is Verdict.PASS
     for measurement in beside:
@@ -127,7 +128,31 @@ def test_ring_and_default_algorithm_are_both_recorded() -> None:
         "all_reduce 1 MiB busbw, ring pinned against the ceiling of the NICs",
         "all_reduce 1 MiB #wrong",
         "all_reduce 1 MiB busbw",
+        "all_reduce 1 MiB busbw against the ceiling of the NICs",
     }
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "most", "step_us", "verdict"),
+    [
+        # six steps and 61 µs of bytes
+        (KIB, 0.17, None, 50.0, None),
+        (KIB, 0.17, "60 us", 50.0, Verdict.PASS),
+        (KIB, 0.05, "60 us", 194.6, Verdict.FAIL),
+        (64 * KIB, 0.9, "60 us", None, Verdict.INCONCLUSIVE),  # 3.9 ms of bytes
+    ],
+)
+def test_the_steps_of_the_smallest_size_are_compared_with_the_models(
+    size: int, share: float, most: str | None, step_us: float | None, verdict: Verdict | None
+) -> None:
+    [one] = judged([row(size, share), row(MIB, 0.9)]).sweeps
+    promise = one.promise.model_copy(
+        update={"step_at_most_s": most and float(most.split()[0]) * 1e-6}
+    )
+    found = replace(judged([]), sweeps=(replace(one, promise=promise),))
+    [step] = [m for name, m in recorded(found).items() if name.endswith(" step")]
+    assert step.value == (step_us and pytest.approx(step_us, rel=0.01))
+    assert step.verdict is verdict
 
 
 @pytest.mark.parametrize(("size_bytes", "verdict"), [(64 * KIB, None), (MIB, Verdict.INCONCLUSIVE)])

@@ -16,7 +16,8 @@ from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
-from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective, bus_factor
 
 SPEC = load_spec(default_spec_path())
 CPU = torch.device("cpu")
@@ -46,9 +47,10 @@ def judged(
     *,
     traffic: Sequence[SentByNode] = (),
 ) -> Busbw:
-    line = busbw_at_line_rate("all_reduce", SPEC.fabric, 4, 1, "gloo")
+    backend = "nccl" if algorithm in (PINNED, DEFAULT) else "gloo"
+    model = CollectiveModel(Platform.of(SPEC), "all_reduce", 4, 1, backend)
     found = Sweep(COLLECTIVES["all_reduce"], 4, tuple(rows), tuple(unmeasured))
-    swept = AlgorithmSweep(algorithm, found, PROMISE, line)
+    swept = AlgorithmSweep(algorithm, found, PROMISE, model)
     return Busbw(
         SPEC,
         WORLD,

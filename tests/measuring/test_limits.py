@@ -20,7 +20,7 @@ from pytest_mnode.measuring.limits import (
     transport_limit_s,
 )
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
-from pytest_mnode.spec.bandwidth import busbw_at_line_rate
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 
 RACK = load_spec(default_spec_path())
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -78,11 +78,9 @@ def test_more_communicators_have_more_time() -> None:
     assert fabric is not None
     assert fabric.all_reduce_busbw is not None
     more = fabric.all_reduce_busbw.model_copy(update={"communicators": 6})
-    line = busbw_at_line_rate("all_reduce", RACK.fabric, 4, 1, "gloo")
-    few_s, many_s = (
-        sweep_s(promise, "all_reduce", line, 4) for promise in (fabric.all_reduce_busbw, more)
-    )
-    size = fabric.all_reduce_busbw.plateau_sizes_bytes[-1]
+    model = CollectiveModel(Platform.of(RACK), "all_reduce", 4, 1, "gloo")
+    few_s, many_s = (sweep_s(promise, model) for promise in (fabric.all_reduce_busbw, more))
+    size = fabric.all_reduce_busbw.sizes_bytes[-1]
     least_s = 9 * size * 1.5 / (0.85 * 0.025e9)  # on three more communicators, three calls each
     assert many_s - few_s > least_s
 

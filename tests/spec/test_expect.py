@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pytest_mnode.certificate.spec_facts import leaves, page_of
+from pytest_mnode.measuring.algorithms import Algorithm
+from pytest_mnode.measuring.busbw import bounds_of
 from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform, expected_again
 from pytest_mnode.spec.bandwidth import busbw_at_line_rate
 from pytest_mnode.spec.expect import COLLECTIVES, Expectation
 from tests.spec.test_schema import CLUSTERS
@@ -24,6 +30,28 @@ def test_the_wire_is_the_line_of_the_spec(collective: str) -> None:
     found = h100(collective=collective).of_size(8 * GIB)
     assert found.wire == line
     assert 0 < found.low < found.high <= line
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16])
+@pytest.mark.parametrize("algorithm", ["ring", "default"])
+@pytest.mark.parametrize("size", [1 << 20, GIB, 4 * GIB])
+def test_expect_the_criterion_and_judge_have_one_bound(
+    nodes: int, algorithm: str, size: int
+) -> None:
+    """The same spec, nodes and size: the same number."""
+    fabric = H100.criteria.fabric
+    assert fabric is not None
+    assert fabric.all_reduce_busbw is not None
+    promise = fabric.all_reduce_busbw
+    model = CollectiveModel(Platform.of(H100), "all_reduce", nodes, 8, "nccl")
+    measured = Algorithm(algorithm, pinned=algorithm == "ring", physical=False, note="")
+    criterion = bounds_of(promise, model, measured).get(size)
+    expected = replace(h100(nodes), algorithm=algorithm).of_size(size).bound
+    assert expected == (criterion.accepted[0] if criterion else None)
+    if criterion:
+        again = expected_again(criterion.terms, dict(leaves(page_of(H100))))
+        assert again is not None
+        assert expected == pytest.approx(promise.at_least_fraction * again[0])
 
 
 def test_published_values_are_usual() -> None:
@@ -82,11 +110,20 @@ def test_a_missing_nic_and_a_small_size_are_among_the_reasons() -> None:
     two_nics = H100.model_copy(
         update={"fabric": H100.fabric.model_copy(update={"nics_per_node": 4})}
     )
-    reasons = Expectation(two_nics, "all_reduce", 2, 8).reasons(8 * GIB, 0.74 * 200)
+    reasons = Expectation(two_nics, "all_reduce", 2, 8).reasons(8 * GIB, 0.74 * 375)
     assert any(reason.startswith("one of 4 NICs carries nothing") for reason in reasons)
     less = 0.9 * h100(2).of_size(4 << 20).low
     [small] = [r for r in h100(2).reasons(4 << 20, less) if r.startswith("too small a size")]
     assert "30 steps of a ring" in small
+
+
+def test_what_misses_the_bound_is_not_usual_though_it_exceeds_a_rings_bound() -> None:
+    """As two of eight NICs dead: 0.75 of the 480 GB/s that two healthy nodes reach."""
+    found = h100(2).of_size(8 * GIB)
+    assert found.bound is not None
+    assert found.low < 360 < found.bound
+    assert h100(2).reasons(8 * GIB, 360)[0].startswith("a slow node, or congestion")
+    assert h100(2).reasons(8 * GIB, 467)[0].startswith("usual")
 
 
 def test_the_management_network_is_a_reason_on_the_rack() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 from pytest_mnode.spec.inventory import Accelerators
 from pytest_mnode.spec.load import read_model
 from tests.spec.conftest import Load, busbw_of, preflight_of
@@ -30,13 +31,20 @@ def test_the_racks_promise_is_converted_to_base_units(rack: Spec) -> None:
     assert rack.certificate.valid_for_s == 7 * 86400
 
 
+def gloo(spec: Spec) -> CollectiveModel:
+    return CollectiveModel(Platform.of(spec), "all_reduce", 4, 1, "gloo")
+
+
 def test_the_racks_bound_is_in_gigabytes_with_its_source(rack: Spec) -> None:
-    promise = busbw_of(rack)
-    bound = promise.bound_gbytes_s(rack.fabric)
-    assert bound.limit == pytest.approx(0.2 / 8 * 0.75)
+    promise, model = busbw_of(rack), gloo(rack)
+    bound = promise.bound_gbytes_s(model, (Algorithm.RING,), 4 << 20)
+    # steps of TCP take 1.2 per mille of a call
+    assert 0.998 * 0.2 / 8 * 0.85 < bound.limit < 0.2 / 8 * 0.85
     assert bound.tolerance == 0
-    assert promise.source(rack.fabric) == "fabric.line_rate 200 Mbit/s × at_least_fraction 0.75"
-    assert promise.plateau_sizes_bytes == (4 << 20,)
+    source = promise.source(model, (Algorithm.RING,), 4 << 20)
+    assert source.startswith("ring by the model: 0.02497 GB/s with fabric.line_rate 200 Mbit/s")
+    assert source.endswith("× at_least_fraction 0.85")
+    assert promise.judged_sizes_bytes(model) == (4 << 20,)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +65,26 @@ def test_a_domain_may_have_several_nodes(
 
 def test_a_bound_counts_every_nic_and_the_tolerance(load: Load) -> None:
     spec = load("nics_per_node: 1", "nics_per_node: 8")
-    promise = busbw_of(spec)
-    assert promise.bound_gbytes_s(spec.fabric).limit == pytest.approx(8 * 0.2 / 8 * 0.75)
-    assert promise.source(spec.fabric).startswith("fabric.line_rate 200 Mbit/s × 8 NICs × at_least")
+    bound = busbw_of(spec).bound_gbytes_s(gloo(spec), (Algorithm.RING,), 1 << 40)
+    assert bound.limit == pytest.approx(8 * 0.2 / 8 * 0.85, rel=1e-4)
     spec = load("tolerance_fraction: 0", "tolerance_fraction: 0.1")
-    bound = busbw_of(spec).bound_gbytes_s(spec.fabric)
-    assert bound.tolerance == pytest.approx(0.2 / 8 * 0.1)
+    bound = busbw_of(spec).bound_gbytes_s(gloo(spec), (Algorithm.RING,), 1 << 40)
+    assert bound.tolerance == pytest.approx(0.2 / 8 * 0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("written", "judged_kib"),
+    [
+        ("plateau_from: 1 MiB", (1024, 4096)),
+        ("repeats: 5", (64, 1024, 4096)),  # left out: six steps of 50 µs, 45 kB
+    ],
+)
+def test_sizes_are_judged_from_the_knee_on(
+    load: Load, written: str, judged_kib: tuple[int, ...]
+) -> None:
+    spec = load("plateau_from: 4 MiB\n      warmup: 2\n      repeats: 5", written)
+    found = busbw_of(spec).judged_sizes_bytes(gloo(spec))
+    assert tuple(size >> 10 for size in found) == judged_kib
 
 
 @pytest.mark.parametrize(

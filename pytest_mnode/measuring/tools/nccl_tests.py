@@ -15,15 +15,13 @@ from pytest_mnode.detection import Estimate, estimate, wants_more
 from pytest_mnode.logs.nccl_tests import NcclTest, read_nccl_tests
 from pytest_mnode.measurement import Measurement, equals, listed
 from pytest_mnode.measuring.tools import LOOK_UP_LIMIT_S
-from pytest_mnode.spec.bandwidth import busbw_at_line_rate
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 from pytest_mnode.spec.fabric import NcclTestsPromise
 from pytest_mnode.spec.quantity import SIZE
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
-    from pytest_mnode.spec.bandwidth import BusbwAtLineRate
     from pytest_mnode.spec.fabric import BusbwPromise
-    from pytest_mnode.spec.inventory import Fabric
 
 DEFAULT = NcclTestsPromise.model_validate({})
 """Settings if the spec has none: programs are on every node's PATH."""
@@ -106,7 +104,7 @@ def run_until_decided(  # noqa: PLR0917  those of `run`
     promise: NcclTestsPromise,
     busbw: BusbwPromise,
     ranks_per_node: int,
-    fabric: Fabric,
+    platform: Platform,
 ) -> list[NcclRun]:
     """Runs of one program, each with communicators of its own, until every size is decided.
 
@@ -114,13 +112,13 @@ def run_until_decided(  # noqa: PLR0917  those of `run`
     contains its bound; a run that cannot be used is the last.
     """
     runs: list[NcclRun] = []
-    bound = busbw.bound_gbytes_s(
-        busbw_at_line_rate(collective, fabric, len(cluster.nodes), ranks_per_node, "nccl")
-    )
     for number in count(1):
         runs.append(run(cluster, collective, promise, busbw, ranks_per_node))
-        found = [_estimate(runs, size) for size in busbw.plateau_sizes_bytes]
-        decided = all(one and bound.decides(*one.interval) is not None for one in found)
+        model, moves = model_of(runs[-1], platform)
+        sizes = busbw.judged_sizes_bytes(model)
+        bounds = {size: busbw.bound_gbytes_s(model, moves, size) for size in sizes}
+        found = [(_estimate(runs, size), bound) for size, bound in bounds.items()]
+        decided = all(one and bound.decides(*one.interval) is not None for one, bound in found)
         if runs[-1].why or not wants_more(number, busbw.communicators, decided=decided):
             break
     return runs
@@ -182,7 +180,7 @@ def missing(  # noqa: PLR0917  what was asked for, and of whom
     collective: str,
     program: str,
     nodes: Sequence[str],
-    fabric: Fabric,
+    platform: Platform,
     promise: BusbwPromise,
     ranks: tuple[int, int],
 ) -> Measurement:
@@ -190,13 +188,13 @@ def missing(  # noqa: PLR0917  what was asked for, and of whom
 
     ranks: number of nodes, and of ranks on each.
     """
-    line = busbw_at_line_rate(collective, fabric, *ranks, "nccl")
+    model, size = CollectiveModel(platform, collective, *ranks, "nccl"), promise.sizes_bytes[-1]
     return Measurement(
         f"nccl-tests {collective} busbw",
         None,
         "GB/s",
-        promise.bound_gbytes_s(line),
-        promise.source(line),
+        promise.bound_gbytes_s(model, model.default, size),
+        promise.source(model, model.default, size),
         note=f"{program} is not on the PATH of {listed(nodes, separator=', ')}: install nccl-tests "
         "there, name its criteria.fabric.nccl_tests.directory, or list fabric.nccl_tests under "
         "not_promised, with a reason",
@@ -218,15 +216,17 @@ def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def _judge_size(
+def _judge_size(  # noqa: PLR0917  those of `judge`
     runs: Sequence[NcclRun],
     size_bytes: int,
-    line: BusbwAtLineRate,
+    model: CollectiveModel,
+    moves: Sequence[Algorithm],
     promise: BusbwPromise,
     program: str,
 ) -> Measurement:
     """The mean of the runs; a single one may be off by `_OF_ONE_RUN` to either side."""
-    last, bound = runs[-1], promise.bound_gbytes_s(line)
+    last, bound = runs[-1], promise.bound_gbytes_s(model, moves, size_bytes)
+    source, line = promise.source(model, moves, size_bytes), model.line.gbytes_s
     name = f"nccl-tests {last.collective} {SIZE.text(size_bytes)} busbw"
     found = None if last.why else _estimate(runs, size_bytes)
     if found is None:
@@ -236,12 +236,12 @@ def _judge_size(
         if not why:
             value = statistics.median(busbw for busbw in every[0] if busbw is not None)
             return Measurement(
-                *(name, value, "GB/s", bound, promise.source(line)),
-                note=f"{value / line.gbytes_s:.1%} of the line; one run, so ± {_OF_ONE_RUN:.0%}",
+                *(name, value, "GB/s", bound, source),
+                note=f"{value / line:.1%} of the line; one run, so ± {_OF_ONE_RUN:.0%}",
                 interval=(value / (1 + _OF_ONE_RUN), value * (1 + _OF_ONE_RUN)),
             )
         note = "; ".join(filter(None, [why, program]))
-        return Measurement(name, None, "GB/s", bound, promise.source(line), note=note)
+        return Measurement(name, None, "GB/s", bound, source, note=note)
     within, between = found.scatter
     cycles = len(found.values[-1])
     return Measurement(
@@ -249,8 +249,8 @@ def _judge_size(
         found.value,
         "GB/s",
         bound,
-        promise.source(line),
-        note=f"{found.value / line.gbytes_s:.1%} of the line, mean of {len(runs)} runs, each the "
+        source,
+        note=f"{found.value / line:.1%} of the line, mean of {len(runs)} runs, each the "
         f"median of {cycles} cycle{'s' * (cycles > 1)}, cycles vary by {within:.2%} and runs by "
         f"{between:.2%}; {program}",
         detection=found.detection(bound.accepted),
@@ -258,22 +258,29 @@ def _judge_size(
     )
 
 
+def model_of(run: NcclRun, platform: Platform) -> tuple[CollectiveModel, tuple[Algorithm, ...]]:
+    """The model of a run, and the algorithms that it may have used, by what its output says."""
+    nvls = run.test is None or run.test.may_use_nvls
+    shape = (run.collective, run.nodes, run.ranks_per_node, "nccl")
+    model = CollectiveModel(platform, *shape, nvls=nvls)
+    return model, model.algorithms("ring" if run.test and run.test.pins_ring else "default")
+
+
 def judge(
     runs: Sequence[NcclRun],
-    fabric: Fabric,
+    platform: Platform,
     promise: BusbwPromise,
     sizes_bytes: Sequence[int] | None = None,
 ) -> list[Measurement]:
     """One measurement per size, and one of wrong values of all runs.
 
-    sizes_bytes: those to judge; the plateau sizes of the promise if None.
+    sizes_bytes: those to judge; those that the promise judges if None.
     """
     tests = [run.test for run in runs if run.test]
     program = f"{tests[-1].program or ''} {tests[-1].version or ''}".strip() if tests else ""
-    last = runs[-1]
-    line = busbw_at_line_rate(last.collective, fabric, last.nodes, last.ranks_per_node, "nccl")
-    sizes = promise.plateau_sizes_bytes if sizes_bytes is None else sizes_bytes
-    found = [_judge_size(runs, size, line, promise, program) for size in sizes]
+    model, moves = model_of(runs[-1], platform)
+    sizes = promise.judged_sizes_bytes(model) if sizes_bytes is None else sizes_bytes
+    found = [_judge_size(runs, size, model, moves, promise, program) for size in sizes]
     found.append(judge_wrong(runs))
     return found
 

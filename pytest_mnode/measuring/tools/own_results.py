@@ -23,6 +23,7 @@ from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.tools import nccl_tests, perftest
 from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
+from pytest_mnode.spec.alpha_beta import Platform
 from pytest_mnode.spec.bandwidth import bus_factor
 from pytest_mnode.spec.expect import COLLECTIVES, Expectation, reasons_of_a_port
 from pytest_mnode.spec.fabric import RdmaBandwidthPromise, WriteLatencyPromise
@@ -155,14 +156,21 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
 def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> Result:
     runs = sorted(runs, key=lambda run: bool(run.why))  # as the criterion stops at such a run
     one = runs[0]
-    expectation = Expectation(spec, one.collective, one.nodes, one.ranks_per_node)
+    platform, pins = Platform.of(spec), bool(one.test and one.test.pins_ring)
+    model, _ = nccl_tests.model_of(one, platform)
+    expectation = Expectation(
+        *(spec, one.collective, one.nodes, one.ranks_per_node),
+        algorithm="ring" if pins else "default",
+        nvls=model.nvls,
+    )
     fabric = spec.criteria.fabric
     promise = fabric.busbw(one.collective) if fabric else None
     sizes = sorted({row.size_bytes for run in runs if run.test for row in run.test.rows})
-    least = promise.plateau_from_bytes - one.rounded_bytes if promise else 0
+    start = promise.judged_from_bytes(model) if promise else 0
+    least = start - one.rounded_bytes
     judged = [size for size in sizes if promise and size > least]
     measured = {
-        size: nccl_tests.judge(_with(size, runs), spec.fabric, promise, [size])[0]
+        size: nccl_tests.judge(_with(size, runs), platform, promise, [size])[0]
         for size in judged
         if promise
     }
@@ -171,9 +179,9 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     if promise is None:
         why = why or f"the spec has no criteria.fabric.{one.collective}_busbw"
     elif not judged:
-        why = why or f"sizes below plateau_from {SIZE.text(promise.plateau_from_bytes)}"
+        why = why or f"sizes below {SIZE.text(start)}, from which they are judged"
     shape = f"{one.nodes} nodes of {one.ranks_per_node} ranks"
-    pinned = ", ring pinned" if one.test and one.test.pins_ring else ""
+    pinned = ", ring pinned" if pins else ""
     times = f", {len(runs)} runs" if len(runs) > 1 else ""
     return Result(
         f"{one.collective}{pinned}, {shape}{times}",

@@ -1,0 +1,415 @@
+"""The time of one call of a collective by a given algorithm: t = steps × α + moved / line. Pure.
+
+Bounds, `expect`, `judge` and the virtual cluster all use it. moved is bus factor × size, so that
+busbw = moved / t tends to the line; α depends on where a step goes: inside an NVLink domain, or
+between domains over the fabric (Hockney, Parallel Computing 20, 1994; Thakur et al., IJHPCA 19,
+2005). A domain is a node unless the spec says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.measurement import Bound, Term
+from pytest_mnode.spec.bandwidth import (
+    BusbwAtLineRate,
+    Collective,
+    bus_factor,
+    busbw_at_line_rate,
+)
+from pytest_mnode.spec.quantity import BYTE_RATE
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec.models import Spec
+
+KNEE = 0.9
+"""Share of its line that a ring reaches at the knee, where judged sizes begin if the spec does not
+say. [choice] There a bound of 0.9 of the model is still kept if α is twice the model's."""
+FEW = 2
+"""Domains up to which NCCL's default surely is a tree where switches of NVLink reduce: over two
+domains each byte crosses the NICs once, over three 1.5 times, from four on twice, as in a ring.
+Published 2-node runs on Hopper and Blackwell all exceed one ring (1.08 to 1.71 of its line), runs
+of 4 nodes none (0.78 to 0.92)."""
+
+
+class Algorithm(StrEnum):
+    """How a collective moves its data."""
+
+    RING = "ring"
+    TREE = "tree"
+    """A double binary tree over domains (Sanders, Speck and Träff 2009), a chain inside them."""
+    HIERARCHICAL = "hierarchical"
+    """Reduced inside each domain first, then a ring of each place over the domains."""
+    NVLS = "nvls"
+    """Switches of NVLink reduce inside a domain, and a double tree joins the domains."""
+    IN_NETWORK = "in-network"
+    """Switches of the fabric reduce too (SHARP)."""
+    DIRECT = "direct"
+    """From each rank to each that it sends to."""
+
+
+DIRECT = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
+"""Collectives that have no algorithm to choose: each rank sends to those it has data for."""
+_STEPPED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Alpha:
+    """Seconds of a call's start, of a step inside a domain, and of one between domains."""
+
+    start_s: float
+    inside_s: float
+    between_s: float
+    source: str
+
+
+NCCL_ALPHA = Alpha(
+    *(8.4e-6, 3.4e-6, 14e-6),
+    "NCCL 2.23 to 2.30, tuning.cc, ring and Simple: 8.4 µs, 3.4 µs by NVLink, 14 µs by the network",
+)
+_AMD_INSIDE_S = 9e-6
+"""rccl-tests over 2 × 8 MI300X take 0.28 ms more than their bytes at 0.25 to 1 GiB, in 30 steps
+(public all_reduce tables of ROCm 6.4)."""
+_EFA_MORE_S = 18e-6
+"""A small all_reduce over 2 nodes, two steps between them: 65 µs by EFA and 30 by InfiniBand
+(nccl-tests on 2 × 8 H100, awslabs and NVIDIA/nccl-tests #309)."""
+_SOCKETS_S = 50e-6
+"""[choice] TCP from process to process through two kernels."""
+_LEAST_FOR_NVLS = 8
+"""Ranks of a domain for which NVLS is expected: of 4 H200 NCCL uses a ring, of 8 NVLS at its full
+rate (stas00/ml-engineering)."""
+_NVLS_INSIDE_S, _NVLS_FILL_S = 25e-6, 180e-6
+"""NCCL's tuning.cc: 25 µs inside. It moves 16 MiB at a time (128 KiB × 8 heads × 16 channels), and
+the first of them takes four stages before the last can end: 2 × 8 H100 need 0.21 ms more than
+their bytes from 128 MiB to 1 GiB (NVIDIA/nccl-tests #309)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """The network inside a domain, of one kind of accelerator, by the driver's name of the model.
+
+    bytes_s: of one accelerator in each direction. ring: share of it that a ring inside one domain
+    reaches. nvls: share that all_reduce reaches where switches reduce; None where they do not.
+    """
+
+    names: str
+    bytes_s: float
+    ring: float
+    nvls: float | None
+
+
+_NVLINKS = (
+    # NVIDIA's data sheets: 900 GB/s in both directions. One node of 8: ring 365 to 369 GB/s, NVLS
+    # 480 (nccl-tests #309, stas00/ml-engineering). PCIe and NVL cards have no switch.
+    NvLink(r"\b(H100 80GB HBM3|H100 SXM|H200(?! NVL)|H20)\b", 450e9, 0.82, 1.066),
+    NvLink(r"\bH800\b(?!.*PCIe)", 200e9, 0.82, 1.066),
+    # 1,800 GB/s in both directions. Ring 677 to 682 GB/s, NVLS 835 to 846, 72 of a rack 835.
+    NvLink(r"\bG?B[23]00\b", 900e9, 0.755, 0.93),
+    # 600 GB/s in both directions. 230 to 235 GB/s in one node.
+    NvLink(r"\bA100.SXM", 300e9, 0.78, None),
+    # AMD's data sheets: 7 links of 64 GB/s, or of 76.8. 313 to 318 GB/s in one node, or 407.
+    NvLink(r"\bMI3(00|25)X", 448e9, 0.7, None),
+    NvLink(r"\bMI35[05]X", 537.6e9, 0.75, None),
+)
+_UNKNOWN_RING = 0.7
+"""Share of the domain's bandwidth that a ring inside reaches: the least of the known ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What the model needs to know of a cluster, by the spec's keys.
+
+    accelerator: the model's name, "" if not said. domain_gpus, domain_bytes_s: None if not said.
+    """
+
+    kind: str
+    line_rate_bits_s: int
+    nics_per_node: int
+    per_node: int
+    accelerator: str = ""
+    domain_gpus: int | None = None
+    domain_bytes_s: float | None = None
+
+    @classmethod
+    def of(cls, spec: Spec) -> Platform:
+        """That of a spec."""
+        fabric, accelerators = spec.fabric, spec.accelerators
+        domain = accelerators.domain
+        return cls(
+            *(fabric.kind, fabric.line_rate_bits_s, fabric.nics_per_node, accelerators.per_node),
+            *(accelerators.model or "", domain.gpus if domain else None),
+            domain.bandwidth_bytes_s if domain else None,
+        )
+
+    @classmethod
+    def of_leaves(cls, leaves: Mapping[str, Any]) -> Platform | None:
+        """That of a certificate's spec, by dotted key; None if a key is missing."""
+        if any(leaves.get(key) is None for key in _KEYS):
+            return None
+        kind, line_rate_bits_s, nics, per_node = (leaves[key] for key in _KEYS)
+        gpus, bytes_s = (leaves.get(f"accelerators.domain.{key}") for key in ("gpus", "bandwidth"))
+        model = leaves.get("accelerators.model") or ""
+        return cls(kind, line_rate_bits_s, nics, per_node, model, gpus, bytes_s)
+
+    @property
+    def domain_nodes(self) -> int:
+        """Number of nodes of one domain."""
+        gpus = self.domain_gpus or 0
+        return max(1, gpus // self.per_node) if self.per_node else 1
+
+    @property
+    def nvlink(self) -> NvLink | None:
+        """The network inside a domain; None if neither the spec nor the model's name says it."""
+        known = next((one for one in _NVLINKS if re.search(one.names, self.accelerator)), None)
+        if self.domain_bytes_s is None:
+            return known
+        if known is None:
+            return NvLink("", self.domain_bytes_s, _UNKNOWN_RING, None)
+        return replace(known, bytes_s=self.domain_bytes_s)
+
+    @property
+    def alpha(self) -> Alpha:
+        """α of this fabric and platform."""
+        if not self.per_node:
+            return Alpha(0.0, _SOCKETS_S, _SOCKETS_S, "TCP through two kernels 50 µs [choice]")
+        found = NCCL_ALPHA
+        if self.accelerator.startswith(("AMD", "MI")):
+            found = replace(found, inside_s=_AMD_INSIDE_S, source=f"{found.source}; RCCL 9 inside")
+        more_s = {"efa": _EFA_MORE_S, "ethernet": _SOCKETS_S}.get(self.kind, 0.0)
+        if more_s:
+            more = f"{found.source}, and {more_s * 1e6:g} more by {self.kind}"
+            found = replace(found, between_s=found.between_s + more_s, source=more)
+        return found
+
+
+_KEYS = ("fabric.kind", "fabric.line_rate", "fabric.nics_per_node", "accelerators.per_node")
+MODEL_KEYS = (*_KEYS, "accelerators.model", "accelerators.domain")
+"""Keys of the spec that the model reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveModel:
+    """A collective over `nodes` × `ranks_per_node` ranks of a platform.
+
+    backend: "gloo", "nccl" or another, of which the same is expected as of nccl. nvls: whether the
+    switches of NVLink may reduce, where there are any. Raises ValueError for an unknown collective
+    or fewer than two ranks.
+    """
+
+    platform: Platform
+    collective: str
+    nodes: int
+    ranks_per_node: int
+    backend: str
+    nvls: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def domains(self) -> int:
+        """Number of domains, filled one after the other."""
+        return math.ceil(self.nodes / self.platform.domain_nodes)
+
+    @property
+    def line(self) -> BusbwAtLineRate:
+        """The line of a ring, or of direct messages: of the NICs of a domain, or of a rank's
+        NVLink, if that is less or all ranks are in one domain."""
+        of_a_domain, nvlink = self.platform.domain_nodes, self.platform.nvlink
+        least_nodes = self.nodes % of_a_domain or of_a_domain
+        nics = busbw_at_line_rate(
+            self.collective,
+            replace(self.platform, nics_per_node=self.platform.nics_per_node * least_nodes),
+            self.domains,
+            self.ranks_per_node * least_nodes,
+            self.backend,
+        )
+        if nvlink is None or (self.domains == 1 and self.platform.domain_bytes_s is None):
+            return nics
+        inside = nvlink.bytes_s / 1e9
+        if self.domains == 1:
+            inside *= nvlink.ring
+        elif inside >= nics.gbytes_s:
+            return nics
+        text = f"accelerators.domain.bandwidth {BYTE_RATE.text(nvlink.bytes_s)}"
+        if self.domains == 1:
+            text += f" × {nvlink.ring:g} of a ring inside a domain"
+        ceiling = None if self.domains == 1 else inside
+        return replace(nics, gbytes_s=inside, text=text, ceiling_gbytes_s=ceiling)
+
+    @property
+    def default(self) -> tuple[Algorithm, ...]:
+        """What the library may choose by itself at sizes that are judged.
+
+        On few domains with NVLS a tree that the switches reduce for; otherwise a ring is among
+        them, and nothing that it may choose instead is slower when chosen well.
+        """
+        if self.collective in DIRECT:
+            return (Algorithm.DIRECT,)
+        if self.backend == "gloo" and self.collective == Collective.BROADCAST:
+            return (Algorithm.TREE,)
+        if not self._switches_reduce:
+            return (Algorithm.RING,)
+        if self.domains <= FEW:
+            return (Algorithm.NVLS,)
+        return (Algorithm.RING, Algorithm.NVLS)
+
+    def algorithms(self, name: str) -> tuple[Algorithm, ...]:
+        """Those that a measurement by this name may have used: "ring", or "default"."""
+        return (Algorithm.RING,) if name == Algorithm.RING else self.default
+
+    @property
+    def ceiling_gbytes_s(self) -> float | None:
+        """The busbw that the NICs allow any algorithm; None within one domain.
+
+        By a ring of each place over the domains, or, where switches of InfiniBand may reduce, by
+        sending everything up once.
+        """
+        if self.domains == 1:
+            return None
+        factors = [1.0]
+        if self.collective in _STEPPED:
+            factors.append((self.ranks - 1) / (self.ranks - self.ranks / self.domains))
+        if self.collective == Collective.ALL_REDUCE and self.platform.kind == "infiniband":
+            factors.append(bus_factor(self.collective, self.ranks))
+        return max(factors) * self.line.gbytes_s
+
+    def time_s(self, algorithm: Algorithm, size_bytes: float) -> float:
+        """Seconds of one call, of which the slowest step of each rank is never late."""
+        moved = bus_factor(self.collective, self.ranks) * size_bytes
+        return self.alpha_s(algorithm) + moved / (self._line_gbytes_s(algorithm) * 1e9)
+
+    def busbw_gbytes_s(self, algorithm: Algorithm, size_bytes: float) -> float:
+        """Bus bandwidth of one call."""
+        moved = bus_factor(self.collective, self.ranks) * size_bytes
+        return moved / self.time_s(algorithm, size_bytes) / 1e9
+
+    def least_gbytes_s(self, algorithms: Sequence[Algorithm], size_bytes: float) -> float:
+        """The least bus bandwidth of these algorithms: what a choice among them must reach."""
+        return min(self.busbw_gbytes_s(one, size_bytes) for one in algorithms)
+
+    @property
+    def knee_bytes(self) -> int:
+        """Size at which a ring, or direct messages, reach `KNEE` of their line."""
+        algorithm = Algorithm.RING if Algorithm.DIRECT not in self.default else Algorithm.DIRECT
+        moved = self.alpha_s(algorithm) * KNEE / (1 - KNEE) * self._line_gbytes_s(algorithm) * 1e9
+        return math.ceil(moved / bus_factor(self.collective, self.ranks))
+
+    def steps(self, algorithm: Algorithm) -> tuple[float, float]:
+        """Number of steps one after the other inside domains, and between them."""
+        ranks, domains = self.ranks, self.domains
+        inside, height = ranks // domains - 1, math.ceil(math.log2(domains))
+        ways = 2 if self._reduces_twice else 1
+        match algorithm:
+            case Algorithm.RING:
+                between = ways * (domains - 1)
+                return ways * (ranks - 1) - between, between
+            case Algorithm.TREE:
+                return ways * inside, ways * height
+            case Algorithm.HIERARCHICAL:
+                return ways * inside, ways * (domains - 1)
+            case Algorithm.NVLS | Algorithm.IN_NETWORK:
+                return 0, ways * (height if algorithm is Algorithm.NVLS else 1)
+            case Algorithm.DIRECT if self.collective == Collective.ALL_TO_ALL:
+                return ranks - 1, 1 if domains > 1 else 0
+            case Algorithm.DIRECT:
+                return (0, 1) if domains > 1 else (1, 0)
+
+    def alpha_s(self, algorithm: Algorithm) -> float:
+        """Seconds of a call that do not depend on the size."""
+        alpha = self.platform.alpha
+        inside, between = self.steps(algorithm)
+        found = alpha.start_s + inside * alpha.inside_s + between * alpha.between_s
+        if algorithm in (Algorithm.NVLS, Algorithm.IN_NETWORK):
+            found += _NVLS_INSIDE_S + _NVLS_FILL_S
+        return found
+
+    def terms(self, bound: Bound, algorithms: Sequence[Algorithm], size_bytes: int) -> Bound:
+        """The bound with the keys and parameters that it is computed from."""
+        platform = self.platform
+        domain = f"{platform.domain_gpus or 'node'} at {platform.domain_bytes_s or 'its'} B/s"
+        known = (
+            platform.kind,
+            platform.line_rate_bits_s,
+            platform.nics_per_node,
+            platform.per_node,
+        )
+        values: dict[str, float | str] = dict(
+            zip(MODEL_KEYS, (*known, platform.accelerator, domain), strict=True)
+        )
+        values |= {
+            "model.collective": self.collective,
+            "model.algorithms": " ".join(algorithms),
+            "model.size": size_bytes,
+            "model.nodes": self.nodes,
+            "model.ranks_per_node": self.ranks_per_node,
+            "model.backend": self.backend,
+            "model.nvls": int(self.nvls),
+        }
+        for key, value in values.items():
+            bound = bound.of(key, value)
+        return bound
+
+    @property
+    def _reduces_twice(self) -> bool:
+        """Whether the data goes round twice: reduced, then gathered."""
+        reduces = self.collective == Collective.REDUCE_SCATTER and self.backend == "gloo"
+        return self.collective == Collective.ALL_REDUCE or reduces
+
+    @property
+    def _switches_reduce(self) -> bool:
+        nvlink = self.platform.nvlink
+        reduces = self.collective == Collective.ALL_REDUCE and self.backend != "gloo"
+        enough = self.ranks // self.domains >= _LEAST_FOR_NVLS
+        return bool(self.nvls and nvlink and nvlink.nvls and reduces and enough)
+
+    def _line_gbytes_s(self, algorithm: Algorithm) -> float:
+        ring = self.line.gbytes_s
+        nvlink, domains, ranks = self.platform.nvlink, self.domains, self.ranks
+        inside = math.inf
+        if nvlink is not None and self.backend != "gloo":
+            inside = nvlink.bytes_s / 1e9
+            if algorithm in (Algorithm.NVLS, Algorithm.IN_NETWORK) and nvlink.nvls:
+                inside *= nvlink.nvls
+        reduced = self.collective == Collective.ALL_REDUCE
+        if domains == 1:
+            return inside if algorithm is Algorithm.NVLS and inside < math.inf else ring
+        match algorithm:
+            case Algorithm.NVLS | Algorithm.TREE if reduced:
+                # The busiest domain sends S over two domains, 1.5 S over three, 2 S over more.
+                sent = {2: 1.0, 3: 1.5}.get(domains, 2.0)
+                return min(inside, ring * bus_factor(self.collective, ranks) / sent)
+            case Algorithm.HIERARCHICAL if self.collective in _STEPPED:
+                return min(inside, ring * (ranks - 1) / (ranks - ranks / domains))
+            case Algorithm.IN_NETWORK if reduced:
+                return min(inside, ring * bus_factor(self.collective, ranks))
+            case _:
+                return ring
+
+
+def expected_again(terms: Sequence[Term], leaves: Mapping[str, Any]) -> tuple[float, float] | None:
+    """What the model of a bound's terms gives, and the line, for another spec's values by key.
+
+    None if the bound is not the model's, or the other spec lacks a key that it reads.
+    """
+    values = {term.key: term.value for term in terms}
+    platform = Platform.of_leaves(leaves)
+    if platform is None or "model.collective" not in values:
+        return None
+    model = CollectiveModel(
+        platform,
+        str(values["model.collective"]),
+        int(values["model.nodes"]),
+        int(values["model.ranks_per_node"]),
+        str(values["model.backend"]),
+        bool(values["model.nvls"]),
+    )
+    named = str(values["model.algorithms"]).split()
+    algorithms = [Algorithm(name) for name in named]
+    return model.least_gbytes_s(algorithms, float(values["model.size"])), model.line.gbytes_s
