@@ -73,7 +73,7 @@ def curves(found: Busbw) -> list[Curve]:
     return [
         replace(
             one.sweep.curve(one.algorithm.name, found.backend),
-            line_gbytes_s=one.model.line.gbytes_s,
+            line_gbytes_s=one.line_gbytes_s,
             expected=one.bounds[max(one.bounds)],
             judged_bytes=tuple(one.bounds),
         )
@@ -149,13 +149,13 @@ def _judge_latency(one: Latencies, nodes: Sequence[str]) -> Measurement:
 
 
 def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
-    pinned = ", ring pinned" if one.algorithm.pinned else ""
+    label = one.algorithm.label
     measurements = []
     for row in one.sweep.rows:
         name = f"{row.collective} {SIZE.text(row.size_bytes)}"
         measurements.append(
             Measurement(
-                f"{name} #wrong{pinned}",
+                f"{name} #wrong{label}",
                 row.wrong,
                 "",
                 equals(0),
@@ -165,17 +165,17 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 detection=smallest_share_wrong(row.checked),
             )
         )
-        measurements += _judge_row(found, one, f"{name} busbw{pinned}", row)
-    measurements += _judge_step(one, pinned)
+        measurements += _judge_row(found, one, f"{name} busbw{label}", row)
+    measurements += _judge_step(one, label)
     for missing in one.sweep.unmeasured:
         bound = one.bounds.get(missing.size_bytes)
-        name = f"{one.sweep.measured.collective} {SIZE.text(missing.size_bytes)} busbw{pinned}"
+        name = f"{one.sweep.measured.collective} {SIZE.text(missing.size_bytes)} busbw{label}"
         source = one.promise.source(one.model, one.moves, missing.size_bytes) if bound else ""
         measurements.append(Measurement(name, None, "GB/s", bound, source, note=missing.why))
     return measurements
 
 
-def _judge_step(one: AlgorithmSweep, pinned: str) -> list[Measurement]:
+def _judge_step(one: AlgorithmSweep, label: str) -> list[Measurement]:
     """The mean step of the smallest size, beside the model's; judged if it is promised.
 
     Of a known algorithm only, and where its steps take most of the time.
@@ -186,7 +186,7 @@ def _judge_step(one: AlgorithmSweep, pinned: str) -> list[Measurement]:
     [algorithm], row = one.moves, rows[0]
     count, alpha_s = sum(model.steps(algorithm)), model.alpha_s(algorithm)
     moving_s = model.time_s(algorithm, row.moved_bytes) - alpha_s
-    name = f"{row.collective} {SIZE.text(row.size_bytes)} step{pinned}"
+    name = f"{row.collective} {SIZE.text(row.size_bytes)} step{label}"
     most_s, bound = promise.step_at_most_s, None
     if most_s is not None:
         bound = at_most(most_s * 1e6).of("step_at_most", most_s)
@@ -209,7 +209,7 @@ def _judge_step(one: AlgorithmSweep, pinned: str) -> list[Measurement]:
 
 
 def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[Measurement]:
-    line = one.model.line.gbytes_s
+    line = one.line_gbytes_s
     share = row.busbw_gbytes_s / line
     of_the_model = row.busbw_gbytes_s / one.model.least_gbytes_s(one.moves, row.size_bytes)
     bound = one.bounds.get(row.size_bytes)

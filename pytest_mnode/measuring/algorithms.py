@@ -14,7 +14,7 @@ from pytest_mnode.measuring.collectives import Group
 from pytest_mnode.measuring.ranks import finish
 from pytest_mnode.spec.bandwidth import Collective
 
-RING, DEFAULT = "ring", "default"
+RING, DEFAULT, RAILS = "ring", "default", "rails"
 _VARIABLE = "NCCL_ALGO"
 _HAS_ALGORITHMS = frozenset(
     {Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST}
@@ -25,7 +25,6 @@ _GLOO = {
     Collective.REDUCE_SCATTER: (DEFAULT, "gloo's reduce_scatter is an all_reduce inside"),
     Collective.ALL_TO_ALL: (DEFAULT, "gloo sends directly from each rank to each"),
     Collective.BROADCAST: (DEFAULT, "gloo's broadcast is a tree from rank 0"),
-    Collective.SEND_RECV: (DEFAULT, "rank to next rank"),
 }
 
 
@@ -33,8 +32,9 @@ _GLOO = {
 class Algorithm:
     """An algorithm to measure a collective with.
 
-    name: "ring" if a ring moves the data, else "default". pinned: whether NCCL is told to use it.
-    physical: whether the line rate of a node's NICs limits busbw; a hierarchical
+    name: "ring" if a ring moves the data, "rails" if ranks exchange with those of their place on
+    neighbouring nodes, so that each NIC carries its rank's, else "default". pinned: whether NCCL is
+    told to use it. physical: whether the line rate of a node's NICs limits busbw; a hierarchical
     algorithm, or a switch that reduces, sends fewer bytes. note: an explanation for readers.
     """
 
@@ -43,14 +43,26 @@ class Algorithm:
     physical: bool
     note: str
 
+    @property
+    def label(self) -> str:
+        """What tells its measurements from those of the other algorithm of a collective."""
+        if self.name == RAILS:
+            return ", equal local ranks"
+        return ", ring pinned" if self.pinned else ""
+
 
 def algorithms_of(
     collective: Collective, backend: str, ranks_per_node: int, chosen: str = ""
 ) -> tuple[Algorithm, ...]:
-    """Algorithms to measure a collective with: on NCCL a pinned ring and the default, else one.
+    """Algorithms to measure a collective with: on NCCL a pinned ring and the default, else one; of
+    an exchange between several ranks a node to the next rank, and by rails.
 
     chosen: the ranks' NCCL_ALGO, which the default communicator follows; empty if it is not set.
     """
+    rails = Algorithm(RAILS, False, True, "rank to the rank of its place on the next node")
+    if collective is Collective.SEND_RECV:
+        next_rank = Algorithm(DEFAULT, False, True, "rank to next rank")
+        return (next_rank, rails) if ranks_per_node > 1 else (next_rank,)
     if backend == "gloo" and collective in _GLOO:
         name, note = _GLOO[collective]
         return (Algorithm(name, False, True, note),)

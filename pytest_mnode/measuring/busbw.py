@@ -17,8 +17,8 @@ import torch.distributed as dist
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measurement import Bound, at_most
-from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, fresh_group
-from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.algorithms import RAILS, Algorithm, algorithms_of, fresh_group
+from pytest_mnode.measuring.collectives import COLLECTIVES, send_recv_by_rails
 from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
@@ -58,8 +58,11 @@ class AlgorithmSweep:
     @property
     def ceiling(self) -> Bound | None:
         """The busbw that nothing exceeds: of what the NICs limit their rate, else the model's."""
-        line = self.model.line
-        highest = line.ceiling_gbytes_s if self.algorithm.physical else self.model.ceiling_gbytes_s
+        highest = self.model.ceiling_gbytes_s
+        if self.algorithm.physical:
+            highest = self.model.line.ceiling_gbytes_s
+        if highest is not None and self.algorithm.name == RAILS:
+            highest = self.line_gbytes_s
         return None if highest is None else at_most(highest, _PAST_PHYSICS * highest)
 
     @property
@@ -78,6 +81,12 @@ class AlgorithmSweep:
     def judged(self) -> tuple[Row, ...]:
         """The rows of the sizes that are judged."""
         return tuple(row for row in self.sweep.rows if row.size_bytes in self.bounds)
+
+    @property
+    def line_gbytes_s(self) -> float:
+        """What busbw is a share of: the line of a ring, or of rails."""
+        rails = self.algorithm.name == RAILS
+        return self.model.line_gbytes_s(Moves.RAILS) if rails else self.model.line.gbytes_s
 
     @property
     def moves(self) -> tuple[Moves, ...]:
@@ -245,8 +254,9 @@ def _sweeps(
     waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()
     with Counted(world) as counted:
         for algorithm in algorithms:
+            rails = algorithm.name == RAILS
             found = sweep(
-                measured,
+                send_recv_by_rails(ranks_per_node) if rails else measured,
                 promise.sizes_bytes,
                 warmup=promise.warmup,
                 repeats=promise.repeats,

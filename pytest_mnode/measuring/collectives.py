@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -206,16 +206,25 @@ class AllToAll(Prepared):
 
 
 class SendRecv(Prepared):
-    """Each rank sends to the next and receives from the previous, as in nccl-tests' sendrecv."""
+    """Each rank sends to the next and receives from the previous, as in nccl-tests' sendrecv.
+
+    step: how many ranks further the next one is.
+    """
+
+    def __init__(
+        self, part: int, device: torch.device, group: Group = None, *, step: int = 1
+    ) -> None:
+        self._step = step
+        super().__init__(part, device, group)
 
     def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
         self._input, self._output = empty(self._part), empty(self._part)
-        self._before = (self._rank - 1) % self._ranks
+        self._before = (self._rank - self._step) % self._ranks
 
     def run(self) -> object:
         # The receive goes first: gloo announces a receive on the connection that carries the data.
         # It would wait behind the data, and the two directions would take turns.
-        following = (self._rank + 1) % self._ranks
+        following = (self._rank + self._step) % self._ranks
         works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.irecv, self._output, self._before, group=self._group),
@@ -282,3 +291,9 @@ SEND_RECV = Measured(Collective.SEND_RECV, SendRecv, False, 2, 0)
 _ALL = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, SEND_RECV)
 COLLECTIVES = {measured.collective.value: measured for measured in _ALL}
 """Every collective that can be measured, by torch.distributed's name."""
+
+
+def send_recv_by_rails(ranks_per_node: int) -> Measured:
+    """Each rank's exchange with the ranks of its place on the next node and the one before."""
+    prepare = functools.partial(SendRecv, step=ranks_per_node)
+    return replace(SEND_RECV, prepare=prepare)

@@ -21,6 +21,7 @@ from pytest_mnode.spec.bandwidth import (
     Collective,
     bus_factor,
     busbw_at_line_rate,
+    line_rate_gbytes_s,
 )
 from pytest_mnode.spec.quantity import BYTE_RATE
 
@@ -51,6 +52,8 @@ class Algorithm(StrEnum):
     """Switches of the fabric reduce too (SHARP)."""
     DIRECT = "direct"
     """From each rank to each that it sends to."""
+    RAILS = "rails"
+    """From each rank to that of its place on the next node, so that all ranks share the NICs."""
 
 
 DIRECT = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
@@ -261,8 +264,8 @@ class CollectiveModel:
         return (Algorithm.RING, Algorithm.NVLS)
 
     def algorithms(self, name: str) -> tuple[Algorithm, ...]:
-        """Those that a measurement by this name may have used: "ring", or "default"."""
-        return (Algorithm.RING,) if name == Algorithm.RING else self.default
+        """Those that a measurement by this name may have used: "ring", "rails", or "default"."""
+        return self.default if name == "default" else (Algorithm(name),)
 
     @property
     def ceiling_gbytes_s(self) -> float | None:
@@ -283,7 +286,7 @@ class CollectiveModel:
     def time_s(self, algorithm: Algorithm, size_bytes: float) -> float:
         """Seconds of one call, of which the slowest step of each rank is never late."""
         moved = bus_factor(self.collective, self.ranks) * size_bytes
-        return self.alpha_s(algorithm) + moved / (self._line_gbytes_s(algorithm) * 1e9)
+        return self.alpha_s(algorithm) + moved / (self.line_gbytes_s(algorithm) * 1e9)
 
     def busbw_gbytes_s(self, algorithm: Algorithm, size_bytes: float) -> float:
         """Bus bandwidth of one call."""
@@ -298,7 +301,7 @@ class CollectiveModel:
     def knee_bytes(self) -> int:
         """Size at which a ring, or direct messages, reach `KNEE` of their line."""
         algorithm = Algorithm.RING if Algorithm.DIRECT not in self.default else Algorithm.DIRECT
-        moved = self.alpha_s(algorithm) * KNEE / (1 - KNEE) * self._line_gbytes_s(algorithm) * 1e9
+        moved = self.alpha_s(algorithm) * KNEE / (1 - KNEE) * self.line_gbytes_s(algorithm) * 1e9
         return math.ceil(moved / bus_factor(self.collective, self.ranks))
 
     def steps(self, algorithm: Algorithm) -> tuple[float, float]:
@@ -318,7 +321,7 @@ class CollectiveModel:
                 return 0, ways * (height if algorithm is Algorithm.NVLS else 1)
             case Algorithm.DIRECT if self.collective == Collective.ALL_TO_ALL:
                 return ranks - 1, 1 if domains > 1 else 0
-            case Algorithm.DIRECT:
+            case Algorithm.DIRECT | Algorithm.RAILS:
                 return (0, 1) if domains > 1 else (1, 0)
 
     def alpha_s(self, algorithm: Algorithm) -> float:
@@ -369,7 +372,8 @@ class CollectiveModel:
         enough = self.ranks // self.domains >= _LEAST_FOR_NVLS
         return bool(self.nvls and nvlink and nvlink.nvls and reduces and enough)
 
-    def _line_gbytes_s(self, algorithm: Algorithm) -> float:
+    def line_gbytes_s(self, algorithm: Algorithm) -> float:
+        """The bus bandwidth of an algorithm as sizes grow."""
         ring = self.line.gbytes_s
         nvlink, domains, ranks = self.platform.nvlink, self.domains, self.ranks
         inside = math.inf
@@ -387,6 +391,8 @@ class CollectiveModel:
                 return min(inside, ring * bus_factor(self.collective, ranks) / sent)
             case Algorithm.HIERARCHICAL if self.collective in _STEPPED:
                 return min(inside, ring * (ranks - 1) / (ranks - ranks / domains))
+            case Algorithm.RAILS:
+                return min(inside, line_rate_gbytes_s(self.platform) / self.ranks_per_node)
             case Algorithm.IN_NETWORK if reduced:
                 return min(inside, ring * bus_factor(self.collective, ranks))
             case _:

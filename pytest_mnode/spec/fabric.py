@@ -250,7 +250,8 @@ class FabricCriterion(NonEmptyCriterion):
     """Bus bandwidth of broadcast from rank 0 over all nodes."""
     send_recv_busbw: BusbwPromise | None = None
     """Bus bandwidth of each rank's exchange with its neighbours: it sends to the next rank and
-    receives from the one before."""
+    receives from the one before; with several ranks a node, then also with the ranks of its place
+    on the neighbouring nodes, which uses every rail."""
     write_bandwidth: WriteBandwidthPromise | None = None
     """What ib_write_bw measures between neighbours, rail by rail."""
     read_bandwidth: ReadBandwidthPromise | None = None

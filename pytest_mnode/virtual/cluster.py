@@ -200,7 +200,7 @@ class VirtualCluster:
         collective: str,
         size_bytes: int,
         *,
-        ring: bool = True,
+        algorithm: str = "ring",
         members: NDArray[np.intp] | None = None,
     ) -> float:
         """Seconds of one call without noise, by the model on NICs of the weakest share."""
@@ -212,8 +212,8 @@ class VirtualCluster:
         rate_bits_s = int(healthy.line_rate_bits_s * self.of_line * share)
         platform = replace(healthy, line_rate_bits_s=rate_bits_s)
         model = CollectiveModel(platform, name, nodes, self.per_node, self.backend)
-        chosen = model.algorithms("ring" if ring else "default")
-        if name is Collective.ALL_REDUCE and not ring:
+        chosen = model.algorithms(algorithm)
+        if name is Collective.ALL_REDUCE and algorithm == "default":
             chosen = (*chosen, Moves.TREE)
         late = self.late_s if members is None else self.late_s[members]
         return min(model.time_s(one, size_bytes) for one in chosen) + float(late.max())

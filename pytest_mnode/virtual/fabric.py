@@ -203,14 +203,14 @@ def _sweep(
     judged: dict[int, Bound],
 ) -> Sweep:
     measured, rng = COLLECTIVES[collective], cluster.night.rng
-    ranks, ring = cluster.ranks, algorithm.name == "ring" or algorithm.physical
+    ranks = cluster.ranks
     times: dict[int, list[tuple[float, ...]]] = {size: [] for size in promise.sizes_bytes}
     rows: dict[int, Row] = {}
     left: dict[int, str] = {}
 
     def row(size: int) -> Row:
         moved = measured.moved_bytes(size, ranks)
-        call_s = cluster.collective_s(collective, moved, ring=ring)
+        call_s = cluster.collective_s(collective, moved, algorithm=algorithm.name)
         calls = calls_of_a_repeat(call_s)
         least = CHECKED_CALLS if size == min(promise.sizes_bytes) else 1
         checked = max(least, min(CHECKED_CALLS, calls)) + 4 * len(times[size])
@@ -236,7 +236,9 @@ def _sweep(
     while sizes := [size for size in promise.sizes_bytes if size not in left and due(size)]:
         kept = cluster.communicator_loss()
         for size in sizes:
-            whole_s = cluster.collective_s(collective, measured.moved_bytes(size, ranks), ring=ring)
+            whole_s = cluster.collective_s(
+                collective, measured.moved_bytes(size, ranks), algorithm=algorithm.name
+            )
             each = repeats_of_each(promise.repeats, promise.communicators if size in judged else 1)
             noise = np.abs(1 + REPEATS_DIFFER * rng.standard_normal(each))
             times[size].append(tuple((whole_s / kept * noise).tolist()))
@@ -355,7 +357,7 @@ def _only_in_collectives(cluster: VirtualCluster, promise: BusbwPromise) -> Culp
 
     def rate(members: Sequence[int]) -> float:
         chosen = np.array(members)
-        spent_s = cluster.collective_s("all_reduce", size, ring=False, members=chosen)
+        spent_s = cluster.collective_s("all_reduce", size, algorithm="default", members=chosen)
         spent_s = cluster.night.around(spent_s, REPEATS_DIFFER)
         return busbw_gbytes_s("all_reduce", size, spent_s, len(members) * cluster.per_node)
 

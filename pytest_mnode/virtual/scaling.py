@@ -186,7 +186,9 @@ class _Job:
         cluster = self._cluster
         if len(members) == 1:  # within a node: as many times faster as its links are
             return float(2 * size_bytes / cluster.inside_bytes_s)
-        spent_s = cluster.collective_s("all_reduce", size_bytes, ring=False, members=members)
+        spent_s = cluster.collective_s(
+            "all_reduce", size_bytes, algorithm="default", members=members
+        )
         return cluster.night.around(spent_s, _ROUNDS_DIFFER)
 
     def _compute_s(self, count: int) -> float:

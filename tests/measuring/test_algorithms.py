@@ -24,7 +24,10 @@ RING, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 8)
             for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
         ),
         ("all_to_all", "nccl", [("default", False, True)]),
-        ("send_recv", "nccl", [("default", False, True)]),
+        *(
+            ("send_recv", name, [("default", False, True), ("rails", False, True)])
+            for name in ("nccl", "gloo")
+        ),
         ("all_reduce", "gloo", [("ring", False, True)]),
         ("all_gather", "gloo", [("ring", False, True)]),
         ("reduce_scatter", "gloo", [("default", False, True)]),
@@ -37,6 +40,12 @@ def test_a_ring_is_pinned_if_nccl_has_a_choice(
 ) -> None:
     algorithms = algorithms_of(Collective(collective), backend, 8)
     assert [(a.name, a.pinned, a.physical) for a in algorithms] == found
+
+
+def test_rails_are_measured_where_a_node_has_several_ranks() -> None:
+    assert [a.name for a in algorithms_of(Collective.SEND_RECV, "nccl", 1)] == ["default"]
+    [next_rank, rails] = algorithms_of(Collective.SEND_RECV, "nccl", 8)
+    assert (next_rank.label, rails.label) == ("", ", equal local ranks")
 
 
 def test_the_default_algorithm_is_noted_with_the_users_settings() -> None:

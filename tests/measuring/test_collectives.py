@@ -10,7 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring.collectives import COLLECTIVES, Measured, Prepared
+from pytest_mnode.measuring.collectives import (
+    COLLECTIVES,
+    Measured,
+    Prepared,
+    send_recv_by_rails,
+)
 from pytest_mnode.spec.bandwidth import Collective
 
 CPU = torch.device("cpu")
@@ -34,6 +39,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = RANKS) -> None:
         self.count, self.rank = count, 0
         self.calls: list[Call] = []
+        self.peers: list[tuple[int, int]] = []
         monkeypatch.setattr(dist, "get_world_size", lambda: count)
         monkeypatch.setattr(dist, "get_rank", lambda: self.rank)
         monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: self._keep(buffer, buffer))
@@ -54,8 +60,7 @@ class Ranks:
     def _exchange(self, ops: Sequence[tuple[Any, torch.Tensor, int]]) -> list[Any]:
         (receive, into, before), (send, of, following) = ops
         assert (receive, send) == (dist.irecv, dist.isend)  # else gloo ranks take turns
-        assert before == (self.rank - 1) % self.count
-        assert following == (self.rank + 1) % self.count
+        self.peers.append((before, following))
         self._keep(of, into)
         return []
 
@@ -110,6 +115,19 @@ def _carried(name: str, sent: Tensors) -> Tensors:
             return [torch.cat([s.chunk(ranks)[r] for s in sent]) for r in range(ranks)]
         case _:
             return [sent[r - 1] for r in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("measured", "step"), [(COLLECTIVES["send_recv"], 1), (send_recv_by_rails(2), 2)]
+)
+def test_an_exchange_is_with_the_next_rank_or_that_of_the_same_place(
+    measured: Measured, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch)
+    right = ranks.wrong(measured, PART, lambda sent: [sent[r - step] for r in range(RANKS)])
+    assert (right, measured.collective) == (0, "send_recv")
+    assert ranks.peers == [((r - step) % RANKS, (r + step) % RANKS) for r in range(RANKS)]
+    assert ranks.wrong(measured, PART, lambda sent: [sent[r - 3] for r in range(RANKS)])
 
 
 def _of_the_call_before(name: str, sent: Tensors) -> Tensors:

@@ -108,6 +108,25 @@ def test_the_line_is_that_of_a_domain(
 
 
 @pytest.mark.parametrize(
+    ("nics", "ranks", "next_rank", "rails"),
+    [
+        (8, 8, 50, 50),  # as fast, but over all eight NICs of a node
+        (16, 8, 100, 100),
+        (4, 8, 50, 25),
+        (1, 2, 50, 25),
+    ],
+)
+def test_by_rails_all_ranks_of_a_node_share_its_nics(
+    nics: int, ranks: int, next_rank: float, rails: float
+) -> None:
+    platform = replace(H100, nics_per_node=nics, per_node=ranks)
+    model = CollectiveModel(platform, "send_recv", 2, ranks, "nccl")
+    assert model.line.gbytes_s == pytest.approx(next_rank)
+    assert model.line_gbytes_s(Algorithm.RAILS) == pytest.approx(rails)
+    assert model.algorithms("rails") == (Algorithm.RAILS,)
+
+
+@pytest.mark.parametrize(
     ("platform", "nodes", "ceiling"),
     [
         (H100, 2, 750),
