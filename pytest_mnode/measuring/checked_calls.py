@@ -85,7 +85,9 @@ class Spots:
         where = slice(turn * 7919 % stride, None, stride)
         self._sent, self._received = sent[:, where][:, :cells], received[:, where][:, :cells]
         self._before = self._sent.clone()
-        ids, own, awaited, self._senders = _cells(collective, (rank, ranks), cells, turn, device)
+        ids, own, awaited, self._senders = _cells(
+            *(collective, (rank, ranks), cells, turn, device), step=prepared.step
+        )
         call = torch.arange(calls, device=device).view(-1, 1, 1)
         self._salts = _values(ids, call, turn) * own
         self._expected = _values(awaited, call, turn)
@@ -115,11 +117,18 @@ def _values(cells: torch.Tensor, call: torch.Tensor, turn: int) -> torch.Tensor:
 
 
 def _cells(
-    collective: Collective, place: tuple[int, int], cells: int, turn: int, device: torch.device
+    collective: Collective,
+    place: tuple[int, int],
+    cells: int,
+    turn: int,
+    device: torch.device,
+    *,
+    step: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """By part and cell: ids sent, whether this rank sends them, ids received, and their senders.
 
-    place: rank and number of ranks. In a sum, one rank owns each cell and the others add 0.
+    place: rank and number of ranks. step: how many ranks further an exchange goes. In a sum, one
+    rank owns each cell and the others add 0.
     """
     rank, ranks = place
     cell = torch.arange(cells, device=device).view(1, -1)
@@ -142,7 +151,7 @@ def _cells(
             sent = (rank * ranks + part) * cells + cell
             return sent, every, (part * ranks + rank) * cells + cell, part * every
         case _:
-            before = (rank - 1) % ranks
+            before = (rank - step) % ranks
             return rank * cells + cell, one, before * cells + cell, one * before
 
 

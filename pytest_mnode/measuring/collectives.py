@@ -55,6 +55,8 @@ class Prepared:
     should receive: views of the buffers, each with the number of its message.
     """
 
+    step = 1
+    """How many ranks further an exchange goes."""
     _input: torch.Tensor
     _output: torch.Tensor
 
@@ -206,25 +208,22 @@ class AllToAll(Prepared):
 
 
 class SendRecv(Prepared):
-    """Each rank sends to the next and receives from the previous, as in nccl-tests' sendrecv.
-
-    step: how many ranks further the next one is.
-    """
+    """Each rank sends to the next and receives from the previous, as in nccl-tests' sendrecv."""
 
     def __init__(
         self, part: int, device: torch.device, group: Group = None, *, step: int = 1
     ) -> None:
-        self._step = step
+        self.step = step
         super().__init__(part, device, group)
 
     def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
         self._input, self._output = empty(self._part), empty(self._part)
-        self._before = (self._rank - self._step) % self._ranks
+        self._before = (self._rank - self.step) % self._ranks
 
     def run(self) -> object:
         # The receive goes first: gloo announces a receive on the connection that carries the data.
         # It would wait behind the data, and the two directions would take turns.
-        following = (self._rank + self._step) % self._ranks
+        following = (self._rank + self.step) % self._ranks
         works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.irecv, self._output, self._before, group=self._group),

@@ -40,7 +40,7 @@ def test_repeats_set_different_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     touched = []
     for turn in (0, 1):
         sent, received = torch.zeros(1, 2**20), torch.zeros(1, 2**20)
-        prepared: Any = SimpleNamespace(spot_buffers=lambda both=(sent, received): both)
+        prepared: Any = SimpleNamespace(spot_buffers=lambda both=(sent, received): both, step=1)
         spots = Spots(prepared, Collective.BROADCAST, calls=1, turn=turn)
         spots.set(0)
         touched.append(set(sent.nonzero()[:, 1].tolist()))
@@ -49,3 +49,23 @@ def test_repeats_set_different_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert touched[0]
     assert touched[1]
     assert touched[0].isdisjoint(touched[1])
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_values_of_an_exchange_come_from_the_rank_that_many_before(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    buffers = [(torch.zeros(1, 64), torch.zeros(1, 64)) for _ in range(4)]
+    spots = []
+    for rank, both in enumerate(buffers):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        prepared: Any = SimpleNamespace(spot_buffers=lambda both=both: both, step=step)
+        spots.append(Spots(prepared, Collective.SEND_RECV, calls=1, turn=0))
+        spots[-1].set(0)
+    wrong = []
+    for rank, (_, received) in enumerate(buffers):
+        received.copy_(buffers[rank - 1][0])
+        spots[rank].keep(0)
+        wrong.append(bool(spots[rank].wrong().any()))
+    assert wrong == [step != 1] * 4
