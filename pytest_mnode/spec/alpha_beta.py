@@ -86,10 +86,11 @@ _SOCKETS_S = 50e-6
 _LEAST_FOR_NVLS = 8
 """Ranks of a domain for which NVLS is expected: of 4 H200 NCCL uses a ring, of 8 NVLS at its full
 rate (stas00/ml-engineering)."""
-_NVLS_INSIDE_S, _NVLS_FILL_S = 25e-6, 180e-6
-"""NCCL's tuning.cc: 25 µs inside. It moves 16 MiB at a time (128 KiB × 8 heads × 16 channels), and
-the first of them takes four stages before the last can end: 2 × 8 H100 need 0.21 ms more than
-their bytes from 128 MiB to 1 GiB (NVIDIA/nccl-tests #309)."""
+_NVLS_INSIDE_S, _NVLS_STAGES, _NVLS_CHUNK_BYTES = 25e-6, 4, 16 * (128 << 10)
+"""NCCL's tuning.cc: 25 µs inside. Of each rank it moves 128 KiB in each of 16 channels at a time,
+which are reduced, sent up, down and spread, so that four such chunks pass before the last ends: 2 ×
+8 H100 need 0.21 ms more than their bytes from 128 MiB to 1 GiB (NVIDIA/nccl-tests #309), two racks
+of 72 GB200 1.0 to 1.3 ms from 1 to 8 GiB (coreweave/nccl-tests)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +331,9 @@ class CollectiveModel:
         inside, between = self.steps(algorithm)
         found = alpha.start_s + inside * alpha.inside_s + between * alpha.between_s
         if algorithm in (Algorithm.NVLS, Algorithm.IN_NETWORK):
-            found += _NVLS_INSIDE_S + _NVLS_FILL_S
+            chunks_bytes = _NVLS_STAGES * _NVLS_CHUNK_BYTES * self.ranks // self.domains
+            moved = bus_factor(self.collective, self.ranks) * chunks_bytes
+            found += _NVLS_INSIDE_S + moved / (self.line_gbytes_s(algorithm) * 1e9)
         return found
 
     def terms(self, bound: Bound, algorithms: Sequence[Algorithm], size_bytes: int) -> Bound:

@@ -51,15 +51,14 @@ FRACTION = 0.85
 """[choice] For platforms without a profile. NVIDIA's developers
 expect 46 to 48 of 50 GB/s of a NIC, which is 0.92 and more."""
 EXCEPTIONS = {
-    "026": "0.79 of the line by NCCL 2.16 or 2.18 with SHARP, on four nodes; 0.95 on two (023)",
     "064": "19.7 of the 25 GB/s of its NIC is what its maker expects of two DGX Spark",
     "068": "0.56 over 16 nodes with one GPU and two NICs each; 0.96 over two (067)",
     "078": "a NIC of 800 Gbit/s on a GB300: perftest has 0.56 of it inside the node too",
     "080": "as 078",
     "088": "two racks: an all-to-all at 0.47 of the NICs, called a baseline",
-    "106": "all_gather at 0.81 of the line, where all_reduce of the same shape has 0.91 (122)",
+    "102": "0.78 of the line at 1 GiB by NCCL 2.18 and an early plug-in; 1.09 at 2 GiB",
     "130": "broadcast at 0.72 of the line, all_reduce 0.91 (122); no cause is known",
-    "142": "slow only beside 456 of the same nodes (143): more than a bound of a ring",
+    "142": "slow only beside 456 of the same nodes (143): 0.8 of the model",
     "198": "all-to-all at 0.78, called a baseline",
     "211": "GPUs without NVLink, all-to-all; the rate of the NICs is not said, 8×400 is inferred",
     "212": "as 211",
