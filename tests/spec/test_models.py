@@ -39,11 +39,12 @@ def test_the_racks_bound_is_in_gigabytes_with_its_source(rack: Spec) -> None:
     promise, model = busbw_of(rack), gloo(rack)
     bound = promise.bound_gbytes_s(model, (Algorithm.RING,), 4 << 20)
     # steps of TCP take 1.2 per mille of a call
-    assert 0.998 * 0.2 / 8 * 0.85 < bound.limit < 0.2 / 8 * 0.85
+    line = 0.2 / 8 * promise.at_least_fraction
+    assert 0.998 * line < bound.limit < line
     assert bound.tolerance == 0
     source = promise.source(model, (Algorithm.RING,), 4 << 20)
     assert source.startswith("ring by the model: 0.02497 GB/s with fabric.line_rate 200 Mbit/s")
-    assert source.endswith("× at_least_fraction 0.85")
+    assert source.endswith(f"× at_least_fraction {promise.at_least_fraction:g}")
     assert promise.judged_sizes_bytes(model) == (4 << 20,)
 
 
@@ -65,8 +66,9 @@ def test_a_domain_may_have_several_nodes(
 
 def test_a_bound_counts_every_nic_and_the_tolerance(load: Load) -> None:
     spec = load("nics_per_node: 1", "nics_per_node: 8")
-    bound = busbw_of(spec).bound_gbytes_s(gloo(spec), (Algorithm.RING,), 1 << 40)
-    assert bound.limit == pytest.approx(8 * 0.2 / 8 * 0.85, rel=1e-4)
+    promise = busbw_of(spec)
+    bound = promise.bound_gbytes_s(gloo(spec), (Algorithm.RING,), 1 << 40)
+    assert bound.limit == pytest.approx(8 * 0.2 / 8 * promise.at_least_fraction, rel=1e-4)
     spec = load("tolerance_fraction: 0", "tolerance_fraction: 0.1")
     bound = busbw_of(spec).bound_gbytes_s(gloo(spec), (Algorithm.RING,), 1 << 40)
     assert bound.tolerance == pytest.approx(0.2 / 8 * 0.1, rel=1e-4)
