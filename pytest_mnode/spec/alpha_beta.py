@@ -212,6 +212,13 @@ class CollectiveModel:
     backend: str
     nvls: bool = True
 
+    def __post_init__(self) -> None:
+        if self.ranks < 2:
+            raise ValueError(
+                f"{self.collective} over one rank moves nothing; give two nodes or more"
+            )
+        bus_factor(self.collective, self.ranks)  # raises for an unknown collective
+
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node

@@ -179,3 +179,15 @@ def test_a_bound_is_computed_again_from_its_terms() -> None:
 def test_the_parts_of_a_profile_are_known() -> None:
     spec = load_spec(CLUSTERS / "h100-ib.yaml")
     assert Platform.of(spec) == H100
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "message"),
+    [
+        ("all_reduce", 1, "all_reduce over one rank moves nothing; give two nodes or more"),
+        ("allreduce", 8, "collective 'allreduce' is not one of all_reduce, "),
+    ],
+)
+def test_nothing_to_model_is_said_in_one_line(collective: str, ranks: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CollectiveModel(H100, collective, 1, ranks, "nccl")
