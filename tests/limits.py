@@ -403,6 +403,12 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "rank/recorder.py _SHORT_S",
         "spec/gang.py _FEWEST_RUN_S",
     ),
+    "a part of a model": (
+        "spec/alpha_beta.py _AMD_INSIDE_S",
+        "spec/alpha_beta.py _EFA_MORE_S",
+        "spec/alpha_beta.py _NVLS_INSIDE_S",
+        "spec/alpha_beta.py _SOCKETS_S",
+    ),
     "no time: a rate": (
         "controller/rank_talk.py STACKS_RANKS_PER_S",
         "launchers/rack/plan.py MAX_RATE_MBIT_S",

@@ -26,7 +26,7 @@ from pytest_mnode.spec.bandwidth import (
 from pytest_mnode.spec.quantity import BYTE_RATE
 
 if TYPE_CHECKING:
-    from pytest_mnode.spec.models import Spec
+    from pytest_mnode.spec.inventory import Inventory
 
 KNEE = 0.9
 """Share of its line that a ring reaches at the knee, where judged sizes begin if the spec does not
@@ -140,7 +140,7 @@ class Platform:
     domain_bytes_s: float | None = None
 
     @classmethod
-    def of(cls, spec: Spec) -> Platform:
+    def of(cls, spec: Inventory) -> Platform:
         """That of a spec."""
         fabric, accelerators = spec.fabric, spec.accelerators
         domain = accelerators.domain
