@@ -56,7 +56,9 @@ def test_the_program_is_searched_on_every_node(nodes: Local) -> None:
 
 
 def test_missing_programs_are_inconclusive_with_the_remedy(fabric: Fabric) -> None:
-    found = nccl_tests.missing("all_reduce", "all_reduce_perf", ("n1", "n2"), fabric, BUSBW, (3, 8))
+    platform = Platform(fabric.kind, fabric.line_rate_bits_s, 8, 8)
+    asked = ("all_reduce", "all_reduce_perf", ("n1", "n2"), platform, BUSBW, (3, 8))
+    found = nccl_tests.missing(*asked)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "not on the PATH of n1, n2" in found.note
     assert "not_promised" in found.note
