@@ -102,15 +102,16 @@ def _judge(options: argparse.Namespace, spec: Spec) -> int:
 
 
 def _lines(one: Result) -> Iterator[str]:
-    from pytest_mnode.measurement import listed
+    from pytest_mnode.spec.quantity import SIZE
     from pytest_mnode.table import aligned
 
     if one.sizes:
         rows = [("size", "measured", "bound", "verdict", "usual", "wire allows")]
         yield from aligned([*rows, *(_row(size) for size in one.sizes)])
     judged = [size.judged for size in one.sizes if size.judged is not None]
-    if sources := listed([f"bound: {found.source}" for found in judged if found.source], 2):
-        yield sources
+    if judged:
+        largest = max(size.size_bytes for size in one.sizes if size.judged is not None)
+        yield f"bound of {SIZE.text(largest)}: {judged[-1].source}"
     if one.wrong is not None:
         yield f"wrong values: {one.wrong.measured}" + (one.wrong.note and f", {one.wrong.note}")
     if one.why:

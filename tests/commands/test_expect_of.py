@@ -121,10 +121,20 @@ def test_each_program_and_size_is_judged() -> None:
     assert large.wire == 400
     assert large.judged is not None
     assert large.judged.expected is not None
-    assert large.judged.expected.terms[-1].key == "at_least_fraction"
+    assert "at_least_fraction" in {term.key for term in large.judged.expected.terms}
     assert large.reasons
     assert not small.reasons
     assert "all_gather_busbw" in found[1].why
+
+
+def test_a_ring_that_nobody_pinned_falls_short_on_two_nodes() -> None:
+    """NCCL's own choice there is faster: 467 where a ring has 391."""
+    chosen = GOOD.replace("NCCL_ALGO=Ring ", "")
+    [found] = judge_output(chosen.encode(), Asked(H100))
+    assert verdict_of([found]) is Verdict.FAIL
+    assert found.sizes[-1].reasons[0].startswith("a ring, whose bound is 354")
+    assert verdict(chosen, algorithm="ring") is Verdict.PASS
+    assert verdict(chosen.replace("391.00", "467.00").replace("208.53", "249.07")) is Verdict.PASS
 
 
 def test_an_old_table_and_no_list_of_ranks() -> None:
@@ -274,7 +284,7 @@ def test_a_file_from_standard_input(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "standard input, judged by H100 8×400G InfiniBand (profile)"
     [large] = [line for line in out if line.startswith("8 GiB ")]
-    assert "≥ 356" in large
+    assert "≥ 354" in large
     if text is GOOD:
         assert (status, large.split()[-5:-4]) == (0, ["pass"])
         assert out[-1] == "pass: 2 of 2 judged values pass"

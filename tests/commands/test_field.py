@@ -48,15 +48,18 @@ PROFILES = {
     "mi325x-8x400": "mi325x",
 }
 FRACTION = 0.85
-"""[choice] For platforms without a profile. NVIDIA's developers
-expect 46 to 48 of 50 GB/s of a NIC, which is 0.92 and more."""
+"""[choice] For platforms and collectives without a profile's promise. NVIDIA's developers expect 46
+to 48 of 50 GB/s of a NIC on a ring, which is 0.92 and more (NVIDIA/nccl-tests #290)."""
 EXCEPTIONS = {
+    "033": "156 at 512 MiB, between 165 and 219 at half and twice the size",
     "064": "19.7 of the 25 GB/s of its NIC is what its maker expects of two DGX Spark",
     "068": "0.56 over 16 nodes with one GPU and two NICs each; 0.96 over two (067)",
     "078": "a NIC of 800 Gbit/s on a GB300: perftest has 0.56 of it inside the node too",
     "080": "as 078",
     "088": "two racks: an all-to-all at 0.47 of the NICs, called a baseline",
     "102": "0.78 of the line at 1 GiB by NCCL 2.18 and an early plug-in; 1.09 at 2 GiB",
+    "089": "15.1 at 8 MiB and 0.9 of the line above: Slingshot's step is longer than the model's",
+    "097": "TCPX carries 71 of the 100 GB/s of the NICs; the profile promises all_reduce alone",
     "130": "broadcast at 0.72 of the line, all_reduce 0.91 (122); no cause is known",
     "142": "slow only beside 456 of the same nodes (143): 0.8 of the model",
     "198": "all-to-all at 0.78, called a baseline",
@@ -100,11 +103,12 @@ class Table:
     def spec(self) -> Spec:
         """The profile of its platform if that promises the collective, else one of its keys."""
         if profile := PROFILES.get(self.platform):
-            spec = load_spec(Path(f"profile:{profile}"))
+            spec = profile_of(profile)
             fabric, whole = spec.criteria.fabric, self.gpus == spec.accelerators.per_node
             if fabric and fabric.busbw(self.collective) and whole:
                 return spec
-        promise = {"at_least_fraction": FRACTION, "sizes": ["1 GiB"], "plateau_from": "1 GiB"}
+        # Judged from where the model's ring reaches 0.9 of its line.
+        promise = {"at_least_fraction": FRACTION, "sizes": ["1 MiB", "64 GiB"]}
         domain = {"domain": {"gpus": self.domain}} if self.domain else {}
         return Spec.model_validate(
             {
@@ -162,6 +166,11 @@ class Table:
 READ: list[dict[str, Any]] = yaml.safe_load((CLUSTERS.parent / "field.yaml").read_text())
 TABLES = {one["id"]: Table(**one) for one in READ}
 CROSSING = [one for one in TABLES.values() if one.crosses_a_known_fabric]
+
+
+@lru_cache
+def profile_of(name: str) -> Spec:
+    return load_spec(Path(f"profile:{name}"))
 
 
 @lru_cache

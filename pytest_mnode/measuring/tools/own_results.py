@@ -216,6 +216,11 @@ def _size_result(
     if value and (failed or unusual):
         guessed = expectation.reasons(size_bytes, value)
         reasons = (*(logged if value < of.wire else ()), *guessed)
+    if value and failed and expectation.algorithm == "default":
+        ring = replace(expectation, algorithm="ring").of_size(size_bytes).bound
+        if ring is not None and value >= ring:
+            pinned = f"a ring, whose bound is {ring:.4g}: if NCCL_ALGO=Ring was set, say so by "
+            reasons = (f"{pinned}--algorithm=ring", *reasons)
     return SizeResult(size_bytes, value, in_place, of.wire, (of.low, of.high), judged, reasons)
 
 
