@@ -67,7 +67,7 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
 ) -> None:
     """Does this collective reach the line rate promised, with the right results?"""
     promise = promised(spec, f"fabric.{collective}_busbw")
-    budget_s = locate_budget_s(pytestconfig)
+    budget_s = limits.locating_s(locate_budget_s(pytestconfig), spec, len(world.nodes))
     found = bench.measure_busbw(
         collective, promise, spec, world, device, known=known, budget_s=budget_s
     )
@@ -92,15 +92,18 @@ def test_every_path_reaches_the_line_rate(
         not_promised("send_recv_busbw, nor any other from which the rate of a path follows")
     if len(world.nodes) < 2:
         pytest.skip("one node has no path to another; give --mnode-nodes=2 or more")
+    every_path = pytestconfig.getoption("mnode_locate")
     found = bench.find_slow_links(
         world,
         spec,
         (),
         promise.nic_mbits_s(spec.fabric),
         device,
-        budget_s=locate_budget_s(pytestconfig),
+        budget_s=limits.locating_s(
+            locate_budget_s(pytestconfig), spec, len(world.nodes), every_path=every_path
+        ),
         outliers_only=fabric.send_recv_busbw is None,  # one pair may not use the full line rate
-        every_path=pytestconfig.getoption("mnode_locate"),
+        every_path=every_path,
     )
     measure.record(judges.judge_slow_links(found))
     if world.rank == 0 and found.rates is not None:

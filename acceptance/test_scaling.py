@@ -13,6 +13,7 @@ from pytest_mnode.criteria.scaling.judge import ScalingResult, judge_efficiency,
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.table import table
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.measuring.limits import locating_s
 from pytest_mnode.options import locate_budget_s
 from pytest_mnode.skipping import promised
 
@@ -41,7 +42,8 @@ def found(cluster: Cluster, spec: Spec, job: JobOnce, pytestconfig: pytest.Confi
     if len(cluster.nodes) < 2:
         pytest.skip("one node scales to nothing; give --mnode-nodes=2 or more")
     try:
-        return job.result(cluster, spec, locate_budget_s(pytestconfig))
+        budget_s = locating_s(locate_budget_s(pytestconfig), spec, len(cluster.nodes))
+        return job.result(cluster, spec, budget_s)
     except MnodeError as error:
         why = str(error)
     pytest.fail(why, pytrace=False)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_mnode.measuring.limits import EVERY_PAIR_UP_TO
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Flow, Reading, Round
-from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO, search
+from pytest_mnode.measuring.locating.search import search
 
 LINE_MBITS_S = 1000.0
 BOUND_MBITS_S = 850.0

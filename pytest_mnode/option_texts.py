@@ -115,6 +115,10 @@ def seconds(given: Given) -> float:
     return value
 
 
+def seconds_if_given(given: Given) -> float | None:
+    return seconds(given) if given.text or given.by_option else None
+
+
 text = attrgetter("text")
 
 

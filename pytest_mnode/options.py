@@ -61,7 +61,7 @@ class Settings:
     history_key: Path | None = None
     prometheus: Path | None = None
     log_dir: Path | None = None
-    locate_budget_s: float = 20.0
+    locate_budget_s: float | None = None
     numa_bind: str = "auto"
     faults: str = ""
     may_leave: tuple[str, ...] = ()
@@ -220,8 +220,8 @@ OPTIONS = {  # by field of Settings
     ),
     "locate_budget_s": Option(
         "locate-budget", "SECONDS",
-        "how long to look for what slows the fabric",
-        option_texts.seconds, initial="20", see="locating.md",
+        "how long to look for what slows the fabric; left out: what the rounds over the nodes take",
+        option_texts.seconds_if_given, see="locating.md",
     ),
     "numa_bind": Option(
         "numa-bind", "auto|none|node|exclusive",
@@ -290,9 +290,10 @@ def setting(config: pytest.Config, field: str) -> Any:
     return OPTIONS[field].read(_given(config, OPTIONS[field]))
 
 
-def locate_budget_s(config: pytest.Config) -> float:
-    """Seconds to spend on locating slow links, in ranks and in the controller."""
-    return float(setting(config, "locate_budget_s"))
+def locate_budget_s(config: pytest.Config) -> float | None:
+    """Seconds to spend on locating slow links; None if not given. In ranks and the controller."""
+    given: float | None = setting(config, "locate_budget_s")
+    return given
 
 
 def faults_given_by(config: pytest.Config) -> str:

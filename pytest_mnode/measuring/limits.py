@@ -9,6 +9,13 @@ from pytest_mnode.detection import LOOKS
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 
+EVERY_PAIR_UP_TO = 16
+"""Number of nodes up to which measuring all pairs is cheaper than groups."""
+EVERY_PATH_UP_TO = 64
+"""Number of nodes up to which all pairs are measured by default."""
+SAMPLE_TURNS = 8
+"""Turns of the circle in a sample; every node has one partner per turn. They take 16 rounds."""
+
 if TYPE_CHECKING:
     from pytest_mnode.marks import LimitOf
     from pytest_mnode.options import Settings
@@ -26,6 +33,15 @@ START_UP_OF_ACCELERATORS_S = 60.0
 """Contexts of all accelerators of a node, libraries on a file server, NCCL's topology search."""
 FACTOR = 10.0
 """Limit as a multiple of the time at a promise that is just kept: slower is a hang, not a rate."""
+LEAST_SEARCH_S = 20.0
+"""A search of a few nodes: all pairs, and suspects alone."""
+ROUND_S = 0.1
+"""A round of pairs over connections that are there: 126 rounds over 64 nodes take 13 s."""
+CONNECT_PAIRS_S = 0.3
+"""[choice] The first messages of new pairs on accelerators: NCCL connects two ranks when they first
+send, and all pairs of a round at the same time."""
+CONFIRMING_ROUNDS = 60
+"""Rounds of suspects that are tried alone, and of controls."""
 LEAST_REPEATS = 3
 """Least repeats on each communicator of a size that is judged."""
 CHECKED_CALLS = 12
@@ -96,9 +112,26 @@ def still_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> f
     return _start_up_s(spec, ranks) + FACTOR * longest_s
 
 
+def locating_s(given_s: float | None, spec: Spec, nodes: int, *, every_path: bool = False) -> float:
+    """Seconds for a search of slow links: as given, or what its rounds take over these nodes.
+
+    All rails of a node are measured in one round. Up to 64 nodes, or with every_path, all pairs are
+    measured, in n - 1 turns of the circle and both ways; of more nodes groups, and a sample.
+    """
+    if given_s is not None:
+        return given_s
+    all_pairs = every_path or nodes <= EVERY_PATH_UP_TO
+    rounds = 2 * (nodes - 1) if all_pairs else 2 * SAMPLE_TURNS
+    if nodes > EVERY_PAIR_UP_TO:
+        rounds += 4 + 2 * math.ceil(math.log2(math.sqrt(nodes)))  # the ring, and halves of groups
+    connect_s = CONNECT_PAIRS_S if spec.accelerators.per_node else 0.0
+    return max(LEAST_SEARCH_S, (rounds + CONFIRMING_ROUNDS) * (ROUND_S + connect_s))
+
+
 def paths_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of the test of all paths: start-up, and the budget of locating."""
-    return _start_up_s(spec, nodes * ranks_per_node) + settings.locate_budget_s
+    budget_s = locating_s(settings.locate_budget_s, spec, nodes, every_path=True)
+    return _start_up_s(spec, nodes * ranks_per_node) + budget_s
 
 
 def trial_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:

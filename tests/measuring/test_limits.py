@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_mnode.measuring.limits import (
     REPEAT_S,
     START_UP_S,
     collective_limit_s,
+    locating_s,
     paths_limit_s,
     repeats_of_each,
     still_limit_s,
@@ -90,3 +92,26 @@ def slower_rack(slower: int) -> Spec:
     return RACK.model_copy(
         update={"fabric": RACK.fabric.model_copy(update={"line_rate_bits_s": rate})}
     )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "every_path", "at_least_s", "at_most_s"),
+    [
+        (2, False, 20, 30),
+        (16, False, 30, 45),
+        (64, False, 70, 90),
+        (512, False, 30, 60),
+        (512, True, 400, 500),
+    ],
+)
+def test_a_search_has_time_for_its_rounds(
+    nodes: int, every_path: bool, at_least_s: float, at_most_s: float
+) -> None:
+    """On accelerators each pair is connected anew; a budget that is given stays."""
+    cluster = load_spec(Path(__file__).parents[2] / "fixtures/clusters/h100-ib.yaml")
+    budget_s = locating_s(None, cluster, nodes, every_path=every_path)
+    assert at_least_s <= budget_s <= at_most_s
+    assert locating_s(None, RACK, nodes, every_path=every_path) <= budget_s
+    assert locating_s(5.0, cluster, nodes) == 5.0
+    settings: Any = SimpleNamespace(locate_budget_s=None)
+    assert paths_limit_s(cluster, settings, nodes, 8) > 90 + budget_s

@@ -11,12 +11,13 @@ import torch
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import all_of
+from pytest_mnode.measuring.limits import EVERY_PATH_UP_TO
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
 from pytest_mnode.measuring.locating.pairs import MeasuredRound, Pairs, Rails, chunk_bytes
 from pytest_mnode.measuring.locating.path_table import path_rates
 from pytest_mnode.measuring.locating.rates import STANDS_OUT, Rates
 from pytest_mnode.measuring.locating.rounds import Reading, Round, both_ways
-from pytest_mnode.measuring.locating.search import EVERY_PATH_UP_TO, Search, search
+from pytest_mnode.measuring.locating.search import Search, search
 from pytest_mnode.measuring.locating.wording import (
     Names,
     corrupters,

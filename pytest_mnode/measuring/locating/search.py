@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 import numpy as np
 
+from pytest_mnode.measuring.limits import EVERY_PAIR_UP_TO, SAMPLE_TURNS
 from pytest_mnode.measuring.locating import rounds
 from pytest_mnode.measuring.locating.diagnosis import (
     CONFIRMED_BY,
@@ -30,12 +31,6 @@ from pytest_mnode.measuring.locating.diagnosis import (
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Flow, Pair, Reading, Round
 
-EVERY_PAIR_UP_TO = 16
-"""Number of nodes up to which measuring all pairs is cheaper than groups."""
-EVERY_PATH_UP_TO = 64
-"""Number of nodes up to which all pairs are measured by default: 126 rounds, about 13 s."""
-_TURNS = 8
-"""Turns of the circle in a sample; every node has one partner per turn. They take 16 rounds."""
 _PAIRED_UP_TO = 4
 _MOST_PATHS = 64
 """More slow paths than this point to another fault, so further ones stay suspected."""
@@ -85,7 +80,9 @@ class _Search:
         yield from self._confirm()
         rest = sorted(set(nodes) - set(self._rates.slow_nodes))
         turns: Sequence[Sequence[Pair]] = rounds.circle(len(rest))
-        yield from self._pairs(rest, turns if every_path else rounds.of_day(turns, day, _TURNS))
+        yield from self._pairs(
+            rest, turns if every_path else rounds.of_day(turns, day, SAMPLE_TURNS)
+        )
         yield from self._confirm()
 
     def _measure(self, steps: Iterable[Round]) -> Steps:

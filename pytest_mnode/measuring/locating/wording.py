@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import all_of, listed
+from pytest_mnode.measuring.limits import EVERY_PATH_UP_TO
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, SlowNode, SlowPath
 from pytest_mnode.measuring.locating.rates import Rates
-from pytest_mnode.measuring.locating.search import EVERY_PATH_UP_TO
 from pytest_mnode.spec import Spec
 
 _MOST_NAMED = 16
