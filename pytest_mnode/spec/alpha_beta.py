@@ -244,15 +244,14 @@ class CollectiveModel:
         if nvlink is None or (self.domains == 1 and self.platform.domain_bytes_s is None):
             return nics
         inside = nvlink.bytes_s / 1e9
-        if self.domains == 1:
-            inside *= nvlink.ring
-        elif inside >= nics.gbytes_s:
+        if self.domains > 1 and inside >= nics.gbytes_s:
             return nics
-        text = f"accelerators.domain.bandwidth {BYTE_RATE.text(nvlink.bytes_s)}"
-        if self.domains == 1:
-            text += f" × {nvlink.ring:g} of a ring inside a domain"
+        text = (
+            f"accelerators.domain.bandwidth {BYTE_RATE.text(nvlink.bytes_s)} × {nvlink.ring:g} of "
+            "a ring inside a domain"
+        )
         ceiling = None if self.domains == 1 else inside
-        return replace(nics, gbytes_s=inside, text=text, ceiling_gbytes_s=ceiling)
+        return replace(nics, gbytes_s=inside * nvlink.ring, text=text, ceiling_gbytes_s=ceiling)
 
     @property
     def default(self) -> tuple[Algorithm, ...]:
@@ -282,14 +281,15 @@ class CollectiveModel:
         By a ring of each place over the domains, or, where switches of InfiniBand may reduce, by
         sending everything up once.
         """
-        if self.domains == 1:
+        highest = self.line.ceiling_gbytes_s
+        if highest is None:
             return None
         factors = [1.0]
         if self.collective in _STEPPED:
             factors.append((self.ranks - 1) / (self.ranks - self.ranks / self.domains))
         if self.collective == Collective.ALL_REDUCE and self.platform.kind == "infiniband":
             factors.append(bus_factor(self.collective, self.ranks))
-        return max(factors) * self.line.gbytes_s
+        return max(factors) * highest
 
     def time_s(self, algorithm: Algorithm, size_bytes: float) -> float:
         """Seconds of one call, of which the slowest step of each rank is never late."""

@@ -95,7 +95,7 @@ def test_steps_count_where_ranks_are_many() -> None:
         (H100, "all_reduce", 2, 400),
         (H100, "send_recv", 2, 50),
         (GB200, "all_reduce", 18, 0.755 * 900),
-        (GB200, "all_reduce", 36, 900),  # the NICs of a rack carry more than NVLink
+        (GB200, "all_reduce", 36, 0.755 * 900),  # the NICs of a rack carry more than NVLink
         (GB200, "all_reduce", 19, 200),  # the second rack has one node
         (replace(GB200, domain_gpus=None), "all_reduce", 18, 200),
     ],
@@ -135,6 +135,7 @@ def test_by_rails_all_ranks_of_a_node_share_its_nics(
         (A100, 2, 100 * 15 / 8),
         (A100, 16, 100 * 2 * 127 / 128),  # switches of InfiniBand reduce
         (GB200, 18, None),
+        (GB200, 36, 900 * 2 * 143 / 144),
     ],
 )
 def test_the_ceiling_is_what_no_algorithm_exceeds(
