@@ -37,9 +37,9 @@ TCP_GBYTES_S = 3.0
 INSIDE_OVER_LINE = 1.12
 """Of a ring between accelerators of a node, over the line of its NICs. Source: 450 GB/s of NVLink
 and 400 of 8 × 400 Gbit/s (H100, H200). [choice] for other platforms."""
-DEVICES_DIFFER = 0.012
-"""Standard deviation of equal devices. [choice] GPUs of a node differ by 5 % and more from end to
-end (stas00/ml-engineering, MAMF)."""
+DEVICES_DIFFER = 0.01
+"""Standard deviation of equal devices, none of which is off by more than four. [choice] GPUs of a
+node differ by 5 % and more from end to end (stas00/ml-engineering, MAMF), settled ones by less."""
 COPIES_DIFFER = 0.006
 """Of copies, which a link's rate limits. [choice]"""
 COMMUNICATORS_DIFFER: Mapping[str, float] = {

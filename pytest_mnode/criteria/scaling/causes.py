@@ -32,7 +32,7 @@ _NAMED_FROM = 0.5
 """A rank is named if it is slower by this fraction of the loss that not all ranks share."""
 _DEVICES_DIFFER = 0.05
 """Share of the usual time by which equal devices may differ: of 8,192, the slowest healthy one is
-4 % slower (rehearsed, 1.2 % each). GPUs of a node differ by 5 % (stas00/ml-engineering, MAMF)."""
+4 % slower (rehearsed, 1 % each). GPUs of a node differ by 5 % (stas00/ml-engineering, MAMF)."""
 _NOTHING = 1e-3
 """Fraction of a step: no rank is named for a smaller loss."""
 _LISTED_FROM = 0.1
