@@ -28,9 +28,10 @@ from pytest_mnode.spec.quantity import BYTE_RATE
 if TYPE_CHECKING:
     from pytest_mnode.spec.inventory import Inventory
 
-KNEE = 0.9
+KNEE = 0.95
 """Share of its line that a ring reaches at the knee, where judged sizes begin if the spec does not
-say. [choice] There a bound of 0.9 of the model is still kept if α is twice the model's."""
+say. [choice] There a bound of 0.9 of the model is still kept if α is three times the model's, as
+that of one A100 and of one GH200 cluster is at smaller sizes."""
 FEW = 2
 """Domains up to which NCCL's default surely is a tree where switches of NVLink reduce: over two
 domains each byte crosses the NICs once, over three 1.5 times, from four on twice, as in a ring.

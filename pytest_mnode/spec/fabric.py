@@ -45,7 +45,7 @@ class BusbwPromise(Page):
     """
     plateau_from_bytes: Bytes | None = Field(None, alias="plateau_from")
     """Sizes from here up are judged; smaller ones are only recorded. Left out: from the size at
-    which the model's ring reaches 0.9 of its line. The largest size always is."""
+    which the model's ring reaches 0.95 of its line. The largest size always is."""
     step_at_most_s: Seconds | None = Field(None, alias="step_at_most")
     """Mean time of a step of the smallest size, where steps take most of the time, such as 20 us;
     left out: it is recorded, beside the model's."""

@@ -58,7 +58,6 @@ EXCEPTIONS = {
     "080": "as 078",
     "088": "two racks: an all-to-all at 0.47 of the NICs, called a baseline",
     "102": "0.78 of the line at 1 GiB by NCCL 2.18 and an early plug-in; 1.09 at 2 GiB",
-    "089": "15.1 at 8 MiB and 0.9 of the line above: Slingshot's step is longer than the model's",
     "097": "TCPX carries 71 of the 100 GB/s of the NICs; the profile promises all_reduce alone",
     "130": "broadcast at 0.72 of the line, all_reduce 0.91 (122); no cause is known",
     "142": "slow only beside 456 of the same nodes (143): 0.8 of the model",
@@ -107,7 +106,7 @@ class Table:
             fabric, whole = spec.criteria.fabric, self.gpus == spec.accelerators.per_node
             if fabric and fabric.busbw(self.collective) and whole:
                 return spec
-        # Judged from where the model's ring reaches 0.9 of its line.
+        # Judged from where the model's ring reaches 0.95 of its line.
         promise = {"at_least_fraction": FRACTION, "sizes": ["1 MiB", "64 GiB"]}
         domain = {"domain": {"gpus": self.domain}} if self.domain else {}
         return Spec.model_validate(

@@ -152,11 +152,11 @@ def test_steps_of_tcp_loosen_the_racks_bounds_by_little(size: int, share: float)
     assert share < ring / model.line.gbytes_s < 1
 
 
-def test_at_the_knee_a_ring_has_nine_tenths_of_its_line() -> None:
+def test_at_the_knee_a_ring_has_most_of_its_line() -> None:
     for platform in (H100, MI300X, RACK):
         model = CollectiveModel(platform, "all_reduce", 4, platform.per_node or 1, "nccl")
         ring = model.busbw_gbytes_s(Algorithm.RING, model.knee_bytes)
-        assert ring == pytest.approx(0.9 * model.line.gbytes_s, rel=1e-3)
+        assert ring == pytest.approx(0.95 * model.line.gbytes_s, rel=1e-3)
 
 
 def test_a_bound_is_computed_again_from_its_terms() -> None:
