@@ -480,7 +480,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "late_host": Fault("node", "a host that is late in each step, s", _late, 0.004, 0, _SCALING),
     "slow_storage": Fault(
-        "node", "storage that is late in each step, s", _input, 0.004, 0, _SCALING
+        "node", "storage that is late in each step, s", _input, 0.012, 0, _SCALING
     ),
     "slow_gpu": Fault("gpu", "a GPU at a share of its rate", _gpu("matmul"), 0.88, shows=_DEVICES),
     "throttled_gpu": Fault(
