@@ -31,7 +31,9 @@ READY := $(VENV)/.ready
 # Plugins and libraries that tests run beside ours: their lists may change, and the environment stays.
 BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A test that hangs ends its worker after 15 minutes, shows all stacks, and has failed.
+HANG := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(HANG)
 # Tests of a few files that failed beside others run again alone, and are listed.
 AGAIN = || $(BIN)/python -m tests.again $$?
 ENGINES := tests/engines

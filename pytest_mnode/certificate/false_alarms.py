@@ -58,9 +58,10 @@ class FalseAlarms:
         each = ", ".join(
             f"{one.criterion} {_percent(one.chance)} of {one.judgements}" for one in self.families
         )
+        several = "judgements that rest" if self.judgements > 1 else "judgement that rests"
         return (
             f"a healthy cluster fails with a chance of {_percent(self.chance)} at most, by "
-            f"{self.judgements} judgements that rest on noise ({each})"
+            f"{self.judgements} {several} on noise ({each})"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.detection import Estimate, smallest_share_wrong
+from pytest_mnode.detection import Detection, Estimate, smallest_share_wrong
 from pytest_mnode.measurement import (
     Curve,
     HeadlineMark,
@@ -106,6 +106,9 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             f"{STANDS_OUT:g} of the rate of the fast pairs",
             found.culprit or found.silent or (Culprit(found.cut_off) if found.cut_off else None),
             f"{found}; {found.effort}",
+            detection=None
+            if found.detectable_loss is None
+            else Detection("less", found.detectable_loss, found.paths_measured),
         ),
         Measurement(
             "ordered paths measured",

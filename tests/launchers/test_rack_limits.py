@@ -75,17 +75,19 @@ def test_a_rack_that_never_answers() -> None:
 @pytest.mark.parametrize("stopped", ["the cleanup process", "the rack's first process"])
 def test_a_process_that_is_stopped_is_named(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon starts the rack's first process, and one that is stopped starts none."""
-    with subprocess.Popen(["sh", "-c", "sleep 60; exit"]) as daemon:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as daemon:
         until(lambda: processes.children(daemon.pid))
         below = processes.children(daemon.pid)
-        os.kill(daemon.pid if "cleanup" in stopped else below[0], signal.SIGSTOP)
-        monkeypatch.setattr(Mute, "pid", daemon.pid)
-        made = channel.RackChannel(Setup(PLAN, True), (), lambda _: None)
-        with pytest.raises(TimeLimitError, match=f"from {stopped}: its process is stopped"):
-            made.await_up()
-        made.close()
-        for pid in (*below, daemon.pid):
-            os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(daemon.pid if "cleanup" in stopped else below[0], signal.SIGSTOP)
+            monkeypatch.setattr(Mute, "pid", daemon.pid)
+            made = channel.RackChannel(Setup(PLAN, True), (), lambda _: None)
+            with pytest.raises(TimeLimitError, match=f"from {stopped}: its process is stopped"):
+                made.await_up()
+            made.close()
+        finally:
+            for pid in (*below, daemon.pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_listener_that_is_busy_does_not_keep_a_rack_open() -> None:

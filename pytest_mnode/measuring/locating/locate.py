@@ -61,7 +61,7 @@ class SlowLinks:
     pairs of nodes. unmeasured: why some paths or NICs were not measured, with counts; empty if all
     were. every_path: whether all paths had to be measured. corrupt_paths: number of paths that
     changed data at least once. corrupter: their common node, or these paths, in words. rates: of
-    all paths and rails; None if no two nodes could be tried.
+    all paths and rails; None if no two nodes could be tried. detectable_loss: as `Rates` has it.
     """
 
     diagnosis: Diagnosis
@@ -79,6 +79,7 @@ class SlowLinks:
     corrupt_paths: int = 0
     corrupter: Culprit | None = None
     rates: PathRates | None = None
+    detectable_loss: float | None = None
 
     @property
     def summary(self) -> Culprit:
@@ -274,6 +275,7 @@ def conclude(
         corrupt_paths=int(rates.wrong.sum()),
         corrupter=corrupters(rates.wrong, names),
         rates=path_rates(rates, found, names) if np.isfinite(rates.best).any() else None,
+        detectable_loss=rates.detectable_loss,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_mnode.detection import PROBABILITY
 from pytest_mnode.measuring.locating.rounds import Reading
 
 STANDS_OUT = 0.8
@@ -20,6 +23,8 @@ _DIP = 0.6
 """A link did not keep its rate below this fraction of its best reading alone on the fabric."""
 _FEW_DIPS = 0.1
 """Tolerated dips, as a fraction of all readings alone; one dip is always tolerated."""
+_QUANTILE = NormalDist().inv_cdf(PROBABILITY)
+_MAD_OF_NORMAL = NormalDist().inv_cdf(0.75)
 
 
 class Rates:
@@ -107,6 +112,22 @@ class Rates:
         if self._threshold is None:
             self._threshold = np.fmin(self.slow_below_mbits_s, STANDS_OUT * self.reference)
         return self._threshold
+
+    @property
+    def detectable_loss(self) -> float | None:
+        """Smallest share that one link could lack of the usual rate and be found, with 99 %.
+
+        Readings of equal links differ by their spread: the MAD of log ratios to the reference, as
+        a standard deviation (Hampel, JASA 69, 1974). None unless every link was measured.
+        """
+        measured = np.isfinite(self.best) | np.eye(self.nodes, dtype=bool)
+        if self.nodes < 2 or not measured.all():
+            return None
+        ratios = np.log(self.best / self.reference[:, None, None])
+        ratios = ratios[np.isfinite(ratios)]
+        spread = float(np.median(np.abs(ratios - np.median(ratios)))) / _MAD_OF_NORMAL
+        least = float(np.min(self.threshold / self.reference))
+        return 1 - least * math.exp(-_QUANTILE * spread)
 
     @property
     def slow_tx(self) -> NDArray[np.bool_]:

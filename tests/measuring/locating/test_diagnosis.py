@@ -268,3 +268,25 @@ def test_a_long_list_of_culprits_is_shortened() -> None:
     assert diagnosis is not None
     assert diagnosis.count("fab0") == 16
     assert diagnosis.endswith("; and 2 more")
+
+
+def test_a_link_at_the_detectable_loss_is_found_in_99_of_100() -> None:
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(300):
+        healthy = _rates(lambda a, b, r: 190 * rng.normal(1, 0.02), nodes=6, times_alone=0)
+        loss = healthy.detectable_loss
+        assert loss is not None
+        rate = 190 * (1 - loss) * rng.normal(1, 0.02)
+        healthy.best[0, 2, 4] = rate
+        found.append((0, 2, 4) in healthy.slow_links)
+    assert sum(found) >= 0.97 * len(found)
+    assert _rates(lambda a, b, r: 190).detectable_loss == pytest.approx(0.2)
+    # The bound, where it is below what stands out.
+    assert _rates(lambda a, b, r: 340).detectable_loss == pytest.approx(0.5)
+
+
+def test_nothing_is_detectable_where_a_link_was_not_measured() -> None:
+    rates = _rates(lambda a, b, r: 190)
+    rates.best[0, 1, 2] = np.nan
+    assert rates.detectable_loss is None
