@@ -22,12 +22,25 @@ from pytest_mnode.protocol.launcher_requests import (
 )
 from pytest_mnode.protocol.world import RUN
 
-FREE_PORT = (
-    "import socket; at = (%r, 0); "
-    "[(family, *_), *_] = socket.getaddrinfo(*at, type=socket.SOCK_STREAM); "
-    "print(socket.create_server(at, family=family).getsockname()[1])"
-)
-"""A program for a node: prints a free TCP port of the IPv4 or IPv6 address filled in for %r."""
+FREE_PORT = """\
+import random, socket
+least = int(open("/proc/sys/net/ipv4/ip_local_port_range").read().split()[0])
+ports = random.sample(range(10000, least), 50) if least > 12000 else []
+for port in [*ports, 0]:
+    try:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+    except OSError:
+        continue
+    print(server.getsockname()[1])
+    break
+else:
+    raise SystemExit("nothing can listen on any port")
+"""
+"""A program for a node: prints a TCP port that is free on all of its addresses, as rendezvous
+listen on all. The kernel gives none from below its range to connections that others open before the
+rendezvous listens; where the range leaves no room below it, any port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +171,8 @@ class Nodes:
         return self._node(node).address
 
     def free_port(self, node: str) -> int:
-        """A TCP port of a node's address that nothing listens on. Raises ClusterError."""
-        argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
+        """A TCP port of a node that nothing uses. Raises ClusterError."""
+        argv = [self.python, "-I", "-S", "-c", FREE_PORT]
         [found] = self.run(argv, node)
         if not found.ok:
             lines = found.stderr.strip().splitlines() or [

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.launching.job_file import LaunchJob
+from pytest_mnode.launchers.nodes import FREE_PORT
 
 TORCHRUN = ("python", "-m", "torch.distributed.run")
 """The torchrun command, with the first Python of the user's PATH."""
 
-
-FREE_PORT = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1])"
 ADDED = (
     *("SLURM", "SRUN_", "SBATCH_", "PMI", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
     *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "TMPDIR", "HOSTNAME", "MASTER_"),
