@@ -14,7 +14,6 @@ from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Flow, Reading, Round
 from pytest_mnode.measuring.locating.search import search
 
-LINE_MBITS_S = 1000.0
 BOUND_MBITS_S = 850.0
 HEALTHY_MBITS_S = 956.0
 """Rate of TCP on the line at an MTU of 1500."""

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from pytest_mnode.commands.asked import report_into
 
+MOST_NODES = 4096
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", type=Path, help="the cluster's page; default: the rack's")
@@ -53,6 +55,3 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     report_into(options.report, certificate)
     return 0 if certificate.verdict is CertificateVerdict.REHEARSAL else 1
-
-
-MOST_NODES = 4096

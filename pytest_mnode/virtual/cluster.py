@@ -19,7 +19,7 @@ from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
-from pytest_mnode.spec.bandwidth import Collective
+from pytest_mnode.spec.bandwidth import Collective, line_rate_gbytes_s
 from pytest_mnode.spec.review import wire_allows_fraction
 from pytest_mnode.virtual.machines import surveys
 
@@ -191,8 +191,7 @@ class VirtualCluster:
             share = min(share, *(self.uplinks[leaf] * LEAF_NODES for leaf in leaves))
         share = min(share, float(self.inside[neighbours].min()))
         if self.tcp & inside:
-            line = self.spec.fabric.line_rate_gbits_s / 8 * self.spec.fabric.nics_per_node
-            share = min(share, TCP_GBYTES_S / line)
+            share = min(share, TCP_GBYTES_S / line_rate_gbytes_s(self.spec.fabric))
         return share
 
     def collective_s(
@@ -225,8 +224,7 @@ class VirtualCluster:
     @property
     def inside_bytes_s(self) -> float:
         """Rate of a ring between accelerators of a healthy node."""
-        line = self.spec.fabric.line_rate_gbits_s / 8 * self.spec.fabric.nics_per_node
-        return INSIDE_OVER_LINE * line * 1e9
+        return INSIDE_OVER_LINE * line_rate_gbytes_s(self.spec.fabric) * 1e9
 
     def communicator_loss(self) -> float:
         """Share that a fresh communicator keeps of the rate, by the paths that it drew."""
