@@ -13,28 +13,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar
 
+from pytest_mnode.logs.xids import Action, sxid, xid
+
 LIMIT_S = 5.0
 COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-iso"))
-XIDS = {
-    48: "uncorrectable ECC error",
-    61: "micro-controller breakpoint",
-    62: "micro-controller halted",
-    64: "a row could not be remapped",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    92: "many corrected ECC errors",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    119: "GSP does not answer",
-    120: "GSP error",
-    121: "corrected C2C link error",
-    140: "ECC error that was not recovered",
-    **dict.fromkeys(range(144, 151), "NVLink error"),
-}
-"""Source: NVIDIA, "XID Errors"."""
-XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69, 137})
-"""Xids caused by errors or exits of programs, and 63, a row that was remapped as intended."""
-
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
@@ -68,7 +50,7 @@ class Event:
     """A line of the kernel log about a failing device.
 
     when: as the log writes it. at_s: that time, in seconds since 1970; None if it is not known, as
-    without year or zone.
+    without year or zone. action: what an Xid or SXid asks for, by `Action`; "" if nothing.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
@@ -77,6 +59,7 @@ class Event:
     device: str
     what: str
     at_s: float | None = None
+    action: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +76,8 @@ class Log:
 
 
 _RULES: tuple[tuple[Severity | None, str], ...] = (
-    # With MIG the GPU instance follows the address. 154 says None after a reset.
-    (None, rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)\b(?!.* changed from .*\(None\)$)"),
+    # With MIG the GPU instance follows the address.
+    (None, rf"NVRM: Xid \((?:PCI:)?{_PCI}[^)]*\): (?P<xid>\d+)\b"),
     # The driver sets up the links of its GPUs; at its end it only says that it shuts them down.
     (Severity.FAULT, r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)"),
     (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
@@ -111,7 +94,7 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (Severity.CORRECTED, rf"amdgpu {_PCI}: .*\b[1-9]\d* (?:new )?correctable hardware errors"),
     (Severity.FAULT, rf"\S+ {_PCI}: DPC: containment event"),
     # without the lines of numbers that follow it
-    (None, rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): \d+, (?!Severity|Data)"),
+    (None, rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), (?!Severity|Data)"),
     (None, rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),"),
     (None, rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)"),
     (
@@ -249,10 +232,24 @@ def _event(when: str, message: str, up: set[str]) -> Event | None:
         return None
     for severity, rule in _COMPILED:
         if match := rule.match(message):
-            judged = severity or _severity(match)
-            what = _meaning(match) or message[:160]
-            return Event(judged, when, match["device"] or "machine", what) if judged else None
+            return _of_rule(severity, match, when)
     return None
+
+
+def _of_rule(severity: Severity | None, match: re.Match[str], when: str) -> Event | None:
+    groups, device = match.groupdict(), match["device"] or "machine"
+    number = groups.get("xid") or groups.get("sxid")
+    if number is None:
+        aer = groups.get("aer") or ""
+        corrected = aer.startswith("Correct")
+        severity = severity or (Severity.CORRECTED if corrected else Severity.FAULT)
+        return Event(severity, when, device, f"PCIe AER {aer}" if aer else match.string[:160])
+    named = (xid if groups.get("xid") else sxid)(int(number), match.string)
+    if named.blame == "nobody":
+        return None
+    what = f"Xid {number}: {named.words}" if named.words else match.string[:160]
+    action = "" if named.action is Action.NOTHING else str(named.action)
+    return Event(Severity(named.blame), when, device, what, action=action)
 
 
 def _message(line: str) -> tuple[str, str] | None:
@@ -282,24 +279,6 @@ def _at_s(when: str) -> float | None:
     except ValueError:
         return None
     return moment.timestamp() if moment.tzinfo else None
-
-
-def _severity(found: re.Match[str]) -> Severity | None:
-    groups = found.groupdict()
-    if groups.get("xid") and int(groups["xid"]) in XIDS_OF_PROGRAMS:
-        return None
-    corrected = (groups.get("aer") or "").startswith("Correct")
-    corrected |= groups.get("xid") == "121"  # of the link between a GPU and a Grace CPU
-    # Drivers call corrected NVLink Xids and SXids nonfatal. AER's "Non-Fatal" was not corrected.
-    corrected |= re.search(r"\bNon-?fatal\b", found.string) is not None
-    return Severity.CORRECTED if corrected else Severity.FAULT
-
-
-def _meaning(found: re.Match[str]) -> str:
-    groups = found.groupdict()
-    if number := groups.get("xid"):
-        return f"Xid {number}: {XIDS.get(int(number), 'see NVIDIA XID Errors')}"
-    return f"PCIe AER {aer}" if (aer := groups.get("aer")) else ""
 
 
 def since(text: str) -> str | None:

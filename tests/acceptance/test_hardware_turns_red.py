@@ -130,7 +130,7 @@ def test_each_fault_of_hardware_is_named(tmp_path: Path) -> None:
     assert {re.sub(rise, "a rise", culprit) for culprit in culprits} == unopened | {
         "node1 mgmt0 (MTU 1400)",
         "node1 accelerator 0",
-        "node2 0000:11:00",
+        "node2 0000:11:00 (accelerator 0): reboot the node",
         "node2 mlx5_0 x8 of 16",
         "node2 mlx5_0:1 DOWN",
         "a rise",

@@ -54,7 +54,6 @@ _CALLED = {
 EVENTS = (
     *((FAULT, GPU, line) for line in _CALLED),
     (FAULT, GPU, f"NVRM: Xid (PCI:{GPU}): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004505c6)"),
-    (FAULT, GPU, f"NVRM: Xid (PCI:{GPU}): 154, GPU recovery action changed from 0x0 (None) to 0x2"),
     (CORRECTED, GPU, f"NVRM: Xid (PCI:{GPU}): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0)"),
     (CORRECTED, GPU, f"NVRM: Xid (PCI:{GPU}): 121, pid=9, C2C Link corrected error"),
     (FAULT, f"{GPU}.0", f"NVRM: GPU {GPU}.0: GPU has fallen off the bus."),

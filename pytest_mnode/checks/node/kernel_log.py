@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -11,10 +12,13 @@ from pydantic import BeforeValidator
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.logs.kernel_log import Severity
+from pytest_mnode.logs.xids import Action
+from pytest_mnode.machine.pci import full_address
 from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.fields import Count, Page
 from pytest_mnode.spec.quantity import shown
@@ -25,6 +29,7 @@ _METRICS = {
     Severity.LINK_DOWN: "times a link went down in the kernel log",
 }
 _SINCE, _EARLIER = "the log goes back to", "events that are not judged"
+_ACTION = "action that the error asks for"
 
 
 def _since(written: Any) -> Any:
@@ -55,7 +60,11 @@ class KernelLogPromise(Page):
 
 @check("preflight.kernel_log")
 class KernelLogHasNoFailures(SurveyCheck):
-    """Has this node's kernel logged no failing device since boot, or since the time promised?"""
+    """Has this node's kernel logged no failing device since boot, or since the time promised?
+
+    Errors of NVIDIA's driver (Xid) and of NVSwitches (SXid) are named with what each asks for, by
+    NVIDIA's catalogue or by Xid 154; those that programs cause are no failures.
+    """
 
     promise: KernelLogPromise
     parts = ("kernel_log",)
@@ -72,12 +81,17 @@ class KernelLogHasNoFailures(SurveyCheck):
         judged = [one for one in log.events if one.at_s is None or one.at_s >= from_s]
         if len(judged) < len(log.events):
             yield row(_EARLIER, f"{len(log.events) - len(judged)} events before {since} left out")
+        index = {one.pci_address: one.index for one in node.machine.accelerators or ()}
+        judged = [replace(one, device=_device(one.device, index)) for one in judged]
         for severity, metric in _METRICS.items():
             events = [one for one in judged if one.severity is severity]
             counts = Counter(one.device for one in events) or {"": 0}
             yield from (row(metric, count, device=device) for device, count in counts.items())
             for one in events:
                 yield row(severity, f"{one.when}: {one.what}", device=one.device)
+            if severity is Severity.FAULT:
+                asked = dict.fromkeys((one.device, one.action) for one in events if one.action)
+                yield from (row(_ACTION, action, device=device) for device, action in asked)
 
     def rule(self, rows: Rows) -> Iterator[Measurement]:
         corrected, downs = self.promise.corrected_at_most, self.promise.link_downs_at_most
@@ -88,8 +102,30 @@ class KernelLogHasNoFailures(SurveyCheck):
             return listed([*since, *(f"{one.device} {one.value}" for one in rows.of(severity))])
 
         fault, fixed, down = _METRICS
-        yield rows.total(_METRICS[fault], 0, source=f"{self.key} none", note=note(fault))
+        asked = [f"{one.device} asks to {one.value}" for one in rows.of(_ACTION)]
+        faults = "; ".join(filter(None, [listed(asked), note(fault)]))
+        found = rows.total(_METRICS[fault], 0, source=f"{self.key} none", note=faults)
+        yield replace(found, culprit=_with_actions(found.culprit, rows)) if asked else found
         part = "corrected_at_most"
         yield rows.total(_METRICS[fixed], corrected, part=part, note=note(fixed))
         part = "link_downs_at_most"
         yield rows.at_most(_METRICS[down], downs, part=part, note=note(down))
+
+
+def _device(address: str, index: Mapping[str | None, int]) -> str:
+    """With the accelerator's index where it is known. An Xid's address has no function."""
+    full = full_address(f"{address.partition('.')[0]}.0") if ":" in address else None
+    number = index.get(full) if full else None
+    return address if number is None else f"{address} (accelerator {number})"
+
+
+def _with_actions(culprit: str | None, rows: Rows) -> Culprit | None:
+    """The same nodes and devices, in words that have the most that each device asks for."""
+    if culprit is None:
+        return None
+    asked = dict[str, str]()
+    for one in sorted(rows.of(_ACTION), key=lambda one: [*Action].index(Action(str(one.value)))):
+        asked[one.device] = f": {one.value}"
+    devices = dict.fromkeys(one.device for one in rows.of(Severity.FAULT))
+    words = [one + asked.get(one, "") for one in devices]
+    return Culprit.merged(f"{rows.node} {listed(words, separator=', ')}", [culprit])

@@ -169,6 +169,8 @@ def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
 
 
 XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
+GSP = Event(Severity.FAULT, "[7.1]", "0000:1b:00", "Xid 119: GSP", action="reset the GPU")
+LOST = Event(Severity.FAULT, "[8.1]", "0000:1b:00", "Xid 79: bus", action="reboot the node")
 AER = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
 DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
 
@@ -208,6 +210,11 @@ def test_failures_are_judged_since_the_time_promised(
         (Log((), "[7200.5]"), None, None, "the log goes back to [7200.5] only"),
         (Log((AER,) * 3), None, None, ""),
         (Log((XID,)), "fail", "gpu1 0000:1b:00", "2026-11-22T06:54:23Z: Xid 79: GPU is lost"),
+        (
+            Log((LOST, GSP, replace(GSP, device="0000:43:00"))),
+            *("fail", "gpu1 0000:1b:00: reboot the node, 0000:43:00: reset the GPU"),
+            "0000:43:00 asks to reset the GPU; ",
+        ),
         (Log((AER,) * 4), "fail", "gpu1 0000:18:00.0", "0000:18:00.0 [5.1]: PCIe AER Corrected"),
         (Log((DOWN,) * 4), "fail", "gpu1 eth2", "eth2 [9.1]: link down"),
         (
