@@ -215,7 +215,7 @@ class RankWorld:
         self._keep_group, self._new_group = True, outcome.new_group
         states = [outcome.states[rank] for rank in sorted(outcome.states)]
         if not outcome.returned:
-            raise RankError(function_error(outcome))
+            raise function_error(outcome)
         self._clean = True
         return [cloudpickle.loads(s.returned.value) for s in states if s.returned is not None]
 

@@ -16,6 +16,9 @@ Messages are one line unless they carry the traceback of other code.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class MnodeError(Exception):
     """Base of all errors of this package; its text is meant for the user as it stands."""
@@ -46,7 +49,14 @@ class WorldError(MnodeError):
 
 
 class RankError(WorldError):
-    """A function that ran in every rank of a world failed in some of them."""
+    """A function that ran in every rank of a world failed in some of them.
+
+    culprit: as `Culprit.record`, where some ranks are to blame and not all.
+    """
+
+    def __init__(self, message: str, culprit: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.culprit = culprit
 
 
 class EnvironmentContractError(WorldError):

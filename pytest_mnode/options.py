@@ -231,7 +231,7 @@ OPTIONS = {  # by field of Settings
         option_texts.choice(NUMA_BIND), initial="auto", see="placement.md",
     ),
     "faults": Option(
-        "fault", "NAME:NODE[:VALUE][,…]",
+        "fault", "NAME:NODE[:VALUE][@AFTER][,…]",
         "inject faults on the rack before the first test; such a run never certifies (an unknown "
         "name lists all)",
         option_texts.text, see="faults.md",

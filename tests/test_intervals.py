@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pytest_mnode.intervals import Interval, interval_of, t_quantile
+from pytest_mnode.intervals import Interval, interval_of, least_mean, most_mean, t_quantile
 
 RUNS = 8000
 
@@ -96,3 +96,25 @@ def test_an_interval_has_its_ends_and_grows_to_what_it_includes() -> None:
     assert found.including(1.0) == found
     assert found.including(1.3) == Interval(0.9, 1.3)
     assert found.including(0.3) == Interval(0.3, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("count", "chance", "most"),
+    [
+        # Half of the quantiles of chi-square with 2 (count + 1) degrees of freedom, by its tables.
+        (0, 0.05, 2.9957),
+        (1, 0.05, 4.7439),
+        (2, 0.05, 6.2958),
+        (10, 0.05, 16.9622),
+        (0, 0.01, 4.6052),
+        (3, 0.01, 10.0451),
+        (100, 0.05, 118.0794),
+    ],
+)
+def test_more_events_than_that_would_have_been_seen(count: int, chance: float, most: float) -> None:
+    assert most_mean(count, chance) == pytest.approx(most, abs=1e-3)
+
+
+def test_of_many_events_the_limits_agree_with_those_of_fewer() -> None:
+    assert most_mean(9_999, 0.05) == pytest.approx(most_mean(10_000, 0.05), rel=1e-3)
+    assert least_mean(40, 0.05) < 40 < most_mean(40, 0.05)

@@ -155,7 +155,7 @@ class HeldWorlds:
                 outcome = conductor.run_function(order)
                 if run.coverage is not None:
                     run.coverage.take("", outcome)
-                error = "" if outcome.returned else function_error(outcome)
+                error = "" if outcome.returned else str(function_error(outcome))
                 reusable = not error and not outcome.debugged
                 new_group = found.new_group or outcome.new_group
                 client.close_world(world, reusable, new_group, held=bool(chain) and reusable)

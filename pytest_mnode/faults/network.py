@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
-from pytest_mnode.errors import MnodeError, UsageError
-from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
+from pytest_mnode.errors import UsageError
+from pytest_mnode.faults.registry import Schedule, Undo, fault, number, size, whole, word
 from pytest_mnode.faults.tools import (
     IP,
     NFT,
@@ -16,6 +15,7 @@ from pytest_mnode.faults.tools import (
     inside,
     on_node,
     running,
+    scheduled,
     undone_inside,
     undone_once,
 )
@@ -144,27 +144,10 @@ def link_down(rack: Rack, node: Node, link: str | None) -> Undo:
 @fault(number("EVERY_S", "5", above=FLAP_S, up_to=3600), LINK)
 def flapping_link(rack: Rack, node: Node, every_s: float | None, link: str | None) -> Undo:
     """The switch port of a link goes down for 200 ms, again and again."""
-    name, over = link or rack.plan.fabric.name, threading.Event()
-    up, down = SetLinkUp(node.name, name, up=True), SetLinkUp(node.name, name, up=False)
-    rack.ask(up)  # raises for a link that does not exist
-
-    def flap() -> None:
-        while not over.wait((every_s or FLAP_EVERY_S) - FLAP_S):
-            try:
-                rack.ask(down)
-                over.wait(FLAP_S)
-                rack.ask(up)
-            except MnodeError:  # the rack is closed
-                return
-
-    thread = threading.Thread(target=flap, name="flapping-link", daemon=True)
-    thread.start()
-
-    def undo() -> None:
-        over.set()
-        thread.join()
-
-    return undone_once(rack, undo)
+    name, every = link or rack.plan.fabric.name, every_s or FLAP_EVERY_S
+    rack.ask(SetLinkUp(node.name, name, up=True))  # raises for a link that does not exist
+    when = Schedule(every - FLAP_S, FLAP_S, every)
+    return scheduled(rack, lambda: link_down(rack, node, name), when)
 
 
 @fault(LINK)

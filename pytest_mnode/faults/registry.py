@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.spec.quantity import SIZE
+from pytest_mnode.spec.quantity import SIZE, duration_s
 
 Undo = Callable[[], None]
 Function = TypeVar("Function", bound=Callable[..., Undo])
@@ -87,13 +88,29 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a fault is there, in seconds after its injection was asked for.
+
+    lasts_s: None for until it is undone. every_s: from one begin to the next; None for once.
+    """
+
+    after_s: float
+    lasts_s: float | None = None
+    every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Injection:
-    """A fault to inject, with its nodes and values. `text` is the user's text."""
+    """A fault to inject, with its nodes and values. `text` is the user's text.
+
+    when: None for at once, and until it is undone.
+    """
 
     fault: Fault
     nodes: tuple[str, ...]
     values: tuple[object, ...]
     text: str
+    when: Schedule | None = None
 
 
 FAULTS: dict[str, Fault] = {}
@@ -113,12 +130,18 @@ def fault(
     return enter
 
 
+SCHEDULED = "@AFTER[+LASTS[/EVERY]]"
+_SCHEDULE = re.compile(r"@([0-9.]+ *[a-z]+)(?:\+([0-9.]+ *[a-z]+)(?:/([0-9.]+ *[a-z]+))?)?$")
+
+
 def parse(text: str) -> tuple[Injection, ...]:
-    """Read "NAME:NODE[:VALUE…][,…]"; raises UsageError, one line that says what is accepted."""
+    """Read "NAME:NODE[:VALUE…][@AFTER[+LASTS[/EVERY]]][,…]"; raises UsageError, one line that says
+    what is accepted."""
     return tuple(_parse_one(part.strip()) for part in text.split(","))
 
 
-def _parse_one(text: str) -> Injection:
+def _parse_one(whole: str) -> Injection:
+    text, when = _scheduled(whole)
     name = text.partition(":")[0]
     found = FAULTS.get(name)
     if found is None:
@@ -138,7 +161,25 @@ def _parse_one(text: str) -> Injection:
         _value(text, found, parameter, word)
         for parameter, word in zip(found.parameters, given, strict=True)
     )
-    return Injection(found, nodes, values, text)
+    return Injection(found, nodes, values, whole, when)
+
+
+def _scheduled(text: str) -> tuple[str, Schedule | None]:
+    """The text without its schedule, such as "@15min" or "@3s+200ms/10s", and this."""
+    found = _SCHEDULE.search(text)
+    if found is None:
+        return text, None
+    try:
+        after, lasts, every = (None if g is None else duration_s(g) for g in found.groups())
+    except ValueError as error:
+        raise UsageError(f"fault {text!r}: {error}") from None
+    assert after is not None
+    if every is not None and every <= (lasts or 0):
+        raise UsageError(
+            f"fault {text!r}: comes every {every:g} s and lasts {lasts:g} s; accepted: {SCHEDULED} "
+            "with EVERY longer than LASTS"
+        )
+    return text[: found.start()], Schedule(after, lasts, every)
 
 
 def _value(text: str, found: Fault, parameter: Parameter, word: str) -> object:

@@ -9,11 +9,12 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError
-from pytest_mnode.faults.registry import Program, Undo
+from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, TimeLimitError
+from pytest_mnode.faults.registry import Program, Schedule, Undo
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.processes import end_programs
@@ -55,6 +56,35 @@ def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
         act()
 
     return once
+
+
+def scheduled(rack: Rack, inject: Callable[[], Undo], when: Schedule) -> Undo:
+    """Inject a fault and undo it when the schedule says so, in a thread, until undone."""
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        pause_s = when.after_s
+        while not over.wait(pause_s):
+            try:
+                undo = inject()
+                over.wait(when.lasts_s)
+                undo()
+            except MnodeError:
+                if rack.daemon_pid is None:  # the rack is closed, with all of its faults
+                    return
+                raise
+            if when.every_s is None:
+                return
+            pause_s = when.every_s - (when.lasts_s or 0.0)
+
+    thread = threading.Thread(target=come_and_go, name="scheduled-fault", daemon=True)
+    thread.start()
+
+    def undo() -> None:
+        over.set()
+        thread.join()
+
+    return undone_once(rack, undo)
 
 
 def all_undone(undos: Sequence[Undo]) -> Undo:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.culprit import Culprit, Parts
+from pytest_mnode.errors import RankError
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import Verdict, listed
 from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added, recorded_by_all
@@ -170,20 +171,23 @@ def _blame(report: pytest.TestReport, outcome: Outcome, failures: Sequence[Failu
     that are not caused by the first may have causes of their own. If all ranks failed, any may be
     the culprit. A victim's culprit is in the test's own report.
     """
+    if (culprit := _culprit(outcome, failures)) is not None:
+        report.mnode_culprit = culprit.record  # type: ignore[attr-defined]
+
+
+def _culprit(outcome: Outcome, failures: Sequence[Failure]) -> Culprit | None:
     own = [one for one in failures if not one.victim and not _measured(outcome, one)]
     if not own or len({rank for one in own for rank in one.ranks}) == len(outcome.states):
-        return
+        return None
     first, *later = ({outcome.nodes[rank] for rank in one.ranks} for one in own)
     may_be = [[name] for nodes in later for name in nodes]
     words = " or ".join(filter(None, [outcome.places(own[0].ranks), own[0].lost_peer]))
     parts = Parts(ranks=tuple(rank for one in own for rank in one.ranks))
     if own[0].lost_peer:
-        culprit = Culprit(words, either=[()], parts=parts)
-    elif own[0].of_a_pair:
-        culprit = Culprit(words, either=[first, *may_be], parts=parts)
-    else:
-        culprit = Culprit(words, first, may_be, parts)
-    report.mnode_culprit = culprit.record  # type: ignore[attr-defined]
+        return Culprit(words, either=[()], parts=parts)
+    if own[0].of_a_pair:
+        return Culprit(words, either=[first, *may_be], parts=parts)
+    return Culprit(words, first, may_be, parts)
 
 
 def _measured(outcome: Outcome, failure: Failure) -> bool:
@@ -286,8 +290,8 @@ def _fine(outcome: Outcome, rank: int) -> str:
     return "stopped before it ended the test" if stopped else "ended the test"
 
 
-def function_error(outcome: Outcome) -> str:
-    """Message for a function that failed in some ranks of a world."""
+def function_error(outcome: Outcome) -> RankError:
+    """The error of a function that failed in some ranks of a world."""
     raised = {}
     for rank, state in outcome.states.items():
         if (end := state.returned) is not None and end.value is None:
@@ -304,4 +308,5 @@ def function_error(outcome: Outcome) -> str:
     if hidden := failures[MOST_SHOWN:]:
         ranks = {rank for failure in hidden for rank in failure.ranks}
         blocks.append(f"[{outcome.places(ranks)}] {len(hidden)} further failures")
-    return "\n\n".join(blocks)
+    culprit = _culprit(outcome, failures)
+    return RankError("\n\n".join(blocks), culprit.record if culprit is not None else None)

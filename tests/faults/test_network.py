@@ -177,6 +177,20 @@ def test_a_link_flaps(rack: Rack) -> None:
     assert shell(rack, 0, "cat /sys/class/net/fab0/carrier_changes") == "2"
 
 
+def test_a_scheduled_fault_comes_later_goes_and_comes_again(rack: Rack) -> None:
+    def carrier() -> str:
+        return shell(rack, 1, "cat /sys/class/net/fab0/carrier")
+
+    with injected(rack, "link_down:node1@300ms+500ms/1s"):
+        assert carrier() == "1"
+        for _ in range(2):
+            until(lambda: carrier() == "0", "the link goes down")
+            until(lambda: carrier() == "1", "the link comes up")
+    with injected(rack, "link_down:node1@50ms"):
+        until(lambda: carrier() == "0", "the link goes down")
+    assert carrier() == "1"
+
+
 def test_an_interface_is_missing(rack: Rack) -> None:
     with injected(rack, "interface_missing:node1"):
         assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]

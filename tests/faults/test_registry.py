@@ -8,6 +8,7 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import FAULTS, Fault, files, inject, listing, parse
+from pytest_mnode.faults.registry import Schedule
 from pytest_mnode.launchers.rack import Rack
 
 
@@ -30,6 +31,19 @@ def test_a_text_is_read(text: str, nodes: tuple[str, ...], values: tuple[object,
     assert (injection.nodes, injection.values, injection.text) == (nodes, values, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "values", "when"),
+    [
+        ("cpu_quota:node2:30@15min", (30.0,), Schedule(900)),
+        ("slow_link:node1@3 s+2s", (None, None), Schedule(3, 2)),
+        ("link_down:node2@3s+200ms/10s", (None,), Schedule(3, 0.2, 10)),
+    ],
+)
+def test_a_schedule_is_read(text: str, values: tuple[object, ...], when: Schedule) -> None:
+    (injection,) = parse(text)
+    assert (injection.values, injection.when, injection.text) == (values, when, text)
+
+
 def test_several_are_read_in_order() -> None:
     found = [injection.text for injection in parse("slow_tx:node0, link_down:node1")]
     assert found == ["slow_tx:node0", "link_down:node1"]
@@ -38,6 +52,8 @@ def test_several_are_read_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("link_down:node1@3s+2s/2s", "comes every 2 s and lasts 2 s; accepted: @AFTER"),
+        ("link_down:node1@3lightyears", "'3lightyears' has the unknown unit"),
         ("", f"no fault ''; accepted: {', '.join(sorted(FAULTS))}"),
         ("slow_lnk:node1", "no fault 'slow_lnk'; accepted: busy_neighbour, "),
         ("slow_link:node1,", "no fault ''"),
