@@ -31,8 +31,8 @@ from pytest_mnode.machine.netdev import (
 )
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvidia_smi import read_nvidia_smi
-from pytest_mnode.machine.nvml import Accelerator, read_nvml
-from pytest_mnode.machine.pci import PciTree, read_pci
+from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer, read_nvml
+from pytest_mnode.machine.pci import AMD, NVIDIA, PciTree, read_pci
 from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
 from pytest_mnode.machine.routes import Refusal, read_refusals
 from pytest_mnode.machine.software import Software, kernel_settings, read_software
@@ -178,10 +178,16 @@ def _listed(folder: str, found: T | None) -> T:
     return found
 
 
-def _accelerators(_: Path) -> tuple[Accelerator, ...]:
-    """By NVML; where it cannot be used by nvidia-smi, or, of AMD, by amdsmi."""
+def _accelerators(root: Path) -> tuple[Accelerator, ...]:
+    """By NVML, or else nvidia-smi; of AMD, by amdsmi, or else amd-smi. Raises OSError with what
+    each said; of the makers on PCI, if there are any."""
+    makers = {one.vendor for one in read_pci(root).accelerators}
+    readers = [read for maker, read in _ACCELERATOR_READERS if not makers or maker in makers]
+    if not readers:
+        names = ", ".join(dict.fromkeys(one.maker for one in read_pci(root).accelerators))
+        raise OSError(f"no program that tells of accelerators of {names} is known")
     answers = []
-    for read in (read_nvml, read_nvidia_smi, read_amdsmi):
+    for read in readers:
         answers.append(answer := read())
         if answer.found:
             return answer.found
@@ -241,6 +247,10 @@ def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
     )
 
 
+_ACCELERATOR_READERS: tuple[tuple[str, Callable[[], NvmlAnswer]], ...] = (
+    *((NVIDIA, read_nvml), (NVIDIA, read_nvidia_smi)),
+    *((AMD, read_amdsmi),),
+)
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     "hostname": lambda root: sysfs.text(root / "proc/sys/kernel/hostname"),
     "boot_id": sysfs.boot_id,

@@ -515,6 +515,9 @@ FAULTS: Mapping[str, Fault] = {
     "remap_pending": Fault(
         "gpu", "a row remap that waits for a reset", _accelerator(remapped_rows_pending=True)
     ),
+    "no_spare_rows": Fault(
+        "gpu", "a bank of memory without spare rows", _accelerator(banks_without_spare=1)
+    ),
     "mig": Fault("gpu", "a GPU that is divided", _accelerator(mig_enabled=True)),
     "no_persistence": Fault("gpu", "a driver that unloads", _accelerator(persistence=False)),
     "hot_gpu": Fault(

@@ -1,9 +1,7 @@
-"""AMD's accelerators from a stand-in for amdsmi, and NVIDIA's from one for nvidia-smi."""
+"""AMD's accelerators from a stand-in for amdsmi."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
 from pytest_mnode.machine.amdsmi import read_amdsmi
-from pytest_mnode.machine.nvidia_smi import read_nvidia_smi
 from pytest_mnode.machine.nvml import Accelerator
 from tests.criteria.preflight.made import (
     everyone,
@@ -20,7 +17,6 @@ from tests.criteria.preflight.made import (
     verdicts,
     with_facts,
 )
-from tests.programs import write_program
 
 COOL = dict.fromkeys(
     (
@@ -95,52 +91,3 @@ def test_why_amdsmi_cannot_be_used() -> None:
     broken.amdsmi_init = lambda: 1 / 0
     assert "amdsmi did not start: division by zero" in read_amdsmi(broken).why
     assert "install it with ROCm" in read_amdsmi().why
-
-
-NVIDIA_SMI = """\
-#!/bin/sh
-case $1 in
-  --query-gpu=*)
-    echo "GPU-5a, 00000000:1B:00.0, NVIDIA H100 80GB HBM3, 81559, Enabled, 0, Enabled, Disabled, 0x0000000000000001"
-    echo "GPU-5b, 00000000:43:00.0, NVIDIA H100 80GB HBM3, 81559, [N/A], [N/A], Disabled, [N/A], 0x0000000000000008"
-    ;;
-  *) echo "GPU-5a, 0, 0"; echo "GPU-5b, Yes, No" ;;
-esac
-"""  # noqa: E501  as it prints
-
-
-def test_without_nvml_nvidia_smi_tells_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_program(tmp_path / "nvidia-smi", NVIDIA_SMI)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    good, bad = read_nvidia_smi().found or ()
-    healthy_one = Accelerator(
-        index=0,
-        uuid="GPU-5a",
-        pci_address="0000:1b:00.0",
-        name="NVIDIA H100 80GB HBM3",
-        memory_bytes=81559 << 20,
-        ecc_enabled=True,
-        ecc_uncorrected=0,
-        remapped_rows_pending=False,
-        remapped_rows_failed=False,
-        throttled=(),
-        persistence=True,
-        mig_enabled=False,
-    )
-    assert good == healthy_one
-    assert bad == replace(
-        healthy_one,
-        index=1,
-        uuid="GPU-5b",
-        pci_address="0000:43:00.0",
-        ecc_enabled=None,
-        ecc_uncorrected=None,
-        remapped_rows_pending=True,
-        throttled=("HwSlowdown",),
-        persistence=False,
-        mig_enabled=None,
-    )
-    write_program(tmp_path / "nvidia-smi", "#!/bin/sh\necho Failed to initialize NVML; exit 9\n")
-    assert read_nvidia_smi().why == "nvidia-smi: Failed to initialize NVML"

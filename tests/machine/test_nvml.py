@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,22 @@ class NVMLError(Exception):
     """The exception of NVML's Python binding."""
 
 
+class Status(ctypes.Structure):
+    """That of SRAM's errors, as far as it is read."""
+
+    _fields_ = (("version", ctypes.c_uint), ("bThresholdExceeded", ctypes.c_uint))
+
+
+def field(value: int, status: int = 0) -> SimpleNamespace:
+    """The value of a field."""
+    return SimpleNamespace(nvmlReturn=status, value=SimpleNamespace(uiVal=value))
+
+
 class Nvml:
     """Two devices; functions in `missing` do not exist, those in `failing` raise."""
+
+    c_nvmlEccSramErrorStatus_v1_t = Status
+    nvmlEccSramErrorStatus_v1 = 1
 
     def __init__(self, *, failing: tuple[str, ...] = (), answers: dict[str, Any] | None = None):
         self.failing = failing
@@ -27,7 +42,13 @@ class Nvml:
             "nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=85520809984),
             "nvmlDeviceGetEccMode": [1, 1],
-            "nvmlDeviceGetTotalEccErrors": 0,
+            "ecc": ((7, 9), (0, 2)),  # corrected, uncorrected; each since the start, and ever
+            "sram": 0,
+            "gsp": b"",
+            "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(none=0),
+            "nvmlDeviceGetRetiredPagesPendingStatus": 0,
+            "nvmlDeviceGetVbiosVersion": "96.00.89.00.01",
+            "nvmlDeviceGetFieldValues": [field(0)],
             "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,
             "nvmlDeviceGetPersistenceMode": 1,
@@ -52,6 +73,23 @@ class Nvml:
         if f"handle{index}" in self.failing:
             raise NVMLError("GPU is lost")
         return index
+
+    def nvmlDeviceValidateInforom(self, index: int) -> None:
+        if (error := self.answers.get("inforom")) is not None:
+            raise NVMLError(error)
+
+    def nvmlDeviceGetTotalEccErrors(self, index: int, kind: int, counter: int) -> int:
+        if "nvmlDeviceGetTotalEccErrors" in self.failing:
+            raise NVMLError("Not Supported")
+        return int(self.answers["ecc"][kind][counter])
+
+    def nvmlDeviceGetSramEccErrorStatus(self, index: int, status: Any) -> int:
+        status._obj.bThresholdExceeded = self.answers["sram"]
+        return 0
+
+    def nvmlDeviceGetGspFirmwareVersion(self, index: int, version: Any) -> int:
+        version.value = self.answers["gsp"]
+        return 0
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.answers:
@@ -86,16 +124,43 @@ def test_values_read_from_nvml() -> None:
 
 
 def test_unsupported_values_are_none() -> None:
-    everything = tuple(Nvml().answers)
+    everything = (*Nvml().answers, "nvmlDeviceGetTotalEccErrors")
     _, gpu = _found(Nvml(failing=everything))
-    assert gpu.index == 1
-    nothing = [getattr(gpu, name) for name in type(gpu).__slots__ if name != "index"]
-    assert set(nothing) == {None}
+    assert (gpu.index, gpu.gone, gpu.name, gpu.memory_bytes) == (1, False, None, None)
+    assert (gpu.ecc_enabled, gpu.ecc_uncorrected, gpu.remapped_rows_failed) == (None,) * 3
+    assert (gpu.banks_without_spare, gpu.recovery, gpu.throttled) == (None,) * 3
 
 
 def test_a_lost_device_is_listed_without_values() -> None:
     found = _found(Nvml(failing=("handle1",)))
-    assert (found[0].name is None, found[1].uuid) == (False, None)
+    assert (found[0].answers, found[1].answers, found[1].uuid) == (True, False, None)
+    assert found[1].gone
+    assert "GPU is lost; it fell off the bus" in found[1].problem
+
+
+@pytest.mark.parametrize(
+    ("answers", "name", "value"),
+    [
+        ({}, "ecc_corrected", 7),
+        ({}, "ecc_uncorrected_ever", 2),
+        ({}, "sram_exceeded", False),
+        ({"sram": 1}, "sram_exceeded", True),
+        ({"nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(none=3)}, "banks_without_spare", 3),
+        ({"nvmlDeviceGetRetiredPagesPendingStatus": 1}, "pages_pending", True),
+        ({}, "recovery", "none"),
+        ({"nvmlDeviceGetFieldValues": [field(2)]}, "recovery", "reboot"),
+        ({"nvmlDeviceGetFieldValues": [field(0, 3)]}, "recovery", None),  # not supported
+        ({"nvmlDeviceGetFieldValues": [field(9)]}, "recovery", None),
+        ({}, "inforom_valid", True),
+        ({"inforom": "Corrupted infoROM"}, "inforom_valid", False),
+        ({"inforom": "Not Supported"}, "inforom_valid", None),
+        ({}, "vbios", "96.00.89.00.01"),
+        ({"gsp": b"570.86.15"}, "gsp", "570.86.15"),
+        ({}, "gsp", None),
+    ],
+)
+def test_health_of_memory_and_firmware(answers: dict[str, Any], name: str, value: object) -> None:
+    assert getattr(_found(Nvml(answers=answers))[0], name) == value
 
 
 @pytest.mark.parametrize(
@@ -122,12 +187,19 @@ def test_unknown_values_are_none() -> None:
     assert (gpu.memory_bytes, gpu.name) == (None, None)
 
 
+def _raise(words: str) -> None:
+    raise NVMLError(words)
+
+
 def test_reasons_why_nvml_is_unavailable() -> None:
     reading = read_nvml(Nvml(failing=("nvmlInit",)))
     assert reading.found is None
-    assert reading.why == "NVML did not start: Driver Not Loaded; is the NVIDIA driver loaded?"
+    assert reading.why.startswith("NVML did not start: Driver Not Loaded; load it: modprobe nvidia")
+    mismatch = Nvml()
+    mismatch.nvmlInit = lambda: _raise("Driver/library version mismatch")  # type: ignore[method-assign]
+    assert "reboot, or reload it" in read_nvml(mismatch).why
     nvml = Nvml(failing=("nvmlDeviceGetCount",))
-    assert read_nvml(nvml).why == "NVML failed: Unknown Error"
+    assert read_nvml(nvml).why.startswith("NVML failed: Unknown Error; ")
     assert nvml.shut_down == 1
 
 

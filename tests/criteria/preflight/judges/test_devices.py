@@ -47,6 +47,8 @@ TWO_GPUS = everyone(healthy(2), accelerators=(H100, replace(H100, index=1)))
         ({"throttled": ("HwThermalSlowdown",)}, "HwThermalSlowdown"),
         ({"mig_enabled": True}, "on"),
         ({"remapped_rows_failed": True, "remapped_rows_pending": True}, "failed, pending"),
+        ({"banks_without_spare": 2}, "no spare row left in 2 banks"),
+        ({"pages_pending": True}, "retirement of a page pending"),
     ],
 )
 def test_the_state_of_an_accelerator_is_shown(change: dict[str, Any], words: str) -> None:
@@ -70,6 +72,24 @@ def test_accelerators_that_are_missing_or_do_not_answer() -> None:
     assert (str(count.verdict), count.value) == ("fail", 1)  # of two, by PCI
     assert str(other.verdict) == "inconclusive"
     assert "of AMD: no NVML" in other.note
+
+
+def test_an_accelerator_that_only_pci_shows_is_named() -> None:
+    on_pci = PciTree(
+        functions=tuple(
+            PciFunction(address=f"0000:{bus}:00.0", kind="0302", vendor="10de")
+            for bus in ("1b", "43")
+        )
+    )
+    one = replace(H100, pci_address="0000:1b:00.0")
+    found = with_facts(TWO_GPUS, 1, accelerators=(one,), pci=on_pci)
+    count, *_ = asked(AcceleratorsAreAsPromised, found, STATES)["gpu1"]
+    assert (count.value, count.culprit) == (1, "gpu1 accelerator 0000:43:00.0")
+    # A driver that only tells of a lost one was not asked about the others.
+    lost = Accelerator(index=0, pci_address="0000:1b:00.0", problem="GPU is lost", gone=True)
+    found = with_facts(TWO_GPUS, 1, accelerators=(lost,), pci=on_pci)
+    count, *_ = asked(AcceleratorsAreAsPromised, found, STATES)["gpu1"]
+    assert (count.value, count.culprit) == (1, "gpu1 accelerator 0")
 
 
 FULL: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
