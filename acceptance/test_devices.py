@@ -43,7 +43,18 @@ def test_every_rank_computes_the_same_training_steps(
 ) -> None:
     """Do all ranks compute bit-identical training steps, and if not, which ranks differ?"""
     promise = promised(spec, "devices.training_step")
-    measure.record(devices.judge_steps(bench.compare_steps(promise, world, device)))
+    measure.record(devices.judge_steps(*bench.repeated_steps(promise, world, device)))
+
+
+@needs_group
+def test_every_rank_computes_the_same_products(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Are thousands of matrix products bit-identical on all ranks, and if not, which differ?"""
+    promise = promised(spec, "devices.repeated_products")
+    for dtype in promise.dtypes:
+        found = bench.compare_products(promise, dtype, world, device)
+        measure.record(devices.judge_repeated(found))
 
 
 @needs_group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,16 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.devices import MatmulPromise
 
 if TYPE_CHECKING:
+    from pytest_mnode.measuring.repeated_products import RepeatedProducts
     from pytest_mnode.measuring.results_of_ranks import SameSteps
 
 _MOST_NAMED = 16
 LARGEST_CHECKED = 2048
 """Largest size of a checked product: a check costs the host as much as the device gains."""
+
+RULE_OF_THREE = 3.0
+"""n right calls exclude a larger share of wrong ones than this divided by n, with 95 %. Source:
+Hanley and Lippman-Hand, JAMA 249, 1983."""
 
 
 def comparisons(spec: Spec) -> int:
@@ -50,14 +56,18 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
     ]
 
 
-def judge_steps(found: SameSteps) -> list[Measurement]:
+def judge_steps(*turns: SameSteps) -> list[Measurement]:
     """Whether all ranks computed the same training steps, and which ranks did not."""
-    wrong, disagreeing = found.wrong, found.unresolved
-    failed = [f"{row.name}: {row.why}" for row in found.rows if row.why]
-    each = max((len(row.models) for row in found.rows), default=0)
+    wrong: Counter[str] = Counter()
+    for turn in turns:
+        wrong.update(turn.wrong)
+    disagreeing = [culprit for turn in turns for culprit in turn.unresolved]
+    rows = [row for turn in turns for row in turn.rows]
+    failed = list(dict.fromkeys(f"{row.name}: {row.why}" for row in rows if row.why))
+    each = sum(max((len(row.models) for row in turn.rows), default=0) for turn in turns)
     culprits = [_rank(name, f"({count} of {each})") for name, count in wrong.items()]
-    alone = [row.name for row in found.rows if len(set(row.models)) == 1]
-    note = f"{each} models of {found.steps} steps on each rank"
+    alone = [row.name for row in turns[0].rows if len(set(row.models)) == 1]
+    note = f"{each} models of {turns[0].steps} steps on each rank"
     if alone:
         note += f"; no other device of its kind to compare with: {listed(alone)}"
     return [
@@ -67,9 +77,33 @@ def judge_steps(found: SameSteps) -> list[Measurement]:
             "",
             equals(0),
             "steps of one seed are equal bit by bit on devices of one kind",
-            all_of([*culprits, *disagreeing]),
+            all_of([*culprits, *dict.fromkeys(disagreeing)]),
             f"could not be computed by {listed(failed)}" if failed else note,
-            detection=smallest_share_wrong(each * found.steps),
+            detection=smallest_share_wrong(each * turns[0].steps),
+        )
+    ]
+
+
+def judge_repeated(found: RepeatedProducts) -> list[Measurement]:
+    """Whether all ranks computed the same products, and which ranks did not."""
+    count = sum(found.wrong.values()) + found.disputed
+    culprits = [_rank(name, f"({bad} of {found.products})") for name, bad in found.wrong.items()]
+    note = f"{found.products} products of {found.size} × {found.size} on each rank"
+    note += f" in {found.seconds:.3g} s"
+    if not count and found.products:
+        note += f"; excludes more than 1 wrong in {found.products / RULE_OF_THREE:.0f} with 95 %"
+    if found.alone:
+        note += f"; compared with itself, as no other is of its kind: {listed(found.alone)}"
+    return [
+        Measurement(
+            f"repeated products {found.dtype}, wrong",
+            None if found.failed and not count else count,
+            "",
+            equals(0),
+            "products of one seed are equal bit by bit on devices of one kind",
+            all_of([*culprits, *found.unresolved], _MOST_NAMED),
+            f"could not be computed by {listed(found.failed)}" if found.failed else note,
+            detection=smallest_share_wrong(found.products),
         )
     ]
 

@@ -45,7 +45,7 @@ LOW_NOFILE = 256
 SMALL_BUFFERS_BYTES = 4 << 10
 DEVICE_FACTOR, INPUT_PAUSE_MS = 1.4, 30.0
 SPOILED = Path(__file__).with_name("spoiled.py")
-EVERY = 7
+EVERY, WRONG_PRODUCT = 7, 1000
 LEAST_BYTES = 1 << 10
 """Smallest result that is spoiled: by smaller ones, ranks agree on what to do next."""
 
@@ -261,8 +261,14 @@ def wrong_layers(rack: Rack, node: Node, every: int | None) -> Undo:
     return _spoiled(rack, node, "wrong", every or EVERY)
 
 
+@fault(whole("EVERY", "1000"), whole("AFTER", "0", least=0))
+def wrong_products(rack: Rack, node: Node, every: int | None, after: int | None) -> Undo:
+    """One in EVERY of the matrix products that a node computes is wrong, from the AFTERth on."""
+    return _spoiled(rack, node, "product", every or WRONG_PRODUCT, after or 0)
+
+
 def _spoiled(rack: Rack, node: Node, function: str, *values: int) -> Undo:
     if rack.rank_start(node).first:
-        raise UsageError(f"{node.name} has one of stale_results and wrong_layers already")
+        raise UsageError(f"{node.name} already has a fault that spoils results")
     rack.start_ranks(node, first=(str(SPOILED), function, *map(str, values)))
     return undone_once(rack, lambda: rack.start_ranks(node, first=()))

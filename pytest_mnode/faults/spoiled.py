@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
@@ -71,3 +72,28 @@ def wrong(every: str) -> None:
         return result
 
     setattr(F, "linear", linear)  # noqa: B010
+
+
+def product(every: str, after: str) -> None:
+    """Flip a bit of one value in each `every`th product of matrices, from the `after`th on.
+
+    A product of a batch counts as one.
+    """
+    count = 0
+
+    def wrapped(right: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(right)
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal count
+            result = right(*args, **options)
+            batch = result.unsqueeze(0) if result.dim() == 2 else result
+            for number in range(len(batch)):
+                count += 1
+                if count > int(after) and count % int(every) == 0:
+                    batch[number, -1, -1:].view(torch.uint8)[-1] ^= 1
+            return result
+
+        return call
+
+    for name in ("mm", "bmm"):
+        setattr(torch, name, wrapped(getattr(torch, name)))

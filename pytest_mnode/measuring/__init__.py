@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import culprit_of
     from pytest_mnode.measuring.numa import placement
-    from pytest_mnode.measuring.results_of_ranks import compare_steps, wrong_products
+    from pytest_mnode.measuring.repeated_products import compare_products
+    from pytest_mnode.measuring.results_of_ranks import repeated_steps, wrong_products
     from pytest_mnode.measuring.transport import prove_transport
 
 _HOMES = {
@@ -43,7 +44,8 @@ _HOMES = {
     "messages": ("DTYPES", "exchange", "sums"),
     "naming": ("culprit_of",),
     "numa": ("placement",),
-    "results_of_ranks": ("compare_steps", "wrong_products"),
+    "repeated_products": ("compare_products",),
+    "results_of_ranks": ("repeated_steps", "wrong_products"),
     "transport": ("prove_transport",),
 }
 """Names by module; all others are in `collectives`."""
@@ -59,7 +61,7 @@ __all__ = [
     "KnownCulprits",
     "compare_copy",
     "compare_matmul",
-    "compare_steps",
+    "compare_products",
     "culprit_of",
     "exchange",
     "find_slow_links",
@@ -68,6 +70,7 @@ __all__ = [
     "near_and_far",
     "placement",
     "prove_transport",
+    "repeated_steps",
     "sums",
     "wrong_products",
     "wrong_values",

@@ -9,6 +9,7 @@ itself.
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,15 +83,37 @@ class SameSteps:
         return found
 
 
-def compare_steps(promise: TrainingStepPromise, world: World, device: torch.device) -> SameSteps:
-    """Train on every rank and compare digests. All ranks call this."""
-    kinds = gathered(_kind(device))
-    models = models_of(world, kinds, promise.ranks)
+def repeated_steps(
+    promise: TrainingStepPromise, world: World, device: torch.device, *, first: int = 0
+) -> tuple[SameSteps, ...]:
+    """`compare_steps` in turns until their number and duration are reached. All ranks call this.
+
+    first: number of the first turn.
+    """
+    started, found = time.perf_counter(), list[SameSteps]()
+    while True:
+        found.append(compare_steps(promise, world, device, first + len(found)))
+        taken = by_rank([time.perf_counter() - started], device)
+        over = max(seconds for [seconds] in taken) >= (promise.duration_s or 0.0)
+        if len(found) >= promise.turns and over:
+            return tuple(found)
+
+
+def compare_steps(
+    promise: TrainingStepPromise, world: World, device: torch.device, turn: int = 0
+) -> SameSteps:
+    """Train on every rank and compare digests. All ranks call this.
+
+    turn: each turn has other models, and other ranks that train the same one.
+    """
+    kinds = gathered(kind_of(device))
+    models = models_of(world, kinds, promise.ranks, turn)
     digests: list[str] = []
     why = ""
     try:
         for model in models:
-            digests.append(train_alone(job_of(promise, seed=model), device))
+            seed = turn * world.size + model
+            digests.append(train_alone(job_of(promise, seed), device))
     except (RuntimeError, MemoryError) as error:
         digests, why = [], str(error).partition("\n")[0]
     name = rank_name(world, world.rank)
@@ -99,24 +122,29 @@ def compare_steps(promise: TrainingStepPromise, world: World, device: torch.devi
     )
 
 
-def models_of(world: World, kinds: Sequence[str], ranks: int) -> tuple[int, ...]:
+def models_of(world: World, kinds: Sequence[str], ranks: int, turn: int = 0) -> tuple[int, ...]:
     """Owners of the models this rank trains: itself, the next ranks of its kind, itself again.
 
     The ranks form a ring in which neighbours are on different nodes if there are several nodes.
-    ranks: maximum number of ranks that train each model.
+    ranks: maximum number of ranks that train each model. turn: in the next turn the partners are
+    those that follow in the ring.
     """
-    return models_of_all(world, kinds, ranks)[world.rank]
+    return models_of_all(world, kinds, ranks, turn)[world.rank]
 
 
-def models_of_all(world: World, kinds: Sequence[str], ranks: int) -> list[tuple[int, ...]]:
+def models_of_all(
+    world: World, kinds: Sequence[str], ranks: int, turn: int = 0
+) -> list[tuple[int, ...]]:
     """`models_of` of each rank."""
     found: dict[int, tuple[int, ...]] = {}
     for kind in dict.fromkeys(kinds):
         alike = [rank for rank, its_kind in enumerate(kinds) if its_kind == kind]
         alike.sort(key=lambda rank: (rank % world.local_size, rank))
+        partners, others = min(ranks, len(alike)) - 1, len(alike) - 1
+        away = [(turn * partners + i) % others + 1 for i in range(partners)]
         for place, own in enumerate(alike):
-            following = (alike[(place + i) % len(alike)] for i in range(min(ranks, len(alike))))
-            found[own] = (*following, own)
+            following = (alike[(place + distance) % len(alike)] for distance in away)
+            found[own] = (own, *following, own)
     return [found[rank] for rank in range(len(kinds))]
 
 
@@ -137,7 +165,7 @@ def job_of(promise: TrainingStepPromise, seed: int) -> JobConfig:
     )
 
 
-def _kind(device: torch.device) -> str:
+def kind_of(device: torch.device) -> str:
     """Device and library versions, on which digests depend."""
     if device.type == "cpu":
         return (

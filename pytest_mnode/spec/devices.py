@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pytest_mnode.spec.fields import Bytes, Fraction, Page, Some
+from pytest_mnode.spec.fields import Bytes, Fraction, Page, Seconds, Some
 from pytest_mnode.spec.inventory import Criterion, NonEmptyCriterion
 from pytest_mnode.spec.quantity import shown
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+EightBit = Literal["float8_e4m3fn", "float8_e5m2"]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
@@ -84,6 +85,25 @@ class TrainingStepPromise(Page):
     """Samples of a step."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 computes under autocast."""
+    turns: Some = 1
+    """How often, each time with other models and other partners."""
+    duration_s: Seconds | None = Field(None, alias="for")
+    """Turns go on at least so long, such as 10 min: some errors come with heat."""
+
+
+class RepeatedProductsPromise(Page):
+    """Small matrix products from the same seeds are equal on all ranks, bit by bit."""
+
+    products: Some = 10_000
+    """Least number of products of each rank and data type. n right ones exclude, with 95 %, a rank
+    that computes more than 3/n wrongly."""
+    dtypes: Annotated[tuple[Dtype | EightBit, ...], Field(min_length=1)] = ("float32", "bfloat16")
+    """Data types of the matrices, as far as the devices have them."""
+    size: Annotated[int, Field(strict=True, ge=16, multiple_of=16)] = 256
+    """Rows of a matrix; 64 products are computed at once, and keep a large GPU busy from 256 on."""
+    duration_s: Seconds | None = Field(None, alias="for")
+    """Products go on at least so long for each data type, such as 10 min: some errors come with
+    heat."""
 
 
 class DevicesCriterion(NonEmptyCriterion):
@@ -93,6 +113,8 @@ class DevicesCriterion(NonEmptyCriterion):
     """Products of matrices, on the rank's device."""
     training_step: TrainingStepPromise | None = None
     """Training steps, on the rank's device, digested and compared with those of other ranks."""
+    repeated_products: RepeatedProductsPromise | None = None
+    """Thousands of small products, on the rank's device, compared with those of other ranks."""
     memory_copy: CopyPromise | None = None
     """Copies in the host's memory."""
     device_copy: CopyPromise | None = None

@@ -41,6 +41,7 @@ _ACCEPTED = {
     "less_than_equal": "a number of {le:g} or less",
     "literal_error": "{expected}",
     "model_type": "a mapping of keys to values",
+    "multiple_of": "a multiple of {multiple_of:g}",
     "string_type": "text",
     "too_short": "a list of {min_length} or more",
     "tuple_type": "a list, such as [a, b]",

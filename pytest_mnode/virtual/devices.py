@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from statistics import median
 
 import numpy as np
@@ -13,12 +14,14 @@ from pytest_mnode.criteria.devices import (
     comparisons,
     judge_products,
     judge_rates,
+    judge_repeated,
     judge_steps,
 )
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measuring.devices import ROUNDS
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import FALSE_ALARM, Comparison, RankRate, peer_bound
+from pytest_mnode.measuring.repeated_products import RepeatedProducts
 from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models_of_all
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, RankPromise
 from pytest_mnode.virtual.cases import case
@@ -62,6 +65,17 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
         )
         steps = _steps(cluster, promised.training_step.ranks, promised.training_step.steps)
         yield case(test, question, judge_steps(steps), nodes)
+    if (repeated := promised.repeated_products) is not None:
+        test = f"{_FILE}::test_every_rank_computes_the_same_products"
+        question = (
+            "Are thousands of matrix products bit-identical on all ranks, and if not, which differ?"
+        )
+        bad = {rank_name(cluster.world, rank): 1 for rank in sorted(cluster.miscomputes)}
+        of_dtypes = (
+            judge_repeated(RepeatedProducts(kind, repeated.size, repeated.products, 0.0, bad))
+            for kind in repeated.dtypes
+        )
+        yield case(test, question, list(chain.from_iterable(of_dtypes)), nodes)
     for kind, shares in (
         ("memory_copy", cluster.host),
         ("device_copy", cluster.hbm),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.acceptance.certified import certify
+from tests.acceptance.certified import certify, spec_of
 from tests.faults.talk import need_quotas
 from tests.red import turns_red
 
 MULTIPLIES = "test_every_rank_multiplies_as_fast_as_the_others"
 STEPS = "test_every_rank_computes_the_same_training_steps"
+PRODUCTS = "test_every_rank_computes_the_same_products"
 COPIES = "test_every_rank_copies_as_fast_as_the_others[memory_copy]"
 BUSY_WITH_WRONG_PRODUCTS = f"""
     import pytest
@@ -60,6 +61,18 @@ def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
     assert found["matmul float32, wrong rows"]["culprit"] == "rank 3 on node3 (1)"
     steps = found["training steps, digests that differ"]  # whose products are correct
     assert steps["culprit"] == "rank 2 on node2 (4 of 4)"
+
+
+@turns_red("devices", PRODUCTS)
+def test_a_device_that_errs_once_in_thousands_when_it_is_hot_is_named(tmp_path: Path) -> None:
+    products = {"products": 20_000, "size": 16, "dtypes": ["float32"]}
+    page = spec_of(tmp_path, criteria={"devices": {"repeated_products": products}})
+    fault = "--mnode-fault=wrong_products:node1:4000:10000"
+    done = certify(tmp_path, page, fault, files=[f"test_devices.py::{PRODUCTS}"])
+    verdict, found = done.case("devices", PRODUCTS)
+    assert verdict == "fail", done.run.output
+    assert found["repeated products float32, wrong"]["value"] == 3
+    assert found["repeated products float32, wrong"]["culprit"] == "rank 1 on node1 (3 of 20480)"
 
 
 def test_a_rank_with_a_quota_is_named(tmp_path: Path) -> None:

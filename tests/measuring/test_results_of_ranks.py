@@ -44,6 +44,20 @@ def test_each_model_is_trained_on_several_nodes() -> None:
         assert len({rank // 4 for rank in ranks}) == 2
 
 
+def test_partners_change_from_turn_to_turn() -> None:
+    places = [models_of(world(0, 6, 1), ["a"] * 6, 3, turn) for turn in range(4)]
+    assert places == [(0, 1, 2, 0), (0, 3, 4, 0), (0, 5, 1, 0), (0, 2, 3, 0)]
+    assert models_of(world(1, 2, 1), ["a"] * 2, 3, 5) == (1, 0, 1)
+
+
+def test_turns_add_up() -> None:
+    [found] = judge_steps(rows(4, {}), rows(4, {2: (1,)}), rows(4, {2: (0, 3)}))
+    assert (found.value, found.culprit) == (3, "rank 2 (3 of 12)")
+    [found] = judge_steps(*[rows(4, {})] * 3)
+    assert found.detection is not None
+    assert found.detection.repeats == 3 * 16
+
+
 def test_only_devices_of_one_kind_are_compared() -> None:
     kinds = ["a", "b", "a", "b"]
     assert models_of(world(0, 4, 1), kinds, 3) == (0, 2, 0)
@@ -82,7 +96,8 @@ def test_a_rank_that_cannot_train_is_inconclusive() -> None:
 
 
 def test_steps_are_equal_and_leave_the_random_states_alone() -> None:
-    promise = TrainingStepPromise(steps=2, width=16, layers=1, context=8, batch=2)
+    sizes = {"steps": 2, "width": 16, "layers": 1, "context": 8, "batch": 2}
+    promise = TrainingStepPromise.model_validate(sizes)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     digests = [train_alone(job_of(promise, seed), CPU) for seed in (1, 1, 2)]

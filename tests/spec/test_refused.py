@@ -12,7 +12,7 @@ from tests.spec.conftest import changed
 FRACTION = "at_least_fraction: 0.9"
 REFUSED = [
     # devices
-    ("devices", "{}", "promises nothing; accepted: matmul, training_step, memory_copy"),
+    ("devices", "{}", "promises nothing; accepted: matmul, training_step, repeated_products"),
     ("devices.matmul", "{}", "at_least_fraction: missing"),
     ("devices.matmul", "{at_least_fraction: 1.1}", "at_least_fraction: 1.1; accepted: a number of"),
     ("devices.matmul", "{at_least_fraction: 0}", "at_least_fraction: 0; accepted: a number above"),
@@ -23,6 +23,8 @@ REFUSED = [
         f"{{{FRACTION}, at_least_tflops: {{float16: 1.0}}}}",
         "at_least_tflops for float16, which is not measured; accepted: float32",
     ),
+    ("devices.repeated_products", "{size: 50}", "size: 50; accepted: a multiple of 16"),
+    ("devices.repeated_products", "{for: 60}", "60 has no unit"),
     ("devices.memory_copy", f"{{{FRACTION}, size: 64}}", "size: 64 has no unit"),
     ("devices.memory_copy", f"{{{FRACTION}, at_most_spreads: 0}}", "at_most_spreads: 0; accepted"),
     ("fabric.all_reduce_busbw.at_least_fraction", "89", "89; accepted: a number of 2 or less"),
