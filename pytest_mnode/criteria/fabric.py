@@ -245,6 +245,8 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
             f"{found.waited_fraction:.0%} of the time: free this machine of other work"
         )
         judged = replace(judged, value=None, culprit=None, note=f"{why}; {note}")
+    elif why := one.promise.why_undecided(one.model, one.moves, row.size_bytes, judged):
+        judged = replace(judged, value=None, note=f"{why}; {note}")
     measurements = [judged]
     if one.ceiling is not None:
         measurements.append(

@@ -14,6 +14,8 @@ from typing import Any
 from pytest_mnode.logs.lines import began_in_tmp, plain_lines
 from pytest_mnode.logs.nccl_tests_json import JsonTest, read_json
 from pytest_mnode.logs.nccl_tests_rows import NcclTestsRow, Table, Timing, heading
+from pytest_mnode.logs.nvls import NvlsFacts
+from pytest_mnode.spec.alpha_beta import Nvls
 
 __all__ = ["NcclTest", "NcclTestsRow", "Timing", "read_nccl_tests"]
 
@@ -50,12 +52,15 @@ _EXIT = re.compile(
 )
 """Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
 
+_NO_FACTS = NvlsFacts({})
+
 
 @dataclass(frozen=True, slots=True)
 class NcclTest:
     """One test's table and the lines around it.
 
-    program: such as all_reduce_perf, by its output or the command line above it. ranks: number
+    program: such as all_reduce_perf, by its output or the command line above it. nccl: what the
+    heading and NCCL's log say of NVLS. ranks: number
     listed under "Using devices", else that of NCCL's log, 0 if both are missing. hosts: hosts of
     the ranks, each once. nodes: their number, else that of NCCL's log, 0 if both are missing.
     groups: number of independent groups of ranks. settings: NCCL's variables and their values, by
@@ -70,6 +75,7 @@ class NcclTest:
 
     program: str | None = None
     version: str | None = None
+    nccl: NvlsFacts = _NO_FACTS
     ranks: int = 0
     groups: int = 1
     hosts: tuple[str, ...] = ()
@@ -88,12 +94,15 @@ class NcclTest:
         """Whether NCCL was told to use a ring."""
         return self.settings.get("NCCL_ALGO", "").lower() == "ring"
 
-    @property
-    def may_use_nvls(self) -> bool:
-        """Whether NCCL could let the switches of NVLink reduce: not values of one byte, which the
-        instruction for it, multimem.ld_reduce, lacks on Hopper (PTX ISA)."""
-        off = "NCCL_ALGO" in self.settings or self.settings.get("NCCL_NVLS_ENABLE") == "0"
-        return not off and not any(_ONE_BYTE.match(row.dtype) for row in self.rows)
+    def nvls(self, *, across: bool) -> Nvls:
+        """Whether NCCL let the switches of NVLink reduce: not values of one byte, which the
+        instruction for it, multimem.ld_reduce, lacks on Hopper (PTX ISA).
+
+        across: over several NVLink domains.
+        """
+        if small := next((row.dtype for row in self.rows if _ONE_BYTE.match(row.dtype)), None):
+            return Nvls(used=False, why=f"values of {small}")
+        return replace(self.nccl, settings=self.settings).used(across=across)
 
     @property
     def wrong(self) -> int | None:
@@ -221,6 +230,7 @@ class _Reader:
         text = _TAG.sub("", line.strip(), count=1).strip()
         if not text:
             return
+        self._learn(text)
         if ours := _OURS.search(text):
             text = text[ours.start() :]
         else:
@@ -248,6 +258,11 @@ class _Reader:
             self._anything = self._anything or "Test " in text
             ended = self._test.closed and _EXIT.fullmatch(text)
             (self._exits if ended else self._faults)[text] = None
+
+    def _learn(self, line: str) -> None:
+        """What a line says of NCCL itself, wherever it stands."""
+        if (facts := self._test.nccl.with_log([line])) is not self._test.nccl:
+            self._test = replace(self._test, nccl=facts)
 
     def _around(self, line: str) -> None:
         """Facts in command lines and in NCCL's log, which are no output of the test."""

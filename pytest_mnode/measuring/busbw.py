@@ -22,7 +22,8 @@ from pytest_mnode.measuring.collectives import COLLECTIVES, send_recv_by_rails
 from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
-from pytest_mnode.measuring.ranks import by_rank
+from pytest_mnode.measuring.nvls import nvls_of_ranks
+from pytest_mnode.measuring.ranks import barrier, by_rank
 from pytest_mnode.measuring.sweep import Row, Sweep, sweep
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.rank.world import World
@@ -245,10 +246,10 @@ def _sweeps(
     backend = dist.get_backend()
     nodes, ranks_per_node = len(world.nodes), world.local_size
     chosen = os.environ.get("NCCL_ALGO", "")
-    nvls = not chosen and os.environ.get("NCCL_NVLS_ENABLE") != "0"
-    model = CollectiveModel(
-        Platform.of(spec), collective, nodes, ranks_per_node, backend, nvls=nvls
-    )
+    model = CollectiveModel(Platform.of(spec), collective, nodes, ranks_per_node, backend)
+    if backend == "nccl":
+        barrier(device)  # NCCL logs what it has when it is first used
+        model = replace(model, nvls=nvls_of_ranks(across=model.domains > 1))
     algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen)
     sweeps = []
     waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()

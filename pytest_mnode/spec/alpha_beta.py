@@ -39,6 +39,20 @@ Published 2-node runs on Hopper and Blackwell all exceed one ring (1.08 to 1.71 
 of 4 nodes none (0.78 to 0.92)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Nvls:
+    """Whether NCCL lets the switches of NVLink reduce, where there are any.
+
+    used: None if nothing says it. why: what says it, or what would.
+    """
+
+    used: bool | None
+    why: str = ""
+
+
+NVLS_USED = Nvls(used=True)
+
+
 class Algorithm(StrEnum):
     """How a collective moves its data."""
 
@@ -201,9 +215,8 @@ MODEL_KEYS = (*_KEYS, "accelerators.model", "accelerators.domain")
 class CollectiveModel:
     """A collective over `nodes` × `ranks_per_node` ranks of a platform.
 
-    backend: "gloo", "nccl" or another, of which the same is expected as of nccl. nvls: whether the
-    switches of NVLink may reduce, where there are any. Raises ValueError for an unknown collective
-    or fewer than two ranks.
+    backend: "gloo", "nccl" or another, of which the same is expected as of nccl. nvls: used unless
+    said otherwise. Raises ValueError for an unknown collective or fewer than two ranks.
     """
 
     platform: Platform
@@ -211,7 +224,7 @@ class CollectiveModel:
     nodes: int
     ranks_per_node: int
     backend: str
-    nvls: bool = True
+    nvls: Nvls = NVLS_USED
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -258,18 +271,25 @@ class CollectiveModel:
     def default(self) -> tuple[Algorithm, ...]:
         """What the library may choose by itself at sizes that are judged.
 
-        On few domains with NVLS a tree that the switches reduce for; otherwise a ring is among
-        them, and nothing that it may choose instead is slower when chosen well.
+        On few domains with NVLS, where it is known to be used, a tree that the switches reduce for;
+        otherwise a ring is among them, and nothing that it may choose instead is slower when chosen
+        well.
         """
         if self.collective in DIRECT:
             return (Algorithm.DIRECT,)
         if self.backend == "gloo" and self.collective == Collective.BROADCAST:
             return (Algorithm.TREE,)
-        if not self._switches_reduce:
+        if self.nvls.used is False or not self._switches_may_reduce:
             return (Algorithm.RING,)
-        if self.domains <= FEW:
+        if self.nvls.used and self.domains <= FEW:
             return (Algorithm.NVLS,)
         return (Algorithm.RING, Algorithm.NVLS)
+
+    @property
+    def nvls_gives_more(self) -> bool:
+        """Whether the default's bound is that of a ring only because NVLS is off or not known."""
+        few = self.domains <= FEW and Algorithm.DIRECT not in self.default
+        return few and self._switches_may_reduce and not self.nvls.used
 
     def algorithms(self, name: str) -> tuple[Algorithm, ...]:
         """Those that a measurement by this name may have used: "ring", "rails", or "default"."""
@@ -364,7 +384,6 @@ class CollectiveModel:
             "model.nodes": self.nodes,
             "model.ranks_per_node": self.ranks_per_node,
             "model.backend": self.backend,
-            "model.nvls": int(self.nvls),
         }
         for key, value in values.items():
             bound = bound.of(key, value)
@@ -377,11 +396,11 @@ class CollectiveModel:
         return self.collective == Collective.ALL_REDUCE or reduces
 
     @property
-    def _switches_reduce(self) -> bool:
+    def _switches_may_reduce(self) -> bool:
         nvlink = self.platform.nvlink
         reduces = self.collective == Collective.ALL_REDUCE and self.backend != "gloo"
         enough = self.ranks // self.domains >= _LEAST_FOR_NVLS
-        return bool(self.nvls and nvlink and nvlink.nvls and reduces and enough)
+        return bool(nvlink and nvlink.nvls and reduces and enough)
 
     def line_gbytes_s(self, algorithm: Algorithm) -> float:
         """The bus bandwidth of an algorithm as sizes grow."""
@@ -425,7 +444,6 @@ def expected_again(terms: Sequence[Term], leaves: Mapping[str, Any]) -> tuple[fl
         int(values["model.nodes"]),
         int(values["model.ranks_per_node"]),
         str(values["model.backend"]),
-        bool(values["model.nvls"]),
     )
     named = str(values["model.algorithms"]).split()
     algorithms = [Algorithm(name) for name in named]

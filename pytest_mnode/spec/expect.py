@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
+from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel, Nvls, Platform
 from pytest_mnode.spec.bandwidth import BusbwAtLineRate, Collective
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.review import wire_allows_fraction
@@ -129,9 +129,8 @@ def reasons_of_a_port(share: float) -> list[str]:
 class Expectation:
     """A collective over `nodes` × `ranks_per_node` ranks of the cluster that a spec describes.
 
-    algorithm: "default" for what the library chooses, or "ring" where it is pinned. nvls: whether
-    switches of NVLink may reduce, where there are any. Raises ValueError for an unknown collective
-    or fewer than two ranks.
+    algorithm: "default" for what the library chooses, or "ring" where it is pinned. Raises
+    ValueError for an unknown collective or fewer than two ranks.
     """
 
     spec: Spec
@@ -139,7 +138,7 @@ class Expectation:
     nodes: int
     ranks_per_node: int
     algorithm: str = "default"
-    nvls: bool = True
+    nvls: Nvls = NVLS_USED
 
     @property
     def by_tcp(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pytest_mnode.measurement import Bound, at_least
-from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel
+from pytest_mnode.measurement import Bound, Measurement, at_least
+from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel
 from pytest_mnode.spec.bandwidth import NicRates
 from pytest_mnode.spec.fields import (
     Bytes,
@@ -117,9 +118,43 @@ class BusbwPromise(Page):
         """Where the bound comes from, for a reader of the measurement."""
         expected = model.least_gbytes_s(algorithms, size_bytes)
         named = " or ".join(algorithms)
-        return (
+        found = (
             f"{named} by the model: {expected:.4g} GB/s with {model.line.text} and steps of "
             f"{model.platform.alpha.source}; × at_least_fraction {self.at_least_fraction:g}"
+        )
+        if model.nvls_gives_more and tuple(algorithms) == model.default:
+            more = self.bound_with_nvls(model, size_bytes)
+            found += f"; NVLS, which would promise {more:.4g}, is "
+            found += f"off: {model.nvls.why}" if model.nvls.used is False else "not known to be on"
+        return found
+
+    def bound_with_nvls(self, model: CollectiveModel, size_bytes: int) -> float:
+        """The least busbw in GB/s that is accepted where NVLS is known to be used."""
+        used = replace(model, nvls=NVLS_USED)
+        return self.bound_gbytes_s(used, used.default, size_bytes).accepted[0]
+
+    def why_undecided(
+        self,
+        model: CollectiveModel,
+        algorithms: Sequence[Algorithm],
+        size_bytes: int,
+        judged: Measurement,
+    ) -> str:
+        """Why a busbw that keeps a ring's bound is no pass; "" if it is one.
+
+        On few domains a ring's bound would let a quarter of dead NICs pass if NVLS is used.
+        """
+        is_default = tuple(algorithms) == model.default
+        if not is_default or model.nvls.used is not None or not model.nvls_gives_more:
+            return ""
+        ring = self.bound_gbytes_s(model, algorithms, size_bytes).accepted[0]
+        more = self.bound_with_nvls(model, size_bytes)
+        busbw = judged.known
+        if busbw is None or busbw < ring or (judged.interval or (busbw,))[0] >= more:
+            return ""
+        return (
+            f"{busbw:.4g} GB/s keeps the bound of a ring, {ring:.4g}, and not that of "
+            f"NVLS, {more:.4g}; {model.nvls.why}"
         )
 
 

@@ -57,7 +57,6 @@ EXCEPTIONS = {
     "078": "a NIC of 800 Gbit/s on a GB300: perftest has 0.56 of it inside the node too",
     "080": "as 078",
     "088": "two racks: an all-to-all at 0.47 of the NICs, called a baseline",
-    "102": "0.78 of the line at 1 GiB by NCCL 2.18 and an early plug-in; 1.09 at 2 GiB",
     "097": "TCPX carries 71 of the 100 GB/s of the NICs; the profile promises all_reduce alone",
     "130": "broadcast at 0.72 of the line, all_reduce 0.91 (122); no cause is known",
     "142": "slow only beside 456 of the same nodes (143): 0.8 of the model",

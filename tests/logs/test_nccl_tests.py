@@ -396,10 +396,10 @@ def test_facts_of_the_lines_around_a_table() -> None:
     assert (second.program, second.ranks, second.nodes) == ("all_reduce_perf", 2, 1)
     assert (first.settings, second.settings) == ({"NCCL_ALGO": "Ring"}, {})
     assert (first.pins_ring, second.pins_ring) == (True, False)
-    assert (first.may_use_nvls, second.may_use_nvls) == (False, True)
+    assert [one.nvls(across=False).used for one in (first, second)] == [False, None]
     assert second.rows[1].out_of_place.algbw_gbytes_s == 0.16
     assert second.rows[1].dtype == "float"
-    assert not one(CURRENT.replace(" float ", " f8e4m3 ")).may_use_nvls
+    assert one(CURRENT.replace(" float ", " f8e4m3 ")).nvls(across=True).used is False
     assert complete(first)
     logged = INIT.replace("nRanks 2 nNodes 1", "nRanks 16 nNodes 2")
     assert (one(f"{logged}{GATHER}").ranks, one(f"{logged}{GATHER}").nodes) == (16, 2)

@@ -7,7 +7,7 @@ import shlex
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -260,9 +260,10 @@ def _judge_size(  # noqa: PLR0917  those of `judge`
 
 def model_of(run: NcclRun, platform: Platform) -> tuple[CollectiveModel, tuple[Algorithm, ...]]:
     """The model of a run, and the algorithms that it may have used, by what its output says."""
-    nvls = run.test is None or run.test.may_use_nvls
     shape = (run.collective, run.nodes, run.ranks_per_node, "nccl")
-    model = CollectiveModel(platform, *shape, nvls=nvls)
+    model = CollectiveModel(platform, *shape)
+    if run.test is not None:
+        model = replace(model, nvls=run.test.nvls(across=model.domains > 1))
     return model, model.algorithms("ring" if run.test and run.test.pins_ring else "default")
 
 
@@ -281,8 +282,10 @@ def judge(
     model, moves = model_of(runs[-1], platform)
     sizes = promise.judged_sizes_bytes(model) if sizes_bytes is None else sizes_bytes
     found = [_judge_size(runs, size, model, moves, promise, program) for size in sizes]
-    found.append(judge_wrong(runs))
-    return found
+    for at, (size, one) in enumerate(zip(sizes, found, strict=True)):
+        if why := promise.why_undecided(model, moves, size, one):
+            found[at] = replace(one, value=None, note=f"{why}; {one.note}")
+    return [*found, judge_wrong(runs)]
 
 
 def judge_wrong(runs: Sequence[NcclRun]) -> Measurement:

@@ -137,7 +137,7 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
 
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
-    groups: dict[tuple[str, int, int, bool, bool], list[NcclRun]] = {}
+    groups: dict[tuple[str, int, int, bool, bool | None], list[NcclRun]] = {}
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
         collective = _collective(test, asked.collective)
@@ -147,7 +147,8 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         why = "" if test.only_cut_off else test.why_incomplete
         why = why or nccl_tests.elsewhere(test, nodes, per_node) or ""
         run = NcclRun(collective, nodes, per_node, (), "", test, why)
-        key = (collective, nodes, per_node, test.pins_ring, test.may_use_nvls)
+        used = nccl_tests.model_of(run, Platform.of(asked.spec))[0].nvls.used
+        key = (collective, nodes, per_node, test.pins_ring, used)
         groups.setdefault(key, []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
     return [_judge_runs(runs, asked.spec, logged) for runs in groups.values()]
@@ -216,7 +217,10 @@ def _size_result(
     if value and (failed or unusual):
         guessed = expectation.reasons(size_bytes, value)
         reasons = (*(logged if value < of.wire else ()), *guessed)
-    if value and failed and expectation.algorithm == "default":
+    undecided = judged is not None and judged.value is None and not any(run.why for run in runs)
+    if value and judged is not None and undecided:
+        reasons = (judged.note, *reasons)
+    if value and (failed or undecided) and expectation.algorithm == "default":
         ring = replace(expectation, algorithm="ring").of_size(size_bytes).bound
         if ring is not None and value >= ring:
             pinned = f"a ring, whose bound is {ring:.4g}: if NCCL_ALGO=Ring was set, say so by "
