@@ -9,9 +9,13 @@ import pytest
 from pytest_mnode.criteria.fabric import curves, judge_busbw
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.algorithms import Algorithm
-from pytest_mnode.measuring.busbw import Busbw
-from pytest_mnode.measuring.sweep import Unmeasured
+from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
+from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
 from pytest_mnode.measuring.traffic import SentByNode
+from pytest_mnode.spec import load_spec
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Nvls, Platform
+from pytest_mnode.spec.bandwidth import bus_factor
 from tests.measuring.sweeps import (
     DEFAULT,
     GLOO_RING,
@@ -24,6 +28,7 @@ from tests.measuring.sweeps import (
     recorded,
     row,
 )
+from tests.spec.test_schema import CLUSTERS
 
 
 def test_the_plateau_is_judged_with_its_formula() -> None:
@@ -243,3 +248,34 @@ def test_ranks_that_send_must_use_the_fabric(
     past = judge_busbw(_busbw(*nodes))[-1]
     assert past.name.startswith("bytes sent on other networks")
     assert (past.value, past.verdict) == (value and pytest.approx(value), verdict)
+
+
+@pytest.mark.parametrize(
+    ("used", "busbw", "verdict"),
+    [
+        (True, 375.0, Verdict.FAIL),  # two of eight NICs are dead
+        (None, 375.0, Verdict.INCONCLUSIVE),
+        (False, 375.0, Verdict.PASS),
+        (None, 467.0, Verdict.PASS),
+        (None, 300.0, Verdict.FAIL),
+    ],
+)
+def test_nvls_that_is_not_known_leaves_a_ring_and_a_doubt(
+    used: bool | None, busbw: float, verdict: Verdict
+) -> None:
+    hopper = load_spec(CLUSTERS / "h100-ib.yaml")
+    model = CollectiveModel(Platform.of(hopper), "all_reduce", 2, 8, "nccl", Nvls(used, "said so"))
+    size = 8 << 30
+    seconds = bus_factor("all_reduce", 16) * size / busbw / 1e9
+    times = ((seconds,) * 3,) * 3
+    swept = Row("all_reduce", 16, size, size, size // 4, 3, times, 0)
+    assert hopper.criteria.fabric
+    promise = hopper.criteria.fabric.all_reduce_busbw
+    assert promise
+    sweep = Sweep(COLLECTIVES["all_reduce"], 16, (swept,), ())
+    one = AlgorithmSweep(DEFAULT, sweep, promise, model)
+    found = replace(judged([]), spec=hopper, sweeps=(one,))
+    [rate] = [m for m in judge_busbw(found) if m.name == "all_reduce 8 GiB busbw"]
+    assert rate.verdict is verdict
+    explained = used is False or verdict is Verdict.INCONCLUSIVE
+    assert ("said so" in f"{rate.note} {rate.source}") is explained
