@@ -22,6 +22,7 @@ def nvls_of_ranks(*, across: bool) -> Nvls:
     files = {name: value for name, (value, _) in settings_of_files(os.environ).items()}
     settings = files | dict(os.environ)
     log = log_of_process(settings.get("NCCL_DEBUG_FILE", "")) or b""
-    facts = NvlsFacts(settings, torch.cuda.nccl.version()[:2]).with_log(plain_lines(log))
+    version = tuple(torch.cuda.nccl.version()[:2])  # type: ignore[no-untyped-call]
+    facts = NvlsFacts(settings, version).with_log(plain_lines(log))
     every = gathered(facts.used(across=across))
     return next((one for used in (False, None) for one in every if one.used is used), every[0])
