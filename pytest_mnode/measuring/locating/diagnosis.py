@@ -179,7 +179,8 @@ def is_confirmed(rates: Rates, rail: int, sender: int, receiver: int) -> bool:
 
 def contrast_mbits_s(rates: Rates, rail: int, sender: int, receiver: int) -> float:
     """Rate that both ends of a slow link must reach with others to show that the link is slow."""
-    return float(rates.best[rail, sender, receiver] / STANDS_OUT)
+    stands_out = rates.threshold[rail] / rates.reference[rail]
+    return float(rates.best[rail, sender, receiver] / max(STANDS_OUT, stands_out))
 
 
 def groups_apart(rates: Rates) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
@@ -10,10 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_mnode.detection import PROBABILITY
+from pytest_mnode.measuring.limits import EVERY_PATH_UP_TO
 from pytest_mnode.measuring.locating.rounds import Reading
 
-STANDS_OUT = 0.8
-"""A link is slow below both the bound and this fraction of the rate of healthy links."""
+STANDS_OUT, ALIKE = 0.8, 0.95
+"""A link or node is slow below both the bound and a fraction of the rate of healthy links that
+follows from their noise, between these two. [choice] Above the second, equal NICs may differ by
+their slots; the first is for noise that is not known, or a rail that misses the bound anyway."""
+_FALSE_ALARM = 1e-3
+"""Chance that noise makes any link, or any node, of a healthy cluster look slow before it is
+confirmed alone. [choice]"""
+_POLISHED_UP_TO = EVERY_PATH_UP_TO
+"""Nodes up to which the noise is what senders and receivers leave; of more, few pairs of a node are
+measured, and few nodes of many are slow."""
 _FURTHER = 0.6
 """A path of a slow node is slow by itself below this fraction of the node's rate with others. A
 reading of a slow link may be up to a third too high, if data queued up while a receiver waited for
@@ -23,6 +33,7 @@ _DIP = 0.6
 """A link did not keep its rate below this fraction of its best reading alone on the fabric."""
 _FEW_DIPS = 0.1
 """Tolerated dips, as a fraction of all readings alone; one dip is always tolerated."""
+_POLISHES, _FEWEST_RESTS = 2, 4
 _QUANTILE = NormalDist().inv_cdf(PROBABILITY)
 _MAD_OF_NORMAL = NormalDist().inv_cdf(0.75)
 
@@ -52,11 +63,12 @@ class Rates:
         """Rate at which each node sends to its best partner."""
         self.rx = np.full((rails, nodes), np.nan)
         self._reference: NDArray[np.float64] | None = None
-        self._threshold: NDArray[np.float64] | None = None
+        self._noise: float | None = None
+        self._thresholds: tuple[NDArray[np.float64], ...] | None = None
 
     def add(self, readings: Iterable[Reading]) -> None:
         """Add readings. One that is not a finite number above 0 counts as not measured."""
-        self._reference = self._threshold = None
+        self._reference = self._noise = self._thresholds = None
         for reading in readings:
             rate, rail = reading.mbits_s, reading.rail
             link = rail, reading.sender, reading.receiver
@@ -107,37 +119,92 @@ class Rates:
         return self._reference
 
     @property
+    def noise(self) -> float:
+        """Standard deviation of the logarithm of a healthy link's rate; inf if it is not known.
+
+        The logarithm of a rate is that of its sender, its receiver and a rest, by medians of rows
+        and columns, so that slow nodes and paths do not count as noise (median polish: Tukey,
+        Exploratory Data Analysis, 1977, chapter 11). Of the rests the MAD is taken, without as many
+        of the smallest as there are medians, which made these 0; and as few rests know it badly,
+        the upper end of its interval of 99 %: its relative deviation is 1.17 / √n (Hampel, JASA 69,
+        1974).
+        """
+        if self._noise is None:
+            rest = np.log(self.best / self.reference[:, None, None])
+            if self.nodes <= _POLISHED_UP_TO:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)  # a node without a reading
+                    for _ in range(_POLISHES):
+                        for axis in (2, 1):
+                            rest -= np.nanmedian(rest, axis=axis, keepdims=True)
+            sizes = np.sort(np.abs(rest[np.isfinite(rest)]))
+            sizes = sizes[self.rails * (2 * self.nodes - 1) :]
+            self._noise = math.inf
+            if sizes.size >= _FEWEST_RESTS:
+                unsure = 1 + _QUANTILE * 1.17 / math.sqrt(sizes.size)
+                self._noise = float(np.median(sizes)) / _MAD_OF_NORMAL * unsure
+        return self._noise
+
+    @property
     def threshold(self) -> NDArray[np.float64]:
         """By rail, the rate below which a link is slow."""
-        if self._threshold is None:
-            self._threshold = np.fmin(self.slow_below_mbits_s, STANDS_OUT * self.reference)
-        return self._threshold
+        return self._limits[0]
+
+    @property
+    def slow_tx(self) -> NDArray[np.bool_]:
+        """By rail and node: whether it sends slowly to every partner it was tried with."""
+        return self.tx < self._limits[1]
+
+    @property
+    def slow_rx(self) -> NDArray[np.bool_]:
+        """By rail and node: whether it receives slowly from every partner it was tried with."""
+        return self.rx < self._limits[2]
+
+    @property
+    def _limits(self) -> tuple[NDArray[np.float64], ...]:
+        """Rates below which a link (by rail), a sender and a receiver (by rail and node) is slow.
+
+        The best of k readings of a healthy node is below a level with p^k, if one is with p: the
+        more partners it was tried with, the less noise excuses it.
+        """
+        if self._thresholds is None:
+            measured = np.isfinite(self.best)
+            reference = self.reference[:, None]
+            known = reference >= self.slow_below_mbits_s
+            links = np.ones((self.rails, 1), dtype=np.intp), int(measured.sum())
+            nodes = 2 * self.rails * self.nodes
+            found = []
+            for tries, count in (links, *((measured.sum(axis=a), nodes) for a in (2, 1))):
+                share = np.where(known, self._share(tries, max(1, count)), STANDS_OUT)
+                found.append(np.fmin(self.slow_below_mbits_s, share * reference))
+            self._thresholds = (found[0][:, 0], *found[1:])
+        return self._thresholds
+
+    def _share(self, tries: NDArray[np.intp], count: int) -> NDArray[np.float64]:
+        """The share of the reference that the best of so many tries reaches, for all of `count`."""
+        if not math.isfinite(self.noise):
+            return np.full(tries.shape, STANDS_OUT)
+        each, chance = np.unique(tries, return_inverse=True), _FALSE_ALARM / count
+        quantiles = [NormalDist().inv_cdf(chance ** (1 / max(1, k))) for k in each[0]]
+        shares = np.exp(np.minimum(0.0, quantiles) * self.noise)[each[1].reshape(tries.shape)]
+        return np.asarray(np.clip(shares, STANDS_OUT, ALIKE))
 
     @property
     def detectable_loss(self) -> float | None:
         """Smallest share that one link could lack of the usual rate and be found, with 99 %.
 
-        Readings of equal links differ by their spread: the MAD of log ratios to the reference, as
-        a standard deviation (Hampel, JASA 69, 1974). None unless every link was measured.
+        None unless every link was measured.
         """
         measured = np.isfinite(self.best) | np.eye(self.nodes, dtype=bool)
         if self.nodes < 2 or not measured.all():
             return None
-        ratios = np.log(self.best / self.reference[:, None, None])
-        ratios = ratios[np.isfinite(ratios)]
-        spread = float(np.median(np.abs(ratios - np.median(ratios)))) / _MAD_OF_NORMAL
         least = float(np.min(self.threshold / self.reference))
-        return 1 - least * math.exp(-_QUANTILE * spread)
-
-    @property
-    def slow_tx(self) -> NDArray[np.bool_]:
-        """By rail and node: whether it sends slowly to every partner it was tried with."""
-        return self.tx < self.threshold[:, None]
-
-    @property
-    def slow_rx(self) -> NDArray[np.bool_]:
-        """By rail and node: whether it receives slowly from every partner it was tried with."""
-        return self.rx < self.threshold[:, None]
+        noise = self.noise
+        if not math.isfinite(noise):  # too few nodes to tell it from differences of nodes
+            ratios = np.log(self.best / self.reference[:, None, None])
+            ratios = ratios[np.isfinite(ratios)]
+            noise = float(np.median(np.abs(ratios - np.median(ratios)))) / _MAD_OF_NORMAL
+        return 1 - least * math.exp(-_QUANTILE * noise)
 
     @property
     def slow_nodes(self) -> list[int]:
@@ -149,7 +216,8 @@ class Rates:
         """(rail, sender, receiver) of slow links whose ends are fast or much faster with others."""
         rail, a, b = np.nonzero(self.best < self.threshold[:, None, None])
         ends = np.fmin(self.tx[rail, a], self.rx[rail, b])
-        slower = (ends >= self.threshold[rail]) | (self.best[rail, a, b] < _FURTHER * ends)
+        fast = ~(self.slow_tx[rail, a] | self.slow_rx[rail, b])
+        slower = fast | (self.best[rail, a, b] < _FURTHER * ends)
         links = zip(rail[slower], a[slower], b[slower], strict=True)
         return [(int(rail), int(a), int(b)) for rail, a, b in links]
 
@@ -177,8 +245,8 @@ class Rates:
     def fast(self, rails: Sequence[int], *, sends: bool) -> NDArray[np.bool_]:
         """By node: whether it was measured, and is fast in that direction on all of `rails`."""
         chosen = list(rails)
-        score = (self.tx if sends else self.rx)[chosen]
-        enough: NDArray[np.bool_] = np.all(score >= self.threshold[chosen, None], axis=0)
+        score, slow = (self.tx, self.slow_tx) if sends else (self.rx, self.slow_rx)
+        enough: NDArray[np.bool_] = (np.isfinite(score) & ~slow)[chosen].all(axis=0)
         return enough
 
 
