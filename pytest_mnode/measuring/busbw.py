@@ -18,9 +18,13 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measurement import Bound, at_most
 from pytest_mnode.measuring.algorithms import RAILS, Algorithm, algorithms_of, fresh_group
-from pytest_mnode.measuring.collectives import COLLECTIVES, send_recv_by_rails
-from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
-from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
+from pytest_mnode.measuring.collectives import COLLECTIVES, Measured, send_recv_by_rails
+from pytest_mnode.measuring.locating.leave_one_out import (
+    Rates,
+    measured_in_ranks,
+    slow_in_collectives,
+)
+from pytest_mnode.measuring.locating.locate import BUDGET_S, SlowLinks, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.nvls import nvls_of_ranks
 from pytest_mnode.measuring.ranks import barrier, by_rank
@@ -250,28 +254,45 @@ def _sweeps(
     if backend == "nccl":
         barrier(device)  # NCCL logs what it has when it is first used
         model = replace(model, nvls=nvls_of_ranks(across=model.domains > 1))
-    algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen)
-    sweeps = []
     waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()
     with Counted(world) as counted:
-        for algorithm in algorithms:
-            rails = algorithm.name == RAILS
-            found = sweep(
-                send_recv_by_rails(ranks_per_node) if rails else measured,
+        sweeps = sweeps_by(
+            lambda one, algorithm, bounds: sweep(
+                one,
                 promise.sizes_bytes,
                 warmup=promise.warmup,
                 repeats=promise.repeats,
                 device=device,
                 communicator=functools.partial(fresh_group, algorithm, device),
-                judged=bounds_of(promise, model, algorithm),
+                judged=bounds,
                 communicators=promise.communicators,
-            )
-            sweeps.append(AlgorithmSweep(algorithm, found, promise, model))
+            ),
+            promise,
+            model,
+            chosen,
+        )
     waited_s = difference(waited_s, cpu_wait_so_far_s()) or 0.0
     shares = by_rank([waited_s / (time.monotonic() - started_s)], device)
     timed_bytes = sum(row.timed_bytes for one in sweeps for row in one.sweep.rows)
     traffic = counted.by_node(_least_bytes(measured.collective, timed_bytes, world))
-    return Busbw(spec, world, backend, tuple(sweeps), traffic, waited_fraction=max(shares)[0])
+    return Busbw(spec, world, backend, sweeps, traffic, waited_fraction=max(shares)[0])
+
+
+def sweeps_by(
+    measure: Callable[[Measured, Algorithm, Mapping[int, Bound]], Sweep],
+    promise: BusbwPromise,
+    model: CollectiveModel,
+    chosen: str = "",
+) -> tuple[AlgorithmSweep, ...]:
+    """A sweep of the model's collective with each algorithm. chosen: NCCL_ALGO."""
+    collective, ranks_per_node = Collective(model.collective), model.ranks_per_node
+    sweeps = []
+    for algorithm in algorithms_of(collective, model.backend, ranks_per_node, chosen):
+        rails = algorithm.name == RAILS
+        measured = send_recv_by_rails(ranks_per_node) if rails else COLLECTIVES[collective]
+        found = measure(measured, algorithm, bounds_of(promise, model, algorithm))
+        sweeps.append(AlgorithmSweep(algorithm, found, promise, model))
+    return tuple(sweeps)
 
 
 def _least_bytes(collective: Collective, timed_bytes: int, world: World) -> list[int]:
@@ -303,19 +324,32 @@ def _culprit(
     links = find_slow_links(
         world, spec, found.traffic, slow_below_mbits_s, device, budget_s=budget_s
     )
+    left_s = budget_s - links.effort.spent_s
+    culprit, named = culprit_by(
+        found, short, links, lambda size: measured_in_ranks(world, size, device, left_s)
+    )
+    # A search without a culprit is not kept: it cannot explain a fault that came later.
+    if known is not None and named:
+        known.keep(world, instead, culprit, short.sweep.measured.collective.value)
+    return culprit, named
+
+
+def culprit_by(
+    found: Busbw, short: AlgorithmSweep, links: SlowLinks, rates: Callable[[int], Rates]
+) -> tuple[Culprit, bool]:
+    """The culprit by slow links or, if none is slow, by collectives; and whether there is one.
+
+    short: the sweep that missed its bound. rates: measures all-reduces of so many bytes.
+    """
     culprit = links.summary if links.culprit is not None else None
     if links.faults == 0:  # a node may be slow in collectives although its pairs are fast
-        fabric = spec.criteria.fabric
-        promise = (fabric.all_reduce_busbw if fabric else None) or promise
-        all_reduce, size = replace(short.model, collective="all_reduce"), promise.sizes_bytes[-1]
-        culprit = slow_in_collectives(
-            world,
-            size,
-            promise.bound_gbytes_s(all_reduce, (Moves.RING,), size).accepted[0],
-            device,
-            budget_s - links.effort.spent_s,
-        )
-    # A search without a culprit is not kept: it cannot explain a fault that came later.
-    if known is not None and culprit:
-        known.keep(world, instead, culprit, short.sweep.measured.collective.value)
+        fabric = found.spec.criteria.fabric
+        promise = (fabric.all_reduce_busbw if fabric else None) or short.promise
+        size = promise.sizes_bytes[-1]
+
+        def enough(nodes: int) -> float:
+            model = replace(short.model, collective=Collective.ALL_REDUCE, nodes=nodes)
+            return promise.bound_gbytes_s(model, (Moves.RING,), size).accepted[0]
+
+        culprit = slow_in_collectives(found.world.nodes, enough, rates(size))
     return culprit or links.summary, bool(culprit)

@@ -7,6 +7,7 @@ fresh communicators, because each draws its connections, and so its paths, anew.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -159,12 +160,8 @@ def sweep(
 
     sizes_bytes: sizes as nccl-tests defines them. warmup: untimed calls before the timed ones, at
     each size. repeats: timed runs on one communicator, each of as many calls as fill `REPEAT_S`.
-    communicator: makes the group to measure with; left out, the default group.
-
-    judged: by size, the bound of its busbw in GB/s. These sizes are measured on `communicators`
-    communicators, and on up to four times as many until the interval of the busbw is on one side of
-    the bound, with their repeats spread over them (`limits.repeats_of_each`). Other sizes are
-    measured on the first communicator only.
+    communicator: makes the group to measure with; left out, the default group. judged,
+    communicators: as in `sweep_of`.
 
     Raises ValueError for one rank.
     """
@@ -173,17 +170,38 @@ def sweep(
         raise ValueError(
             f"{measured.collective} over one rank moves nothing; give two nodes or more"
         )
-    bounds = judged or {}
+    make = functools.partial(_InRanks, warmup=warmup, device=device)
+    return sweep_of(
+        measured, ranks, sizes_bytes, make, communicator, judged or {}, repeats, communicators
+    )
+
+
+def sweep_of(  # noqa: PLR0917  of `sweep`, and what measures
+    measured: Measured,
+    ranks: int,
+    sizes_bytes: Sequence[int],
+    make: Callable[..., OneSize],
+    communicator: Communicator,
+    judged: Mapping[int, Bound],
+    repeats: int,
+    communicators: int,
+) -> Sweep:
+    """A sweep whose sizes `make` makes: they measure in ranks, or on a virtual cluster.
+
+    judged: by size, the bound of its busbw in GB/s. These sizes are measured on `communicators`
+    communicators, and on up to four times as many until the interval of the busbw is on one side of
+    the bound, with their repeats spread over them (`limits.repeats_of_each`). Other sizes are
+    measured on the first communicator only.
+    """
     sizes = [
-        _Size(
+        make(
             measured=measured,
+            ranks=ranks,
             size_bytes=size,
-            warmup=warmup,
-            repeats=repeats_of_each(repeats, communicators if size in bounds else 1),
-            device=device,
+            repeats=repeats_of_each(repeats, communicators if size in judged else 1),
             least_checked=CHECKED_CALLS if size == min(sizes_bytes) else 1,
-            bound=bounds.get(size),
-            planned=communicators if size in bounds else 1,
+            bound=judged.get(size),
+            planned=communicators if size in judged else 1,
         )
         for size in sizes_bytes
     ]
@@ -200,21 +218,19 @@ def sweep(
     )
 
 
-@dataclass(slots=True)
-class _Size:
-    """The measuring of one size, communicator by communicator. All ranks call it alike.
+@dataclass(slots=True, kw_only=True)
+class OneSize:
+    """The measuring of one size, communicator by communicator.
 
     least_checked: least number of calls checked one by one. bound: None if it is not judged.
     planned: number of communicators. why: why it cannot be measured. call_s, calls: as the first
-    communicator found; on others the checked call is the only one before the timed ones. mine:
-    this rank's wrong values, as `Prepared.wrong` counts.
+    communicator found; on others the checked call is the only one before the timed ones.
     """
 
     measured: Measured
+    ranks: int
     size_bytes: int
-    warmup: int
     repeats: int
-    device: torch.device
     least_checked: int
     bound: Bound | None
     planned: int
@@ -223,7 +239,14 @@ class _Size:
     calls: int = 0
     checked: int = 0
     times_s: list[tuple[float, ...]] = field(default_factory=list)
-    mine: torch.Tensor | None = None
+
+    def measure(self, group: Group) -> None:
+        """Measure `repeats` repeats on this communicator; else set `why`."""
+        raise NotImplementedError
+
+    def votes(self) -> tuple[list[int], tuple[int, ...]]:
+        """Wrong values by rank, and the ranks that sent them, as far as known."""
+        raise NotImplementedError
 
     @property
     def wants_more(self) -> bool:
@@ -234,9 +257,35 @@ class _Size:
         decided = found is not None and self.bound.decides(*found.interval) is not None
         return wants_more(len(self.times_s), self.planned, decided=decided)
 
+    def row(self, *, voted: bool = True) -> Row:
+        """What was measured. voted: with wrong values, for which all ranks must call this."""
+        wrong_by_rank, senders = self.votes() if voted else ([], ())
+        return Row(
+            collective=self.measured.collective.value,
+            ranks=self.ranks,
+            size_bytes=self.size_bytes,
+            moved_bytes=self.measured.moved_bytes(self.size_bytes, self.ranks),
+            count=self.measured.part(self.size_bytes, self.ranks),
+            calls=self.calls,
+            times_s=tuple(self.times_s),
+            wrong=sum(wrong_by_rank),
+            wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
+            wrong_senders=senders,
+            checked=self.checked,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _InRanks(OneSize):
+    """Measures in ranks, all of which call it alike. mine: this rank's wrong values, as
+    `Prepared.wrong` counts."""
+
+    warmup: int
+    device: torch.device
+    mine: torch.Tensor | None = None
+
     def measure(self, group: Group) -> None:
-        """Measure `repeats` repeats on this communicator; else set `why`."""
-        ranks, device = dist.get_world_size(), self.device
+        ranks, device = self.ranks, self.device
         try:
             part = self.measured.part(self.size_bytes, ranks)
         except ValueError as error:
@@ -285,26 +334,8 @@ class _Size:
     def _count(self, wrong: torch.Tensor) -> None:
         self.mine = wrong if self.mine is None else self.mine + wrong
 
-    def row(self, *, voted: bool = True) -> Row:
-        """What was measured. voted: with wrong values, for which all ranks must call this."""
-        ranks = dist.get_world_size()
-        wrong_by_rank: list[int] = []
-        senders: tuple[int, ...] = ()
-        if voted and self.mine is not None:
-            wrong_by_rank, senders = votes(self.mine, self.device)
-        return Row(
-            collective=self.measured.collective.value,
-            ranks=ranks,
-            size_bytes=self.size_bytes,
-            moved_bytes=self.measured.moved_bytes(self.size_bytes, ranks),
-            count=self.measured.part(self.size_bytes, ranks),
-            calls=self.calls,
-            times_s=tuple(self.times_s),
-            wrong=sum(wrong_by_rank),
-            wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
-            wrong_senders=senders,
-            checked=self.checked,
-        )
+    def votes(self) -> tuple[list[int], tuple[int, ...]]:
+        return ([], ()) if self.mine is None else votes(self.mine, self.device)
 
     def _prepare(self, part: int, ranks: int, group: Group) -> Prepared | str:
         """Buffers on every rank, or why there is no memory for them."""

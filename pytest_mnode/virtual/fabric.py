@@ -6,8 +6,12 @@ on values drawn from the virtual cluster.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,26 +26,17 @@ from pytest_mnode.criteria.port_counters.judging import clock_steps, judge
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.detection import wants_more
 from pytest_mnode.evidence.check import CHECKS
-from pytest_mnode.measurement import Bound, Measurement
-from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
-from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw, bounds_of
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw, culprit_by, sweeps_by
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.latency import SIZES_BYTES, Latencies, rounds_of
-from pytest_mnode.measuring.limits import CHECKED_CALLS, repeats_of_each
-from pytest_mnode.measuring.locating.leave_one_out import (
-    FEWEST_NODES,
-    MOST_NODES,
-    Trial,
-    culprit_of_trials,
-)
+from pytest_mnode.measuring.limits import CHECKED_CALLS
 from pytest_mnode.measuring.locating.locate import BUDGET_S, SlowLinks, search_slow_links
 from pytest_mnode.measuring.locating.pairs import MeasuredRound
 from pytest_mnode.measuring.locating.rounds import Reading, Round
-from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured, calls_of_a_repeat
+from pytest_mnode.measuring.sweep import OneSize, calls_of_a_repeat, sweep_of
 from pytest_mnode.measuring.traffic import SentByNode
-from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
 from pytest_mnode.spec.fabric import BusbwPromise
@@ -163,92 +158,69 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
 def _busbw(
     cluster: VirtualCluster, collective: str, promise: BusbwPromise, known: list[Culprit]
 ) -> Busbw:
-    """As `measuring.busbw.measure_busbw`: sweeps, and the culprit if one falls short."""
-    spec, world = cluster.spec, cluster.world
-    nodes = len(cluster.nodes)
-    platform = Platform.of(spec)
-    model = CollectiveModel(platform, collective, nodes, cluster.per_node, cluster.backend)
-    algorithms = algorithms_of(Collective(collective), cluster.backend, cluster.per_node)
-    sweeps = tuple(
-        AlgorithmSweep(
-            one,
-            _sweep(cluster, collective, promise, one, bounds_of(promise, model, one)),
-            promise,
-            model,
-        )
-        for one in algorithms
+    """As `measuring.busbw.measure_busbw`, by the same sweeps and the same search."""
+    spec, world, backend = cluster.spec, cluster.world, cluster.backend
+    platform, nodes = Platform.of(spec), len(cluster.nodes)
+    model = CollectiveModel(platform, collective, nodes, cluster.per_node, backend)
+    sweeps = sweeps_by(
+        lambda measured, algorithm, bounds: sweep_of(
+            measured,
+            cluster.ranks,
+            promise.sizes_bytes,
+            functools.partial(_Drawn, cluster=cluster, algorithm=algorithm.name),
+            lambda: contextlib.nullcontext(cluster.communicator_loss()),
+            bounds,
+            promise.repeats,
+            promise.communicators,
+        ),
+        promise,
+        model,
     )
-    traffic = _traffic(cluster, sweeps, collective)
-    found = Busbw(spec, world, cluster.backend, sweeps, traffic)
+    found = Busbw(spec, world, backend, sweeps, _traffic(cluster, sweeps, collective))
     short = next((one for one in sweeps if one.falls_short), None)
     if short is None:
         return found
-    if known:
-        return Busbw(spec, world, cluster.backend, sweeps, traffic, known[0], named=True)
-    links = locate(cluster, promise.nic_mbits_s(spec.fabric), traffic)
-    culprit = links.summary if links.culprit is not None else None
-    if links.faults == 0:
-        culprit = _only_in_collectives(cluster, promise)
-    if culprit is not None:
+    if not known:
+        links = locate(cluster, promise.nic_mbits_s(spec.fabric), found.traffic)
+        culprit, named = culprit_by(
+            found, short, links, lambda size: functools.partial(_rates_within, cluster, size)
+        )
+        if not named:
+            return replace(found, culprit=culprit)
         known.append(culprit)
-    named = culprit is not None
-    return Busbw(spec, world, cluster.backend, sweeps, traffic, culprit or links.summary, named)
+    return replace(found, culprit=known[0], named=True)
 
 
-def _sweep(
-    cluster: VirtualCluster,
-    collective: str,
-    promise: BusbwPromise,
-    algorithm: Algorithm,
-    judged: dict[int, Bound],
-) -> Sweep:
-    measured, rng = COLLECTIVES[collective], cluster.night.rng
-    ranks = cluster.ranks
-    times: dict[int, list[tuple[float, ...]]] = {size: [] for size in promise.sizes_bytes}
-    rows: dict[int, Row] = {}
-    left: dict[int, str] = {}
+@dataclass(slots=True, kw_only=True)
+class _Drawn(OneSize):
+    """A size whose times are drawn, on communicators that are the share of the rate they keep."""
 
-    def row(size: int) -> Row:
-        moved = measured.moved_bytes(size, ranks)
-        call_s = cluster.collective_s(collective, moved, algorithm=algorithm.name)
-        calls = calls_of_a_repeat(call_s)
-        least = CHECKED_CALLS if size == min(promise.sizes_bytes) else 1
-        checked = max(least, min(CHECKED_CALLS, calls)) + 4 * len(times[size])
-        wrong, at, senders = _wrong(cluster, checked)
-        return Row(
-            collective, ranks, size, moved, measured.part(size, ranks), calls, tuple(times[size]),
-            wrong, at, senders, checked,
-        )  # fmt: skip
+    cluster: VirtualCluster
+    algorithm: str
 
-    def due(size: int) -> bool:
-        bound = judged.get(size)
-        if bound is None or not times[size]:
-            return not times[size]
-        found = rows[size].estimate
-        decided = found is not None and bound.decides(*found.interval) is not None
-        return wants_more(len(times[size]), promise.communicators, decided=decided)
-
-    for size in promise.sizes_bytes:
+    def measure(self, kept: Any) -> None:
         try:
-            measured.part(size, ranks)
+            self.measured.part(self.size_bytes, self.ranks)
         except ValueError as error:
-            left[size] = str(error)
-    while sizes := [size for size in promise.sizes_bytes if size not in left and due(size)]:
-        kept = cluster.communicator_loss()
-        for size in sizes:
-            whole_s = cluster.collective_s(
-                collective, measured.moved_bytes(size, ranks), algorithm=algorithm.name
+            self.why = str(error)
+            return
+        if not self.times_s:
+            moved = self.measured.moved_bytes(self.size_bytes, self.ranks)
+            self.call_s = self.cluster.collective_s(
+                self.measured.collective, moved, algorithm=self.algorithm
             )
-            each = repeats_of_each(promise.repeats, promise.communicators if size in judged else 1)
-            noise = np.abs(1 + REPEATS_DIFFER * rng.standard_normal(each))
-            times[size].append(tuple((whole_s / kept * noise).tolist()))
-            rows[size] = row(size)
-    unmeasured = tuple(Unmeasured(size, why) for size, why in left.items())
-    return Sweep(measured, ranks, tuple(rows[size] for size in sorted(rows)), unmeasured)
+            self.calls = calls_of_a_repeat(self.call_s)
+            self.checked = max(self.least_checked, min(CHECKED_CALLS, self.calls))
+        noise = 1 + REPEATS_DIFFER * self.cluster.night.rng.standard_normal(self.repeats)
+        self.times_s.append(tuple((self.call_s / kept * np.abs(noise)).tolist()))
+        self.checked += 1 + self.repeats
+
+    def votes(self) -> tuple[list[int], tuple[int, ...]]:
+        return _wrong(self.cluster, self.checked)
 
 
-def _wrong(cluster: VirtualCluster, checked: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Wrong values, the ranks that received them, and those that sent them, as far as known.
+def _wrong(cluster: VirtualCluster, checked: int) -> tuple[list[int], tuple[int, ...]]:
+    """Wrong values by rank, and the ranks that sent them, as far as known.
 
     A rank that corrupts what it sends spoils the results of all; one that keeps stale results
     spoils its own.
@@ -262,8 +234,7 @@ def _wrong(cluster: VirtualCluster, checked: int) -> tuple[int, tuple[int, ...],
     stale = [
         rank for rank, share in cluster.stale.items() if rng.random() < 1 - (1 - share) ** checked
     ]
-    at = tuple(range(cluster.ranks)) if senders else tuple(stale)
-    return len(at) * 7, at, tuple(senders)
+    return [7 * bool(senders or rank in stale) for rank in range(cluster.ranks)], tuple(senders)
 
 
 def _traffic(
@@ -346,31 +317,19 @@ class _Pairs:
         return MeasuredRound(tuple(readings), self._spent_s)
 
 
-def _only_in_collectives(cluster: VirtualCluster, promise: BusbwPromise) -> Culprit | None:
-    """As `leave_one_out.slow_in_collectives`."""
-    fabric = cluster.spec.criteria.fabric
-    promise = (fabric.all_reduce_busbw if fabric else None) or promise
-    count = len(cluster.nodes)
-    if not FEWEST_NODES <= count <= MOST_NODES:
-        return None
-    size = promise.sizes_bytes[-1]
-
-    def rate(members: Sequence[int]) -> float:
-        chosen = np.array(members)
-        spent_s = cluster.collective_s("all_reduce", size, algorithm="default", members=chosen)
+def _rates_within(
+    cluster: VirtualCluster, size_bytes: int, groups: Sequence[Sequence[int]]
+) -> list[float]:
+    """Busbw of all-reduces in groups of nodes, as `leave_one_out.measured_in_ranks` has it."""
+    found = []
+    for members in groups:
+        spent_s = cluster.collective_s(
+            "all_reduce", size_bytes, algorithm="default", members=np.array(members)
+        )
         spent_s = cluster.night.around(spent_s, REPEATS_DIFFER)
-        return busbw_gbytes_s("all_reduce", size, spent_s, len(members) * cluster.per_node)
-
-    def trials() -> Iterator[Trial]:
-        every = range(count)
-        while True:
-            without = (rate([n for n in every if n != left]) for left in every)
-            yield Trial(rate(every), tuple(without))
-
-    platform = Platform.of(cluster.spec)
-    model = CollectiveModel(platform, "all_reduce", count, cluster.per_node, cluster.backend)
-    enough = promise.bound_gbytes_s(model, (Moves.RING,), size).accepted[0]
-    return culprit_of_trials(trials(), enough, cluster.nodes)
+        ranks = len(members) * cluster.per_node
+        found.append(busbw_gbytes_s("all_reduce", size_bytes, spent_s, ranks))
+    return found
 
 
 def _latencies(cluster: VirtualCluster) -> list[Latencies]:

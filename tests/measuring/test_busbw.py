@@ -118,7 +118,7 @@ def test_a_slow_emulated_fabric_without_a_slow_pair_is_measured_again(  # noqa: 
 
     monkeypatch.setattr(module, "_sweeps", sweeps)
     monkeypatch.setattr(module, "find_slow_links", located)
-    monkeypatch.setattr(module, "slow_in_collectives", lambda *_: "")
+    monkeypatch.setattr(module, "slow_in_collectives", lambda *_: None)
     monkeypatch.setattr(module, "by_rank", lambda *_: [[12.0], [13.0]])
     spec = SPEC.model_copy(update={"emulated": ("links",) if emulated else ()})
     found = module.measure_busbw("all_reduce", PROMISE, spec, WORLD, CPU)

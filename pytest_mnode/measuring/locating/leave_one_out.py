@@ -1,16 +1,23 @@
-"""Search for a node that slows only collectives: all_reduce over all nodes but one, for each."""
+"""Search for a node that slows only collectives: all_reduce without each node of a group.
+
+Up to 16 nodes are one group; more are searched in groups of as many, all at the same time, whose
+all_reduce shows a node that slows others by itself, as with a narrow NVLink.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.measurement import all_of
 from pytest_mnode.measuring.ranks import by_rank, elapsed_s
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
@@ -67,62 +74,102 @@ def named_by(trials: Iterable[Trial], enough: float) -> tuple[int, Trial] | None
     return None
 
 
-def slow_in_collectives(
-    world: World, size_bytes: int, enough_gbytes_s: float, device: torch.device, budget_s: float
-) -> Culprit | None:
-    """The only node without which all_reduce reaches its rate; None if there is none.
+Rates = Callable[[Sequence[Sequence[int]]], Sequence[float] | None]
+"""Busbw of all_reduce in groups of nodes, all at the same time, in GB/s; None without time left."""
 
-    enough_gbytes_s: promised busbw. All ranks call this. No measurement begins after `budget_s`
-    seconds.
+
+def groups_of(nodes: int) -> list[list[int]]:
+    """Consecutive groups of like sizes, of at most `MOST_NODES`; none of fewer than three nodes."""
+    count = -(-nodes // MOST_NODES) if nodes >= FEWEST_NODES else 0
+    return [list(range(nodes * i // count, nodes * (i + 1) // count)) for i in range(count)]
+
+
+def slow_in_collectives(
+    nodes: Sequence[str], enough: Callable[[int], float], rates: Rates
+) -> Culprit | None:
+    """The nodes, one of a group, without which all_reduce reaches its rate; None without one.
+
+    enough: promised busbw of so many nodes, GB/s. An incomplete trial is dropped.
     """
-    nodes = len(world.nodes)
-    if not FEWEST_NODES <= nodes <= MOST_NODES:
-        return None
+    trials: list[tuple[list[int], list[Trial]]] = [(group, []) for group in groups_of(len(nodes))]
+    found = list[Culprit]()
+    for _ in range(_TRIALS):
+        if not trials or (whole := rates([group for group, _ in trials])) is None:
+            break
+        # Groups that keep the rate are not slow.
+        trials = [
+            (group, [*before, Trial(rate, ())])
+            for (group, before), rate in zip(trials, whole, strict=True)
+            if rate < enough(len(group))
+        ]
+        without: list[list[float]] = [[] for _ in trials]
+        for place in range(max((len(group) for group, _ in trials), default=0)):
+            chosen = [i for i, (group, _) in enumerate(trials) if place < len(group)]
+            left = [[n for n in trials[i][0] if n != trials[i][0][place]] for i in chosen]
+            if (measured := rates(left)) is None:
+                return all_of(found)
+            for i, rate in zip(chosen, measured, strict=True):
+                without[i].append(rate)
+        going = []
+        for (group, made), restored in zip(trials, without, strict=True):
+            made[-1] = Trial(made[-1].whole, tuple(restored))
+            named = named_by(made, enough(len(group)))
+            if named is None:
+                going.append((group, made))
+            else:
+                found.append(_culprit(nodes, group, *named))
+        trials = going
+    return all_of(found)
+
+
+def _culprit(nodes: Sequence[str], group: Sequence[int], node: int, best: Trial) -> Culprit:
+    name = nodes[group[node]]
+    among = "" if len(group) == len(nodes) else f" of {nodes[group[0]]} to {nodes[group[-1]]}"
+    words = (
+        f"{name}, slow only in collectives: every pair of nodes keeps the rate, and so does "
+        f"all_reduce{among} without {name} ({best.without[node]:.4g} GB/s; with it "
+        f"{best.whole:.4g})"
+    )
+    return Culprit(words, name)
+
+
+def measured_in_ranks(
+    world: World, size_bytes: int, device: torch.device, budget_s: float
+) -> Rates:
+    """All_reduce of `size_bytes` in the ranks of a world, all of which call it alike.
+
+    No measurement begins after `budget_s` seconds, by the clock of rank 0.
+    """
     buffer = torch.zeros(max(1, size_bytes // 4), dtype=torch.float32, device=device)
     started_s = time.monotonic()
 
-    def measured(left_out: int | None) -> float | None:
-        """Busbw in GB/s; None after the budget is spent, by the clock of rank 0."""
+    def measured(groups: Sequence[Sequence[int]]) -> list[float] | None:
         mine_s = 0.0
-        spent_s = time.monotonic() - started_s
-        if by_rank([spent_s], device)[0][0] > budget_s:
+        if by_rank([time.monotonic() - started_s], device)[0][0] > budget_s:
             return None
-        ranks = [r for r in range(world.size) if r // world.local_size != left_out]
-        group = dist.new_group(ranks)
-        if world.rank in ranks:
-            dist.all_reduce(buffer, group=group)  # connects, and uses up a shaper's burst
-            mine_s = elapsed_s(lambda: dist.all_reduce(buffer, group=group), _CALLS, device)
-            dist.destroy_process_group(group)
-        slowest_s = max(times[0] for times in by_rank([mine_s], device)) / _CALLS
-        rate = busbw_gbytes_s(Collective.ALL_REDUCE, buffer.nbytes, slowest_s, len(ranks))
-        what = "all nodes" if left_out is None else f"all but {world.nodes[left_out]}"
+        each = world.local_size
+        members = [[n * each + i for n in nodes for i in range(each)] for nodes in groups]
+        made = [dist.new_group(ranks) for ranks in members]  # all ranks make all groups
+        for group, ranks in zip(made, members, strict=True):
+            if world.rank in ranks:
+                call = functools.partial(dist.all_reduce, buffer, group=group)
+                call()  # connects, and uses up a shaper's burst
+                mine_s = elapsed_s(call, _CALLS, device)
+                dist.destroy_process_group(group)
+        every = by_rank([mine_s], device)
+        rates = [
+            busbw_gbytes_s(
+                Collective.ALL_REDUCE,
+                buffer.nbytes,
+                max(every[rank][0] for rank in ranks) / _CALLS,
+                len(ranks),
+            )
+            for ranks in members
+        ]
         if world.rank == 0:
-            print(f"locate: all_reduce of {what}: {rate:.4g} GB/s", flush=True)
-        return rate
+            for nodes, rate in zip(groups, rates, strict=True):
+                names = compress([world.nodes[n] for n in nodes])
+                print(f"locate: all_reduce of {names}: {rate:.4g} GB/s", flush=True)
+        return rates
 
-    def trials() -> Iterator[Trial]:
-        """Trials until the budget is spent; an incomplete trial is dropped."""
-        while True:
-            rates = [measured(node) for node in (None, *range(nodes))]
-            whole, *without = [rate for rate in rates if rate is not None] or [0.0]
-            if len(without) < nodes:
-                return
-            yield Trial(whole, tuple(without))
-
-    return culprit_of_trials(trials(), enough_gbytes_s, world.nodes)
-
-
-def culprit_of_trials(
-    trials: Iterable[Trial], enough_gbytes_s: float, nodes: Sequence[str]
-) -> Culprit | None:
-    """The node that trials name (`named_by`), with their rates; None if there is none. Pure."""
-    found = named_by(trials, enough_gbytes_s)
-    if found is None:
-        return None
-    node, best = found
-    name = nodes[node]
-    words = (
-        f"{name}, slow only in collectives: every pair of nodes keeps the rate, and so does "
-        f"all_reduce without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"
-    )
-    return Culprit(words, name)
+    return measured

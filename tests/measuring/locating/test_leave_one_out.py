@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from pytest_mnode.measuring.locating import leave_one_out as module
-from pytest_mnode.measuring.locating.leave_one_out import Trial, named_by, only_restorer
-from pytest_mnode.rank.world import World
-from pytest_mnode.spec.bandwidth import bus_factor
-
-MIB = 1 << 20
+from pytest_mnode.measuring.locating.leave_one_out import (
+    Trial,
+    named_by,
+    only_restorer,
+    slow_in_collectives,
+)
 
 ENOUGH = 85.0
 LINE = 100.0
@@ -90,57 +87,68 @@ def test_trials_end_once_all_nodes_reach_the_rate(before: list[Trial]) -> None:
     assert len(list(trials)) == 2
 
 
-def _named(
-    monkeypatch: pytest.MonkeyPatch, busbw: Callable[[list[int]], float], nodes: int, ranks: int = 1
-) -> str:
-    """The node named if all_reduce over these ranks has the bus bandwidth given by `busbw`."""
-    times_s = [0.0]
+def _named(busbw: Callable[[set[int]], float], nodes: int) -> str:
+    """The nodes named if all_reduce over nodes has the bus bandwidth given by `busbw`."""
+    names = [f"node{i}" for i in range(nodes)]
 
-    def new_group(ranks: list[int]) -> None:
-        factor = bus_factor("all_reduce", len(ranks))
-        times_s.append(2 * MIB * factor / (busbw(ranks) * 1e9))
+    def rates(groups: Sequence[Sequence[int]]) -> list[float]:
+        together = [node for group in groups for node in group]
+        assert len(together) == len(set(together)), "no node is in two groups at once"
+        return [busbw(set(group)) for group in groups]
 
-    monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda _: None)
-    monkeypatch.setattr(module, "elapsed_s", lambda *_: times_s[-1])
-    # Each round leaves out rank 0; then the others report their time.
-    monkeypatch.setattr(module, "by_rank", lambda mine, _: [mine, [times_s[-1]]])
-    names = tuple(f"node{i}" for i in range(nodes))
-    world = World(0, nodes * ranks, 0, ranks, "node0", names)
-    named = module.slow_in_collectives(world, MIB, ENOUGH, torch.device("cpu"), 1e9)
-    assert named is None or named.nodes == {named.partition(",")[0]}
-    return (named or "").partition(",")[0]
+    found = slow_in_collectives(names, lambda _: ENOUGH, rates)
+    return "" if found is None else ",".join(sorted(found.nodes))
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4, 16, 17])
+@pytest.mark.parametrize("nodes", [2, 3, 4, 16, 17, 40, 64])
 @pytest.mark.parametrize("least", [2, 3])
-def test_the_named_node_by_number_of_nodes(
-    monkeypatch: pytest.MonkeyPatch, nodes: int, least: int
-) -> None:
+def test_the_named_node_by_number_of_nodes(nodes: int, least: int) -> None:
     """All_reduce runs at half the line rate if the slow node is among `least` or more nodes."""
-    for slow, ranks in itertools.product((None, 1), (1, 8)):
+    for slow in (None, 1, nodes - 1):
 
-        def busbw(group: list[int], slow: int | None = slow, ranks: int = ranks) -> float:
-            present = {rank // ranks for rank in group}
-            return (0.5 if slow in present and len(present) >= least else 0.95) * LINE
+        def busbw(group: set[int], slow: int | None = slow) -> float:
+            return (0.5 if slow in group and len(group) >= least else 0.95) * LINE
 
-        found = slow is not None and 3 <= nodes <= 16 and not (nodes == least == 3)
-        named = _named(monkeypatch, busbw, nodes, ranks)
-        assert named == ("node1" if found else ""), (slow, ranks)
+        found = slow is not None and nodes >= 3 and not (nodes == least == 3)
+        assert _named(busbw, nodes) == (f"node{slow}" if found else ""), slow
+
+
+def test_slow_nodes_of_several_groups_are_all_named() -> None:
+    assert _named(lambda group: 60.0 if group & {3, 30} else 95.0, 40) == "node3,node30"
+    # Two of one group restore nothing one by one.
+    assert _named(lambda group: 60.0 if group & {3, 4, 30} else 95.0, 40) == "node30"
+
+
+def test_only_slow_groups_are_tried_without_their_nodes() -> None:
+    tried: list[int] = []
+
+    def rates(groups: Sequence[Sequence[int]]) -> list[float]:
+        tried.append(len(groups))
+        return [60.0 if 30 in group else 95.0 for group in groups]
+
+    assert slow_in_collectives([f"n{i}" for i in range(48)], lambda _: ENOUGH, rates) is not None
+    assert tried == [3, *[1] * 16] + [1] * 17
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 5, 9])
+def test_a_trial_that_time_cuts_off_names_nobody(rounds: int) -> None:
+    left = iter([True] * rounds)
+
+    def rates(groups: Sequence[Sequence[int]]) -> list[float] | None:
+        return [60.0 if 1 in group else 95.0 for group in groups] if next(left, None) else None
+
+    assert slow_in_collectives([f"n{i}" for i in range(4)], lambda _: ENOUGH, rates) is None
 
 
 @pytest.mark.parametrize("trial", [0, 1, 2])
-def test_a_disturbed_trial_is_followed_by_another(
-    monkeypatch: pytest.MonkeyPatch, trial: int
-) -> None:
+def test_a_disturbed_trial_is_followed_by_another(trial: int) -> None:
     without_it: list[float] = []
 
-    def busbw(group: list[int]) -> float:
+    def busbw(group: set[int]) -> float:
         if 2 in group:
             return 60.0
         without_it.append(80.0 if len(without_it) == trial else 95.0)
         return without_it[-1]
 
-    assert _named(monkeypatch, busbw, nodes=4) == "node2"
+    assert _named(busbw, nodes=4) == "node2"
     assert len(without_it) == (3 if trial < 2 else 2)
