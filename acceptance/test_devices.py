@@ -58,6 +58,16 @@ def test_every_rank_computes_the_same_products(
 
 
 @needs_group
+def test_all_memory_reads_as_it_was_written(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does every word of each accelerator's memory read as it was written?"""
+    promise = promised(spec, "devices.memory_test")
+    found = bench.check_memory(promise, world, device)
+    measure.record(devices.judge_memory(found, promise))
+
+
+@needs_group
 @pytest.mark.parametrize("kind", ["memory_copy", "device_copy", "host_to_device", "device_to_host"])
 def test_every_rank_copies_as_fast_as_the_others(
     kind: str, world: World, device: torch.device, spec: Spec, measure: Measure

@@ -20,9 +20,10 @@ from pytest_mnode.measurement import (
 )
 from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.devices import MatmulPromise
+from pytest_mnode.spec.devices import MatmulPromise, MemoryTestPromise
 
 if TYPE_CHECKING:
+    from pytest_mnode.measuring.memory_test import RankMemory
     from pytest_mnode.measuring.repeated_products import RepeatedProducts
     from pytest_mnode.measuring.results_of_ranks import SameSteps
 
@@ -105,6 +106,37 @@ def judge_repeated(found: RepeatedProducts) -> list[Measurement]:
             f"could not be computed by {listed(found.failed)}" if found.failed else note,
             detection=smallest_share_wrong(found.products),
         )
+    ]
+
+
+def judge_memory(ranks: Sequence[RankMemory], promise: MemoryTestPromise) -> list[Measurement]:
+    """Whether all memory read as it was written, and where not."""
+    bad, least = [], min(rank.tested_bytes for rank in ranks)
+    for rank in ranks:
+        if rank.wrong:
+            where = f", {rank.device}" if rank.device else ""
+            tested = f"({rank.wrong} wrong in {rank.tested_bytes / 2**30:.4g} GiB)"
+            words = f"{rank.name}{where}: {listed(map(str, rank.first))} {tested}"
+            devices = [Culprit.device("", node, rank.device) for node in rank.name.nodes]
+            bad.append(Culprit.merged(words, [rank.name, *(devices if rank.device else [])]))
+    every = all_of(bad, _MOST_NAMED)
+    unsure = [f"{rank.name}: {rank.why}" for rank in ranks if rank.why]
+    how = f"{promise.passes} × {', '.join(promise.patterns)}"
+    seconds = max(rank.seconds for rank in ranks)
+    return [
+        Measurement.none_allowed(
+            "memory, words read wrong",
+            [every] if every else [],
+            "each word reads as it was written",
+            count=sum(rank.wrong for rank in ranks),
+            unsure=listed(unsure),
+        ),
+        Measurement(
+            "memory tested, least of ranks",
+            least / 2**30,
+            "GiB",
+            note=f"{how}, {seconds:.3g} s",
+        ),
     ]
 
 

@@ -46,6 +46,7 @@ SMALL_BUFFERS_BYTES = 4 << 10
 DEVICE_FACTOR, INPUT_PAUSE_MS = 1.4, 30.0
 SPOILED = Path(__file__).with_name("spoiled.py")
 EVERY, WRONG_PRODUCT = 7, 1000
+STUCK_BYTE = 4096
 LEAST_BYTES = 1 << 10
 """Smallest result that is spoiled: by smaller ones, ranks agree on what to do next."""
 
@@ -265,6 +266,12 @@ def wrong_layers(rack: Rack, node: Node, every: int | None) -> Undo:
 def wrong_products(rack: Rack, node: Node, every: int | None, after: int | None) -> Undo:
     """One in EVERY of the matrix products that a node computes is wrong, from the AFTERth on."""
     return _spoiled(rack, node, "product", every or WRONG_PRODUCT, after or 0)
+
+
+@fault(whole("OFFSET", "4096", least=0, most=(1 << 16) - 1))
+def stuck_bit(rack: Rack, node: Node, offset: int | None) -> Undo:
+    """A bit of the memory that a node's ranks test is stuck at 1, in the byte at OFFSET."""
+    return _spoiled(rack, node, "stuck", STUCK_BYTE if offset is None else offset)
 
 
 def _spoiled(rack: Rack, node: Node, function: str, *values: int) -> Undo:

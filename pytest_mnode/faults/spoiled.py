@@ -97,3 +97,18 @@ def product(every: str, after: str) -> None:
 
     for name in ("mm", "bmm"):
         setattr(torch, name, wrapped(getattr(torch, name)))
+
+
+def stuck(offset: str) -> None:
+    """Hold bit 4 of the byte at `offset` of each large buffer of words at 1, whatever is copied."""
+    write: Any = torch.Tensor.copy_
+
+    @functools.wraps(write)
+    def copy_(into: Any, *args: Any, **options: Any) -> Any:
+        done = write(into, *args, **options)
+        storage = into.untyped_storage()
+        if into.dtype == torch.int64 and storage.nbytes() >= 1 << 16:
+            torch.empty(0, dtype=torch.uint8).set_(storage)[int(offset)] |= 1 << 4
+        return done
+
+    setattr(torch.Tensor, "copy_", copy_)  # noqa: B010

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul
     from pytest_mnode.measuring.latency import latencies
     from pytest_mnode.measuring.locating.locate import find_slow_links
+    from pytest_mnode.measuring.memory_test import check_memory
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import culprit_of
     from pytest_mnode.measuring.numa import placement
@@ -41,6 +42,7 @@ _HOMES = {
     "devices": ("compare_copy", "compare_matmul"),
     "latency": ("latencies",),
     "locating.locate": ("find_slow_links",),
+    "memory_test": ("check_memory",),
     "messages": ("DTYPES", "exchange", "sums"),
     "naming": ("culprit_of",),
     "numa": ("placement",),
@@ -59,6 +61,7 @@ __all__ = [
     "REDUCE_SCATTER",
     "SEND_RECV",
     "KnownCulprits",
+    "check_memory",
     "compare_copy",
     "compare_matmul",
     "compare_products",

@@ -114,6 +114,12 @@ def free_bytes_by_rank(device: torch.device) -> list[float]:
     return [_SHARE * free / places.count(place) for free, place in every]
 
 
+def ranks_on_my_memory(device: torch.device) -> int:
+    """Number of ranks, this one too, whose memory is that of this rank's device."""
+    _, mine = _free(device)
+    return [place for [place] in by_rank([mine], device)].count(mine)
+
+
 def _free(device: torch.device) -> tuple[float, float]:
     """Free bytes of this rank's memory, and a number that identifies that memory."""
     boot = boot_id() or os.uname().nodename

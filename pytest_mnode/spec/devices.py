@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -13,6 +13,7 @@ from pytest_mnode.spec.quantity import shown
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 EightBit = Literal["float8_e4m3fn", "float8_e5m2"]
+MemoryPattern = Literal["address", "random", "inversions", "walking_ones", "walking_zeros"]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
@@ -106,6 +107,23 @@ class RepeatedProductsPromise(Page):
     heat."""
 
 
+class MemoryTestPromise(Page):
+    """Every word of an accelerator's memory reads as it was written."""
+
+    fraction: Annotated[Fraction, Field(le=1)] = 0.9
+    """Part of the memory of each accelerator that is tested, at once. Drivers and libraries hold
+    some of it: more than 0.95 is seldom there."""
+    host_bytes: Annotated[Bytes, Field(ge=1 << 16)] = Field(1 << 26, alias="host")
+    """Memory of the host that each rank without an accelerator tests instead, such as 1 GiB."""
+    patterns: Annotated[tuple[MemoryPattern, ...], Field(min_length=1)] = get_args(MemoryPattern)
+    """What is written: each word's own address; random words by seed; moving inversions; a single
+    1, and a single 0, that walks through all bits of each word."""
+    passes: Some = 1
+    """How often all patterns are written, each time with other random words."""
+    within_s: Seconds = Field(600.0, alias="within")
+    """Longest time of a rank. Patterns that it leaves out are inconclusive."""
+
+
 class DevicesCriterion(NonEmptyCriterion):
     """Each rank is as fast as the others. What is left out is not promised."""
 
@@ -115,6 +133,8 @@ class DevicesCriterion(NonEmptyCriterion):
     """Training steps, on the rank's device, digested and compared with those of other ranks."""
     repeated_products: RepeatedProductsPromise | None = None
     """Thousands of small products, on the rank's device, compared with those of other ranks."""
+    memory_test: MemoryTestPromise | None = None
+    """All of the device's memory, written with patterns and read."""
     memory_copy: CopyPromise | None = None
     """Copies in the host's memory."""
     device_copy: CopyPromise | None = None

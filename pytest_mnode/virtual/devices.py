@@ -12,6 +12,7 @@ from pytest_mnode.certificate import CaseResult
 from pytest_mnode.criteria.devices import (
     LARGEST_CHECKED,
     comparisons,
+    judge_memory,
     judge_products,
     judge_rates,
     judge_repeated,
@@ -19,11 +20,12 @@ from pytest_mnode.criteria.devices import (
 )
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measuring.devices import ROUNDS
+from pytest_mnode.measuring.memory_test import RankMemory
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import FALSE_ALARM, Comparison, RankRate, peer_bound
 from pytest_mnode.measuring.repeated_products import RepeatedProducts
 from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models_of_all
-from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, RankPromise
+from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, MemoryTestPromise, RankPromise
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import Shares, VirtualCluster
 from pytest_mnode.virtual.fabric import ports
@@ -76,6 +78,10 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
             for kind in repeated.dtypes
         )
         yield case(test, question, list(chain.from_iterable(of_dtypes)), nodes)
+    if (memory := promised.memory_test) is not None:
+        test = f"{_FILE}::test_all_memory_reads_as_it_was_written"
+        question = "Does every word of each accelerator's memory read as it was written?"
+        yield case(test, question, judge_memory(_memory(cluster, memory), memory), nodes)
     for kind, shares in (
         ("memory_copy", cluster.host),
         ("device_copy", cluster.hbm),
@@ -90,6 +96,14 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
             question = "Does every rank copy as fast as the others?"
             yield case(test, question, judge_rates(compared), nodes)
     yield ports(cluster, _FILE)
+
+
+def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMemory]:
+    """Sound memory, as large as the spec says."""
+    whole = cluster.spec.accelerators.memory_bytes
+    size = promise.host_bytes if whole is None else int(promise.fraction * whole)
+    names = [rank_name(cluster.world, rank) for rank in range(cluster.ranks)]
+    return [RankMemory(name, "", size, 0.0, 0, ()) for name in names]
 
 
 def _compared(  # noqa: PLR0917  what a comparison has

@@ -11,6 +11,7 @@ from tests.red import turns_red
 MULTIPLIES = "test_every_rank_multiplies_as_fast_as_the_others"
 STEPS = "test_every_rank_computes_the_same_training_steps"
 PRODUCTS = "test_every_rank_computes_the_same_products"
+MEMORY = "test_all_memory_reads_as_it_was_written"
 COPIES = "test_every_rank_copies_as_fast_as_the_others[memory_copy]"
 BUSY_WITH_WRONG_PRODUCTS = f"""
     import pytest
@@ -73,6 +74,21 @@ def test_a_device_that_errs_once_in_thousands_when_it_is_hot_is_named(tmp_path: 
     assert verdict == "fail", done.run.output
     assert found["repeated products float32, wrong"]["value"] == 3
     assert found["repeated products float32, wrong"]["culprit"] == "rank 1 on node1 (3 of 20480)"
+
+
+@turns_red("devices", MEMORY)
+def test_a_stuck_bit_is_named_with_its_address(tmp_path: Path) -> None:
+    page = spec_of(tmp_path, criteria={"devices": {"memory_test": {"host": "1 MiB"}}})
+    fault = "--mnode-fault=stuck_bit:node3:5003"
+    done = certify(tmp_path, page, fault, files=[f"test_devices.py::{MEMORY}"])
+    verdict, found = done.case("devices", MEMORY)
+    assert verdict == "fail", done.run.output
+    culprit = found["memory, words read wrong"]["culprit"]
+    assert culprit.startswith(
+        "rank 3 on node3: byte 0x1388, address: "
+        "expected 0x0000000000001388, found 0x0000000010001388; "
+    )
+    assert found["memory tested, least of ranks"]["value"] == 1 / 1024
 
 
 def test_a_rank_with_a_quota_is_named(tmp_path: Path) -> None:
