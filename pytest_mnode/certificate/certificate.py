@@ -15,6 +15,7 @@ from pytest_mnode.certificate.coverage import Coverage, merged
 from pytest_mnode.certificate.false_alarms import FalseAlarms, false_alarms
 from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.node_states import coverage_of
+from pytest_mnode.certificate.requirements import Clause, clauses_of
 from pytest_mnode.certificate.results import (
     CaseResult,
     CriterionResult,
@@ -103,6 +104,12 @@ class Certificate:
     def false_alarms(self) -> FalseAlarms:
         """The judgements that rest on noise, and the chance that they fail a healthy cluster."""
         return false_alarms(self.criteria)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def requirements(self) -> tuple[Clause, ...]:
+        """The buyer's clauses that the spec names, each with its verdict."""
+        return clauses_of(self.run.spec.page.get("requirements", {}), self.criteria)
 
     @property
     def kept(self) -> bool:

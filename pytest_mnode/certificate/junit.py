@@ -57,6 +57,7 @@ def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:
         **({"rehearsal": rehearsal} if (rehearsal := certificate.run.rehearsal) else {}),
         **({"certified": certificate.count} if head.holds else {}),
     }
+    clauses = _clauses(certificate)
     suites = [
         junit_xml.TestSuite(
             fit(f"rehearsal: {name}" if head.rehearsal else name),
@@ -67,6 +68,7 @@ def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:
         for name, cases, own in (
             ("certificate", [_overall(certificate, head)], {}),
             *((c.name, _cases(c), {"measured": c.headline.line}) for c in certificate.criteria),
+            *([("requirements", clauses, {})] if clauses else ()),
         )
     ]
     return str(junit_xml.to_xml_report_string(suites, encoding="utf-8"))
@@ -114,6 +116,24 @@ def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
                 yield out
             for case in criterion.cases:
                 yield from _case(case)
+
+
+def _clauses(certificate: Certificate) -> list[junit_xml.TestCase]:
+    """A case for each of the buyer's clauses."""
+    found = []
+    for clause in certificate.requirements:
+        out = _named(clause.name, "requirements")
+        match clause.verdict:
+            case CriterionVerdict.PASS:
+                out.stdout = fit(", ".join(clause.tests))
+            case CriterionVerdict.FAIL:
+                _fail(out, str(clause), "\n".join(clause.tests))
+            case CriterionVerdict.NOT_PROMISED | CriterionVerdict.NOT_REHEARSED:
+                out.add_skipped_info(fit(str(clause)))
+            case _:
+                _error(out, str(clause), "\n".join(clause.tests))
+        found.append(out)
+    return found
 
 
 def _case(case: CaseResult) -> Iterator[junit_xml.TestCase]:

@@ -45,6 +45,7 @@ def summary_lines(
         *([f"rehearsal: {run.rehearsal}"] if (run := certificate.run).rehearsal else []),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
+        *(f"requirement {clause}" for clause in certificate.requirements),
         *(certificate.history.lines() if certificate.history else ()),
         f"covered: {certificate.run.coverage}",
         *([f"nodes: {nodes}"] if nodes else []),

@@ -19,6 +19,7 @@ from pytest_mnode.errors import MnodeError
 COMMANDS = (
     *("expect", "rehearse", "certificate", "nodes", "page", "diff", "judge", "sign", "verify"),
     "check",
+    "coverage",
 )
 """Names of the commands, in the order of --help."""
 

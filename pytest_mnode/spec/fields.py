@@ -6,9 +6,10 @@ import ast
 import inspect
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from pytest_mnode.spec import quantity
@@ -144,6 +145,18 @@ class Page(BaseModel):
         if value is None:
             raise PydanticCustomError("no_value", "a key without a value")
         return value
+
+
+def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a section by the keys that a page has."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field's type has, also inside a list or an optional; None without one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(model_in, get_args(annotation))), None)
 
 
 def field_docs(section: type[BaseModel]) -> dict[str, str]:

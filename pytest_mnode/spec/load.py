@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pytest_mnode.errors import SpecError
-from pytest_mnode.spec.fields import PATTERNS, field_docs
+from pytest_mnode.spec.fields import PATTERNS, field_docs, keys_of, model_in
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.profiles import accepted_names, find_profile, spec_file
 from pytest_mnode.spec.quantity import shown
@@ -52,6 +52,8 @@ _NOT_DECIMAL = re.compile(r"[-+]?0[0-9bx]|.*[:_]")
 """Numbers that YAML 1.1 reads in base 2, 8, 16 or 60, so that 010 is 8; and 1_0, which is 10."""
 
 
+CLAUSE = "requirement"
+"""The key beside those of a promise that names the buyer's clause."""
 EXTENDS = "extends"
 """The key of a page that names the pages whose keys it takes over: no key of a spec."""
 _MOST_BASES = 8
@@ -65,7 +67,34 @@ def load_spec(path: Path) -> Spec:
     the value met and the accepted form.
     """
     merged = _merged(spec_file(path))
+    _move_clauses(merged)
     return _validated(merged.page, Spec, merged.file_of)
+
+
+def _move_clauses(merged: _Merged) -> None:
+    """Move each `requirement: BM-01` beside the keys of a promise into `requirements`.
+
+    It is no key of the promise: any may have one, and no model of a promise has to know it.
+    """
+    for at, written in list(_clauses(merged.page.get("criteria"), ())):
+        for clause in written if isinstance(written, list) else [written]:
+            if not isinstance(clause, str) or not clause:
+                where = ("criteria", *at, CLAUSE)
+                met = f"{_dotted(where)}: {shown(clause)}; accepted: text, such as BM-01; quote it"
+                raise SpecError(f"{merged.file_of(where)}: {met}")
+            named = merged.page.setdefault("requirements", {})
+            keys = named.get(clause, []) if isinstance(named, dict) else None
+            if isinstance(keys, list):
+                named[clause] = [*keys, ".".join(at)]
+
+
+def _clauses(page: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Take the keys `requirement` out of a page; where each stood, and its value."""
+    for key, value in list(page.items()) if isinstance(page, dict) else ():
+        if key == CLAUSE and at:
+            yield at, page.pop(key)
+        else:
+            yield from _clauses(value, (*at, key))
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
@@ -198,25 +227,15 @@ def _dotted(loc: Sequence[int | str]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    return {field.alias or name: field for name, field in model.model_fields.items()}
-
-
 def _section(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:
     for key in loc:
-        if isinstance(key, str):
-            model = _model_in(_fields(model)[key].annotation) or model
+        if (field := keys_of(model).get(str(key))) is not None:  # else in a list or a mapping
+            model = model_in(field.annotation) or model
     return model
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_model_in, get_args(annotation))), None)
-
-
 def _known(model: type[BaseModel], loc: Sequence[int | str]) -> str:
-    known = list(_fields(_section(model, loc[:-1])))
+    known = list(keys_of(_section(model, loc[:-1])))
     if not known:
         return "accepted: {}"
     close = get_close_matches(str(loc[-1]), known, n=3)
@@ -225,10 +244,10 @@ def _known(model: type[BaseModel], loc: Sequence[int | str]) -> str:
 
 def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     key, within = str(loc[-1]), _section(model, loc[:-1])
-    field = _fields(within).get(key)
+    field = keys_of(within).get(key)
     if field is None:
         return ""
-    section = _model_in(field.annotation)
+    section = model_in(field.annotation)
     about = (field_docs(within).get(key) or (section and section.__doc__) or "").partition("\n")[0]
     empty = section and not any(field.is_required() for field in section.model_fields.values())
     return f"; needed: {about.rstrip('.')}{', or {} to keep all defaults' if empty else ''}"

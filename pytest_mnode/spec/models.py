@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from difflib import get_close_matches
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from pytest_mnode.evidence.check import Check, on_late_check
 from pytest_mnode.spec.criteria import Criteria
-from pytest_mnode.spec.fields import Page, Seconds, Text
+from pytest_mnode.spec.fields import Page, Seconds, Text, keys_of, model_in
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
 
@@ -36,6 +38,9 @@ class Spec(Inventory):
     criteria: Criteria
     not_promised: tuple[NotPromised, ...] = ()
     """Questions left open on purpose: reported as such, never as passed."""
+    requirements: dict[Text, tuple[Text, ...]] = Field(default_factory=dict)
+    """The buyer's clauses, each with the promises that answer it, such as {BM-01: [fabric]}. Beside
+    the keys of a promise, `requirement: BM-01` says the same."""
     certificate: Certificate
 
     @field_validator("criteria")
@@ -59,6 +64,15 @@ class Spec(Inventory):
             )
         return criteria
 
+    @field_validator("requirements")
+    @classmethod
+    def _names_promises(cls, clauses: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for clause, keys in clauses.items():
+            for key in keys:
+                if (why := unknown_promise(key)) is not None:
+                    raise ValueError(f"{clause}: {key}: {why}")
+        return clauses
+
     @property
     def promised_criteria(self) -> tuple[str, ...]:
         """Names of the criteria that this cluster promises, in the order they are judged."""
@@ -74,12 +88,38 @@ class Spec(Inventory):
         """Whether this cluster promises `criterion`; an unknown name is not promised."""
         return criterion in self.promised_criteria
 
+    def promises_key(self, key: str) -> bool:
+        """Whether it promises the dotted `key`, such as fabric.all_reduce_busbw."""
+        found: Any = self.criteria
+        for name in key.split("."):
+            if not isinstance(found, BaseModel):
+                return False
+            aliased = (
+                field for field, info in type(found).model_fields.items() if info.alias == name
+            )
+            found = getattr(found, next(aliased, name), None)
+        return found is not None
+
     def digest(self) -> str:
         """sha256 (hexadecimal) of the keys that were set: comments, order and spelling do not
-        count, and a version that adds a key or changes a default changes no digest."""
-        page = self.model_dump(mode="json", exclude_unset=True)
+        count, and a version that adds a key or changes a default changes no digest. Nor do names of
+        clauses, which promise nothing."""
+        page = self.model_dump(mode="json", exclude_unset=True, exclude={"requirements"})
         content = json.dumps(page, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def unknown_promise(key: str) -> str | None:
+    """Why the dotted `key` names no promise, and what is accepted there; None if it does."""
+    page: type[BaseModel] | None = Criteria
+    for name in key.split("."):
+        names = [] if page is None else list(keys_of(page))
+        if page is None or name not in names:
+            close = get_close_matches(name, names, n=3)
+            accepted = f"did you mean {' or '.join(close)}?" if close else ""
+            return f"no promise; {accepted or 'accepted: ' + (', '.join(names) or 'no key below')}"
+        page = model_in(keys_of(page)[name].annotation)
+    return None
 
 
 def _rebuild(_: type[Check]) -> None:

@@ -23,6 +23,7 @@ def doubts(spec: Spec) -> list[str]:
         *_bounds(spec),
         *_links(spec),
         *_words(spec),
+        *_clauses(spec),
         *(line for one in spec.promises.values() for line in one.doubts(spec)),
     ]
 
@@ -127,3 +128,10 @@ def _words(spec: Spec) -> Iterator[str]:
         if entry.question in asked:
             yield f"{key}: {entry.question} is listed twice"
         asked.add(entry.question)
+
+
+def _clauses(spec: Spec) -> Iterator[str]:
+    for clause, keys in spec.requirements.items():
+        for key in keys:
+            if not spec.promises_key(key):
+                yield f"requirements.{clause}: {key} is not promised: the clause stays open"

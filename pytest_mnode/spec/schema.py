@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from pytest_mnode.spec.fields import field_docs
-from pytest_mnode.spec.load import EXTENDS
+from pytest_mnode.spec.criteria import Criteria
+from pytest_mnode.spec.fields import field_docs, keys_of, model_in
+from pytest_mnode.spec.load import CLAUSE, EXTENDS
 from pytest_mnode.spec.models import Spec
 
 _NAME = {"type": "string", "minLength": 1}
@@ -22,6 +24,16 @@ _EXTENDS = {
     "replaced, and null removes a key.",
     "anyOf": [_NAME, {"type": "array", "items": _NAME, "minItems": 1}],
 }
+_CLAUSE = {
+    "description": "The buyer's clause that this promise answers, or several.",
+    "anyOf": [_NAME, {"type": "array", "items": _NAME, "minItems": 1}],
+}
+
+
+def _promises(page: type[BaseModel]) -> set[type[BaseModel]]:
+    """The pages of promises below a page."""
+    below = {found for key in keys_of(page).values() if (found := model_in(key.annotation))}
+    return below.union(*map(_promises, below))
 
 
 class _NoNull(GenerateJsonSchema):
@@ -55,7 +67,11 @@ def json_schema() -> dict[str, Any]:
     checked, and editors complete the rest.
     """
     schema = Spec.model_json_schema(schema_generator=_NoNull)
-    sections = schema.pop("properties")
+    sections, definitions = schema.pop("properties"), schema["$defs"]
+    for page in _promises(Criteria):
+        named = definitions[page.__name__].setdefault("properties", {})
+        named[CLAUSE] = {"$ref": f"#/$defs/{CLAUSE}"}
+    definitions[CLAUSE] = _CLAUSE
     overlay = {EXTENDS: _EXTENDS} | {
         name: {"anyOf": [section, {"type": ["object", "array", "null"]}]}
         for name, section in sections.items()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate, measurement_properties
+from pytest_mnode.certificate import CaseResult, Certificate, SpecFacts, measurement_properties
 from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.text import LONGEST, first_line, fit
@@ -195,3 +195,13 @@ def test_properties_are_one_line_that_reads_back() -> None:
     assert (data["verdict"], data["value"], data["margin"]) == ("fail", 48, -117)
     assert data["expected"] == {"relation": "at least", "limit": 170, "tolerance": 5}
     assert json.loads(recorded) == {"name": "latency", "value": 3, "unit": "us"}
+
+
+def test_each_clause_of_the_buyer_is_a_case() -> None:
+    spec = SpecFacts("s", "s.yaml", "", {"requirements": {"A": ["fabric"], "B": ["mesh"]}})
+    slow = CaseResult(TEST, "?", "passed", measurements=(SLOW,))
+    found = suite(certify(slow, promised=["fabric"], spec=spec), "requirements")
+    assert outcomes(found) == [
+        ("A", "failure", "A fail"),
+        ("B", "skipped", "B not promised (mesh not judged)"),
+    ]
