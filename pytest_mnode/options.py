@@ -261,7 +261,16 @@ OPTIONS = {  # by field of Settings
     ),
 }  # fmt: skip
 
-_LOCATE = "measure every path between two nodes, also of more than 64 nodes"
+_FLAGS = {
+    "locate": (
+        "measure every path between two nodes, also of more than 64 nodes", "locating.md"
+    ),
+    "plan": (
+        "run no test: print criteria, expected minutes, what they load, and what nodes lack",
+        "plan.md",
+    ),
+}  # fmt: skip
+"""Options without a value: an optional one would take the next word, often a path of tests."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -273,8 +282,8 @@ def add_options(parser: pytest.Parser) -> None:
         )
         kind: Any = "linelist" if option.read is option_texts.patterns else "string"
         parser.addini(option.ini_key, f"as {option.flag}", kind, option.initial)
-    # It has no value: an optional one would take the next word, often a path of tests.
-    group.addoption("--mnode-locate", action="store_true", help=_LOCATE)
+    for name, (text, _) in _FLAGS.items():
+        group.addoption(f"--mnode-{name}", action="store_true", help=text)
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -313,12 +322,13 @@ def _given(config: pytest.Config, option: Option) -> Given:
 
 def documentation() -> str:
     """The options as rows of a Markdown table."""
-    rows = [("--mnode-locate", f"{_LOCATE}: [more](locating.md)")]
+    rows = []
     for option in OPTIONS.values():
         see = f": [more]({option.see})" if option.see else ""
         rows.append((f"{option.flag}={option.metavar}", option.full_help + see))
+    rows += [(f"--mnode-{name}", f"{text}: [more]({see})") for name, (text, see) in _FLAGS.items()]
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return "\n".join(f"| `{flag}` | {text} |" for flag, text in [*cells[1:], cells[0]])
+    return "\n".join(f"| `{flag}` | {text} |" for flag, text in cells)
 
 
 if __name__ == "__main__":

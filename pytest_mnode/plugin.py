@@ -48,7 +48,10 @@ _LEFT_OUT = pytest.StashKey[dict[str, tuple[str, list[str]]]]()
 _HEADED = pytest.StashKey[bool]()
 """Whether the header of the run is shown."""
 _IMPORT_AGAIN = "mnode-import-again"
-_SHOWS = ("collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "cacheshow")
+_SHOWS = (
+    *("collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "cacheshow"),
+    "mnode_plan",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Narrowing(), "mnode-narrowing")
     if settings.discover is not None:
         _discover_instead(config, settings)
+    elif config.getoption("mnode_plan"):
+        _plan_instead(config)
     elif settings.nodes or settings.free_at_most or settings.spec or settings.certifies:
         from pytest_mnode.controller.import_again import ImportAgain
 
@@ -125,6 +130,15 @@ def _discover_instead(config: pytest.Config, settings: options.Settings) -> None
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
     config.pluginmanager.register(Discovery(run), "mnode-discovery")
+
+
+def _plan_instead(config: pytest.Config) -> None:
+    """Run no test; say what a run would ask, take, load and lack."""
+    from pytest_mnode.controller.plan import FLAG, Plan
+
+    if config.getoption("numprocesses", default=None):
+        raise pytest.UsageError(f"{FLAG} runs no tests; leave out pytest-xdist's -n")
+    config.pluginmanager.register(Plan(_make_run(config)), "mnode-plan")
 
 
 def _follows(config: pytest.Config) -> bool:

@@ -32,11 +32,8 @@ def promised(spec: Spec, key: str) -> Any:
     no spec can have.
     """
     REQUESTED_KEYS[key] = None
-    value: Any = spec.criteria if hasattr(spec.criteria, key.split(".", maxsplit=1)[0]) else spec
-    for name in key.split("."):
-        value = getattr(value, name)
-        if value is None or value == ():
-            not_promised(key=key)
+    if (value := spec.value_of(key)) is None:
+        not_promised(key=key)
     return value
 
 

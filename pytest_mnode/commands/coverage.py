@@ -98,7 +98,7 @@ def _state(
         return found.verdict.value, [*left, *_functions(found.tests)]
     if spec is None:
         return "can be promised", list(keys)
-    left = [f"{key} not promised" for key in keys if not spec.promises_key(key)]
+    left = [f"{key} not promised" for key in keys if spec.value_of(key) is None]
     return ("not promised", left) if left else ("promised", list(keys))
 
 

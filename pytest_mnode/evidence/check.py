@@ -114,6 +114,11 @@ class Check:
         return iter(())
 
     @classmethod
+    def programs(cls, promise: Any) -> Iterable[str]:  # noqa: ARG003
+        """Programs that nodes must have, without which this promise can only be inconclusive."""
+        return ()
+
+    @classmethod
     def draft(cls, rows: Mapping[str, Sequence[Row]]) -> Any:  # noqa: ARG003
         """The promise of a first spec of nodes with these rows, as plain values that a page would
         have, such as "same" or {"cpus": 64}; None to promise nothing."""

@@ -88,17 +88,20 @@ class Spec(Inventory):
         """Whether this cluster promises `criterion`; an unknown name is not promised."""
         return criterion in self.promised_criteria
 
-    def promises_key(self, key: str) -> bool:
-        """Whether it promises the dotted `key`, such as fabric.all_reduce_busbw."""
-        found: Any = self.criteria
-        for name in key.split("."):
-            if not isinstance(found, BaseModel):
-                return False
-            aliased = (
-                field for field, info in type(found).model_fields.items() if info.alias == name
-            )
-            found = getattr(found, next(aliased, name), None)
-        return found is not None
+    def value_of(self, key: str) -> Any:
+        """What it says for a dotted key, below `criteria` or from the top, such as
+        fabric.all_reduce_busbw; None if it is left out.
+
+        Raises AttributeError for a key that no spec can have.
+        """
+        names = key.split(".")
+        value: Any = self.criteria if hasattr(self.criteria, names[0]) else self
+        for name in names:
+            if value is None:
+                break
+            fields = type(value).model_fields.items()
+            value = getattr(value, next((own for own, one in fields if one.alias == name), name))
+        return None if value == () else value
 
     def digest(self) -> str:
         """sha256 (hexadecimal) of the keys that were set: comments, order and spelling do not
@@ -111,6 +114,7 @@ class Spec(Inventory):
 
 def unknown_promise(key: str) -> str | None:
     """Why the dotted `key` names no promise, and what is accepted there; None if it does."""
+    Spec.model_rebuild()  # only then has preflight the keys of its checks
     page: type[BaseModel] | None = Criteria
     for name in key.split("."):
         names = [] if page is None else list(keys_of(page))

@@ -133,5 +133,5 @@ def _words(spec: Spec) -> Iterator[str]:
 def _clauses(spec: Spec) -> Iterator[str]:
     for clause, keys in spec.requirements.items():
         for key in keys:
-            if not spec.promises_key(key):
+            if spec.value_of(key) is None:
                 yield f"requirements.{clause}: {key} is not promised: the clause stays open"

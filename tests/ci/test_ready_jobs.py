@@ -24,7 +24,7 @@ TEXTS = sorted([*READY.iterdir(), *(ROOT / "docs").glob("*.md")])
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_every_named_option_exists(path: Path) -> None:
-    known = {option.flag for option in OPTIONS.values()} | {"--mnode-locate"}
+    known = {option.flag for option in OPTIONS.values()} | {"--mnode-locate", "--mnode-plan"}
     assert set(_FLAG.findall(path.read_text())) <= known
 
 

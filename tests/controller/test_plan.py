@@ -1,0 +1,76 @@
+"""`--mnode-plan`: what a run would ask, take and lack, without a run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, write_report
+from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.controller.plan import COSTS
+from pytest_mnode.spec import Criteria, default_spec_path, load_spec
+from tests.certificate.conftest import RIGHT, certify
+from tests.inner import need_rack, run_pytest
+
+DOCS = Path(__file__).parents[2] / "docs/plan.md"
+SUITE = ("--pyargs", "pytest_mnode.acceptance", "--mnode-nodes=4", "--mnode-plan")
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Words of each line of the plan by its first word."""
+    words = [line.split() for line in output.splitlines()]
+    return {line[0]: line[1:] for line in words if line}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_the_docs_say_what_a_criterion_costs(name: str) -> None:
+    assert f"| {name} | {COSTS[name].loads} | {COSTS[name].others} |" in DOCS.read_text()
+
+
+def test_every_criterion_has_a_cost() -> None:
+    assert COSTS.keys() == Criteria.model_fields.keys()
+
+
+def test_the_racks_plan(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, *SUITE)
+    found = rows(done.output)
+    assert done.returncode == 0, done.output
+    assert found["gang"] == ["0", "of", "4"]
+    assert " ".join(found["fabric"][4:]) == "estimate all NICs, fully jobs on the same fabric"
+    assert "missing:" not in found
+    assert "passed" not in done.output
+
+
+def test_an_earlier_run_says_how_long_it_takes(tmp_path: Path) -> None:
+    path = default_spec_path()
+    case = CaseResult(
+        "acceptance/test_mesh.py::test_x", "?", "passed", measurements=(RIGHT,), duration_s=600
+    )
+    end = datetime(2026, 11, 21, 2, 6, tzinfo=UTC)
+    certificate = certify(case, promised=["mesh"], spec=facts_of(load_spec(path), path), end=end)
+    write_report(tmp_path / "report", certificate)
+    done = run_pytest(tmp_path, *SUITE, f"--mnode-report={tmp_path / 'report'}")
+    assert rows(done.output)["mesh"][3:6] == ["10.0", "earlier", "run"]
+    assert "the earlier run ended 2026-11-21 02:06 UTC" in done.output
+
+
+def test_programs_that_nodes_lack_are_named(tmp_path: Path) -> None:
+    need_rack()
+    spec = tmp_path / "spec.yaml"
+    promise = "nccl_tests: {directory: /no/such}"
+    spec.write_text(
+        f"extends: rack\naccelerators: {{per_node: 1}}\ncriteria: {{fabric: {{{promise}}}, "
+        "scaling: null}\n"
+    )
+    done = run_pytest(tmp_path, *SUITE, f"--mnode-spec={spec}")
+    lacking = "missing: /no/such/all_reduce_perf on node[0-3], for fabric.all_reduce_busbw"
+    assert lacking in done.output
+    assert done.returncode == 1
+
+
+def test_workers_of_xdist_are_refused(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, *SUITE, "-n2")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--mnode-plan runs no tests" in done.output
