@@ -204,11 +204,10 @@ def _programs(spec: Spec, kept: Counter[str]) -> Iterator[tuple[str, str]]:
                 if fabric.busbw(collective) is not None:
                     yield nccl_tests.program_of(collective, how), f"fabric.{collective}_busbw"
         for key in ("write_bandwidth", "read_bandwidth", "send_bandwidth", "write_latency"):
-            given = getattr(fabric, key)
-            default = perftest.DEFAULT if key == "write_bandwidth" else None
+            given = getattr(fabric, key) or (perftest.DEFAULT if key == "write_bandwidth" else None)
             rdma = spec.fabric.kind in ("infiniband", "roce")
-            if rdma and (given or default) and f"fabric.{key}" not in waived:
-                yield (given or default).program, f"fabric.{key}"
+            if rdma and given is not None and f"fabric.{key}" not in waived:
+                yield given.program, f"fabric.{key}"
     for one in catalogue():
         promise = spec.value_of(one.key)
         if promise is not None:
