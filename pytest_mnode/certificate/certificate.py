@@ -109,7 +109,8 @@ class Certificate:
     @property
     def requirements(self) -> tuple[Clause, ...]:
         """The buyer's clauses that the spec names, each with its verdict."""
-        return clauses_of(self.run.spec.page.get("requirements", {}), self.criteria)
+        page = self.run.spec.page
+        return clauses_of(page.get("requirements", {}), self.criteria, page)
 
     @property
     def kept(self) -> bool:

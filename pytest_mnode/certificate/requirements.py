@@ -7,6 +7,7 @@ clause about two promises, one of which the spec does not make, nobody knows hal
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -39,10 +40,12 @@ class Clause:
 
 
 def clauses_of(
-    requirements: Mapping[str, Sequence[str]], criteria: Sequence[CriterionResult]
+    requirements: Mapping[str, Sequence[str]],
+    criteria: Sequence[CriterionResult],
+    page: Mapping[str, Any],
 ) -> tuple[Clause, ...]:
-    """The clauses of a spec, by what a run found. requirements: keys by clause."""
-    return tuple(_clause(name, tuple(keys), criteria) for name, keys in requirements.items())
+    """Clauses by what a run found. requirements: keys by clause. page: the spec, all its values."""
+    return tuple(_clause(name, tuple(keys), criteria, page) for name, keys in requirements.items())
 
 
 def asks_for(case: CaseResult, criterion: str, key: str) -> bool:
@@ -61,8 +64,13 @@ def asks_for(case: CaseResult, criterion: str, key: str) -> bool:
     )
 
 
-def _clause(name: str, keys: tuple[str, ...], criteria: Sequence[CriterionResult]) -> Clause:
-    found = {key: tuple(_answers(key, criteria)) for key in keys}
+def _clause(
+    name: str,
+    keys: tuple[str, ...],
+    criteria: Sequence[CriterionResult],
+    page: Mapping[str, Any],
+) -> Clause:
+    found = {key: tuple(_answers(key, criteria)) if _is_promised(key, page) else () for key in keys}
     return Clause(
         name,
         keys,
@@ -70,6 +78,14 @@ def _clause(name: str, keys: tuple[str, ...], criteria: Sequence[CriterionResult
         tuple(key for key, cases in found.items() if not cases),
         tuple(dict.fromkeys(case.test for cases in found.values() for case in cases)),
     )
+
+
+def _is_promised(key: str, page: Mapping[str, Any]) -> bool:
+    """Whether a spec has the key: a test of preflight.versions judges only what it promises."""
+    value: Any = page.get("criteria", {})
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value is not None
 
 
 def _answers(key: str, criteria: Sequence[CriterionResult]) -> Iterator[CaseResult]:

@@ -93,7 +93,8 @@ def _state(
     if not keys:
         return ("outside", [clause.outside]) if clause.outside else ("no promise", [])
     if certificate is not None:
-        [found] = clauses_of({name: tuple(dict.fromkeys(keys))}, certificate.criteria)
+        page = certificate.run.spec.page
+        [found] = clauses_of({name: tuple(dict.fromkeys(keys))}, certificate.criteria, page)
         left = [f"{key} not judged" for key in found.open]
         return found.verdict.value, [*left, *_functions(found.tests)]
     if spec is None:

@@ -198,7 +198,8 @@ def test_properties_are_one_line_that_reads_back() -> None:
 
 
 def test_each_clause_of_the_buyer_is_a_case() -> None:
-    spec = SpecFacts("s", "s.yaml", "", {"requirements": {"A": ["fabric"], "B": ["mesh"]}})
+    page = {"criteria": {"fabric": {}}, "requirements": {"A": ["fabric"], "B": ["mesh"]}}
+    spec = SpecFacts("s", "s.yaml", "", page)
     slow = CaseResult(TEST, "?", "passed", measurements=(SLOW,))
     found = suite(certify(slow, promised=["fabric"], spec=spec), "requirements")
     assert outcomes(found) == [

@@ -24,6 +24,14 @@ LIST = {
     },
 }
 
+PAGE = {
+    "criteria": {
+        "mesh": {},
+        "fabric": {"all_reduce_busbw": {}},
+        "preflight": {"versions": {"driver": ">=550", "nccl": None}},
+    }
+}
+
 
 def table(
     capsys: pytest.CaptureFixture[str], *arguments: str | Path
@@ -42,7 +50,7 @@ def contract(tmp_path: Path) -> Path:
 
 
 def reported(directory: Path, *cases: CaseResult, requirements: dict[str, list[str]]) -> Path:
-    spec = SpecFacts("rack", "rack.yaml", "sha256:1f", {"requirements": requirements})
+    spec = SpecFacts("rack", "rack.yaml", "sha256:1f", PAGE | {"requirements": requirements})
     write_report(directory, certify(*cases, promised=["mesh", "fabric"], spec=spec))
     return directory
 
@@ -87,6 +95,20 @@ def test_a_clause_of_two_promises_needs_both(
     status, rows = table(capsys, report, "--against", listed)
     assert (status, rows[0][:3]) == (1, ["A", "not", "promised"])
     assert rows[1][:2] == ["B", "pass"]
+
+
+def test_a_test_answers_only_for_what_the_spec_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = tmp_path / "list.yaml"
+    keys = ("driver", "nccl")
+    listed.write_text(
+        f"clauses: {{{', '.join(f'{k}: {{by: [preflight.versions.{k}]}}' for k in keys)}}}"
+    )
+    versions = case("test_versions[node0]", RIGHT, asked="preflight.versions")
+    report = reported(tmp_path / "report", versions, requirements={})
+    rows = table(capsys, report, "--against", listed)[1]
+    assert [row[:2] for row in rows[:2]] == [["driver", "pass"], ["nccl", "not"]]
 
 
 def test_clauses_that_the_spec_names_itself_count(
