@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", type=Path, help="the cluster's page; default: the rack's")
-    parser.add_argument("--nodes", type=int, help="2 or more; with --of that of the file, if any")
+    parser.add_argument(
+        "--nodes", type=int, help="2 or more; with --of 1 or more, or that of the file"
+    )
     parser.add_argument(
         "--procs-per-node",
         type=int,
@@ -52,15 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.errors import UsageError
     from pytest_mnode.spec import default_spec_path, load_spec
-    from pytest_mnode.spec.expect import COLLECTIVES
+    from pytest_mnode.spec.fabric import USUAL_FRACTIONS
 
     spec = load_spec(options.spec or default_spec_path())
-    if options.nodes is not None and options.nodes < 2:
-        raise UsageError(f"--nodes={options.nodes}: accepted: 2 or more, as one sends nothing")
+    least = 2 if options.of is None else 1
+    if options.nodes is not None and options.nodes < least:
+        raise UsageError(f"--nodes={options.nodes}: accepted: {least} or more")
     if options.procs_per_node is not None and options.procs_per_node < 1:
         raise UsageError(f"--procs-per-node={options.procs_per_node}: accepted: 1 or more")
-    if options.collective not in (None, *COLLECTIVES):
-        raise UsageError(f"--collective={options.collective}: accepted: {', '.join(COLLECTIVES)}")
+    if options.collective not in (None, *USUAL_FRACTIONS):
+        accepted = ", ".join(USUAL_FRACTIONS)
+        raise UsageError(f"--collective={options.collective}: accepted: {accepted}")
     if options.of is not None:
         if options.measured:
             raise UsageError("--measured: not with --of, which names what was measured")

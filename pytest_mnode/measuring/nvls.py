@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from pytest_mnode.logs.lines import plain_lines
 from pytest_mnode.logs.nccl_files import log_of_process, settings_of_files
-from pytest_mnode.logs.nvls import NvlsFacts
+from pytest_mnode.logs.nvls import NvlsFacts, release
+from pytest_mnode.machine.software import nccl_version
 from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.spec.alpha_beta import Nvls
 
@@ -22,7 +21,6 @@ def nvls_of_ranks(*, across: bool) -> Nvls:
     files = {name: value for name, (value, _) in settings_of_files(os.environ).items()}
     settings = files | dict(os.environ)
     log = log_of_process(settings.get("NCCL_DEBUG_FILE", "")) or b""
-    version = tuple(torch.cuda.nccl.version()[:2])  # type: ignore[no-untyped-call]
-    facts = NvlsFacts(settings, version).with_log(plain_lines(log))
+    facts = NvlsFacts(settings, release(nccl_version() or "")).with_log(plain_lines(log))
     every = gathered(facts.used(across=across))
     return next((one for used in (False, None) for one in every if one.used is used), every[0])

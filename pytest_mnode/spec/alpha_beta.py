@@ -114,12 +114,14 @@ class NvLink:
 
     bytes_s: of one accelerator in each direction. ring: share of it that a ring inside one domain
     reaches. nvls: share that all_reduce reaches where switches reduce; None where they do not.
+    links: to that many others, of which fewer ranks use fewer; None where switches join them.
     """
 
     names: str
     bytes_s: float
     ring: float
     nvls: float | None
+    links: int | None = None
 
 
 _NVLINKS = (
@@ -131,9 +133,18 @@ _NVLINKS = (
     NvLink(r"\bG?B[23]00\b", 900e9, 0.755, 0.93),
     # 600 GB/s in both directions. 230 to 235 GB/s in one node.
     NvLink(r"\bA100.SXM", 300e9, 0.78, None),
+    # The same with 400 and 300 GB/s. 135 GB/s in one node of V100 (a tutorial on Oracle's cloud).
+    NvLink(r"\bA800.SXM", 200e9, 0.78, None),
+    NvLink(r"\bV100.SXM", 150e9, 0.87, None),
     # AMD's data sheets: 7 links of 64 GB/s, or of 76.8. 313 to 318 GB/s in one node, or 407.
-    NvLink(r"\bMI3(00|25)X", 448e9, 0.7, None),
-    NvLink(r"\bMI35[05]X", 537.6e9, 0.75, None),
+    NvLink(r"\bMI3(00|25)X", 448e9, 0.7, None, 7),
+    NvLink(r"\bMI35[05]X", 537.6e9, 0.75, None, 7),
+    # PCIe of 16 lanes, in place of NVLink: 31.5 GB/s each way of the fourth generation, 63 of the
+    # fifth (PCI-SIG). 34 to 47 of 63 GB/s of RTX PRO 6000 and 6000D over two nodes with faster NICs
+    # (oracle-quickstart/oci-hpc-oke and a report on ConnectX-8), 22 to 33 of RTX 5090 by CPU
+    # (NVIDIA/nccl-tests #332), which the share allows less a fifth.
+    NvLink(r"\b(RTX (PRO \d|6000D|50\d0)|H[12]00 (PCIe|NVL)|H20 PCIe)", 63e9, 0.6, None),
+    NvLink(r"\b(L40S?|L4|L20|A10G?|A16|A30|A40|RTX \w+)\b|\bA[18]00.*PCI[Ee]", 31.5e9, 0.6, None),
 )
 _UNKNOWN_RING = 0.7
 """Share of the domain's bandwidth that a ring inside reaches: the least of the known ones."""
@@ -144,6 +155,7 @@ class Platform:
     """What the model needs to know of a cluster, by the spec's keys.
 
     accelerator: the model's name, "" if not said. domain_gpus, domain_bytes_s: None if not said.
+    steps_take: factor of α, for a bound that allows slower steps.
     """
 
     kind: str
@@ -153,6 +165,7 @@ class Platform:
     accelerator: str = ""
     domain_gpus: int | None = None
     domain_bytes_s: float | None = None
+    steps_take: float = 1.0
 
     @classmethod
     def of(cls, spec: Inventory) -> Platform:
@@ -203,7 +216,11 @@ class Platform:
         if more_s:
             more = f"{found.source}, and {more_s * 1e6:g} more by {self.kind}"
             found = replace(found, between_s=found.between_s + more_s, source=more)
-        return found
+        if self.steps_take == 1:
+            return found
+        times = (found.start_s, found.inside_s, found.between_s)
+        source = f"{self.steps_take:g} × ({found.source})"
+        return Alpha(*(self.steps_take * time for time in times), source)
 
 
 _KEYS = ("fabric.kind", "fabric.line_rate", "fabric.nics_per_node", "accelerators.per_node")
@@ -255,17 +272,26 @@ class CollectiveModel:
             self.ranks_per_node * least_nodes,
             self.backend,
         )
-        if nvlink is None or (self.domains == 1 and self.platform.domain_bytes_s is None):
+        if nvlink is None or self.backend == "gloo":
             return nics
-        inside = nvlink.bytes_s / 1e9
+        inside = self._inside_gbytes_s
         if self.domains > 1 and inside >= nics.gbytes_s:
             return nics
-        text = (
-            f"accelerators.domain.bandwidth {BYTE_RATE.text(nvlink.bytes_s)} × {nvlink.ring:g} of "
-            "a ring inside a domain"
-        )
+        said = self.platform.domain_bytes_s is not None
+        of_whom = "accelerators.domain.bandwidth" if said else f"{self.platform.accelerator},"
+        text = f"{of_whom} {BYTE_RATE.text(inside * 1e9)} × {nvlink.ring:g} of a ring inside"
         ceiling = None if self.domains == 1 else inside
         return replace(nics, gbytes_s=inside * nvlink.ring, text=text, ceiling_gbytes_s=ceiling)
+
+    @property
+    def _inside_gbytes_s(self) -> float:
+        """What one accelerator sends to the others of its domain; infinite if not known."""
+        nvlink = self.platform.nvlink
+        if nvlink is None:
+            return math.inf
+        others = self.ranks // self.domains - 1
+        used = min(1.0, others / nvlink.links) if nvlink.links and others else 1.0
+        return nvlink.bytes_s * used / 1e9
 
     @property
     def default(self) -> tuple[Algorithm, ...]:
@@ -408,7 +434,7 @@ class CollectiveModel:
         nvlink, domains, ranks = self.platform.nvlink, self.domains, self.ranks
         inside = math.inf
         if nvlink is not None and self.backend != "gloo":
-            inside = nvlink.bytes_s / 1e9
+            inside = self._inside_gbytes_s
             if algorithm in (Algorithm.NVLS, Algorithm.IN_NETWORK) and nvlink.nvls:
                 inside *= nvlink.nvls
         reduced = self.collective == Collective.ALL_REDUCE

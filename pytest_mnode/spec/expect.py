@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel, Nvls, Platform
 from pytest_mnode.spec.bandwidth import BusbwAtLineRate, Collective
+from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.review import wire_allows_fraction
 
@@ -20,6 +21,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 
 _NEARLY = 1.05
 """Factor by which a value may exceed its limit because of the clock's resolution."""
+_FASTER_THAN_PCIE = 504e9
+"""Bits per second of 16 lanes of PCIe of the fifth generation (PCI-SIG)."""
 _MOST_REASONS, _AS_LIKELY = 3, math.log(1.25)
 """Reasons are named together if they miss a value by factors that differ by less than 1.25."""
 
@@ -113,11 +116,42 @@ _PUBLISHED = (
     ),
 )
 """Reasons on fabrics with RDMA, with the shares that were published."""
+_SLOT = Reason(
+    *(0.5, 0.6),
+    "a NIC of 800 Gbit/s whose data take the CPU's PCIe of the fifth generation, 63 GB/s each way: "
+    "0.56 (kubernetes-sigs/dranet, GB300 with NCCL_IB_DATA_DIRECT=0)",
+)
 _FEW_CHANNELS = Reason(
     *(0.77, 0.85),
     "few channels or queue pairs on four nodes and more: 0.81, and 0.98 with NCCL_MIN_CTAS=24 and "
     "NCCL_IB_QPS_PER_CONNECTION=2 (NVIDIA/nccl-tests #309)",
 )
+
+
+_INSIDE = (
+    Reason(
+        *(1.1, 2),
+        "more than NVLink gives: accelerators.model or accelerators.domain.bandwidth of the spec, "
+        "or buffers that ranks share",
+    ),
+    Reason(
+        *(0.72, 0.85),
+        "a ring where NVLink's switches would reduce: NCCL_NVLS_ENABLE, NCCL_ALGO, or a fabric "
+        "manager that is not ready: acceptance/test_preflight.py",
+    ),
+    Reason(
+        *(0.4, 0.72),
+        "NVLinks that are down or narrow (nvidia-smi nvlink -s): acceptance/test_devices.py; or "
+        "other work on these accelerators",
+    ),
+    Reason(
+        *(0.02, 0.2),
+        "over PCIe or host memory in place of NVLink: NCCL_P2P_DISABLE, PCIe ACS, containers that "
+        "do not share IPC",
+    ),
+)
+"""Reasons inside one NVLink domain, with the share of the model that they leave: of 8 H200 a ring
+has 366 of 473 GB/s (stas00/ml-engineering)."""
 
 
 def reasons_of_a_port(share: float) -> list[str]:
@@ -158,6 +192,8 @@ class Expectation:
     @property
     def payload_share(self) -> float:
         """Share of the line that headers leave; 1 if the headers are not known."""
+        if self.model.domains == 1:
+            return 1.0
         return wire_allows_fraction(self.spec)[0]
 
     @property
@@ -185,9 +221,14 @@ class Expectation:
             may = (*may, Algorithm.TREE)
         return max(may, key=lambda one: self.model.busbw_gbytes_s(one, size_bytes))
 
-    def _bound(self, size_bytes: int) -> float | None:
+    @property
+    def promise(self) -> BusbwPromise | None:
+        """The spec's promise of it over nodes."""
         fabric = self.spec.criteria.fabric
-        promise = fabric.busbw(self.collective) if fabric else None
+        return fabric.busbw(self.collective) if fabric and self.nodes > 1 else None
+
+    def _bound(self, size_bytes: int) -> float | None:
+        promise = self.promise
         if promise is None or size_bytes < promise.judged_from_bytes(self.model):
             return None
         return promise.bound_gbytes_s(self.model, self._moves, size_bytes).accepted[0]
@@ -199,6 +240,8 @@ class Expectation:
         expected, share = self.of_size(size_bytes), busbw_gbytes_s / max(line, least)
         if max(expected.low, expected.bound or 0) <= busbw_gbytes_s <= max(expected.high, line):
             return [f"usual: {share:.0%} of the wire"]
+        if self.model.domains == 1:
+            return likeliest(_INSIDE, busbw_gbytes_s / least)
         if busbw_gbytes_s > max(line, least):
             return [self._too_much(busbw_gbytes_s / line)]
         return likeliest(self._known(size_bytes), share)
@@ -274,6 +317,8 @@ class Expectation:
                 )
             )
             found += _PUBLISHED
+            if fabric.line_rate_bits_s >= _FASTER_THAN_PCIE:
+                found.insert(0, _SLOT)
             if self.nodes >= 4:
                 found.append(_FEW_CHANNELS)
         if management is not None and management.line_rate_bits_s:

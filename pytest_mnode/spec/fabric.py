@@ -158,6 +158,41 @@ class BusbwPromise(Page):
         )
 
 
+USUAL_FRACTIONS = {
+    "all_reduce": 0.78,
+    "all_gather": 0.7,
+    "reduce_scatter": 0.7,
+    "broadcast": 0.65,
+    "reduce": 0.65,
+    "all_to_all": 0.7,
+    "send_recv": 0.8,
+}
+"""Fraction of the model for results that a spec promises nothing about. [choice] A tenth less than
+the least of published healthy runs: all_reduce 0.80 (4 nodes of A100, coreweave/nccl-tests),
+all_gather 0.79 to 0.94 (DGX Spark, H100, H200), broadcast 0.72 (aigatech/vpbenchmarking),
+all_to_all 0.78 (Oracle's guide to MI355X) to 0.96 (B300), send_recv 0.97 over nodes and 0.83 in
+one. A path at half its rate misses each; all_reduce has a promise in every profile."""
+INSIDE_FRACTION = 0.9
+"""Of an all-reduce inside one node: Azure takes nodes of H200 out below 431 of 480 GB/s, H100 below
+460 (Azure/azurehpc-health-checks, conf/)."""
+
+
+def usual_promise(
+    collective: str, all_reduce: BusbwPromise | None, *, inside: bool
+) -> BusbwPromise:
+    """The promise that results are held to where the spec has none.
+
+    all_reduce: the spec's, which other collectives over nodes need not exceed. inside: of one node.
+    """
+    fraction = USUAL_FRACTIONS[collective]
+    if inside and collective == "all_reduce":
+        fraction = INSIDE_FRACTION
+    elif all_reduce is not None and not inside:
+        fraction = min(fraction, all_reduce.at_least_fraction - all_reduce.tolerance_fraction)
+    sizes = {"from": "1 MiB", "to": "64 GiB"}
+    return BusbwPromise.model_validate({"at_least_fraction": fraction, "sizes": sizes})
+
+
 class PerftestPromise(Page):
     """How a program of perftest is run from each node to the next, over each rail."""
 

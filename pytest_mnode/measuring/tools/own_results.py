@@ -7,7 +7,7 @@ become the runs that the criterion's judges take, so that there is no second rul
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,8 +25,14 @@ from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
 from pytest_mnode.spec.alpha_beta import Platform
 from pytest_mnode.spec.bandwidth import bus_factor
-from pytest_mnode.spec.expect import COLLECTIVES, Expectation, reasons_of_a_port
-from pytest_mnode.spec.fabric import RdmaBandwidthPromise, WriteLatencyPromise
+from pytest_mnode.spec.expect import Expectation, reasons_of_a_port
+from pytest_mnode.spec.fabric import (
+    USUAL_FRACTIONS,
+    BusbwPromise,
+    RdmaBandwidthPromise,
+    WriteLatencyPromise,
+    usual_promise,
+)
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.quantity import SIZE
 
@@ -37,7 +43,11 @@ _PROMISES = {
     "ib_write_lat": "write_latency",
 }
 _NO_LETTER = re.compile(r"[^a-z]")
-_NAMES = {_NO_LETTER.sub("", name): name for name in COLLECTIVES}
+_COLLECTIVES = tuple(USUAL_FRACTIONS)
+_NAMES = {_NO_LETTER.sub("", name): name for name in _COLLECTIVES}
+_LEAST_BYTES, _SLOW_STEPS = 16 << 20, 3.0
+"""[choice] Where no size of a table is large enough to be judged, its largest is, if it is of this
+size, by steps that take three times as long as the model's, as some healthy clusters' do."""
 _CLEAR_GBYTES_S = 1.0
 """From this algbw on, two printed decimals leave the ratio busbw / algbw within 1 %."""
 _SAME_RATIO = 0.015
@@ -164,34 +174,67 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         algorithm="ring" if pins else "default",
         nvls=model.nvls,
     )
-    fabric = spec.criteria.fabric
-    promise = fabric.busbw(one.collective) if fabric else None
+    promise, why_not = _promise(expectation)
     sizes = sorted({row.size_bytes for run in runs if run.test for row in run.test.rows})
     start = promise.judged_from_bytes(model) if promise else 0
-    least = start - one.rounded_bytes
-    judged = [size for size in sizes if promise and size > least]
+    judged = [size for size in sizes if promise and size > start - one.rounded_bytes]
+    if promise and not judged and sizes and sizes[-1] >= _LEAST_BYTES:
+        judged, platform = sizes[-1:], replace(platform, steps_take=_SLOW_STEPS)
     measured = {
         size: nccl_tests.judge(_with(size, runs), platform, promise, [size])[0]
         for size in judged
         if promise
     }
-    why = next((run.why for run in runs if run.why), "")
+    measured |= _dips(measured)
+    why = next((run.why for run in runs if run.why), "") or why_not
     cut = next((t.why_incomplete for run in runs if (t := run.test) and t.only_cut_off), None)
-    if promise is None:
-        why = why or f"the spec has no criteria.fabric.{one.collective}_busbw"
-    elif not judged:
+    if promise is not None and not judged:
         why = why or f"sizes below {SIZE.text(start)}, from which they are judged"
-    shape = f"{one.nodes} nodes of {one.ranks_per_node} ranks"
+    shape = f"{one.nodes} node{'s' * (one.nodes > 1)} of {one.ranks_per_node} ranks"
     pinned = ", ring pinned" if pins else ""
     times = f", {len(runs)} runs" if len(runs) > 1 else ""
+    usual = ", held to what is usual as the spec promises none" * (expectation.promise is None)
     return Result(
-        f"{one.collective}{pinned}, {shape}{times}",
+        f"{one.collective}{pinned}, {shape}{times}{usual if promise else ''}",
         "GB/s",
         tuple(_size_result(runs, size, expectation, measured.get(size), logged) for size in sizes),
         nccl_tests.judge_wrong(runs),
         why,
         None if cut is None else Measurement.unknown("rest of the table", cut),
     )
+
+
+def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
+    """What a collective is held to, and why to nothing: the spec's promise, else what is usual."""
+    if (promised := expectation.promise) is not None:
+        return promised, ""
+    collective, model, spec = expectation.collective, expectation.model, expectation.spec
+    if expectation.nodes == 1 and model.platform.nvlink is None:
+        return None, (
+            f"one node, and the NVLink of {model.platform.accelerator or 'its accelerators'} is not"
+            " known: name accelerators.model or accelerators.domain.bandwidth in the spec"
+        )
+    if collective == "all_to_all" and model.domains > 1 and model.platform.domain_nodes > 1:
+        return None, (
+            "what an all-to-all between NVLink domains of several nodes should reach is not "
+            "published: promise criteria.fabric.all_to_all_busbw in the spec"
+        )
+    fabric = spec.criteria.fabric
+    all_reduce = fabric.all_reduce_busbw if fabric else None
+    return usual_promise(collective, all_reduce, inside=expectation.nodes == 1), ""
+
+
+def _dips(measured: Mapping[int, Measurement]) -> dict[int, Measurement]:
+    """Sizes that fail although all larger ones pass: inconclusive, as faults slow large ones."""
+    found: dict[int, Measurement] = {}
+    sizes = sorted(measured, reverse=True)
+    count = next((i for i, s in enumerate(sizes) if not measured[s].passed), len(sizes))
+    for size in sizes[count:] if count else ():
+        one = measured[size]
+        if one.verdict is Verdict.FAIL:
+            note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
+            found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
+    return found
 
 
 def _with(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclRun]:
@@ -210,6 +253,8 @@ def _size_result(
     if judged is not None and judged.value is not None:
         value = judged.value
     in_place = _mean(row.in_place.busbw_gbytes_s for row in rows if row.in_place)
+    if expectation.nodes == 1 and expectation.model.platform.nvlink is None:
+        return SizeResult(size_bytes, value, in_place)
     of = expectation.of_size(size_bytes)
     reasons: tuple[str, ...] = ()
     unusual = value is not None and not of.low <= value <= max(of.high, of.wire)
@@ -249,13 +294,13 @@ def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
 def _collective(test: NcclTest, asked: str | None) -> str:
     said = _name_of(test.program)
     if test.program and said is None:
-        raise UsageError(f"{test.program}; accepted: {', '.join(COLLECTIVES)}")
+        raise UsageError(f"{test.program}; accepted: {', '.join(_COLLECTIVES)}")
     if said and asked and said != asked:
         raise UsageError(f"--collective={asked}, but the file has {test.program}")
     if found := said or asked:
         return found
     raise UsageError(
-        f"--collective: missing, and the file does not say it; accepted: {', '.join(COLLECTIVES)}"
+        f"--collective: missing, and the file does not say it; accepted: {', '.join(_COLLECTIVES)}"
     )
 
 
@@ -268,18 +313,13 @@ def _shape(test: NcclTest, asked: Asked) -> tuple[int, int]:
     if not nodes and ranks and per_node and ranks % per_node == 0:
         nodes = ranks // per_node
     if not nodes:
-        raise UsageError("--nodes: missing, and the file does not say it; accepted: 2 or more")
+        raise UsageError("--nodes: missing, and the file does not say it; accepted: 1 or more")
     if ranks and per_node and nodes * per_node != ranks:
         raise UsageError(
             f"--procs-per-node={per_node} on {nodes} nodes, but the file has {ranks} ranks"
         )
     if ranks % nodes:
         raise UsageError(f"{ranks} ranks on {nodes} nodes; accepted: as many on each node")
-    if nodes < 2:
-        raise UsageError(
-            f"{ranks or per_node or 'all'} ranks on one node; accepted: 2 nodes or "
-            "more, as the spec's promises are of the fabric"
-        )
     per_node = per_node or ranks // nodes or asked.spec.accelerators.per_node or 1
     return nodes, per_node
 
