@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", type=Path, help="the cluster's page; default: the rack's")
     parser.add_argument(
-        "--nodes", type=int, help="2 or more; with --of 1 or more, or that of the file"
+        "--nodes", type=int, help="2 or more; with --of also 1; default: the file's"
     )
     parser.add_argument(
         "--procs-per-node",

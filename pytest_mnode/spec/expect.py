@@ -128,6 +128,7 @@ _FEW_CHANNELS = Reason(
 )
 
 
+_INSIDE_USUAL = (0.87, 1.1)
 _INSIDE = (
     Reason(
         *(1.1, 2),
@@ -238,10 +239,13 @@ class Expectation:
         line = self.line.gbytes_s * self.payload_share
         least = self.model.least_gbytes_s(self._moves, size_bytes) * self.payload_share
         expected, share = self.of_size(size_bytes), busbw_gbytes_s / max(line, least)
+        if self.model.domains == 1:
+            of_the_model = busbw_gbytes_s / least
+            usual = _INSIDE_USUAL[0] <= of_the_model <= _INSIDE_USUAL[1]
+            found = [f"usual: {of_the_model:.0%} of the model"] if usual else []
+            return found or likeliest(_INSIDE, of_the_model)
         if max(expected.low, expected.bound or 0) <= busbw_gbytes_s <= max(expected.high, line):
             return [f"usual: {share:.0%} of the wire"]
-        if self.model.domains == 1:
-            return likeliest(_INSIDE, busbw_gbytes_s / least)
         if busbw_gbytes_s > max(line, least):
             return [self._too_much(busbw_gbytes_s / line)]
         return likeliest(self._known(size_bytes), share)

@@ -45,6 +45,9 @@ _PROMISES = {
 _NO_LETTER = re.compile(r"[^a-z]")
 _COLLECTIVES = tuple(USUAL_FRACTIONS)
 _NAMES = {_NO_LETTER.sub("", name): name for name in _COLLECTIVES}
+_LITTLE = 0.8
+"""[choice] 2 nodes of A100 had 156 GB/s at 512 MiB, beside 165 and 219 at half and twice the size,
+and a bound of 159 to 166 (a tutorial on Oracle's cloud)."""
 _LEAST_BYTES, _SLOW_STEPS = 16 << 20, 3.0
 """[choice] Where no size of a table is large enough to be judged, its largest is, if it is of this
 size, by steps that take three times as long as the model's, as some healthy clusters' do."""
@@ -225,13 +228,15 @@ def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
 
 
 def _dips(measured: Mapping[int, Measurement]) -> dict[int, Measurement]:
-    """Sizes that fail although all larger ones pass: inconclusive, as faults slow large ones."""
+    """Sizes that fall a little short although all larger ones pass: inconclusive, as faults slow
+    large ones."""
     found: dict[int, Measurement] = {}
     sizes = sorted(measured, reverse=True)
     count = next((i for i, s in enumerate(sizes) if not measured[s].passed), len(sizes))
     for size in sizes[count:] if count else ():
         one = measured[size]
-        if one.verdict is Verdict.FAIL:
+        edge = one.expected.accepted[0] if one.expected else 0.0
+        if one.verdict is Verdict.FAIL and (one.value or 0.0) >= _LITTLE * edge:
             note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
             found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
     return found
