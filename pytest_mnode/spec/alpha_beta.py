@@ -218,9 +218,11 @@ class Platform:
             found = replace(found, between_s=found.between_s + more_s, source=more)
         if self.steps_take == 1:
             return found
-        times = (found.start_s, found.inside_s, found.between_s)
-        source = f"{self.steps_take:g} × ({found.source})"
-        return Alpha(*(self.steps_take * time for time in times), source)
+        times = self.steps_take
+        return Alpha(
+            *(times * found.start_s, times * found.inside_s, times * found.between_s),
+            f"{times:g} × ({found.source})",
+        )
 
 
 _KEYS = ("fabric.kind", "fabric.line_rate", "fabric.nics_per_node", "accelerators.per_node")
