@@ -97,6 +97,8 @@ LIMITS: Mapping[str, str] = {
         "criteria/launching/test_sbatch.py::test_a_step_that_does_not_end_is_named",
     "criteria/port_counters/watching.py LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
+    "machine/programs.py LIMIT_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[program of a check]",
     "checks/node/versions.py _DCGM_LIMIT_S":
         "checks/node/test_versions.py::test_a_dcgmi_that_hangs_hides_no_other_version",
     "evidence/reading.py READ_LIMIT_S":

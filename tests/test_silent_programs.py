@@ -17,7 +17,7 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm import files, on_node, sbatch
 from pytest_mnode.logs import kernel_log
-from pytest_mnode.machine import model, nvidia_smi, threads
+from pytest_mnode.machine import model, nvidia_smi, programs, threads
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measuring.tools import beside_nic
 from tests.programs import write_program
@@ -65,6 +65,11 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
     "nvidia-smi": (
         *(nvidia_smi, "LIMIT_S", "nvidia-smi", lambda _: nvidia_smi.read_nvidia_smi().why),
         "timed out",
+    ),
+    "program of a check": (
+        *(programs, "LIMIT_S", "sminfo"),
+        lambda _: programs.output_of("sminfo", package="infiniband-diags"),
+        "sminfo gave no answer within",
     ),
     "MTU": (
         *(model, "PART_LIMIT_S", "ibv_devinfo", lambda _: Machine.read(parts=["active_mtus"])),

@@ -1,0 +1,98 @@
+"""The network behind the NIC: what nodes read of their switches, with a fault in each part."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance import hardware
+from tests.acceptance.certified import certify, spec_edited
+from tests.inner import need_rack
+from tests.programs import write_program
+from tests.red import turns_red
+
+SAYS = '#!/bin/sh\nexec cat "{}/$(hostname)/{}"\n'
+LINK = (
+    '0x1 "{0} mlx5_1" 91 1[  ] ==( 4X {1} Gbps Active/  LinkUp)==>  0x2 37 12[  ] "leaf1" ({2})\n'
+)
+QOS = (
+    "Priority trust state: dscp\nPFC configuration:\n"
+    "\tpriority    0   1   2   3   4   5   6   7\n\tenabled     0   0   0   {}   0   0   0   0\n"
+)
+CHECKS = (
+    *("test_subnet_manager_is_there", "test_lids_are_unique", "test_partitions_are_as_promised"),
+    *("test_cables_are_full", "test_sharp_works", "test_roce_is_as_promised"),
+    "test_cables_are_as_declared",
+)
+
+
+def _node(root: Path) -> None:
+    """A node with a RoCE port and an InfiniBand port, both of fab0, and what its tools say."""
+    number, is_bad = int(root.name[-1]), root.name == "node2"
+    tree = hardware.server(root, "0")
+    on = "pci0000:10/0000:10:01.0/0000:11:00.0"  # the accelerator's place serves
+    shared = "0x10" if number in {0, 1} else f"0x1{number}"  # node0 and node1 have one LID
+    gids = [("fe80:0000:0000:0000:1", "IB", "fab0")]
+    tree.rdma("mlx5_1", on, gids=gids, lid=shared, sm_lid="0x0" if is_bad else "0x1")
+    ports = f"sys/devices/{on}/infiniband/mlx5_1/ports/1"
+    tree.write(f"{ports}/pkeys/0", "0x7fff" if is_bad else "0xffff")
+    port = {"id": {"type": "ifname", "value": f"swp{number}"}}
+    chassis = {"leaf9" if is_bad else "leaf1": {"id": {"type": "mac", "value": "1"}}}
+    said = {
+        "sminfo": "sminfo: sm lid 1 guid 0x1, activity count 7 priority 9 state 3 SMINFO_MASTER",
+        "iblinkinfo": LINK.format(root.name, *(("25", "Could be 50") if is_bad else ("50", " "))),
+        "sharp_hello": "no trees are left" if is_bad else "Test Passed.",
+        "mlnx_qos": QOS.format(int(not is_bad)),
+        "lldpctl": json.dumps(
+            {"lldp": {"interface": {"fab0": {"chassis": chassis, "port": port}}}}
+        ),
+    }
+    for name, text in said.items():
+        (root / name).write_text(text + "\n")
+
+
+@turns_red("preflight", *CHECKS)
+def test_each_fault_behind_a_nic_is_named(tmp_path: Path) -> None:
+    need_rack()
+    roots = [tmp_path / f"node{number}" for number in range(4)]
+    for root in roots:
+        _node(root)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sminfo", "iblinkinfo", "sharp_hello", "mlnx_qos", "lldpctl"):
+        write_program(programs / name, SAYS.format(tmp_path, name))
+    infiniband = {"subnet_manager": "answers", "lids": "unique", "pkeys": ["0xffff"]}
+    infiniband |= {"links": "full", "sharp": "works"}
+    cabling = [{"switch": "leaf1", "nodes": "node[0-3]", "nics": ["fab0"]}]
+
+    def edit(page: dict[str, Any]) -> None:
+        page["criteria"] = {
+            "preflight": {
+                "infiniband": infiniband,
+                "roce": {"pfc": [3], "trust": "dscp"},
+                "topology": {"switches": cabling},
+            }
+        }
+
+    done = certify(
+        tmp_path,
+        spec_edited(tmp_path, edit),
+        *("-p", "tests.acceptance.hardware_faults", "-k", " or ".join(CHECKS)),
+        f"--mnode-fault={','.join(f'machine_shown:{root.name}:{root}' for root in roots)}",
+        env={"PATH": f"{programs}:{os.environ['PATH']}"},
+        files=["test_preflight.py"],
+    )
+    both = {
+        f"{a} mlx5_1:1 and {b} mlx5_1:1 both have LID 16"
+        for a, b in (("node0", "node1"), ("node1", "node0"))
+    }
+    assert done.culprits("preflight") == both | {
+        "node2 mlx5_1:1 (0)",
+        "node2 mlx5_1:1 (0x7fff)",
+        "node2 mlx5_1:1 (4X 25 Gbps, could be 50, at leaf1 port 12)",
+        "node2 mlx5_1:1 (no trees are left)",
+        "node2 mlx5_0:1 (none)",
+        "node2 fab0 is on leaf9 port swp2, declared leaf1 port (any)",
+    }, done.run.output
