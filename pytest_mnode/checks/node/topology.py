@@ -117,8 +117,7 @@ class CablesAreAsDeclared(Check):
                 continue
             judged += 1
             if not seen:
-                why = [one.why for one in rows.of(_SEEN) if one.device == nic]
-                unseen.append(f"{nic}: {listed(why) or 'sees no switch'}")
+                unseen.append(_unseen(rows, nic))
             elif not any(_fits(switch, one) for switch in seen for one in wanted):
                 words = " or ".join(f"{w.switch}{_PORT}{w.port or '(any)'}" for w in wanted)
                 text = f"{rows.node} {nic} is on {listed(seen)}, declared {words}"
@@ -144,10 +143,8 @@ class CablesAreAsDeclared(Check):
         for nic in mine:
             there = {node: switch for node, switch in seen.get(nic, {}).items() if node in leaf_of}
             if rows.node not in there:
-                why = [one.why for one in rows.of(_SEEN) if one.device == nic]
-                unseen.append(f"{nic}: {listed(why) or 'sees no switch'}")
+                unseen.append(_unseen(rows, nic))
                 continue
-            declared = "those of its leaf"
             by_name = any(switch.lower() == leaf_of[node].lower() for node, switch in there.items())
             alike = {node: switch for node, switch in there.items() if leaf_of[node] == leaf}
             odd = difference(alike, rows.node) if len(alike) > 1 else None
@@ -167,6 +164,11 @@ class CablesAreAsDeclared(Check):
                 else Culprit(text, rows.node, parts=parts)
             )
         return Measurement.none_allowed(name, culprits, source, unsure=listed(unseen))
+
+
+def _unseen(rows: Rows, nic: str) -> str:
+    why = [one.why for one in rows.of(_SEEN) if one.device == nic]
+    return f"{nic}: {listed(why) or 'sees no switch'}"
 
 
 def _is_one_of(names: list[str], patterns: tuple[str, ...] | None) -> bool:
@@ -228,8 +230,8 @@ def _infiniband(root: Path, devices: tuple[RdmaDevice, ...], found: str | None) 
                     why = "iblinkinfo lists no link of it"
                 except NoOutput as error:
                     why = str(error)
-            text = None if link is None else f"{link.peer}{_PORT}{link.peer_port}"
-            yield row(_SEEN, text, why=why or f"{found} has no link of {guid}", device=port.name)
+            seen = None if link is None else f"{link.peer}{_PORT}{link.peer_port}"
+            yield row(_SEEN, seen, why=why or f"{found} has no link of {guid}", device=port.name)
 
 
 def _ethernet(root: Path, devices: tuple[RdmaDevice, ...]) -> Iterator[Row]:
@@ -250,9 +252,9 @@ def _ethernet(root: Path, devices: tuple[RdmaDevice, ...]) -> Iterator[Row]:
         for name in device.netdevs
     }
     names = {name: [name] for name in heard}
-    for one in known.values():
-        for name in physical_below(one, known) if one.up and one.name not in infiniband else ():
-            names.setdefault(name, [name]).append(one.name)
+    for link in known.values():
+        for name in physical_below(link, known) if link.up and link.name not in infiniband else ():
+            names.setdefault(name, [name]).append(link.name)
     for device in devices:
         for name in device.netdevs:
             names.get(name, []).append(device.name)

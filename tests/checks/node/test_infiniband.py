@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,23 +26,23 @@ LINK = (
 )
 
 
-def machine(root: Path, *devices: str, programs: dict[str, str] | None = None, **port: str) -> Path:
+def machine(
+    root: Path, *devices: str, programs: Mapping[str, str] | None = None, **port: str
+) -> Path:
     """A node whose ports have these attributes, beside programs that print a text or fail."""
     tree = Tree(root)
+    gid, keys = port.pop("gid", "fe80:0000:0000:0000:1"), port.pop("pkeys", "0xffff").split()
     for at, name in enumerate(devices or ("mlx5_0",)):
         on = f"pci0000:1{at}/0000:1{at}:00.0"
-        guid = f"{root.name}:{at}"
-        files = {k: v for k, v in port.items() if not k.startswith("pkey")}
-        tree.rdma(name, on, gids=[(files.pop("gid", "fe80:0000:0000:0000:1"), "", "")], **files)
-        tree.write(f"sys/devices/{on}/infiniband/{name}/sys_image_guid", guid)
-        for number, key in enumerate(port.get("pkeys", "0xffff").split()):
-            tree.write(f"sys/devices/{on}/infiniband/{name}/ports/1/pkeys/{number}", key)
+        tree.rdma(name, on, gids=[(gid, "", "")], sys_image_guid=f"{root.name}:{at}")
+        folder = f"sys/devices/{on}/infiniband/{name}/ports/1"
+        files = port | {f"pkeys/{number}": key for number, key in enumerate(keys)}
+        for file, text in files.items():
+            tree.write(f"{folder}/{file}", text)
     for name, text in (programs or {}).items():
-        end = "exit 1" if text.startswith("!") else ""
-        out = ">&2" if end else ""
-        write_program(
-            root / name, f"#!/bin/sh\ncat {out} <<'E'\n{text.removeprefix('!')}\nE\n{end}\n"
-        )
+        says = "exec cat" if not text.startswith("!") else "cat >&2"
+        end = "" if not text.startswith("!") else "exit 1\n"
+        write_program(root / name, f"#!/bin/sh\n{says} <<'E'\n{text.removeprefix('!')}\nE\n{end}")
     return root
 
 
@@ -123,7 +124,7 @@ def test_a_missing_sminfo_names_its_package(
 def test_a_lid_of_two_ports_is_found(
     tmp_path: Path, port: dict[str, str], name: str, expected: str
 ) -> None:
-    nodes = {"a": machine(tmp_path / "a"), "b": machine(tmp_path / "b", name, **port)}
+    nodes = {"a": machine(tmp_path / "a"), "b": machine(tmp_path / "b", name, programs={}, **port)}
     found = judged(infiniband.LidsAreUnique, "{lids: unique}", nodes, ("mlx5_*",))
     assert verdicts(found) == expected
     suspect = {
