@@ -46,7 +46,9 @@ class Software:
 
     driver: NVIDIA's; driver_is_open: whether it is the open kernel module, which has dma-buf.
     peermem: of the module by which NICs access NVIDIA's memory. peer_clients: names of the clients
-    that are registered with InfiniBand's core for that. packages: version by name.
+    that are registered with InfiniBand's core for that. cpu: number and model of sockets.
+    microcode: of all CPUs, or "none" where the kernel shows none, as on ARM. packages: version by
+    name.
     """
 
     kernel: str | None
@@ -54,6 +56,8 @@ class Software:
     driver_is_open: bool
     peermem: str | None
     peer_clients: tuple[str, ...] = ()
+    cpu: str | None = None
+    microcode: str | None = None
     python: str | None = None
     torch: str | None = None
     nccl: str | None = None
@@ -63,6 +67,7 @@ class Software:
 def read_software(root: Path = Path("/")) -> Software:
     """Kernel and drivers below `root`; on a live machine also the software of this interpreter."""
     driver_text = sysfs.text(root / "proc/driver/nvidia/version")
+    cpu, microcode = cpu_and_microcode(sysfs.text(root / "proc/cpuinfo"))
     machine = Software(
         kernel=sysfs.text(root / "proc/sys/kernel/osrelease"),
         driver=driver_version(driver_text),
@@ -71,6 +76,8 @@ def read_software(root: Path = Path("/")) -> Software:
         peer_clients=tuple(
             folder.name for folder in sysfs.entries(root / "sys/kernel/mm/memory_peers")
         ),
+        cpu=cpu,
+        microcode=microcode,
     )
     if root != Path("/"):
         return machine
@@ -81,6 +88,20 @@ def read_software(root: Path = Path("/")) -> Software:
         nccl=nccl_version(),
         packages=dict(packages(sys.path)),
     )
+
+
+def cpu_and_microcode(cpuinfo: str | None) -> tuple[str | None, str | None]:
+    """Sockets with their model, and microcode, such as ("2 × AMD EPYC 9654", "0xa10113e").
+
+    cpuinfo: of /proc; on ARM it has numbers of maker and part in place of a model.
+    """
+    models = dict.fromkeys(re.findall(r"(?m)^(?:model name|CPU part)\s*: (.*)$", cpuinfo or ""))
+    if not models:
+        return None, None
+    sockets = len(set(re.findall(r"(?m)^physical id\s*: (\d+)", cpuinfo or "")))
+    codes = dict.fromkeys(re.findall(r"(?m)^microcode\s*: (\S+)", cpuinfo or ""))
+    count = f"{sockets} × " if sockets else ""
+    return f"{count}{', '.join(models)}", ", ".join(sorted(codes)) or "none"
 
 
 def kernel_settings(root: Path = Path("/")) -> dict[str, str]:

@@ -215,6 +215,8 @@ def _machine(
             driver=DRIVER if accelerators else None,
             driver_is_open=bool(accelerators),
             peermem=None,
+            cpu="2 × virtual CPU",
+            microcode="0x1",
             python="CPython 3.12.3",
             torch="2.9.0",
             nccl="2.28.9" if accelerators else None,

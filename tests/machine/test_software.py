@@ -304,3 +304,25 @@ def test_a_table_that_the_kernel_refuses_is_not_an_empty_one(
 def test_any_bytes_are_queues_or_nothing(data: bytes) -> None:
     assert isinstance(parse_queues(data), dict)
     assert isinstance(parse_refusals(data), list)
+
+
+XEON = "model name\t: Intel(R) Xeon(R)\nmicrocode\t: 0x2b0005c0\nphysical id\t: {}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "found"),
+    [
+        (XEON.format(0) + XEON.format(1), ("2 × Intel(R) Xeon(R)", "0x2b0005c0")),
+        (
+            XEON.format(0) + XEON.format(1).replace("5c0", "4d0"),
+            ("2 × Intel(R) Xeon(R)", "0x2b0004d0, 0x2b0005c0"),
+        ),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n", ("0xd4f", "none")),
+        ("", (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_cpus_and_their_microcode(
+    cpuinfo: str | None, found: tuple[str | None, str | None]
+) -> None:
+    assert software.cpu_and_microcode(cpuinfo) == found

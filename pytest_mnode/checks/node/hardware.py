@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -13,11 +14,13 @@ from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import read_cpus
+from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.fields import Bytes, Page, Some
 from pytest_mnode.spec.quantity import SIZE
 
 _MEMORY, _CPUS, _SOCKETS, _DRIVE = "memory", "CPUs online", "CPU sockets", "NVMe drive"
+_DIMM, _SPEED = "memory module", "speed of memory modules"
 _KEPT = 0.03
 """Share of the installed memory that MemTotal may lack: the kernel's own page descriptors (64 B of
 each 4 KiB, 1.6 %) and what firmware reserves are not in it. A lost DIMM of 32 is another 3.1 %.
@@ -25,6 +28,7 @@ each 4 KiB, 1.6 %) and what firmware reserves are not in it. A lost DIMM of 32 i
 Source: Linux, filesystems/proc, MemTotal; mm/vmemmap_dedup."""
 _NAMESPACE = re.compile(r"nvme\d+(c\d+)?n\d+")
 _SECTOR_BYTES = 512
+_EMPTY = "empty slot"
 
 
 class Hardware(Page):
@@ -36,6 +40,11 @@ class Hardware(Page):
     """Logical CPUs that are online: with SMT on, two per core."""
     sockets: Some | None = None
     """CPU sockets."""
+    dimms: Some | None = None
+    """Memory modules, by `dmidecode`."""
+    dimm_speed_mts: Annotated[int | None, Field(ge=1, alias="dimm_speed")] = None
+    """Transfers that each module is configured for, in MT/s, such as 4800: with a module of another
+    kind, or two on a channel, all of them run slower."""
     nvme: Some | None = None
     """NVMe drives on PCIe that work, of nvme_size at least."""
     nvme_size_bytes: Bytes | None = Field(None, alias="nvme_size")
@@ -47,7 +56,8 @@ class HardwareIsComplete(Check):
     """Does this node have the memory, the CPUs and the NVMe drives promised?
 
     Memory that accelerators add to the node's own, as on GH200, counts as well. A drive counts if
-    its controller is live; drives over a network do not count.
+    its controller is live; drives over a network do not count. Memory modules are listed by
+    `dmidecode --type 17`, which asks for root.
     """
 
     promise: Hardware
@@ -65,6 +75,8 @@ class HardwareIsComplete(Check):
             bool(numbers & (cpus.online or frozenset())) for numbers in cpus.packages.values()
         )
         yield row(_SOCKETS, sockets or None, why=f"no topology in {folder}")
+        if self.promise is None or self.promise.dimms or self.promise.dimm_speed_mts:
+            yield from _modules(root)
         if not (root / "sys/class").is_dir():
             raise OSError("no /sys/class")
         for controller in sysfs.entries(root / "sys/class/nvme"):
@@ -82,6 +94,12 @@ class HardwareIsComplete(Check):
             yield rows.at_least(_CPUS, promise.cpus, part="cpus")
         if promise.sockets is not None:
             yield rows.at_least(_SOCKETS, promise.sockets, part="sockets")
+        if promise.dimms is not None and any(one.value is None for one in rows.of(_DIMM)):
+            yield rows.at_least(_DIMM, promise.dimms, part="dimms")  # none was listed, and why
+        elif promise.dimms is not None:
+            yield rows.number(_DIMM, "memory modules", _is_there, promise.dimms, part="dimms")
+        if promise.dimm_speed_mts is not None:
+            yield rows.at_least(_SPEED, promise.dimm_speed_mts, "MT/s", part="dimm_speed")
         if promise.nvme is not None:
             size = promise.nvme_size_bytes or 0
             name = f"NVMe drives of at least {SIZE.text(size)}" if size else "NVMe drives"
@@ -102,9 +120,60 @@ class HardwareIsComplete(Check):
         for key, metric in (("cpus", _CPUS), ("sockets", _SOCKETS)):
             if values := seen(rows, metric):
                 found[key] = values[0]
+        there = [sum(o.metric == _SPEED and bool(o.value) for o in rows[n]) for n in rows]
+        if (count := min(there)) and min(there) == max(there):
+            found["dimms"] = count
         if drives := min(sum(one.metric == _DRIVE for one in of_node) for of_node in rows.values()):
             found["nvme"] = drives
         return found or None
+
+
+def _modules(root: Path) -> Iterator[Row]:
+    try:
+        if root != Path("/"):
+            raise NoOutput("memory modules are not part of a recorded machine")
+        found = parse_modules(output_of("dmidecode", "-t", "17", package="dmidecode"))
+    except NoOutput as error:
+        why = str(error)
+        why += "; rerun as root" if "denied" in why.lower() or "permitted" in why.lower() else ""
+        found, unread = {}, why
+    else:
+        unread = "dmidecode lists no memory module: a virtual machine?"
+    for slot, (size, speed) in found.items():
+        yield row(_DIMM, size, device=slot)
+        if size != _EMPTY:
+            yield row(_SPEED, speed, "MT/s", device=slot, why="its speed is unknown")
+    if not found:
+        yield from (row(metric, why=unread) for metric in (_DIMM, _SPEED))
+
+
+def parse_modules(printed: str) -> dict[str, tuple[str, int | None]]:
+    """Size and configured speed in MT/s of each slot, as `dmidecode -t 17` prints them.
+
+    Older releases say MHz for MT/s, and "Configured Clock Speed". Source: dmidecode(8).
+    """
+    slots: list[tuple[str, str]] = []
+    modules: list[tuple[str, int | None]] = []
+    for section in re.split(r"(?m)^Memory Device$", printed)[1:]:
+        fields = re.findall(r"(?m)^\s+([^:\n]+): *(.*?)\s*$", section.partition("\nHandle ")[0])
+        values = dict(fields)
+        slots.append((values.get("Locator", ""), values.get("Bank Locator", "")))
+        size = values.get("Size", "")
+        speed = values.get("Configured Memory Speed") or values.get("Configured Clock Speed")
+        number = re.match(r"(\d+) (?:MT/s|MHz)", speed or "")
+        there = re.match(r"[1-9]\d* [kMGT]?B", size)
+        modules.append((size if there else _EMPTY, int(number[1]) if number else None))
+    locators = [locator for locator, _ in slots]
+    names = locators if len(set(locators)) == len(slots) else [f"{b} {a}".strip() for a, b in slots]
+    distinct = len(set(names)) == len(names)
+    return {
+        name if distinct else f"{name} ({i})": module
+        for i, (name, module) in enumerate(zip(names, modules, strict=True))
+    }
+
+
+def _is_there(module: Row) -> bool:
+    return module.value != _EMPTY
 
 
 def _has(drive: Row, size_bytes: int) -> bool:

@@ -19,7 +19,8 @@ from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.inventory import Inventory
 
 Part = Literal[
-    "code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"
+    *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"),
+    *("cpu", "microcode"),
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
 _READ_FROM = {"firmware": "rdma", "sysctl": "settings"}
@@ -41,7 +42,8 @@ class NodesAreTheSame(SurveyCheck):
     """Does this node have the same code, versions, driver, firmware and kernel as the others?"""
 
     promise: Parts
-    """Parts that are the same on all nodes; sysctl: kernel settings that networks depend on."""
+    """Parts that are the same on all nodes; sysctl: kernel settings that networks depend on; cpu:
+    number and model of sockets; microcode: of all CPUs."""
     each = PARTS
 
     def unread(self, node: NodeSurvey) -> str:

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 import pytest
 
-from pytest_mnode.checks.node.hardware import HardwareIsComplete
+from pytest_mnode.checks.node.hardware import HardwareIsComplete, parse_modules
 from tests.checks.node.judged import blamed, judged, rows_of, tree, verdicts
+from tests.programs import write_program
 
 GIB, TB = 1 << 20, 10**12 // 512  # in kB; in sectors
 
@@ -125,3 +126,81 @@ def test_what_is_drafted_is_kept_by_the_node_that_has_least(tmp_path: Path) -> N
     drafted = HardwareIsComplete.draft(rows)
     assert drafted == {"memory": "1001 GiB", "cpus": 2, "sockets": 1, "nvme": 1}
     assert HardwareIsComplete.draft({**rows, "c": ()}) is None
+
+
+MODULE = """Handle 0x0026, DMI type 17, 92 bytes
+Memory Device
+\tArray Handle: 0x0025
+\tSize: 64 GB
+\tLocator: {slot}
+\tBank Locator: P0_Node0_Channel0
+\tType: DDR5
+\tSpeed: 5600 MT/s
+\tManufacturer: Samsung
+\tConfigured Memory Speed: {speed} MT/s
+
+"""
+EMPTY = """Handle 0x0027, DMI type 17, 92 bytes
+Memory Device
+\tSize: No Module Installed
+\tLocator: {slot}
+\tConfigured Memory Speed: Unknown
+
+"""
+OLD = """Memory Device
+\tSize: 32768 MB
+\tLocator: A1
+\tSpeed: 2666 MHz
+\tConfigured Clock Speed: 2400 MHz
+"""
+HEAD = "# dmidecode 3.3\nGetting SMBIOS data from sysfs.\nSMBIOS 3.3.0 present.\n\n"
+
+
+def modules(*speeds: int) -> str:
+    """What dmidecode prints of slots with modules of these speeds, 0 for an empty slot."""
+    texts = (
+        (MODULE if speed else EMPTY).format(slot=f"DIMM_{i}", speed=speed)
+        for i, speed in enumerate(speeds)
+    )
+    return HEAD + "".join(texts)
+
+
+def test_modules_in_the_words_of_several_releases() -> None:
+    assert parse_modules(modules(4800, 0)) == {
+        "DIMM_0": ("64 GB", 4800),
+        "DIMM_1": ("empty slot", None),
+    }
+    assert parse_modules(OLD) == {"A1": ("32768 MB", 2400)}
+    twice = MODULE.format(slot="DIMM 0", speed=4800)
+    other = twice.replace("Channel0", "Channel1")
+    assert list(parse_modules(twice + other)) == [
+        "P0_Node0_Channel0 DIMM 0",
+        "P0_Node0_Channel1 DIMM 0",
+    ]
+    assert parse_modules("") == parse_modules(HEAD) == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected", "words"),
+    [
+        (modules(4800, 4800), "pp", ""),
+        (modules(4800, 0), "fp", "DIMM_1 (empty slot)"),  # one is missing
+        (modules(4800, 4400), "pf", "DIMM_1: 4400 MT/s"),
+        (HEAD, "ii", "a virtual machine?"),
+        ("", "ii", "a virtual machine?"),
+        ("/dev/mem: Permission denied", "ii", "rerun as root"),
+    ],
+)
+def test_modules_are_counted_and_their_speed_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str, words: str
+) -> None:
+    status = 1 if "denied" in script else 0
+    out = "&2" if status else "&1"
+    write_program(
+        tmp_path / "dmidecode", f"#!/bin/sh\ncat >{out} <<'E'\n{script}\nE\nexit {status}\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = judged(HardwareIsComplete, "{dimms: 2, dimm_speed: 4800}", {"a": Path("/")})
+    assert verdicts(found) == expected
+    assert words in " ".join(one.note for one in found["a"])
+    assert blamed(found) == ({"a"} if "f" in expected else set())

@@ -146,6 +146,8 @@ SOFTWARE = Software(
     driver="550.54.15",
     driver_is_open=True,
     peermem=None,
+    cpu="2 × Intel(R) Xeon(R) Platinum 8480C",
+    microcode="0x2b0005c0",
     packages={"numpy": "2.1.0", "torch": "2.6.0"},
 )
 CODE = {"train/main.py": "0a1b2c3d4e5f"}

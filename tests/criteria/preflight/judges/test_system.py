@@ -51,6 +51,8 @@ OTHER: dict[Part, Any] = {
     "driver": "535.1",
     "firmware": "28.36.0",
     "kernel": "5.15.0",
+    "cpu": "1 × Intel(R) Xeon(R) Platinum 8480C",
+    "microcode": "0x2b0004d0",
     "sysctl": {**SETTINGS, "net.ipv4.tcp_rmem": "4096 8192 16384"},
 }
 
