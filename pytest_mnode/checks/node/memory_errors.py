@@ -16,7 +16,7 @@ from pytest_mnode.spec.fields import Count, Page
 
 _RATE, _UNCORRECTED = "corrected memory errors a day", "uncorrected memory errors"
 _FOLDER = "sys/devices/system/edac/mc"
-_DAY_S = 86400
+_SECONDS_A_DAY = 86400
 _LINE = re.compile(r"(\S.*?)\s+(\d+)\s+(\d+)\s*")
 
 
@@ -49,13 +49,13 @@ class MemoryHasFewErrors(Check):
         folders = [f for f in sysfs.entries(root / _FOLDER) if re.fullmatch(r"mc\d+", f.name)]
         for folder in folders:
             since_s = sysfs.count(folder / "seconds_since_reset")
-            days = None if (s := since_s or up_s) is None else max(1.0, s / _DAY_S)
+            days = None if (s := since_s or up_s) is None else max(1.0, s / _SECONDS_A_DAY)
             for name, corrected, uncorrected in _counters(folder):
                 yield from _rows(name, corrected, uncorrected, days)
         if not folders:
             if root != Path("/"):
                 raise OSError(f"no controller in /{_FOLDER}")
-            days = None if up_s is None else max(1.0, up_s / _DAY_S)
+            days = None if up_s is None else max(1.0, up_s / _SECONDS_A_DAY)
             for name, corrected, uncorrected in parse_counts(_counts_of_program()):
                 yield from _rows(name, corrected, uncorrected, days)
 
