@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,18 +57,12 @@ class BootParametersAreAsPromised(Check):
     def rule(self, rows: Rows) -> Iterator[Measurement]:
         promise = self.promise
         for word in promise.has:
-            of_name = rows.where(lambda one, w=word: one.device == _name(w))  # type: ignore[misc]
-            yield of_name.number(
-                _PARAMETER,
-                word,
-                lambda one, w=word: _is(one, w),
-                1,
-                part="has",  # type: ignore[misc]
-            )
+            of_name = rows.where(partial(_is_named, _name(word)))
+            yield of_name.number(_PARAMETER, word, partial(_is, word), 1, part="has")
         if words := promise.has_not:
             name = f"boot parameters of {', '.join(words)}"
             yield rows.none(
-                _PARAMETER, name, lambda one: any(_is(one, w) for w in words), part="has_not"
+                _PARAMETER, name, lambda one: any(_is(w, one) for w in words), part="has_not"
             )
         if promise.same and len(rows.by_node) > 1:
             yield rows.where(self._is_compared).same(_PARAMETER)
@@ -110,7 +105,11 @@ def parameters(cmdline: str) -> dict[str, list[str]]:
     return found
 
 
-def _is(one: Row, word: str) -> bool:
+def _is_named(name: str, one: Row) -> bool:
+    return one.device == name
+
+
+def _is(word: str, one: Row) -> bool:
     """Whether a parameter is the word: by its name, and by its value or one of a list of values."""
     _, equals, value = word.partition("=")
     if one.device != _name(word):

@@ -19,8 +19,17 @@ from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.inventory import Inventory
 
 Part = Literal[
-    *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"),
-    *("cpu", "microcode"),
+    "code",
+    "python",
+    "torch",
+    "packages",
+    "nccl",
+    "driver",
+    "firmware",
+    "kernel",
+    "sysctl",
+    "cpu",
+    "microcode",
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
 _READ_FROM = {"firmware": "rdma", "sysctl": "settings"}
