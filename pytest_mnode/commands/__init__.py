@@ -18,8 +18,7 @@ from pytest_mnode.errors import MnodeError
 
 COMMANDS = (
     *("expect", "rehearse", "certificate", "nodes", "page", "diff", "judge", "sign", "verify"),
-    "check",
-    "coverage",
+    *("check", "coverage", "why"),
 )
 """Names of the commands, in the order of --help."""
 
