@@ -38,7 +38,7 @@ def why(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int
     return status, json.loads(capsys.readouterr().out)
 
 
-LATE = {
+LATE: dict[str, str | bytes] = {
     "dumps/nccl_trace_rank_0": dump(DONE, AT_2),
     "dumps/nccl_trace_rank_1": dump(DONE, AT_2),
     "dumps/nccl_trace_rank_2": dump(DONE),
