@@ -1,29 +1,41 @@
-"""Nights of virtual clusters: healthy ones refused, faults found, and who was blamed."""
+"""Nights of virtual clusters: healthy ones refused, faults found, and who was blamed.
+
+`python -m benchmarks.rehearsals` writes them to the last section of their page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import table
 from pytest_mnode.certificate import Certificate, CertificateVerdict
+from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.errors import UsageError
 from pytest_mnode.path_rates import State
 from pytest_mnode.spec import Spec, load_spec
-from pytest_mnode.virtual.faults import FAULTS, Fault
+from pytest_mnode.virtual.faults import FAULTS, Fault, form_of
 from pytest_mnode.virtual.machines import links_of
 from pytest_mnode.virtual.night import rehearse
 
 CLUSTERS = Path(__file__).parents[1] / "fixtures" / "clusters"
+PAGE = Path(__file__).parents[1] / "docs" / "rehearse.md"
+HEADING = "## Limits of detection"
 SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
 PROFILE_OF_FAULTS = "h100-ib"
 OF_ROCE = frozenset({"same_address"})
 """Faults that an InfiniBand fabric without IP does not have."""
 FAULTY_NODES, OF_LEAVES = 8, 40
 QUICK = ("slow_nic", "slow_gpu", "driver", "stale_results")
+SEARCHED, VERIFIED = 20, 100
+"""Nights that are all red at each step of a search for a limit, and those of which 99 % must be at
+its end. Seeds from 0, and from 1,000; the tables have seeds from 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +53,40 @@ class Found:
     accused: int = 0
     hidden: int = 0
 
+    @classmethod
+    def of(cls, all_: Sequence[Found]) -> Found:
+        """All nights together."""
+        return cls(*map(sum, zip(*map(astuple, all_), strict=True))) if all_ else cls()
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Red, named, accused and hidden."""
+        return tuple(map(str, astuple(self)[1:]))
+
 
 def profiles() -> list[str]:
     """Names of the profiles that can be loaded as a whole spec."""
     found = []
     for path in sorted(CLUSTERS.glob("*.yaml")):
         try:
-            load_spec(path)
+            spec_of(path.stem)
         except UsageError:  # a base that others extend
             continue
         found.append(path.stem)
     return found
 
 
-def night(profile: str, nodes: int, seed: int, *faults: str) -> Certificate:
-    """The certificate of a night."""
+@cache
+def spec_of(profile: str) -> Spec:
+    return load_spec(CLUSTERS / f"{profile}.yaml")
+
+
+def night(
+    profile: str, nodes: int, seed: int, *faults: str, only: Sequence[str] | None = None
+) -> Certificate:
+    """The certificate of a night. only: criteria; left out, all."""
     path = CLUSTERS / f"{profile}.yaml"
-    return rehearse(load_spec(path), path, nodes, faults=faults, seed=seed)
+    return rehearse(spec_of(profile), path, nodes, faults=faults, seed=seed, only=only)
 
 
 def refused(profile: str, nodes: int, seeds: Iterable[int]) -> list[tuple[int, str]]:
@@ -88,25 +117,78 @@ def place(
     }[fault.place]
 
 
-def found(name: str, seeds: Iterable[int], *, half: bool = False) -> Found:
-    """Nights with a fault at its limit, or half way to healthy."""
+def _night_of(
+    name: str, strength: float | None, seed: int, only: Sequence[str] | None = None
+) -> tuple[Certificate, set[str]]:
+    """A night with a fault somewhere, and the nodes that have it; none if no node has."""
     fault = FAULTS[name]
     profile = "h100-roce" if name in OF_ROCE else PROFILE_OF_FAULTS
     nodes = OF_LEAVES if fault.place in ("leaf", "cluster") else FAULTY_NODES
-    spec = load_spec(CLUSTERS / f"{profile}.yaml")
+    where, at = place(fault, spec_of(profile), nodes, np.random.default_rng([seed, len(name)]))
+    text = f"{name}{where}" + ("" if strength is None else f"={strength:g}")
+    return night(profile, nodes, seed, text, only=only), at
+
+
+def grid(fault: Fault) -> list[float]:
+    """Strengths of which a limit is one, from weak to strong: losses of 1 % to 99 % of a rate, or
+    ten numbers a decade, of two digits."""
+    assert fault.strength is not None
+    if fault.healthy == 1:
+        return [round(1 - loss / 100, 2) for loss in range(1, 100)]
+    most = 1.0 if "share of calls" in fault.text else 1000 * fault.strength
+    numbers = [float(f"{most * 10 ** (-i / 10):.2g}") for i in range(60, -1, -1)]
+    counts = not fault.text.endswith((", s", "share of calls"))
+    return sorted({max(1.0, round(n)) for n in numbers}) if counts else numbers
+
+
+def limit(name: str) -> float:
+    """The least strength of `grid` that is red in 99 % of nights, by the criteria that can show it.
+
+    By bisection, then stronger until nights with other seeds agree.
+    """
+    fault = FAULTS[name]
+    steps = grid(fault)
+
+    def red(step: int, seeds: Iterable[int], missed: int) -> bool:
+        for seed in seeds:
+            one, _ = _night_of(name, steps[step], seed, fault.shows)
+            missed -= one.verdict is not CertificateVerdict.NOT_CERTIFIED
+            if missed < 0:
+                return False
+        return True
+
+    weak, strong = -1, len(steps) - 1
+    while strong - weak > 1:
+        middle = (weak + strong) // 2
+        if red(middle, range(SEARCHED), 0):
+            strong = middle
+        else:
+            weak = middle
+    others = range(1000, 1000 + VERIFIED)
+    while strong < len(steps) - 1 and not red(strong, others, VERIFIED // 100):
+        strong += 1
+    return steps[strong]
+
+
+def found(name: str, seeds: Iterable[int], strength: float | None = None) -> Found:
+    """Nights with a fault of this strength; left out, its default."""
+    fault = FAULTS[name]
+    strength = fault.strength if strength is None else strength
     nights = red = named = accused = hidden = 0
     for seed in seeds:
-        where, at = place(fault, spec, nodes, np.random.default_rng([seed, len(name)]))
-        strength = f"={fault.half:g}" if half else ""
-        one = night(profile, nodes, seed, f"{name}{where}{strength}")
+        one, at = _night_of(name, strength, seed)
         failed, suspect = (_of_state(one, state) for state in (State.FAILED, State.SUSPECT))
         is_red = one.verdict is CertificateVerdict.NOT_CERTIFIED
         sure = fault.place in ("node", "nic", "gpu")
         nights, red = nights + 1, red + is_red
-        ends = failed | suspect
-        named += is_red and (at <= failed if sure else not at or bool(at & ends))
+        named += is_red and (at <= failed if sure else not at or bool(at & (failed | suspect)))
         accused += bool(failed - at)
-        hidden += one.verdict is CertificateVerdict.REHEARSAL and _would_have_shown(one, fault)
+        passed = not at or bool(at & _of_state(one, State.PASSED))
+        hidden += (
+            one.verdict is CertificateVerdict.REHEARSAL
+            and passed
+            and would_have_shown(one, fault, strength)
+        )
     return Found(nights, red, named, accused, hidden)
 
 
@@ -114,76 +196,119 @@ def _of_state(one: Certificate, state: State) -> set[str]:
     return {node.name for node in one.coverage.nodes if node.state is state}
 
 
-def _would_have_shown(one: Certificate, fault: Fault) -> bool:
-    """Whether a criterion that can show the fault states a limit of detection below its half."""
-    if fault.half is None or fault.healthy != 1:
+def would_have_shown(one: Certificate, fault: Fault, strength: float | None) -> bool:
+    """Whether a criterion that can show the fault states a limit of detection below it."""
+    if strength is None:
         return False
     limits = [
-        m.detection.share
+        m.detection
         for criterion in one.criteria
         if criterion.name in fault.shows
         for case in criterion.cases
         for m in case.measurements
-        if m.detection is not None and m.detection.kind == "less"
+        if m.detection is not None
     ]
-    return bool(limits) and max(limits) < 1 - fault.half
+    if fault.healthy == 1:
+        shares = [found.share for found in limits if found.kind == "less"]
+        return bool(shares) and max(shares) < 1 - strength
+    calls = smallest_share_wrong(sum(x.repeats for x in limits if x.kind == "wrong"))
+    return "share of calls" in fault.text and calls is not None and calls.share < strength
+
+
+def half(fault: Fault, strength: float) -> float:
+    """The strength half way to healthy."""
+    return (strength + fault.healthy) / 2
 
 
 def measure(
     nights: int, faulty: int, sizes: Sequence[int] = SIZES, names: Sequence[str] = tuple(FAULTS)
 ) -> str:
     """Both tables. nights: of each profile and size; faulty: of each fault."""
-    return "\n".join((_healthy(nights, sizes), _faulty(faulty, names)))
+    at_limits = (at_limit(name, faulty, search=True) for name in names)
+    healthy = (refused_of(profile, nights, sizes) for profile in profiles())
+    return f"{of_faults(list(at_limits))}\n\n{of_healthy(list(healthy), sizes)}"
 
 
-def _healthy(nights: int, sizes: Sequence[int]) -> str:
-    rows, every, bad = [], 0, list[str]()
-    for profile in profiles():
-        counts = []
-        for nodes in sizes:
-            # A night takes as long as its nodes are many: fewer seeds of large ones.
-            seeds = range(max(1, nights * 16 // max(16, nodes)))
-            red = refused(profile, nodes, seeds)
-            every += len(seeds)
-            counts.append(f"{len(red)} of {len(seeds)}")
-            bad += [f"{profile}, {nodes} nodes, seed {seed}: {why}" for seed, why in red]
-        rows.append((profile, *counts))
+Refused = tuple[str, list[tuple[int, list[tuple[int, str]]]]]
+"""A profile with, by size, the number of nights, and the seeds of those that were refused."""
+
+
+def refused_of(profile: str, nights: int, sizes: Sequence[int] = SIZES) -> Refused:
+    """A night takes as long as its nodes are many: fewer seeds of large ones."""
+    counts = [max(1, nights * 16 // max(16, nodes)) for nodes in sizes]
+    pairs = zip(sizes, counts, strict=True)
+    return profile, [(count, refused(profile, nodes, range(count))) for nodes, count in pairs]
+
+
+def of_healthy(every: Sequence[Refused], sizes: Sequence[int] = SIZES) -> str:
+    """Healthy nights that were refused, by profile and nodes, in Markdown."""
+    count = sum(nights for _, found in every for nights, _ in found)
+    bad = [
+        f"- {profile}, {nodes} nodes, seed {seed}: {why}"
+        for profile, found in every
+        for nodes, (_, red) in zip(sizes, found, strict=True)
+        for seed, why in red
+    ]
     # 95 % upper bound of a share without any in n nights (Hanley and Lippman-Hand, JAMA 249, 1983).
-    least = f"95 % upper bound {1 - 0.05 ** (1 / every):.2%}" if not bad else f"{len(bad)} refused"
-    title = f"healthy nights refused, by nodes; seeds from 0; {every} nights, {least}"
-    return "\n".join(
-        (table.terminal(title, ("profile", *map(str, sizes)), rows), *(f"  {one}" for one in bad))
-    )
+    least = f"95 % upper bound {1 - 0.05 ** (1 / count):.2%}" if not bad else f"{len(bad)} refused"
+    title = f"Healthy nights refused, by nodes; seeds from 0; {count} nights, {least}:"
+    rows = [
+        (profile, *(f"{len(red)} of {nights}" for nights, red in found)) for profile, found in every
+    ]
+    parts = (title, table.markdown(("profile", *map(str, sizes)), rows), "\n".join(bad))
+    return "\n\n".join(filter(None, parts))
 
 
-def _faulty(nights: int, names: Sequence[str]) -> str:
-    rows = list(_rows(nights, names))
+AtLimit = tuple[str, float | None, Found, Found | None]
+"""A fault's name, its limit, and nights at it and at half of it; None without a strength."""
+
+
+def at_limit(name: str, nights: int, *, search: bool) -> AtLimit:
+    """search: for the limit; else the default strength is taken for it."""
+    fault, seeds = FAULTS[name], range(10_000, 10_000 + nights)
+    strength = fault.strength
+    if strength is None:
+        return name, None, found(name, seeds), None
+    strength = limit(name) if search else strength
+    return name, strength, found(name, seeds, strength), found(name, seeds, half(fault, strength))
+
+
+def of_faults(every: Sequence[AtLimit]) -> str:
+    """Faults at their limits and at half of them, in Markdown."""
+    all_, weak = (Found.of([one[i] for one in every if one[i] is not None]) for i in (2, 3))  # type: ignore[misc]
     title = (
-        f"faults on {FAULTY_NODES} nodes of {PROFILE_OF_FAULTS} (uplinks: {OF_LEAVES}), "
-        f"{nights} nights each; seeds from 0"
+        f"{len(every)} faults on {FAULTY_NODES} nodes of {PROFILE_OF_FAULTS} (uplinks: "
+        f"{OF_LEAVES}), {every[0][2].nights} nights each. At the limit: "
+        f"{all_.red / all_.nights:.1%} red, culprit right in {all_.named / all_.nights:.1%}, a "
+        f"healthy node named surely in {all_.accused} of {all_.nights}. Half way to healthy: a "
+        f"healthy node named surely in {weak.accused}, hidden in {weak.hidden} of {weak.nights}:"
     )
-    head = (
-        "fault",
-        "limit",
-        "red",
-        "named",
-        "healthy accused",
-        "at half",
-        "red",
-        "accused",
-        "hidden",
-    )
-    return table.terminal(title, head, rows)
+    head = ("fault", "what it is", "red", "named", "healthy accused")
+    head_of_half = ("at half", "red", "healthy accused", "hidden")
+    rows = []
+    for name, strength, strong, half_way in every:
+        fault = FAULTS[name]
+        cells = (f"`{form_of(name, strength)}`", fault.text, *strong.cells[:3])
+        weaker: tuple[str, ...] = ("-",) * 4
+        if strength is not None and half_way is not None:
+            weaker = (f"{half(fault, strength):.3g}", *(half_way.cells[i] for i in (0, 2, 3)))
+        rows.append((*cells, *weaker))
+    return f"{title}\n\n{table.markdown((*head, *head_of_half), rows)}"
 
 
-def _rows(nights: int, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for name in names:
-        fault, seeds = FAULTS[name], range(nights)
-        at = found(name, seeds)
-        strength = "-" if fault.strength is None else f"{fault.strength:g}"
-        cells = (name, strength, str(at.red), str(at.named), str(at.accused))
-        if fault.half is None:
-            yield (*cells, "-", "-", "-", "-")
-            continue
-        half = found(name, seeds, half=True)
-        yield (*cells, f"{fault.half:g}", str(half.red), str(half.accused), str(half.hidden))
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rehearsals", description=__doc__)
+    parser.add_argument("--nights", type=int, default=7, help="healthy, of each profile and size")
+    parser.add_argument("--faulty", type=int, default=20, help="of each fault")
+    options = parser.parse_args()
+    text, _, _ = PAGE.read_text().partition(HEADING)
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    tables = measure(options.nights, options.faulty)
+    PAGE.write_text(
+        f"{text}{HEADING}\n\nWritten by `python -m benchmarks.rehearsals` on {date}.\n\n{tables}\n"
+    )
+    print(f"written: {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

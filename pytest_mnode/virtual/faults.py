@@ -11,7 +11,6 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.rdma import Gid
 from pytest_mnode.virtual.cluster import LEAF_NODES, VirtualCluster
@@ -45,6 +44,9 @@ class At:
         return self.node * cluster.per_node + self.gpu
 
 
+Apply = Callable[[VirtualCluster, At], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A kind of fault.
@@ -57,22 +59,17 @@ class Fault:
 
     place: Place
     text: str
-    apply: Callable[[VirtualCluster, At], None]
+    apply: Apply
     strength: float | None = None
     healthy: float = 1.0
     shows: tuple[str, ...] = ("preflight",)
 
-    @property
-    def half(self) -> float | None:
-        """The strength half way to healthy."""
-        return None if self.strength is None else (self.strength + self.healthy) / 2
 
-
-def form_of(name: str) -> str:
-    """How to give a fault, with the strength that it has by default."""
+def form_of(name: str, strength: float | None = None) -> str:
+    """How to give a fault, with a strength, else the one that it has by default."""
     fault = FAULTS[name]
-    strength = "" if fault.strength is None else f"[={fault.strength:g}]"
-    return _FORM[fault.place].format(name) + strength
+    strength = fault.strength if strength is None else strength
+    return _FORM[fault.place].format(name) + ("" if strength is None else f"[={strength:g}]")
 
 
 def inject(cluster: VirtualCluster, text: str) -> None:
@@ -130,424 +127,335 @@ def _machine(cluster: VirtualCluster, at: At) -> Machine:
     return cluster.machines[at.node].machine
 
 
-def _nic(*ways: str) -> Callable[[VirtualCluster, At], None]:
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        for way in ways:
-            getattr(cluster, way)[at.node, at.nic] *= at.strength
+def _shares(*parts: str) -> Apply:
+    """A share of the rate of a NIC or an accelerator, of a whole node, or of a NIC on all nodes."""
 
-    return apply
-
-
-def _gpu(*parts: str) -> Callable[[VirtualCluster, At], None]:
     def apply(cluster: VirtualCluster, at: At) -> None:
         for part in parts:
-            getattr(cluster, part)[at.node, at.gpu] *= at.strength
+            getattr(cluster, part)[at.node, at.nic if part in _NICS else at.gpu] *= at.strength
 
     return apply
 
 
-def _port(**changes: Any) -> Callable[[VirtualCluster, At], None]:
-    """Other values of a port, and of the interface of a fabric without RDMA."""
+_NICS = ("tx", "rx")
 
+
+def _all_nics(share: float) -> Apply:
     def apply(cluster: VirtualCluster, at: At) -> None:
-        machine = _machine(cluster, at)
-        if (devices := with_port(machine, at.nic, **changes)) is not None:
-            cluster.change(at.node, rdma=devices)
+        for part in _NICS:
+            getattr(cluster, part)[at.node] *= share
 
     return apply
-
-
-def _interface(cluster: VirtualCluster, at: At, **changes: Any) -> None:
-    name = links_of(cluster.spec.fabric)[at.nic]
-    there: Sequence[Interface] = _machine(cluster, at).interfaces or ()
-    changed = (
-        replace(one, **changes) if one.name in (name, f"net_{name}") else one for one in there
-    )
-    cluster.change(at.node, interfaces=tuple(changed))
-
-
-def _half_rate(cluster: VirtualCluster, at: At) -> None:
-    _nic("tx", "rx")(cluster, replace(at, strength=0.5))
-    fabric = cluster.spec.fabric
-    _port(rate_gbits_s=fabric.line_rate_gbits_s / 2)(cluster, at)
-    _interface(cluster, at, speed_mbits_s=round(fabric.line_rate_mbits_s / 2))
-
-
-def _down(cluster: VirtualCluster, at: At) -> None:
-    """NCCL moves the traffic of a dead port to the next one, which then carries twice as much."""
-    _port(state="DOWN", phys_state="Polling")(cluster, at)
-    _interface(cluster, at, carrier=False, operstate="down")
-    shares = 0.5 if cluster.spec.fabric.nics_per_node > 1 else 1e-3
-    for way in (cluster.tx, cluster.rx):
-        way[at.node, at.nic] *= shares
-    if cluster.spec.fabric.protocol is not None:
-        cluster.errors[at.node, links_of(cluster.spec.fabric)[at.nic], "link_downed"] += 1
-
-
-def _error(counter: str, of_ethernet: str) -> Callable[[VirtualCluster, At], None]:
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        fabric = cluster.spec.fabric
-        rdma = fabric.protocol is not None
-        name, count = links_of(fabric)[at.nic], round(at.strength)
-        cluster.errors[at.node, name, counter if rdma else of_ethernet] += count
-
-    return apply
-
-
-def _software(**changes: Any) -> Callable[[VirtualCluster, At], None]:
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        software = _machine(cluster, at).software
-        assert software is not None
-        cluster.change(at.node, software=replace(software, **changes))
-
-    return apply
-
-
-def _accelerator(**changes: Any) -> Callable[[VirtualCluster, At], None]:
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        found = list(_machine(cluster, at).accelerators or ())
-        if at.gpu < len(found):
-            found[at.gpu] = replace(found[at.gpu], **changes)
-        cluster.change(at.node, accelerators=tuple(found))
-
-    return apply
-
-
-def _lost_gpu(cluster: VirtualCluster, at: At) -> None:
-    found = list(_machine(cluster, at).accelerators or ())
-    found[at.gpu] = Accelerator(index=at.gpu)
-    cluster.change(at.node, accelerators=tuple(found))
-
-
-def _missing_gpu(cluster: VirtualCluster, at: At) -> None:
-    found = [one for one in _machine(cluster, at).accelerators or () if one.index != at.gpu]
-    cluster.change(at.node, accelerators=tuple(found))
-
-
-def _missing_nic(cluster: VirtualCluster, at: At) -> None:
-    machine, name = _machine(cluster, at), links_of(cluster.spec.fabric)[at.nic]
-    cluster.change(
-        at.node,
-        rdma=tuple(one for one in machine.rdma or () if one.name != name),
-        interfaces=tuple(
-            i for i in machine.interfaces or () if i.name not in (name, f"net_{name}")
-        ),
-    )
-    _nic("tx", "rx")(cluster, replace(at, strength=0.5))
-
-
-def _narrow_slot(kind: str) -> Callable[[VirtualCluster, At], None]:
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        machine = _machine(cluster, at)
-        nics, cards = machine.pci.networks, machine.pci.accelerators
-        wanted = (nics if kind == "nic" else cards)[at.nic if kind == "nic" else at.gpu]
-        changed = (
-            replace(one, link_width=8) if one is wanted else one for one in machine.pci.functions
-        )
-        cluster.change(at.node, pci=replace(machine.pci, functions=tuple(changed)))
-        if kind == "nic":
-            _nic("tx", "rx")(cluster, replace(at, strength=0.55))
-        else:
-            _gpu("to_device", "from_device")(cluster, replace(at, strength=0.5))
-
-    return apply
-
-
-def _of_node(**changes: Any) -> Callable[[VirtualCluster, At], None]:
-    return lambda cluster, at: cluster.change(at.node, **changes)
-
-
-def _firmware(cluster: VirtualCluster, at: At) -> None:
-    devices = _machine(cluster, at).rdma or ()
-    changed = (replace(one, firmware=OTHER_FIRMWARE) for one in devices)
-    cluster.change(at.node, rdma=tuple(changed))
-
-
-def _all_nics(share: float) -> Callable[[VirtualCluster, At], None]:
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        cluster.tx[at.node] *= share
-        cluster.rx[at.node] *= share
-
-    return apply
-
-
-def _no_gpudirect(cluster: VirtualCluster, at: At) -> None:
-    _software(driver_is_open=False)(cluster, at)
-    _all_nics(0.5)(cluster, at)  # bytes are staged through the host's memory
-
-
-def _same_address(cluster: VirtualCluster, at: At) -> None:
-    other = _machine(cluster, At(0.0, at.other))
-    addresses = {one.name: one.addresses for one in other.interfaces or ()}
-    there = _machine(cluster, at).interfaces or ()
-    cluster.change(
-        at.node,
-        interfaces=tuple(replace(i, addresses=addresses[i.name]) for i in there),
-        rdma=other.rdma,  # GIDs follow addresses
-    )
-
-
-def _paths(cluster: VirtualCluster, node: int, **changes: Any) -> None:
-    survey = cluster.machines[node]
-    assert survey.paths is not None
-    cluster.machines[node] = replace(survey, paths=replace(survey.paths, **changes))
-
-
-def _skew(cluster: VirtualCluster, at: At) -> None:
-    for node, survey in enumerate(cluster.machines):
-        assert survey.paths is not None
-        _paths(
-            cluster,
-            node,
-            paths=tuple(
-                one
-                if one.offset_s is None or at.node not in (node, one.to)
-                else replace(
-                    one, offset_s=one.offset_s + (1 if one.to == at.node else -1) * at.strength
-                )
-                for one in survey.paths.paths
-            ),
-        )
-
-
-def _slow_names(cluster: VirtualCluster, at: At) -> None:
-    paths = cluster.machines[at.node].paths
-    assert paths is not None
-    changed = (replace(one, took_s=at.strength) for one in paths.look_ups)
-    _paths(cluster, at.node, look_ups=tuple(changed))
-
-
-def _small_shm(cluster: VirtualCluster, at: At) -> None:
-    survey = cluster.machines[at.node]
-    assert survey.facts is not None
-    small = tuple(
-        replace(one, size_bytes=64 << 20, free_bytes=64 << 20) if one.key == "/dev/shm" else one
-        for one in survey.facts.directories
-    )
-    facts = replace(survey.facts, directories=small)
-    cluster.machines[at.node] = replace(survey, facts=facts)
-
-
-def _other_code(cluster: VirtualCluster, at: At) -> None:
-    survey = cluster.machines[at.node]
-    assert survey.facts is not None
-    facts = replace(survey.facts, code={"train.py": "ffffffffffff"})
-    cluster.machines[at.node] = replace(survey, facts=facts)
-
-
-def _path(cluster: VirtualCluster, at: At) -> None:
-    ends = min(at.node, at.other), max(at.node, at.other)
-    cluster.pairs[ends] = at.strength
-
-
-def _leaf(cluster: VirtualCluster, at: At) -> None:
-    if len(cluster.uplinks) < 2:
-        raise ValueError("one leaf has no uplink")
-    cluster.uplinks[at.node // LEAF_NODES] *= at.strength
-
-
-def _spine(cluster: VirtualCluster, at: At) -> None:
-    if len(cluster.uplinks) < 2:
-        raise ValueError("one leaf has no uplink")
-    cluster.uplinks *= at.strength
 
 
 def _rail(cluster: VirtualCluster, at: At) -> None:
-    cluster.tx[:, at.nic] *= at.strength
-    cluster.rx[:, at.nic] *= at.strength
+    for part in _NICS:
+        getattr(cluster, part)[:, at.nic] *= at.strength
 
 
-def _throttled(cluster: VirtualCluster, at: At) -> None:
-    cluster.slowed[at.rank(cluster)] = 0.6
-    _gpu("matmul")(cluster, at)
+def _at_node(part: str) -> Apply:
+    """A number of a node, such as a delay: added to what it is."""
+
+    def apply(cluster: VirtualCluster, at: At) -> None:
+        getattr(cluster, part)[at.node] += at.strength
+
+    return apply
 
 
-def _late(cluster: VirtualCluster, at: At) -> None:
-    cluster.late_s[at.node] += at.strength
+def _at_rank(part: str) -> Apply:
+    return lambda cluster, at: getattr(cluster, part).__setitem__(at.rank(cluster), at.strength)
 
 
-def _input(cluster: VirtualCluster, at: At) -> None:
-    cluster.input_s[at.node] += at.strength
+def _all_of(*faults: Apply, strength: float | None = None) -> Apply:
+    """Several at once. strength: what they have, instead of one that is given."""
+
+    def apply(cluster: VirtualCluster, at: At) -> None:
+        for one in faults:
+            one(cluster, at if strength is None else replace(at, strength=strength))
+
+    return apply
 
 
 def _inside(cluster: VirtualCluster, at: At) -> None:
     cluster.inside[at.node] *= at.strength
 
 
-def _tcp(cluster: VirtualCluster, at: At) -> None:
-    cluster.tcp.add(at.node)
+def _path(cluster: VirtualCluster, at: At) -> None:
+    cluster.pairs[min(at.node, at.other), max(at.node, at.other)] = at.strength
 
 
-def _far_nic(cluster: VirtualCluster, at: At) -> None:
-    _nic("tx", "rx")(cluster, at)
+def _uplinks(cluster: VirtualCluster, at: At, which: Any) -> None:
+    if len(cluster.uplinks) < 2:
+        raise ValueError("one leaf has no uplink")
+    cluster.uplinks[which] *= at.strength
 
 
-def _corrupts(cluster: VirtualCluster, at: At) -> None:
-    cluster.corrupts[at.rank(cluster)] = at.strength
-
-
-def _stale(cluster: VirtualCluster, at: At) -> None:
-    cluster.stale[at.rank(cluster)] = at.strength
-
-
-def _miscomputes(cluster: VirtualCluster, at: At) -> None:
-    cluster.miscomputes.add(at.rank(cluster))
-
-
-def _step_clock(cluster: VirtualCluster, at: At) -> None:
-    cluster.clock_steps_s[at.node] = at.strength
-
-
-def _hostname(cluster: VirtualCluster, at: At) -> None:
-    cluster.change(at.node, hostname=_machine(cluster, At(0.0, at.other)).hostname)
-
-
-def _verbs(cluster: VirtualCluster, at: At) -> None:
-    verbs = list(_machine(cluster, at).verbs or ())
-    if verbs:
-        verbs[at.nic] = replace(verbs[at.nic], problem="permission denied")
-    cluster.change(at.node, verbs=tuple(verbs))
-
-
-def _xid(number: int) -> Callable[[VirtualCluster, At], None]:
+def _counts(counter: str, of_ethernet: str) -> Apply:
     def apply(cluster: VirtualCluster, at: At) -> None:
-        card = _machine(cluster, at).pci.accelerators[at.gpu].address
-        event = Event(Severity.FAULT, "2026-01-01T00:00:00", card, f"Xid {number}")
-        cluster.change(at.node, kernel_log=Log((event,)))
+        rdma = cluster.spec.fabric.protocol is not None
+        name = links_of(cluster.spec.fabric)[at.nic], counter if rdma else of_ethernet
+        cluster.errors[at.node, *name] += round(at.strength)
 
     return apply
 
 
+def _of_node(change: Callable[[Machine, At], Mapping[str, Any]]) -> Apply:
+    """Other parts of a node's machine."""
+
+    def apply(cluster: VirtualCluster, at: At) -> None:
+        cluster.change(at.node, **change(cluster.machines[at.node].machine, at))
+
+    return apply
+
+
+def _software(**changes: Any) -> Apply:
+    return _of_node(lambda machine, _: {"software": replace(machine.software, **changes)})  # type: ignore[type-var]
+
+
+def _accelerator(**changes: Any) -> Apply:
+    return _of_node(
+        lambda machine, at: {
+            "accelerators": tuple(
+                replace(one, **changes) if one.index == at.gpu else one
+                for one in machine.accelerators or ()
+            )
+        }
+    )
+
+
+def _xid(number: int) -> Apply:
+    def change(machine: Machine, at: At) -> Mapping[str, Any]:
+        card = machine.pci.accelerators[at.gpu].address
+        event = Event(Severity.FAULT, "2026-01-01T00:00:00", card, f"Xid {number}")
+        return {"kernel_log": Log((event,))}
+
+    return _of_node(change)
+
+
+def _port(**changes: Any) -> Apply:
+    return _of_node(lambda machine, at: {"rdma": with_port(machine, at.nic, **changes)})
+
+
+def _link(**changes: Any) -> Apply:
+    """Other values of the network interface of a NIC."""
+
+    def apply(cluster: VirtualCluster, at: At) -> None:
+        name = links_of(cluster.spec.fabric)[at.nic]
+        there = cluster.machines[at.node].machine.interfaces or ()
+        names = (name, f"net_{name}")
+        changed = (replace(one, **changes) if one.name in names else one for one in there)
+        cluster.change(at.node, interfaces=tuple(changed))
+
+    return apply
+
+
+def _half_rate(cluster: VirtualCluster, at: At) -> None:
+    fabric = cluster.spec.fabric
+    _shares(*_NICS)(cluster, replace(at, strength=0.5))
+    _port(rate_gbits_s=fabric.line_rate_gbits_s / 2)(cluster, at)
+    _link(speed_mbits_s=round(fabric.line_rate_mbits_s / 2))(cluster, at)
+
+
+def _dead_port(cluster: VirtualCluster, at: At) -> None:
+    """NCCL moves the traffic of a dead port to the next one, which then carries twice as much."""
+    _port(state="DOWN", phys_state="Polling")(cluster, at)
+    _link(carrier=False, operstate="down")(cluster, at)
+    share = 0.5 if cluster.spec.fabric.nics_per_node > 1 else 1e-3
+    _shares(*_NICS)(cluster, replace(at, strength=share))
+    if cluster.spec.fabric.protocol is not None:
+        _counts("link_downed", "")(cluster, replace(at, strength=1))
+
+
+def _missing_nic(cluster: VirtualCluster, at: At) -> None:
+    machine, name = cluster.machines[at.node].machine, links_of(cluster.spec.fabric)[at.nic]
+    left = (one for one in machine.interfaces or () if one.name not in (name, f"net_{name}"))
+    rdma = tuple(one for one in machine.rdma or () if one.name != name)
+    cluster.change(at.node, rdma=rdma, interfaces=tuple(left))
+    _shares(*_NICS)(cluster, replace(at, strength=0.5))
+
+
+def _narrow(kind: Literal["networks", "accelerators"]) -> Apply:
+    """A card in a slot of half its lanes."""
+
+    def change(machine: Machine, at: At) -> Mapping[str, Any]:
+        card = getattr(machine.pci, kind)[at.nic if kind == "networks" else at.gpu]
+        functions = (
+            replace(one, link_width=8) if one is card else one for one in machine.pci.functions
+        )
+        return {"pci": replace(machine.pci, functions=tuple(functions))}
+
+    return _of_node(change)
+
+
+def _closed(machine: Machine, at: At) -> Mapping[str, Any]:
+    verbs = [
+        replace(one, problem="permission denied") if i == at.nic else one
+        for i, one in enumerate(machine.verbs or ())
+    ]
+    return {"verbs": tuple(verbs)}
+
+
+def _same_address(cluster: VirtualCluster, at: At) -> None:
+    other = cluster.machines[at.other].machine
+    addresses = {one.name: one.addresses for one in other.interfaces or ()}
+    there = cluster.machines[at.node].machine.interfaces or ()
+    changed = tuple(replace(i, addresses=addresses[i.name]) for i in there)
+    cluster.change(at.node, interfaces=changed, rdma=other.rdma)  # GIDs follow addresses
+
+
+def _hostname(cluster: VirtualCluster, at: At) -> None:
+    cluster.change(at.node, hostname=cluster.machines[at.other].machine.hostname)
+
+
+def _facts(change: Callable[[Any], Mapping[str, Any]]) -> Apply:
+    """Other facts of a node's survey than its machine."""
+
+    def apply(cluster: VirtualCluster, at: At) -> None:
+        survey = cluster.machines[at.node]
+        facts = replace(survey.facts, **change(survey.facts))  # type: ignore[type-var]
+        cluster.machines[at.node] = replace(survey, facts=facts)
+
+    return apply
+
+
+def _small_shm(facts: Any) -> Mapping[str, Any]:
+    small = {"size_bytes": 64 << 20, "free_bytes": 64 << 20}
+    return {
+        "directories": tuple(
+            replace(one, **small) if one.key == "/dev/shm" else one for one in facts.directories
+        )
+    }
+
+
+def _skew(cluster: VirtualCluster, at: At) -> None:
+    for node, survey in enumerate(cluster.machines):
+        assert survey.paths is not None
+        paths = tuple(
+            replace(
+                one, offset_s=one.offset_s + (at.strength if one.to == at.node else -at.strength)
+            )
+            if one.offset_s is not None and at.node in (node, one.to)
+            else one
+            for one in survey.paths.paths
+        )
+        cluster.machines[node] = replace(survey, paths=replace(survey.paths, paths=paths))
+
+
+def _slow_names(cluster: VirtualCluster, at: At) -> None:
+    survey = cluster.machines[at.node]
+    assert survey.paths is not None
+    look_ups = tuple(replace(one, took_s=at.strength) for one in survey.paths.look_ups)
+    paths = replace(survey.paths, look_ups=look_ups)
+    cluster.machines[at.node] = replace(survey, paths=paths)
+
+
+def _throttled(cluster: VirtualCluster, at: At) -> None:
+    cluster.slowed[at.rank(cluster)] = 0.6
+
+
 _FABRIC, _DEVICES, _SCALING = ("fabric",), ("devices",), ("scaling",)
-FAULTS: Mapping[str, Fault] = {
-    "slow_nic": Fault("nic", "a NIC at a share of its rate", _nic("tx", "rx"), 0.75, shows=_FABRIC),
-    "slow_tx": Fault("nic", "a NIC that sends at a share", _nic("tx"), 0.75, shows=_FABRIC),
-    "slow_rx": Fault("nic", "a NIC that receives at a share", _nic("rx"), 0.75, shows=_FABRIC),
-    "half_rate": Fault(
-        "nic", "a link that came up at half its rate", _half_rate, shows=("preflight", "fabric")
-    ),
-    "dead_port": Fault("nic", "a port that is down; its traffic moves to another", _down),
-    "port_init": Fault("nic", "a port that waits for a subnet manager", _port(state="INIT")),
-    "missing_nic": Fault("nic", "a NIC that is not on the bus", _missing_nic),
-    "nic_slot": Fault("nic", "a NIC in a slot of half its lanes", _narrow_slot("nic")),
-    "far_nic": Fault("nic", "a NIC reached through the other socket", _far_nic, 0.7, shows=_FABRIC),
-    "closed_nic": Fault("nic", "an RDMA device that a process may not open", _verbs),
-    "other_layer": Fault(
-        "nic", "a port with another link layer", _port(link_layer="Ethernet", node_type="RNIC")
-    ),
-    "no_gid": Fault(
-        "nic",
-        "a port without a GID of the right type",
-        _port(gids=(Gid(index=0, gid="fe80::1", type="RoCE v1"),)),
-    ),
-    "bad_cable": Fault(
-        "nic", "a cable with symbol errors", _error("symbol_error", "rx_errors"), 5000, 0, _FABRIC
-    ),
-    "flapping_link": Fault(
-        "nic",
-        "a link that goes down and up",
-        _error("link_downed", "carrier_changes"),
-        2,
-        0,
-        _FABRIC,
-    ),
-    "bad_packets": Fault(
-        "nic",
-        "packets with errors received",
-        _error("port_rcv_errors", "rx_errors"),
-        500,
-        0,
-        _FABRIC,
-    ),
-    "rail": Fault("rail", "one NIC of each node at a share", _rail, 0.75, shows=_FABRIC),
-    "slow_path": Fault("path", "a path between two nodes at a share", _path, 0.6, shows=_FABRIC),
-    "leaf": Fault("leaf", "uplinks of a node's leaf at a share", _leaf, 0.04, shows=_FABRIC),
-    "spine": Fault("cluster", "uplinks of all leaves at a share", _spine, 0.04, shows=_FABRIC),
-    "tcp_fallback": Fault("node", "ranks that use TCP", _tcp, shows=_FABRIC),
-    "no_gpudirect": Fault("node", "NICs that cannot reach GPU memory", _no_gpudirect),
-    "acs": Fault(
-        "node", "PCIe traffic that is sent through the root", _all_nics(0.54), shows=_FABRIC
-    ),
-    "cross_rail": Fault(
-        "node", "ranks that send over another rail's NIC", _all_nics(0.7), shows=_FABRIC
-    ),
-    "narrow_nvlink": Fault("node", "NVLink at a share of its rate", _inside, 0.6, shows=_FABRIC),
-    "nvlink_down": Fault(
-        "node",
-        "accelerators that reach each other by PCIe",
-        lambda c, at: _inside(c, replace(at, strength=0.1)),
-        shows=_FABRIC,
-    ),
-    "late_host": Fault("node", "a host that is late in each step, s", _late, 0.004, 0, _SCALING),
-    "slow_storage": Fault(
-        "node", "storage that is late in each step, s", _input, 0.012, 0, _SCALING
-    ),
-    "slow_gpu": Fault("gpu", "a GPU at a share of its rate", _gpu("matmul"), 0.88, shows=_DEVICES),
-    "throttled_gpu": Fault(
-        "gpu", "a GPU whose clock is held back by heat", _throttled, 0.85, shows=_DEVICES
-    ),
-    "slow_hbm": Fault("gpu", "memory of a GPU at a share", _gpu("hbm"), 0.9, shows=_DEVICES),
-    "slow_to_device": Fault(
-        "gpu", "copies to a GPU at a share", _gpu("to_device"), 0.85, shows=_DEVICES
-    ),
-    "slow_from_device": Fault(
-        "gpu", "copies from a GPU at a share", _gpu("from_device"), 0.85, shows=_DEVICES
-    ),
-    "gpu_slot": Fault("gpu", "a GPU in a slot of half its lanes", _narrow_slot("gpu")),
-    "miscomputing_gpu": Fault(
-        "gpu", "a GPU that computes wrong values", _miscomputes, shows=_DEVICES
-    ),
-    "corrupting_gpu": Fault(
-        "gpu", "a rank that sends wrong values, share of calls", _corrupts, 0.2, 0, _FABRIC
-    ),
-    "stale_results": Fault(
-        "gpu", "a rank that keeps earlier results, share of calls", _stale, 0.2, 0, _FABRIC
-    ),
-    "missing_gpu": Fault("gpu", "a GPU that is not there", _missing_gpu),
-    "lost_gpu": Fault("gpu", "a GPU that answers no more", _lost_gpu),
-    "other_gpu": Fault("gpu", "a GPU of another model", _accelerator(name="another model")),
-    "small_gpu": Fault("gpu", "a GPU with half of its memory", _accelerator(memory_bytes=1 << 34)),
-    "ecc_off": Fault("gpu", "a GPU without error correction", _accelerator(ecc_enabled=False)),
-    "ecc_errors": Fault("gpu", "uncorrected errors of memory", _accelerator(ecc_uncorrected=3)),
-    "row_remap": Fault(
-        "gpu", "a row that could not be remapped", _accelerator(remapped_rows_failed=True)
-    ),
-    "remap_pending": Fault(
-        "gpu", "a row remap that waits for a reset", _accelerator(remapped_rows_pending=True)
-    ),
-    "no_spare_rows": Fault(
-        "gpu", "a bank of memory without spare rows", _accelerator(banks_without_spare=1)
-    ),
-    "mig": Fault("gpu", "a GPU that is divided", _accelerator(mig_enabled=True)),
-    "no_persistence": Fault("gpu", "a driver that unloads", _accelerator(persistence=False)),
-    "hot_gpu": Fault(
-        "gpu", "a GPU that is throttled while idle", _accelerator(throttled=("HwThermalSlowdown",))
-    ),
-    "xid": Fault("gpu", "an Xid in the kernel log", _xid(79)),
-    "nvlink_xid": Fault("gpu", "an NVLink error in the kernel log", _xid(74)),
-    "driver": Fault("node", "another driver", _software(driver=OTHER_DRIVER)),
-    "firmware": Fault("node", "another firmware of the NICs", _firmware),
-    "kernel": Fault("node", "another kernel", _software(kernel="6.8.1")),
-    "nccl": Fault("node", "another NCCL", _software(nccl="2.27.3")),
-    "torch": Fault("node", "another torch", _software(torch="2.8.0")),
-    "package": Fault(
-        "node", "another version of a package", _software(packages={"numpy": "1.26.4"})
-    ),
-    "code": Fault("node", "another version of the code", _other_code),
-    "sysctl": Fault(
-        "node", "another kernel setting", _of_node(settings={"net.core.rmem_max": "4194304"})
-    ),
-    "memlock": Fault(
-        "node", "a small limit of locked memory", _of_node(limits=Limits(1 << 26, 1 << 20))
-    ),
-    "open_files": Fault("node", "a small limit of open files", _of_node(limits=Limits(None, 256))),
-    "small_shm": Fault("node", "a small /dev/shm", _small_shm),
-    "clock_skew": Fault("node", "a clock that is off, s", _skew, 0.06, 0),
-    "clock_step": Fault(
-        "node", "a clock that is set during a criterion, s", _step_clock, 0.1, 0, _FABRIC
-    ),
-    "slow_names": Fault("node", "look-ups that take long, s", _slow_names, 2.0, 0),
-    "same_address": Fault("path", "two nodes with one address", _same_address),
-    "same_hostname": Fault("path", "two nodes with one host name", _hostname),
-}
+_OLD_GID = Gid(index=0, gid="fe80::1", type="RoCE v1")
+# fmt: off
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    ("slow_nic", "nic", "a NIC at a share of its rate", _shares(*_NICS), 0.75, 1, _FABRIC),
+    ("slow_tx", "nic", "a NIC that sends at a share", _shares("tx"), 0.75, 1, _FABRIC),
+    ("slow_rx", "nic", "a NIC that receives at a share", _shares("rx"), 0.75, 1, _FABRIC),
+    ("half_rate", "nic", "a link that came up at half its rate", _half_rate),
+    ("dead_port", "nic", "a port that is down; its traffic moves to another", _dead_port),
+    ("port_init", "nic", "a port that waits for a subnet manager", _port(state="INIT")),
+    ("missing_nic", "nic", "a NIC that is not on the bus", _missing_nic),
+    ("nic_slot", "nic", "a NIC in a slot of half its lanes",
+     _all_of(_narrow("networks"), _shares(*_NICS), strength=0.55)),
+    ("far_nic", "nic", "a NIC reached through the other socket", _shares(*_NICS), 0.7, 1, _FABRIC),
+    ("closed_nic", "nic", "an RDMA device that a process may not open", _of_node(_closed)),
+    ("other_layer", "nic", "a port with another link layer",
+     _port(link_layer="Ethernet", node_type="RNIC")),
+    ("no_gid", "nic", "a port without a GID of the right type", _port(gids=(_OLD_GID,))),
+    ("bad_cable", "nic", "a cable with symbol errors",
+     _counts("symbol_error", "rx_errors"), 5000, 0, _FABRIC),
+    ("flapping_link", "nic", "a link that goes down and up",
+     _counts("link_downed", "carrier_changes"), 2, 0, _FABRIC),
+    ("bad_packets", "nic", "packets with errors received",
+     _counts("port_rcv_errors", "rx_errors"), 500, 0, _FABRIC),
+    ("rail", "rail", "one NIC of each node at a share", _rail, 0.75, 1, _FABRIC),
+    ("slow_path", "path", "a path between two nodes at a share", _path, 0.6, 1, _FABRIC),
+    ("leaf", "leaf", "uplinks of a node's leaf at a share",
+     lambda c, at: _uplinks(c, at, at.node // LEAF_NODES), 0.04, 1, _FABRIC),
+    ("spine", "cluster", "uplinks of all leaves at a share",
+     lambda c, at: _uplinks(c, at, slice(None)), 0.04, 1, _FABRIC),
+    ("tcp_fallback", "node", "ranks that use TCP", lambda c, at: c.tcp.add(at.node),
+     None, 1, _FABRIC),
+    ("no_gpudirect", "node", "NICs that cannot reach GPU memory",
+     _all_of(_software(driver_is_open=False), _all_nics(0.5))),  # staged through the host
+    ("acs", "node", "PCIe traffic that is sent through the root", _all_nics(0.54),
+     None, 1, _FABRIC),
+    ("cross_rail", "node", "ranks that send over another rail's NIC", _all_nics(0.7),
+     None, 1, _FABRIC),
+    ("narrow_nvlink", "node", "NVLink at a share of its rate", _inside, 0.6, 1, _FABRIC),
+    ("nvlink_down", "node", "accelerators that reach each other by PCIe",
+     _all_of(_inside, strength=0.1), None, 1, _FABRIC),
+    ("late_host", "node", "a host that is late in each step, s", _at_node("late_s"),
+     0.004, 0, _SCALING),
+    ("slow_storage", "node", "storage that is late in each step, s", _at_node("input_s"),
+     0.012, 0, _SCALING),
+    ("slow_gpu", "gpu", "a GPU at a share of its rate", _shares("matmul"), 0.88, 1, _DEVICES),
+    ("throttled_gpu", "gpu", "a GPU whose clock is held back by heat",
+     _all_of(_throttled, _shares("matmul")), 0.85, 1, _DEVICES),
+    ("slow_hbm", "gpu", "memory of a GPU at a share", _shares("hbm"), 0.9, 1, _DEVICES),
+    ("slow_to_device", "gpu", "copies to a GPU at a share", _shares("to_device"),
+     0.85, 1, _DEVICES),
+    ("slow_from_device", "gpu", "copies from a GPU at a share", _shares("from_device"),
+     0.85, 1, _DEVICES),
+    ("gpu_slot", "gpu", "a GPU in a slot of half its lanes",
+     _all_of(_narrow("accelerators"), _shares("to_device", "from_device"), strength=0.5)),
+    ("miscomputing_gpu", "gpu", "a GPU that computes wrong values",
+     lambda c, at: c.miscomputes.add(at.rank(c)), None, 1, _DEVICES),
+    ("corrupting_gpu", "gpu", "a rank that sends wrong values, share of calls",
+     _at_rank("corrupts"), 0.2, 0, _FABRIC),
+    ("stale_results", "gpu", "a rank that keeps earlier results, share of calls",
+     _at_rank("stale"), 0.2, 0, _FABRIC),
+    ("missing_gpu", "gpu", "a GPU that is not there", _of_node(lambda m, at: {
+        "accelerators": tuple(one for one in m.accelerators or () if one.index != at.gpu)})),
+    ("lost_gpu", "gpu", "a GPU that answers no more", _of_node(lambda m, at: {
+        "accelerators": tuple(Accelerator(index=one.index) if one.index == at.gpu else one
+                              for one in m.accelerators or ())})),
+    ("other_gpu", "gpu", "a GPU of another model", _accelerator(name="another model")),
+    ("small_gpu", "gpu", "a GPU with half of its memory", _accelerator(memory_bytes=1 << 34)),
+    ("ecc_off", "gpu", "a GPU without error correction", _accelerator(ecc_enabled=False)),
+    ("ecc_errors", "gpu", "uncorrected errors of memory", _accelerator(ecc_uncorrected=3)),
+    ("row_remap", "gpu", "a row that could not be remapped",
+     _accelerator(remapped_rows_failed=True)),
+    ("remap_pending", "gpu", "a row remap that waits for a reset",
+     _accelerator(remapped_rows_pending=True)),
+    ("mig", "gpu", "a GPU that is divided", _accelerator(mig_enabled=True)),
+    ("no_persistence", "gpu", "a driver that unloads", _accelerator(persistence=False)),
+    ("hot_gpu", "gpu", "a GPU that is throttled while idle",
+     _accelerator(throttled=("HwThermalSlowdown",))),
+    ("xid", "gpu", "an Xid in the kernel log", _xid(79)),
+    ("nvlink_xid", "gpu", "an NVLink error in the kernel log", _xid(74)),
+    ("driver", "node", "another driver", _software(driver=OTHER_DRIVER)),
+    ("firmware", "node", "another firmware of the NICs", _of_node(lambda m, _: {
+        "rdma": tuple(replace(one, firmware=OTHER_FIRMWARE) for one in m.rdma or ())})),
+    ("kernel", "node", "another kernel", _software(kernel="6.8.1")),
+    ("nccl", "node", "another NCCL", _software(nccl="2.27.3")),
+    ("torch", "node", "another torch", _software(torch="2.8.0")),
+    ("package", "node", "another version of a package", _software(packages={"numpy": "1.26.4"})),
+    ("code", "node", "another version of the code",
+     _facts(lambda _: {"code": {"train.py": "ffffffffffff"}})),
+    ("sysctl", "node", "another kernel setting",
+     _of_node(lambda *_: {"settings": {"net.core.rmem_max": "4194304"}})),
+    ("memlock", "node", "a small limit of locked memory",
+     _of_node(lambda *_: {"limits": Limits(1 << 26, 1 << 20)})),
+    ("open_files", "node", "a small limit of open files",
+     _of_node(lambda *_: {"limits": Limits(None, 256)})),
+    ("small_shm", "node", "a small /dev/shm", _facts(_small_shm)),
+    ("clock_skew", "node", "a clock that is off, s", _skew, 0.06, 0),
+    ("clock_step", "node", "a clock that is set during a criterion, s",
+     lambda c, at: c.clock_steps_s.__setitem__(at.node, at.strength), 0.1, 0, _FABRIC),
+    ("slow_names", "node", "look-ups that take long, s", _slow_names, 2.0, 0),
+    ("same_address", "path", "two nodes with one address", _same_address),
+    ("same_hostname", "path", "two nodes with one host name", _hostname),
+)
+# fmt: on
+FAULTS: Mapping[str, Fault] = {name: Fault(*rest) for name, *rest in _TABLE}
 """All kinds of faults by name."""

@@ -309,9 +309,9 @@ def _rdma(spec: Spec, names: Sequence[str], index: int) -> tuple[RdmaDevice, ...
 
 
 def with_port(machine: Machine, rail: int, **changes: object) -> tuple[RdmaDevice, ...] | None:
-    """The machine's RDMA devices, with other values of one port; None without any."""
+    """The machine's RDMA devices, with other values of one port; as they are without any."""
     if not machine.rdma:
-        return None
+        return machine.rdma
     devices = list(machine.rdma)
     [port] = devices[rail].ports
     changed = replace(port, **changes)  # type: ignore[arg-type]

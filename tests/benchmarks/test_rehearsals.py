@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rehearsals import Found, found, measure, profiles, refused
+from benchmarks.rehearsals import Found, found, grid, half, limit, measure, profiles, refused
+from pytest_mnode.virtual.faults import FAULTS
 
 
 @pytest.mark.parametrize("profile", profiles())
@@ -19,8 +20,21 @@ def test_a_fault_at_its_limit_has_the_right_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["slow_nic", "slow_hbm"])
 def test_no_night_hides_what_it_says_it_would_show(name: str) -> None:
-    one = found(name, range(3), half=True)
+    fault = FAULTS[name]
+    assert fault.strength is not None
+    one = found(name, range(3), half(fault, fault.strength))
     assert (one.nights, one.accused, one.hidden) == (3, 0, 0)
+
+
+def test_a_limit_is_the_weakest_strength_that_is_always_red(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.rehearsals.SEARCHED", 3)
+    monkeypatch.setattr("benchmarks.rehearsals.VERIFIED", 3)
+    strength, steps = limit("slow_hbm"), grid(FAULTS["slow_hbm"])
+    weaker = steps[steps.index(strength) - 3]
+    assert found("slow_hbm", range(3), strength).red == 3
+    assert found("slow_hbm", range(3), weaker).red < 3
 
 
 def test_the_tables_name_what_was_refused() -> None:
