@@ -81,6 +81,7 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     # The driver sets up the links of its GPUs; at its end it only says that it shuts them down.
     (Severity.FAULT, r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)"),
     (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
+    (Severity.FAULT, rf"nvidia {_PCI}: probe (?:with driver nvidia )?failed with error -\d+"),
     # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
     # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.
     (Severity.FAULT, rf"NVRM: The NVIDIA GPU {_PCI}(?=$|\\)"),
@@ -104,7 +105,9 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
         # (mlx5_cmd_out_err).
         r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+"
         # A command that the firmware did not answer, and a broken or hot cable.
-        r"|timeout\. Will cause a leak|Port module event\[error\])",
+        r"|timeout\. Will cause a leak|Port module event\[error\]"
+        # print_health_info, levels 0 to 3 of the kernel's own
+        r"|health issue observed, .*severity\([0-3]\))",
     ),
     (Severity.FAULT, rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event"),
     # mlx5 prints a line for each queue after the first.

@@ -58,6 +58,13 @@ EVENTS = (
     (CORRECTED, GPU, f"NVRM: Xid (PCI:{GPU}): 121, pid=9, C2C Link corrected error"),
     (FAULT, f"{GPU}.0", f"NVRM: GPU {GPU}.0: GPU has fallen off the bus."),
     (FAULT, f"{GPU}.0", f"NVRM: GPU {GPU}.0: RmInitAdapter failed! (0x62:0xffff:2477)"),
+    (FAULT, f"{GPU}.0", f"nvidia {GPU}.0: probe with driver nvidia failed with error -1"),
+    (
+        FAULT,
+        f"{GPU}.0",
+        f"mlx5_core {GPU}.0: print_health_info:431:(pid 0): Health issue observed, High "
+        "temperature, severity(2) CRITICAL:",
+    ),
     (FAULT, f"{GPU}.0", f"NVRM: The NVIDIA GPU {GPU}.0"),
     (FAULT, f"{GPU}.0", rf"NVRM: The NVIDIA GPU {GPU}.0\x0aNVRM: (PCI ID: 10de:2330) installed"),
     (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: device lost from bus!"),
