@@ -266,6 +266,8 @@ LIMITS: Mapping[str, str] = {
         "launchers/test_ssh.py::test_a_host_to_which_ssh_never_connects",
     "logs/kernel_log.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[kernel log]",
+    "machine/programs.py GRACE_S":
+        "machine/test_programs.py::test_one_that_is_late_ends_with_its_children",
     "machine/nvidia_smi.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[nvidia-smi]",
     "machine/model.py PART_LIMIT_S":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -100,6 +102,21 @@ def other_text(rack: Rack, node: Node, where: str, text: str) -> Undo:
         raise UsageError(f"{where} is no file; accepted: an absolute path of a file")
     folder = inside(rack, node, "add", where, data=data).strip()
     return undone_inside(rack, node, "unmount", folder)
+
+
+@fault(word("NAME", None, "the name of a program"), word("TEXT", None, "text without a comma"))
+def other_program(rack: Rack, node: Node, name: str, text: str) -> Undo:
+    """A node has a program of this name on its PATH, such as nvidia-smi, that prints this text.
+
+    It does so whatever its arguments; \\n is a new line.
+    """
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    folder = next((place for place in places if place and Path(place).is_dir()), None)
+    if folder is None:
+        raise UsageError("PATH has no folder")
+    script = f"#!/bin/sh\nprintf '%b\\n' {shlex.quote(text)}\n"
+    mounted = inside(rack, node, "add", f"{folder}/{name}", "755", data=script.encode()).strip()
+    return undone_inside(rack, node, "unmount", mounted)
 
 
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:

@@ -87,10 +87,10 @@ def resize(path: str, size_bytes: str) -> None:
     namespaces.mount("none", path, None, flags, f"size={size_bytes}")
 
 
-def add(path: str) -> None:
+def add(path: str, mode: str = "644") -> None:
     """Add a file with the text of standard input, and the folders that it needs.
 
-    Prints where it is mounted: on the nearest folder that exists.
+    mode: its permissions, octal. Prints where it is mounted: on the nearest folder that exists.
     """
     data = sys.stdin.buffer.read()
     folder = next(parent for parent in Path(path).parents if parent.is_dir())
@@ -106,6 +106,7 @@ def add(path: str) -> None:
         file = layer / Path(path).relative_to(folder)
         file.parent.mkdir(parents=True)
         file.write_bytes(data)
+        file.chmod(int(mode, 8))
         lower = f"lowerdir={layer}:{folder}"
         namespaces.mount("overlay", str(folder), "overlay", MS_NOSUID | MS_NODEV, lower)
     finally:

@@ -6,7 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
+from pytest_mnode.criteria.port_counters.reading import (
+    CARRIER,
+    TCP,
+    Counters,
+    NvLinkErrors,
+    PortReading,
+)
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.intervals import least_mean
 from pytest_mnode.machine.counters import (
@@ -209,6 +215,62 @@ def clock_steps(
         _beside(all_of(Culprit(f"{node} clock", node) for node in broken), unread),
         listed([*(f"{node} {steps[node]:+.4g} ms" for node in broken), *unread.values()]),
     )
+
+
+def nvlink_rises(
+    before: PortReadings,
+    after: PortReadings,
+    bounds: Mapping[str, int | None],
+    *,
+    restarted: Collection[str] = (),
+) -> list[Measurement]:
+    """By how much errors, and recoveries, of the worst NVLink rose between two readings.
+
+    bounds: those of `preflight.nvlink` by its keys; None for one that is not promised. Counters
+    that fell were reset with their GPU, and count from 0.
+    """
+    found = list[Measurement]()
+    for which, (key, limit) in enumerate(bounds.items()):
+        if limit is None:
+            continue
+        rises, unread = dict[tuple[str, str], int](), dict[str, str]()
+        for node in (node for node in before if node not in restarted):
+            one, two = _nvlinks(before[node]), _nvlinks(after.get(node, "not read"))
+            if isinstance(one, str) or isinstance(two, str):
+                unread[node] = f"{node}: {one if isinstance(one, str) else two}"
+                continue
+            counts = {
+                link: (counted[which], two.get(link, (None,) * 2)[which])
+                for link, counted in one.items()
+            }
+            known = {
+                link: (a, b) for link, (a, b) in counts.items() if a is not None and b is not None
+            }
+            if not known:
+                unread[node] = f"{node}: its NVLinks show none"
+            rises |= {(node, link): b - a if b >= a else b for link, (a, b) in known.items()}
+        broken = {at: by for at, by in rises.items() if by > limit}
+        worst = max(rises, key=rises.__getitem__, default=None)
+        shown = [f"{node} {link} +{by}" for (node, link), by in broken.items()]
+        culprits = (
+            Culprit.device(f"{n} {link} (+{by})", n, link) for (n, link), by in broken.items()
+        )
+        found.append(
+            Measurement(
+                f"{key.partition('_')[0]} of the worst NVLink meanwhile",
+                rises[worst] if worst and (broken or not unread) else None,
+                "",
+                at_most(limit).of(f"criteria.preflight.nvlink.{key}", limit),
+                f"preflight.nvlink.{key} {limit}",
+                _beside(all_of(culprits), unread),
+                listed([*shown, *unread.values()]),
+            )
+        )
+    return found
+
+
+def _nvlinks(one: PortReading | str) -> Mapping[str, NvLinkErrors] | str:
+    return one if isinstance(one, str) else one.nvlinks
 
 
 def _beside(culprit: Culprit | None, unread: Collection[str]) -> Culprit | None:

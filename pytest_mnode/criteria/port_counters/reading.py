@@ -1,7 +1,7 @@
 """The program that reads counters of a node's fabric ports, and its clock, as one line of JSON.
 
-`python -m pytest_mnode.criteria.port_counters.reading [--of=NICS:PROTOCOL] PATTERN …`, patterns as
-in `fabric.interfaces`; NICS of a node, and their RDMA protocol, as in `fabric_ports`.
+`python -m pytest_mnode.criteria.port_counters.reading [--of=NICS:PROTOCOL] [--nvlink] PATTERN …`,
+patterns as in `fabric.interfaces`; NICS of a node, and their RDMA protocol, as in `fabric_ports`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING
 from pytest_mnode.machine import netdev, rdma, sysfs
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.fabric_nics import fabric_ports, named_ports
+from pytest_mnode.machine.nvlink import read_nvlinks
 
 if TYPE_CHECKING:
     from pytest_mnode.spec.inventory import Fabric
 
 Counters = dict[str, int | None]
 """Counters of one port by the kernel's names; None for one that cannot be read."""
+NvLinkErrors = tuple[int | None, int | None]
+"""Errors of an NVLink, and its recoveries; see `NvLink`."""
 CARRIER = "carrier_changes"
-_OF = "--of="
+_OF, NVLINK = "--of=", "--nvlink"
 _CLOCK_READINGS, _BETWEEN_S = 20, 1e-3
 TCP = "TCP"
 """The pseudo port that counts the node's TCP segments over all interfaces."""
@@ -41,13 +44,14 @@ class PortReading:
 
     boot: an identifier that changes when the node is restarted. clock_s: the wall clock less the
     time since boot, which changes only where the clock is stepped; None if not known. uptime_s:
-    time since boot.
+    time since boot. nvlinks: by link, if they are asked for, or why they could not be read.
     """
 
     boot: str
     ports: dict[str, Counters]
     clock_s: float | None = None
     uptime_s: float | None = None
+    nvlinks: dict[str, NvLinkErrors] | str = field(default_factory=dict)
 
 
 def read(
@@ -137,9 +141,23 @@ def _tcp(root: Path) -> Counters:
 def main(arguments: Sequence[str]) -> None:
     """Print the counters of this machine."""
     of = [word.removeprefix(_OF).partition(":") for word in arguments if word.startswith(_OF)]
-    patterns = [word for word in arguments if not word.startswith(_OF)]
+    patterns = [word for word in arguments if not word.startswith("--")]
     nics, protocol = (int(of[0][0]), of[0][2] or None) if of else (None, None)
-    print(encode(read(patterns, nics=nics, protocol=protocol)))
+    found = read(patterns, nics=nics, protocol=protocol)
+    if NVLINK in arguments:
+        found = replace(found, nvlinks=_nvlinks())
+    print(encode(found))
+
+
+def _nvlinks() -> dict[str, NvLinkErrors] | str:
+    try:
+        return {
+            f"accelerator {gpu} link {number}": (one.errors, one.recoveries)
+            for gpu, links in read_nvlinks().items()
+            for number, one in (links.items() if not isinstance(links, str) else ())
+        }
+    except OSError as error:
+        return str(error)
 
 
 if __name__ == "__main__":

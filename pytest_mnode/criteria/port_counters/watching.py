@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.checks.node.clocks import ClocksAgree
-from pytest_mnode.criteria.port_counters.judging import PortReadings, clock_steps, judge
-from pytest_mnode.criteria.port_counters.reading import PortReading, arguments_of
+from pytest_mnode.checks.node.nvlink import NvLinksAreUp
+from pytest_mnode.criteria.port_counters.judging import (
+    PortReadings,
+    clock_steps,
+    judge,
+    nvlink_rises,
+)
+from pytest_mnode.criteria.port_counters.reading import NVLINK, PortReading, arguments_of
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.errors import MnodeError
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from pytest_mnode.launchers.node import CommandResult
     from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.measurement import Measurement
+    from pytest_mnode.spec import Spec
     from pytest_mnode.spec.inventory import Fabric
 
 LIMIT_S = REPORT_LIMIT_S
@@ -77,6 +84,7 @@ class PortWatch:
         found = judge(before, after, fabric, kills=kills or self._shared, restarted=off)
         if (clocks := promise_of(ClocksAgree, self._run.spec)) is not None:
             found.append(clock_steps(before, after, clocks.skew_s, restarted=off))
+        found += nvlink_rises(before, after, nvlink_bounds(self._run.spec), restarted=off)
         if not self._shared:
             found += self._links_between(fabric)
             self._before = self._judged = after
@@ -99,14 +107,23 @@ class PortWatch:
     def _read(self) -> PortReadings:
         try:
             nodes = self._run.all_nodes()
-            return read_ports(nodes, self._run.spec.fabric)
+            spec = self._run.spec
+            nvlink = any(limit is not None for limit in nvlink_bounds(spec).values())
+            return read_ports(nodes, spec.fabric, nvlink=nvlink)
         except MnodeError as error:
             return dict.fromkeys(self._before or ("all nodes",), str(error).partition("\n")[0])
 
 
-def read_ports(nodes: Nodes, fabric: Fabric) -> PortReadings:
-    """The counters of all nodes, read at the same time."""
-    argv = [nodes.python, *PROGRAM, *arguments_of(fabric)]
+def nvlink_bounds(spec: Spec) -> dict[str, int | None]:
+    """Bounds of what NVLinks count, by key of `preflight.nvlink`; None if not promised."""
+    promised = promise_of(NvLinksAreUp, spec)
+    keys = ("errors_at_most", "recoveries_at_most")
+    return {key: getattr(promised, key, None) for key in keys}
+
+
+def read_ports(nodes: Nodes, fabric: Fabric, *, nvlink: bool = False) -> PortReadings:
+    """The counters of all nodes, read at the same time. nvlink: those of NVLinks too."""
+    argv = [nodes.python, *PROGRAM, *([NVLINK] if nvlink else []), *arguments_of(fabric)]
     results = nodes.run(argv, timeout=LIMIT_S, env=search_path(nodes.python))
     return {result.node: _reading(result) for result in results}
 

@@ -16,6 +16,7 @@ from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Accelerators
 from pytest_mnode.spec.preflight import PreflightCriterion
 
 
@@ -42,9 +43,10 @@ def judged(
     promise: str,
     nodes: Mapping[str, Path | CheckRows],
     interfaces: tuple[str, ...] = ("fab0",),
+    accelerators: Accelerators | None = None,
 ) -> dict[str, list[Measurement]]:
     """Findings about each node. promise: as YAML. nodes: root, or rows, by name. interfaces: of the
-    fabric."""
+    fabric. accelerators: of the spec, instead of the rack's none."""
     found = {
         name: rows_of(check, promise, one) if isinstance(one, Path) else one
         for name, one in nodes.items()
@@ -56,7 +58,8 @@ def judged(
     value = _promise(check, promise)
     spec = load_spec(default_spec_path())
     fabric = spec.fabric.model_copy(update={"interfaces": interfaces})
-    made = check(value, spec.model_copy(update={"fabric": fabric}))
+    changed = {"fabric": fabric, "accelerators": accelerators or spec.accelerators}
+    made = check(value, spec.model_copy(update=changed))
     return {name: list(made.rule(Rows(name, check.key, value, by_node))) for name in nodes}
 
 

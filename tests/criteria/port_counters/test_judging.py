@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import PortReadings, clock_steps, judge
-from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.judging import (
+    PortReadings,
+    clock_steps,
+    judge,
+    nvlink_rises,
+)
+from pytest_mnode.criteria.port_counters.reading import Counters, NvLinkErrors, PortReading
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.intervals import least_mean
 from pytest_mnode.machine.counters import BIT_ERRORS_FALSE_ALARM
@@ -442,3 +447,39 @@ def test_losses_of_two_nodes_are_not_compared() -> None:
     before: PortReadings = {node: PortReading("a", QUIET) for node in "ab"}
     after = {"a": reading("TCP", "RetransSegs", 5000), "b": reading()}
     assert not [m for m in judge(before, after, fabric("ethernet")) if "most nodes" in m.name]
+
+
+BOUNDS = {"errors_at_most": 5, "recoveries_at_most": 0}
+
+
+def links(**counts: NvLinkErrors) -> PortReading:
+    return PortReading("a", {}, nvlinks=counts)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdicts", "culprits"),
+    [
+        (links(x=(12, 1), y=(0, 0)), "pass pass", [None, None]),
+        (links(x=(13, 1), y=(0, 0)), "fail pass", ["n1 x (+6)", None]),
+        (links(x=(7, 2), y=(0, 3)), "pass fail", [None, "n1 x (+1); n1 y (+3)"]),
+        (links(x=(3, 0), y=(0, 0)), "pass pass", [None, None]),  # its GPU was reset
+        (links(x=(None, None), y=(None, None)), "inconclusive inconclusive", [None, None]),
+        (links(), "inconclusive inconclusive", [None, None]),
+        ("gone", "inconclusive inconclusive", [None, None]),
+        (
+            PortReading("a", {}, nvlinks="nvidia-smi is missing"),
+            "inconclusive inconclusive",
+            [None] * 2,
+        ),
+    ],
+)
+def test_errors_of_nvlinks_may_not_rise(
+    after: PortReading | str, verdicts: str, culprits: list[str | None]
+) -> None:
+    before = {"n0": links(x=(7, 1)), "n1": links(x=(7, 1), y=(0, 0))}
+    found = nvlink_rises(before, {"n0": links(x=(7, 1)), "n1": after}, BOUNDS)
+    assert " ".join(str(one.verdict) for one in found) == verdicts
+    assert [one.culprit for one in found] == culprits
+    assert nvlink_rises(before, before, dict.fromkeys(BOUNDS)) == []
+    [one, _] = nvlink_rises(before, {"n0": links(x=(7, 1)), "n1": after}, BOUNDS, restarted=["n1"])
+    assert str(one.verdict) == "pass"

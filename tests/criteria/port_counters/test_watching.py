@@ -42,7 +42,7 @@ class Run:
     def all_nodes(self) -> Any:
         return None
 
-    def _read(self, *_: object) -> PortReadings:
+    def _read(self, *_: object, **__: object) -> PortReadings:
         self.readings += 1
         return {
             node: PortReading(
