@@ -20,7 +20,7 @@ from pytest_mnode.measurement import (
     listed,
 )
 from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
-from pytest_mnode.measuring.locating.rates import STANDS_OUT
+from pytest_mnode.measuring.locating.rates import ALIKE, STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
 from pytest_mnode.spec.alpha_beta import Algorithm as Moves
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.sweep import Row, Sweep
 
 _MOST_PAST_PERCENT = 10.0
+_FEWEST_THAT_SHARE = 4
 _IDLE_BELOW = 0.5
 """Of an even share; the default of `fabric.transport.rail_fraction`."""
 _OVER_ALL_NICS = (
@@ -103,7 +104,7 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             equals(0),
             f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
             "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
-            f"{STANDS_OUT:g} of the rate of the fast pairs",
+            f"{STANDS_OUT:g} to {ALIKE:g} of the rate of the fast pairs, by their noise",
             found.culprit or found.silent or (Culprit(found.cut_off) if found.cut_off else None),
             f"{found}; {found.effort}",
             detection=None
@@ -119,6 +120,7 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             note=f"{found.paths_measured} of {found.paths} ordered paths measured{share}"
             + unmeasured,
         ),
+        *_judge_shared(found),
         Measurement(
             "paths that corrupt the data sent",
             found.corrupt_paths if found.slowest else None,
@@ -127,6 +129,27 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             "received data must equal the data sent, even if checksums match",
             found.corrupter,
         ),
+    ]
+
+
+def _judge_shared(found: SlowLinks) -> list[Measurement]:
+    """Links that paths share, such as uplinks of a leaf: recorded, with what a ring shows of them.
+
+    A ring over all nodes leaves half of them once, over links that half of the nodes share.
+    """
+    if found.nodes < _FEWEST_THAT_SHARE or not found.slowest:
+        return []
+    share = 1 - 2 / found.nodes
+    return [
+        Measurement(
+            "paths slow only beside others, over links that they share",
+            found.crowded_paths,
+            "",
+            None,
+            note="promise all_to_all_busbw to have links judged that nodes share, as uplinks of a "
+            f"leaf; of those that half of the nodes share, a ring shows a loss of {share:.0%}",
+            detection=Detection("less", share, found.paths_measured),
+        )
     ]
 
 

@@ -71,6 +71,19 @@ def test_a_fault_between_nodes_names_none_for_sure(
     assert of_state(found, State.SUSPECT) == suspect
 
 
+def test_shared_uplinks_are_no_slow_paths_and_their_limit_is_said() -> None:
+    found = night("h100-ib", 40, "leaf:node1=0.5")
+    [fabric] = [one for one in found.criteria if one.name == "fabric"]
+    measured = {m.name: m for case in fabric.cases for m in case.measurements}
+    shared = measured["paths slow only beside others, over links that they share"]
+    assert found.verdict is CertificateVerdict.REHEARSAL, found.reasons
+    assert shared.value is not None
+    assert shared.value > 64
+    assert shared.detection is not None
+    assert shared.detection.share == pytest.approx(0.95)
+    assert measured["slow nodes, rails and paths"].value == 0
+
+
 @pytest.mark.parametrize(
     ("fault", "accepted"),
     [

@@ -62,6 +62,7 @@ class SlowLinks:
     were. every_path: whether all paths had to be measured. corrupt_paths: number of paths that
     changed data at least once. corrupter: their common node, or these paths, in words. rates: of
     all paths and rails; None if no two nodes could be tried. detectable_loss: as `Rates` has it.
+    crowded_paths: number of paths that were slow only beside others. nodes: number of nodes.
     """
 
     diagnosis: Diagnosis
@@ -80,6 +81,8 @@ class SlowLinks:
     corrupter: Culprit | None = None
     rates: PathRates | None = None
     detectable_loss: float | None = None
+    crowded_paths: int = 0
+    nodes: int = 0
 
     @property
     def summary(self) -> Culprit:
@@ -276,6 +279,8 @@ def conclude(
         corrupter=corrupters(rates.wrong, names),
         rates=path_rates(rates, found, names) if np.isfinite(rates.best).any() else None,
         detectable_loss=rates.detectable_loss,
+        crowded_paths=int(rates.crowded.any(axis=0).sum()),
+        nodes=rates.nodes,
     )
 
 

@@ -47,8 +47,10 @@ def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
         rails = list(node.rails)
         if node.confirmed and node.sends_slowly:
             sure[rails, node.node, :] = True
+            slow[rails, node.node, :] |= np.isfinite(rates.best[rails, node.node, :])
         if node.confirmed and node.receives_slowly:
             sure[rails, :, node.node] = True
+            slow[rails, :, node.node] |= np.isfinite(rates.best[rails, :, node.node])
     for path in found.paths:
         ways = [(path.sender, path.receiver), (path.receiver, path.sender)]
         for sender, receiver in ways[: 1 + path.both_ways]:
@@ -57,7 +59,8 @@ def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
             sure[list(path.rails), sender, receiver] |= path.confirmed
     letters = np.full(slow.shape[1:], State.NOT_TESTED.letter)
     letters[np.isfinite(rates.best).all(axis=0)] = State.PASSED.letter
-    letters[(slow | rates.silent).any(axis=0)] = State.SUSPECT.letter
+    letters[rates.crowded.any(axis=0)] = State.NOT_TESTED.letter  # by itself
+    letters[((slow & ~rates.crowded) | rates.silent).any(axis=0)] = State.SUSPECT.letter
     letters[(slow & sure).any(axis=0) | rates.wrong] = State.FAILED.letter
     np.fill_diagonal(letters, State.NOT_TESTED.letter)
     return letters

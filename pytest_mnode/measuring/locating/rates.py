@@ -59,6 +59,8 @@ class Rates:
         """Links that at least once gave no rate when they were tried."""
         self.wrong = np.zeros((nodes, nodes), dtype=np.bool_)
         """Paths that changed data at least once, by sender and receiver."""
+        self.crowded = np.zeros((rails, nodes, nodes), dtype=np.bool_)
+        """Links that were slow beside others, and whose like are fast alone: they share a link."""
         self.tx = np.full((rails, nodes), np.nan)
         """Rate at which each node sends to its best partner."""
         self.rx = np.full((rails, nodes), np.nan)
@@ -193,10 +195,10 @@ class Rates:
     def detectable_loss(self) -> float | None:
         """Smallest share that one link could lack of the usual rate and be found, with 99 %.
 
-        None unless every link was measured.
+        None unless every link was measured, and none only beside others.
         """
         measured = np.isfinite(self.best) | np.eye(self.nodes, dtype=bool)
-        if self.nodes < 2 or not measured.all():
+        if self.nodes < 2 or not measured.all() or self.crowded.any():
             return None
         least = float(np.min(self.threshold / self.reference))
         noise = self.noise
@@ -214,7 +216,7 @@ class Rates:
     @property
     def slow_links(self) -> list[tuple[int, int, int]]:
         """(rail, sender, receiver) of slow links whose ends are fast or much faster with others."""
-        rail, a, b = np.nonzero(self.best < self.threshold[:, None, None])
+        rail, a, b = np.nonzero((self.best < self.threshold[:, None, None]) & ~self.crowded)
         ends = np.fmin(self.tx[rail, a], self.rx[rail, b])
         fast = ~(self.slow_tx[rail, a] | self.slow_rx[rail, b])
         slower = fast | (self.best[rail, a, b] < _FURTHER * ends)

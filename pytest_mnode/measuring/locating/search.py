@@ -36,6 +36,8 @@ _MOST_PATHS = 64
 """More slow paths than this point to another fault, so further ones stay suspected."""
 _FEW_PATHS = 8
 """Up to this number, slow paths are tried alone; more are first measured again together."""
+_SAMPLED = 16
+"""Number of slow links tried alone before the others are taken to share links."""
 _ALONE_PAIRS = 4
 """Number of pairs tried alone before the whole fabric is named."""
 _CONTROLS = 3
@@ -168,12 +170,29 @@ class _Search:
             again = [Flow(*way, rails) for ways, rails in pairs.values() for way in ways]
             for flows in rounds.packed(again):
                 yield from self._measure([Round(tuple(flows), len(flows), "again")])
+        yield from self._crowded()
         for _ in range(REPEATS):
             for pair, (ways, rails) in list(self._doubted_pairs().items())[:_MOST_PATHS]:
                 self._times_tried[pair] += 1
                 yield from self._try_path(ways, rails)
             yield from self._confirm_nodes()  # another partner may be known to be healthy now
         yield from self._control()
+
+    def _crowded(self) -> Steps:
+        """If many pairs are slow beside others, try the slowest alone: do they share a link?
+
+        If all of these are fast, the rest are as well, but for a slow path that hides among them.
+        """
+        if len(self._doubted_pairs()) <= _FEW_PATHS:
+            return
+        links = sorted(self._rates.slow_links, key=lambda link: self._rates.best[link])
+        tried = list(dict.fromkeys((sender, receiver) for _, sender, receiver in links))
+        for way in tried[:_SAMPLED]:
+            yield from self._alone(Flow(*way, self._rails), 1)
+        left = self._rates.slow_links
+        if not {(a, b) for _, a, b in left} & set(tried[:_SAMPLED]):
+            for link in left:
+                self._rates.crowded[link] = True
 
     def _control(self) -> Steps:
         """Measure suspects and a fast link in turn, to see whether both keep their rates."""
