@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_mnode.certificate import Certificate
     from pytest_mnode.controller.session import Run
     from pytest_mnode.spec import Spec
+    from pytest_mnode.spec.workload import WorkloadCriterion
 
 FLAG = "--mnode-plan"
 
@@ -92,6 +93,11 @@ def _scaling_s(spec: Spec, shape: Shape) -> float:
     return worlds * (10.0 + scaling.rounds * (scaling.warmup + scaling.steps) * step_s)
 
 
+def _workload_s(workload: WorkloadCriterion | None) -> float:
+    """At most: nobody knows how long the buyer's job takes."""
+    return workload.within_s * max(1, len(workload.nodes)) if workload is not None else 0.0
+
+
 COSTS: Mapping[str, Cost] = {
     "preflight": Cost("little: one reading of each node, and messages", "nothing", lambda *_: 20.0),
     "mesh": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 3),
@@ -108,6 +114,11 @@ COSTS: Mapping[str, Cost] = {
         "a job that is killed, and storage",
         "the queue; a node, where it is switched off",
         lambda spec, _: 30.0 * len(spec.criteria.restart.kills) if spec.criteria.restart else 0.0,
+    ),
+    "workload": Cost(
+        "accelerators, NICs and storage, as the job does",
+        "jobs on the same fabric",
+        lambda spec, _: _workload_s(spec.criteria.workload),
     ),
     "gang": Cost("jobs of all nodes but one", "the queue, of the nodes given", lambda *_: 120.0),
 }

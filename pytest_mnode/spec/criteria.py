@@ -12,6 +12,7 @@ from pytest_mnode.spec.launch import LaunchCriterion
 from pytest_mnode.spec.preflight import PreflightCriterion
 from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion
+from pytest_mnode.spec.workload import WorkloadCriterion
 
 
 class MeshCriterion(Criterion):
@@ -41,5 +42,7 @@ class Criteria(Page):
     """Is the loss of n nodes against one small, and explained?"""
     restart: RestartCriterion | None = None
     """Does a killed job come back and lose nothing?"""
+    workload: WorkloadCriterion | None = None
+    """Does the buyer's own job run as fast as promised, and learn?"""
     gang: GangCriterion | None = None
     """Does a gang start whole, or wait?"""

@@ -1,0 +1,253 @@
+"""The buyer's own job: started as users start it, and judged by what it prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.errors import MnodeError, TimeLimitError
+from pytest_mnode.intervals import interval_of
+from pytest_mnode.jobs import Job
+from pytest_mnode.launchers.node import count
+from pytest_mnode.logs.causes import Cause, first_cause
+from pytest_mnode.logs.training import FORMATS, Progress, Step, read_progress
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, equals
+from pytest_mnode.progress import progress
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.spec.workload import WorkloadCriterion
+
+_KEY = "criteria.workload"
+_BLOCKS = 4
+"""Parts of a run whose medians give the interval of its rate: neighbouring steps are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The command on a number of nodes. codes: exit status by node; {} if it had not ended in time,
+    and why says so. said: what its output says. seconds: from its start to its end."""
+
+    nodes: tuple[str, ...]
+    ranks: int
+    codes: Mapping[str, int]
+    why: str
+    said: Progress
+    cause: Cause | None
+    seconds: float
+
+    @property
+    def failed(self) -> list[str]:
+        """Nodes on which it did not end well."""
+        return [node for node, code in self.codes.items() if code]
+
+
+@dataclass(slots=True)
+class Runs:
+    """Runs of the command by number of nodes, each made once in a session."""
+
+    _done: dict[int, Ran] = field(default_factory=dict)
+
+    def of(self, cluster: Cluster, promise: WorkloadCriterion, per_node: int) -> list[Ran]:
+        """A run on each promised number of nodes, the smallest first; none larger than the test."""
+        numbers = promise.nodes or (len(cluster.nodes),)
+        fit = [one for one in numbers if one <= len(cluster.nodes)]
+        for number in fit:
+            if number not in self._done:
+                progress(f"the workload on {count(number)}")
+                self._done[number] = run(cluster, promise, cluster.nodes[:number], per_node)
+        return [self._done[number] for number in fit]
+
+
+def run(cluster: Cluster, promise: WorkloadCriterion, nodes: Sequence[str], per_node: int) -> Ran:
+    """Run the command on these nodes, within its limit."""
+    job = Job(
+        promise.command,
+        nodes=tuple(nodes),
+        procs_per_node=per_node,
+        env=promise.env,
+        torchrun=promise.torchrun,
+    )
+    started_s, codes, why, output = time.monotonic(), {}, "", {}
+    try:
+        running = cluster.launch(job)
+        try:
+            result = running.wait(promise.within_s)
+            codes, output = result.returncodes, result.output
+        except TimeLimitError as error:
+            why = f"{error} (criteria.workload.within)"
+            output = {node: running.output(node) for node in nodes}
+        finally:
+            running.close()
+    except MnodeError as error:
+        why = why or str(error)
+    patterns = FORMATS
+    if promise.reads in FORMATS:
+        patterns = {promise.reads: FORMATS[promise.reads]}
+    elif promise.reads != "auto":
+        patterns = {"own": promise.reads}
+    return Ran(
+        tuple(nodes),
+        len(nodes) * per_node,
+        codes,
+        why,
+        read_progress(output.values(), patterns),
+        first_cause(output) if why or any(codes.values()) else None,
+        time.monotonic() - started_s,
+    )
+
+
+def judge_end(runs: Sequence[Ran]) -> Iterator[Measurement]:
+    """Whether the command ended well on each number of nodes."""
+    for ran in runs:
+        name = f"nodes on which the workload failed, of {count(len(ran.nodes))}"
+        source = "every process ends with status 0"
+        cause = f"; {ran.cause.text}" if ran.cause else ""
+        if ran.why:
+            yield Measurement.unknown(name, f"{ran.why}{cause}", source=source, culprit=_named(ran))
+            continue
+        note = f"{len(ran.said.steps)} steps read, {ran.seconds:.0f} s{cause}"
+        failed = _named(ran) or (Culprit(", ".join(ran.failed), either=[ran.failed]))
+        bad = [failed] if ran.failed else []
+        yield Measurement.none_allowed(name, bad, source, count=len(ran.failed), note=note)
+
+
+def _named(ran: Ran) -> Culprit | None:
+    """The culprit that the output names, if it names a node of the run."""
+    cause = ran.cause
+    if cause is None or not cause.culprit:
+        return None
+    return Culprit(cause.culprit, [one for one in ran.nodes if one == cause.host])
+
+
+def judge_rates(
+    runs: Sequence[Ran], promise: WorkloadCriterion, accelerators: str
+) -> Iterator[Measurement]:
+    """Rate, MFU and efficiency of the command. accelerators: what a rate is of, in words."""
+    largest = runs[-1]
+    rates: tuple[tuple[str, str, float | None, Callable[[Step], float | None]], ...] = (
+        ("tokens_per_s_at_least", "tokens/s", promise.tokens_per_s_at_least, _tokens),
+        (
+            "samples_per_s_at_least",
+            "samples/s",
+            promise.samples_per_s_at_least,
+            _samples_of(largest),
+        ),
+        ("mfu_at_least", "", promise.mfu_at_least, lambda step: _mfu(step, promise)),
+    )
+    for order, (key, unit, limit, value) in enumerate(rates):
+        if limit is not None:
+            name = f"MFU of {accelerators}" if not unit else f"{unit} of {accelerators}"
+            mark = HeadlineMark(
+                "MFU" if not unit else "",
+                f"of {accelerators} on {count(len(largest.nodes))}",
+                order=order,
+            )
+            found = _rate(largest, promise, name, unit, value)
+            bound = at_least(limit).of(f"workload.{key}", limit)
+            yield replace(found, expected=bound, source=f"{_KEY}.{key} {limit:g}", headline=mark)
+    if promise.efficiency_at_least is not None:
+        yield from _efficiencies(runs, promise, promise.efficiency_at_least)
+
+
+def _tokens(step: Step) -> float | None:
+    return step.tokens_per_s
+
+
+def _samples(step: Step, ranks: int) -> float | None:
+    return None if step.samples_per_s is None else step.samples_per_s / ranks
+
+
+def _mfu(step: Step, promise: WorkloadCriterion) -> float | None:
+    tflops = step.tflops
+    if tflops is None and promise.parameters and step.tokens_per_s is not None:
+        tflops = 6 * promise.parameters * step.tokens_per_s / 1e12  # Kaplan et al., 2020: 6·N·D
+    if step.mfu is not None or tflops is None or promise.peak_tflops is None:
+        return step.mfu
+    return tflops / promise.peak_tflops
+
+
+def _counted(ran: Ran, promise: WorkloadCriterion) -> tuple[Step, ...]:
+    return ran.said.steps[promise.warmup :]
+
+
+def _rate(
+    ran: Ran,
+    promise: WorkloadCriterion,
+    name: str,
+    unit: str,
+    value: Callable[[Step], float | None],
+) -> Measurement:
+    """The median over the steps that count, with the interval of the medians of parts of them."""
+    known = [v for one in _counted(ran, promise) if (v := value(one)) is not None and v > 0]
+    if not known:
+        return Measurement.unknown(name, _silent(ran, promise, unit or "MFU"), unit=unit)
+    size = max(1, len(known) // _BLOCKS)
+    parts = [
+        median(known[at : at + size]) for at in range(0, size * min(_BLOCKS, len(known)), size)
+    ]
+    rate, around = median(known), interval_of(parts)
+    interval = (around.including(rate).low, around.including(rate).high) if around else None
+    note = f"median of {len(known)} steps, after {promise.warmup}"
+    return Measurement(name, rate, unit, note=note, interval=interval)
+
+
+def _silent(ran: Ran, promise: WorkloadCriterion, what: str) -> str:
+    if ran.why:
+        return ran.why
+    if not ran.said.steps:
+        return f"no step was read in its output; name its format by {_KEY}.reads"
+    if not _counted(ran, promise):
+        return f"{len(ran.said.steps)} steps, and warmup: {promise.warmup} do not count"
+    return f"its steps have no {what} ({ran.said.format}); {_KEY}.reads may have a group for it"
+
+
+def _efficiencies(
+    runs: Sequence[Ran], promise: WorkloadCriterion, limit: float
+) -> Iterator[Measurement]:
+    base, *others = runs
+    source = f"{_KEY}.efficiency_at_least {limit:g}, against {count(len(base.nodes))}"
+    bound = at_least(limit).of("workload.efficiency_at_least", limit)
+    for ran in others:
+        nodes = count(len(ran.nodes))
+        name, mark = f"efficiency on {nodes}", HeadlineMark("efficiency", f"on {nodes}", order=3)
+        why = (
+            _silent(ran, promise, "rate or time") if base.said.steps else _silent(base, promise, "")
+        )
+        found = Measurement.unknown(name, why)
+        for kind in (lambda _: _tokens, _samples_of, lambda _: _speed):
+            one, other = (_rate(each, promise, name, "", kind(each)) for each in (base, ran))
+            if one.value and other.value:
+                found = replace(other, value=other.value / one.value, interval=None)
+                if one.interval and other.interval:
+                    ends = other.interval[0] / one.interval[1], other.interval[1] / one.interval[0]
+                    found = replace(found, interval=ends)
+                break
+        yield replace(found, expected=bound, source=source, headline=mark)
+
+
+def _samples_of(ran: Ran) -> Callable[[Step], float | None]:
+    return lambda step: _samples(step, ran.ranks)
+
+
+def _speed(step: Step) -> float | None:
+    return 1 / step.seconds if step.seconds else None
+
+
+def judge_loss(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
+    """The losses of the largest run against those of the reference."""
+    assert promise.loss is not None
+    said = {one.number: one.loss for one in ran.said.steps}
+    for step, reference in promise.loss.curve:
+        source = f"{_KEY}.loss of step {step}: {reference:g} ± {promise.loss.within:g}"
+        bound = equals(reference, promise.loss.within)
+        name = f"loss of step {step}"
+        if (loss := said.get(step)) is None:
+            why = ran.why or f"its output has no loss of step {step}"
+            yield Measurement.unknown(name, why, expected=bound, source=source)
+        else:
+            yield Measurement(name, loss, "", bound, source)

@@ -1,0 +1,66 @@
+"""The buyer's own job turns red where it is slower than promised, and where it breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from tests.acceptance.certified import certify, spec_of
+from tests.red import turns_red
+
+JOB = """
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, node = dist.get_rank(), os.uname().nodename
+    gradients = torch.ones(500_000)
+    for step in range(1, 9):
+        began = time.monotonic()
+        time.sleep(0.05)
+        dist.all_reduce(gradients)
+        if sys.argv[1:] == [f"breaks:{node}"] and step == 6:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        if rank == 0:
+            took = time.monotonic() - began
+            print(f"step {step} loss {8 - step / 10:.2f} time {took:.4f} s", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+ENDS, FAST, LEARNS = (
+    "test_the_workload_ends_well",
+    "test_the_workload_is_as_fast_as_promised",
+    "test_the_workload_learns",
+)
+
+
+def promised(tmp_path: Path, *arguments: str, **keys: Any) -> str:
+    script = tmp_path / "train.py"
+    script.write_text(dedent(JOB))
+    workload = {"command": [str(script), *arguments], "warmup": 2, "within": "60 s", **keys}
+    return spec_of(tmp_path, criteria={"workload": workload})
+
+
+@turns_red("workload", FAST, LEARNS)
+def test_a_job_on_a_slow_network_misses_its_efficiency(tmp_path: Path) -> None:
+    loss = {"curve": [[5, 7.5], [8, 6.5]], "within": 0.1}
+    page = promised(tmp_path, nodes=[1, 4], efficiency_at_least=0.5, loss=loss)
+    done = certify(tmp_path, page, "--mnode-fault=slow_tx:node2:40", files=["test_workload.py"])
+    failed = set(done.failed("workload")) - {"packets lost, worst fabric port"}
+    assert failed == {"efficiency on 4 nodes", "loss of step 8"}, done.run.output
+    assert done.case("workload", ENDS)[0] == "pass"
+    found = done.measurements("workload")
+    assert found["efficiency on 4 nodes"]["value"] < 0.4, done.run.output
+    assert found["loss of step 5"]["verdict"] == "pass"
+
+
+@turns_red("workload", ENDS)
+def test_a_job_that_breaks_names_the_node(tmp_path: Path) -> None:
+    page = promised(tmp_path, "breaks:node2")
+    done = certify(tmp_path, page, files=[f"test_workload.py::{ENDS}"])
+    verdict, found = done.case("workload", ENDS)
+    assert verdict == "fail", done.run.output
+    [failed] = found.values()
+    assert failed["culprit_nodes"] == ["node2"]

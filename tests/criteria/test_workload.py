@@ -1,0 +1,152 @@
+"""The buyer's own job, judged by what it printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.workload import Ran, judge_end, judge_loss, judge_rates
+from pytest_mnode.errors import SpecError
+from pytest_mnode.logs.causes import first_cause
+from pytest_mnode.logs.training import read_progress
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.spec import doubts
+from pytest_mnode.spec.workload import WorkloadCriterion
+from tests.spec.conftest import changed
+
+NODES = ("node0", "node1", "node2", "node3")
+
+
+def promise(**keys: Any) -> WorkloadCriterion:
+    return WorkloadCriterion.model_validate({"command": ["train.py"], "warmup": 2} | keys)
+
+
+def ran(
+    nodes: int = 4,
+    tokens: float | None = 1000,
+    *,
+    codes: Mapping[str, int] | None = None,
+    why: str = "",
+    output: str = "",
+    seconds: float = 0.5,
+) -> Ran:
+    """Twelve steps; the first two at a tenth of the rate."""
+    names = NODES[:nodes]
+    lines = []
+    for n in range(1, 13):
+        slow = 10 if n <= 2 else 1
+        rate = "" if tokens is None else f" tok/s {tokens / slow + n % 3:.1f}"
+        lines.append(f"step {n} loss {8 - n / 10} time {seconds * slow:.3f} s{rate}")
+    ended = {} if why else dict.fromkeys(names, 0) | dict(codes or {})
+    cause = first_cause({"node2": output}) if output else None
+    return Ran(names, nodes * 8, ended, why, read_progress(["\n".join(lines)]), cause, 9.0)
+
+
+def verdicts(found: Any) -> dict[str, str | None]:
+    return {one.name: one.verdict and one.verdict.value for one in found}
+
+
+def only(found: Any) -> Measurement:
+    [one] = found
+    assert isinstance(one, Measurement)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [(990, "pass"), (1010, "fail"), (1001, "inconclusive")]
+)
+def test_tokens_per_second_without_the_warm_up(limit: float, verdict: str) -> None:
+    one = only(judge_rates([ran()], promise(tokens_per_s_at_least=limit), "an accelerator"))
+    assert one.value == pytest.approx(1001, abs=1)
+    assert one.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        ({"peak_tflops": 100, "parameters": 8e9}, 6 * 8e9 * 1001 / 1e14),
+        ({"peak_tflops": 100}, None),
+        ({}, None),
+    ],
+)
+def test_mfu(keys: Mapping[str, float], value: float | None) -> None:
+    one = only(judge_rates([ran()], promise(mfu_at_least=0.4, **keys), "an accelerator"))
+    assert one.value == (None if value is None else pytest.approx(value, rel=0.01))
+    assert one.verdict == ("inconclusive" if value is None else "pass")
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "value"),
+    [
+        (ran(1), ran(4, 800), 0.8),
+        (ran(1, None), ran(4, None, seconds=0.625), 0.8),
+        (ran(1), ran(4, None, why="still runs"), None),
+    ],
+)
+def test_efficiency(small: Ran, large: Ran, value: float | None) -> None:
+    asked = promise(nodes=[1, 4], efficiency_at_least=0.9)
+    one = only(judge_rates([small, large], asked, "an accelerator"))
+    assert one.name == "efficiency on 4 nodes"
+    if not large.why:
+        assert one.value == pytest.approx(value, rel=0.01)
+        assert one.verdict == "fail"
+
+
+def test_a_log_without_a_rate_is_inconclusive() -> None:
+    one = only(judge_rates([ran(tokens=None)], promise(tokens_per_s_at_least=1), "a rank"))
+    assert one.verdict == "inconclusive"
+    assert "criteria.workload.reads" in one.note
+
+
+@pytest.mark.parametrize(
+    ("one", "verdict", "nodes"),
+    [
+        (ran(), "pass", ()),
+        (
+            ran(codes={"node2": 1}, output="torch.OutOfMemoryError: CUDA out of memory."),
+            "fail",
+            ("node2",),
+        ),
+        (ran(codes={"node1": 1, "node2": 1}), "fail", ()),
+        (ran(why="the job still runs on node0 after 60 s"), "inconclusive", ()),
+    ],
+)
+def test_the_end(one: Ran, verdict: str, nodes: tuple[str, ...]) -> None:
+    found = only(judge_end([one]))
+    assert found.verdict == verdict
+    assert tuple(found.culprit.nodes if found.culprit else ()) == nodes
+
+
+def test_loss() -> None:
+    asked = promise(loss={"curve": [(4, 7.61), (8, 6.0), (99, 5.0)], "within": 0.05})
+    assert verdicts(judge_loss(ran(), asked)) == {
+        "loss of step 4": "pass",
+        "loss of step 8": "fail",
+        "loss of step 99": "inconclusive",
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("{}", "command: missing"),
+        ("{command: []}", "command: []; accepted: a list of 1 or more"),
+        ("{command: [a], reads: 'S(\\d+)'}", "has no group step; accepted: auto, torchtitan"),
+        ("{command: [a], reads: '(?P<step>x)(?P<los>y)'}", "group los is not known"),
+        ("{command: [a], reads: '(?P<step>'}", "is no regular expression"),
+        ("{command: [a], efficiency_at_least: 0.9}", "needs nodes: two or more numbers"),
+        ("{command: [a], nodes: [4, 1]}", "[4, 1] does not rise"),
+    ],
+)
+def test_promises_that_are_refused(page: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        changed(tmp_path, {"criteria.workload": page})
+    assert message in str(refused.value)
+
+
+def test_a_workload_without_a_rate_is_doubtful(tmp_path: Path) -> None:
+    spec = changed(tmp_path, {"criteria.workload": "{command: [train.py]}"})
+    assert [line for line in doubts(spec) if "no rate is promised" in line]

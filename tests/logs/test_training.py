@@ -1,0 +1,109 @@
+"""Logs of training programs: what each says of a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pytest_mnode.logs.training import Step, read_progress
+
+TITAN = "[rank0]:[titan] 2026-11-20 12:00:0{n},123 - root - INFO - "
+BAR = " {percent}%|█████     | {n}/100 [{minutes:02d}:{seconds:02d}<01:40,  1.02it/s{after}]"
+LOGS: dict[str, tuple[str, Step]] = {
+    "torchtitan": (
+        TITAN + "\x1b[31mstep: {n}  \x1b[32mloss:  8.{n}5  \x1b[38;2;180;60;0mgrad_norm:  1.2  "
+        "\x1b[36mmemory: 20.10GiB(25.38%)  \x1b[34mtps: 3,45{n}  \x1b[36mtflops: 150.2  "
+        "\x1b[35mmfu: 15.2%\x1b[39m",
+        Step(4, 8.45, None, 3454, None, 150.2, 0.152),
+    ),
+    "torchtitan, before": (
+        TITAN + "step: {n}  loss:  8.{n}5  memory: 20.10GiB(25.38%)  wps: 3,45{n}  mfu: 43.5%",
+        Step(4, 8.45, None, 3454, None, None, 0.435),
+    ),
+    "megatron": (
+        " [2026-05-01 12:00:00] iteration        {n}/     100 | consumed samples:         2560 | "
+        "elapsed time per iteration (ms): 500.0 | throughput per GPU (TFLOP/s/GPU): 412.3 | "
+        "learning rate: 1.000000E-04 | global batch size:   256 | lm loss: 7.{n}23456E+00 | loss "
+        "scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 |",
+        Step(4, 7.423456, 0.5, None, 512, 412.3, None),
+    ),
+    "nemo": (
+        "Training epoch 0, iteration {n}/99 | lr: 5.997e-06 | global_batch_size: 512 | "
+        "global_step: {n} | reduced_train_loss: 10.5{n} | train_step_timing in s: 6.5",
+        Step(4, 10.54, 6.5),
+    ),
+    "nemo, before": (
+        "Epoch 0: :  1%| | {n}/100 [00:06<09:00, v_num=0, reduced_train_loss=7.1{n}, "
+        "global_step={n}.000, consumed_samples=5120.0, train_step_timing in s=6.12]",
+        Step(4, 7.14, 6.12),
+    ),
+    "deepspeed": (
+        "[2026-01-01 12:00:00,000] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/"
+        "global_step={n}, RunningAvgSamplesPerSec=12.34, CurrSamplesPerSec=12.{n}, "
+        "MemAllocated=1.2GB, MaxMemAllocated=3.4GB",
+        Step(4, None, None, None, 12.4),
+    ),
+    "deepspeed of Megatron": (
+        "steps: {n} loss: 9.{n}123 iter time (s): 0.512 samples/sec: 100.1",
+        Step(4, 9.4123, 0.512, None, 100.1),
+    ),
+    "plain": ("step {n} | loss 3.{n} | dt 250.5 ms | tok/sec 1234", Step(4, 3.4, 0.2505, 1234)),
+    "plain iterations": (
+        "iter {n}: loss 3.{n}000, time 250.50ms, mfu 50%",
+        Step(4, 3.4, 0.2505, mfu=0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_what_a_line_says(name: str) -> None:
+    line, expected = LOGS[name]
+    text = "\n".join(["starting", *(line.format(n=n) for n in range(1, 6)), "done"])
+    found = read_progress([text])
+    assert found.format == name.partition(",")[0].split()[0]
+    assert [one.number for one in found.steps] == [1, 2, 3, 4, 5]
+    assert found.steps[3] == expected
+
+
+def test_a_progress_bar_tells_time_by_whole_seconds() -> None:
+    bars = [
+        BAR.format(percent=n, n=n, minutes=2 * n // 60, seconds=2 * n % 60, after="")
+        for n in range(41)
+    ]
+    bars.insert(30, "{'loss': 2.125, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}")
+    found = read_progress(["\r".join(bars[:30]) + "\n" + "\n".join(bars[30:])])
+    assert found.format == "huggingface"
+    assert (found.steps[40].seconds, found.steps[2].seconds) == (2.0, None)
+    assert found.steps[29].loss == 2.125
+
+
+def test_lightning() -> None:
+    after = ", v_num=0, train_loss=1.230"
+    bars = [
+        "Epoch 0: " + BAR.format(percent=n, n=n, minutes=0, seconds=n, after=after)
+        for n in range(30)
+    ]
+    found = read_progress(["\r".join(bars)])
+    assert (found.format, found.steps[20]) == ("lightning", Step(20, 1.23, 1.0))
+
+
+def test_a_step_that_all_ranks_print_is_one() -> None:
+    lines = [f"step {n} | loss {loss}" for n in (1, 2) for loss in (3.0, 4.0, 8.0)]
+    assert [one.loss for one in read_progress(["\n".join(lines)]).steps] == [4.0, 4.0]
+
+
+def test_a_loss_that_is_no_number() -> None:
+    [one] = read_progress(["step: 3  loss:  nan  tps: 1"]).steps
+    assert one.loss is not None
+    assert math.isnan(one.loss)
+
+
+def test_patterns_of_ones_own() -> None:
+    own = {"own": r"^S(?P<step>\d+) L(?P<loss>\S+) T(?P<seconds>\S+)"}
+    assert read_progress(["S7 L1.5 T0.25\nnoise"], own).steps == (Step(7, 1.5, 0.25),)
+
+
+@pytest.mark.parametrize("text", ["", "hello\nworld", "epoch 3 done", "loss: 3"])
+def test_other_texts_say_nothing(text: str) -> None:
+    assert read_progress([text]).steps == ()
