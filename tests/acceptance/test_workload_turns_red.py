@@ -6,7 +6,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from tests.acceptance.certified import certify, spec_of
+from tests.acceptance.certified import PORTS, certify, spec_of
+from tests.acceptance.test_ports_turn_red import UNPLUGGED
 from tests.red import turns_red
 
 JOB = """
@@ -56,10 +57,12 @@ def test_a_job_on_a_slow_network_misses_its_efficiency(tmp_path: Path) -> None:
     assert found["loss of step 5"]["verdict"] == "pass"
 
 
-@turns_red("workload", ENDS)
+@turns_red("workload", ENDS, PORTS)
 def test_a_job_that_breaks_names_the_node(tmp_path: Path) -> None:
     page = promised(tmp_path, "breaks:node2")
-    done = certify(tmp_path, page, files=[f"test_workload.py::{ENDS}"])
+    files = [f"test_workload.py::{name}" for name in (ENDS, PORTS)]
+    done = certify(tmp_path, page, fault=UNPLUGGED, files=files)
+    assert any(one.startswith("node1 fab0 ") for one in done.culprits("workload"))
     verdict, found = done.case("workload", ENDS)
     assert verdict == "fail", done.run.output
     [failed] = found.values()
