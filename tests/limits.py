@@ -99,8 +99,6 @@ LIMITS: Mapping[str, str] = {
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
     "machine/programs.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[program of a check]",
-    "checks/node/versions.py _DCGM_LIMIT_S":
-        "checks/node/test_versions.py::test_a_dcgmi_that_hangs_hides_no_other_version",
     "evidence/reading.py READ_LIMIT_S":
         "evidence/test_check.py::test_a_reading_that_hangs_is_late_and_holds_up_no_other",
     "criteria/preflight/datagrams.py _LAST_LIMIT_S":

@@ -178,7 +178,7 @@ def _listed(folder: str, found: T | None) -> T:
     return found
 
 
-def _accelerators(root: Path) -> tuple[Accelerator, ...]:
+def read_accelerators(root: Path = _LIVE) -> tuple[Accelerator, ...]:
     """By NVML, or else nvidia-smi; of AMD, by amdsmi, or else amd-smi. Raises OSError with what
     each said; of the makers on PCI, if there are any."""
     makers = {one.vendor for one in read_pci(root).accelerators}
@@ -259,7 +259,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "active_mtus": _active_mtus,
     "refusals": lambda _: read_refusals(),
     "pci": read_pci,
-    "accelerators": _accelerators,
+    "accelerators": read_accelerators,
     "cpus": read_cpus,
     "numa": read_numa,
     "shm_bytes": _shm_bytes,

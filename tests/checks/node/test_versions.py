@@ -11,8 +11,10 @@ from pytest_mnode.checks.node.versions import VersionsAreAsPromised, keeps
 from pytest_mnode.errors import SpecError
 from pytest_mnode.evidence.reading import CheckRows
 from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.spec import load_spec
 from tests.checks.node.judged import blamed, judged, rows_of, tree, verdicts
+from tests.programs import write_program
 from tests.spec.conftest import Page, page  # noqa: F401  a fixture
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
@@ -88,25 +90,162 @@ def test_nccl_may_be_promised_as_its_number(tmp_path: Path) -> None:
     assert blamed(found) == {"b"}
 
 
-def test_a_program_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert "dcgmi is not on PATH" in rows_of(VersionsAreAsPromised, '{dcgm: ">=3"}').rows[0].why
-    program = tmp_path / "dcgmi"
-    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo && echo "dcgmi  version: 3.3.5"\n')
-    program.chmod(0o755)
-    for bound, verdict in ((">=3.3.5", "p"), (">=3.3.6", "f")):
-        found = judged(VersionsAreAsPromised, f'{{dcgm: "{bound}"}}', {"a": Path("/")})
+def printing(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+    """A PATH with programs that print this."""
+    for name, text in programs.items():
+        write_program(folder / name, f"#!/bin/sh\ncat <<'E'\n{text}\nE\n")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+PROGRAMS = {
+    "dcgm": ("dcgmi", "\ndcgmi  version: 3.3.5\n"),
+    "fabric_manager": ("nv-fabricmanager", "Fabric Manager version is : 570.86.15"),
+    "container_toolkit": (
+        "nvidia-ctk",
+        "NVIDIA Container Toolkit CLI version 1.17.6\ncommit: f202b80a9b",
+    ),
+    "libfabric": ("fi_info", "fi_info: 1.9\nlibfabric: 1.22.0amzn4.0\nlibfabric api: 1.22"),
+    "cuda": (
+        "nvcc",
+        "nvcc: NVIDIA (R) Cuda compiler driver\nCopyright (c) 2005-2024 NVIDIA\n"
+        "Cuda compilation tools, release 12.4, V12.4.131\nBuild cuda_12.4.r12.4/c.1",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "kept", "broken"),
+    [
+        ("dcgm", ">=3.3.5", ">=4"),
+        ("fabric_manager", "==570.86.15", ">=570.124"),
+        ("container_toolkit", ">=1.17, <1.18", ">=1.18"),
+        ("libfabric", ">=1.22, <1.23", ">=2"),
+        ("cuda", "==12.4.131", ">=12.8"),
+    ],
+)
+def test_a_program_tells_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, kept: str, broken: str
+) -> None:
+    printing(tmp_path, monkeypatch)
+    assert "install " in rows_of(VersionsAreAsPromised, f'{{{part}: ">=1"}}').rows[0].why
+    name, text = PROGRAMS[part]
+    printing(tmp_path, monkeypatch, **{name: text})
+    for bound, verdict in ((kept, "p"), (broken, "f")):
+        found = judged(VersionsAreAsPromised, f'{{{part}: "{bound}"}}', {"a": Path("/")})
+        assert verdicts(found) == verdict
+    printing(tmp_path, monkeypatch, **{name: "Segmentation fault"})
+    found = judged(VersionsAreAsPromised, f'{{{part}: ">=1"}}', {"a": Path("/")})
+    assert verdicts(found) == "i"
+
+
+def test_ofed_is_known_by_its_program_or_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path / "tree", {"sys/module/mlx5_core/version": "24.04-0.6.6"})
+    assert rows_of(VersionsAreAsPromised, '{ofed: ">=24"}', root).rows[0].value == "24.04-0.6.6"
+    printing(tmp_path, monkeypatch, ofed_info="")
+    write_program(tmp_path / "ofed_info", "#!/bin/sh\necho MLNX_OFED_LINUX-24.10-1.1.4.0:\n")
+    for bound, verdict in ((">=24.10-1.1", "p"), (">=24.10-2", "f")):
+        found = judged(VersionsAreAsPromised, f'{{ofed: "{bound}"}}', {"a": Path("/")})
         assert verdicts(found) == verdict
 
 
-def test_a_dcgmi_that_hangs_hides_no_other_version(
+FILES = {
+    "usr/local/cuda/version.json": '{"cuda": {"name": "CUDA SDK", "version": "12.8.1"}}',
+    "sys/module/gdrdrv/version": "2.4.4",
+    "opt/amazon/efa_installed_packages": "# EFA installer version: 1.38.0\n"
+    "# Packages installed:\nlibfabric-aws_1.22_amd64.deb libnccl-ofi_1.13.2-1_amd64.deb",
+    "opt/rocm/.info/version": "6.3.1-48",
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "kept", "broken"),
+    [
+        ("cuda", "==12.8.1", ">=12.9"),
+        ("gdrcopy", ">=2.4", ">=2.5"),
+        ("efa_installer", ">=1.38", ">=1.39"),
+        ("aws_ofi_nccl", ">=1.13.2", ">=1.14"),
+        ("rocm", ">=6.3", ">=6.4"),
+    ],
+)
+def test_a_file_tells_a_version(tmp_path: Path, part: str, kept: str, broken: str) -> None:
+    good, bare = tree(tmp_path / "good", FILES), tree(tmp_path / "bare", {"sys/class": ""})
+    for bound, expected in ((kept, "p i"), (broken, "f i")):
+        nodes = {"a": good, "b": bare}
+        found = judged(VersionsAreAsPromised, f'{{{part}: "{bound}"}}', nodes)
+        assert verdicts(found) == expected
+        assert blamed(found) == ({"a"} if expected[0] == "f" else set())
+
+
+def test_the_plugin_for_libfabric_has_its_version_in_it(tmp_path: Path) -> None:
+    library = b"\0NET/OFI Initializing aws-ofi-nccl 1.9.1-aws\0"
+    root = tree(tmp_path, {"opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so": library})
+    rows = rows_of(VersionsAreAsPromised, '{aws_ofi_nccl: ">=1.9"}', root).rows
+    assert [one.value for one in rows] == ["1.9.1"]
+
+
+def of(**values: str) -> CheckRows:
+    return CheckRows("", tuple(row(part, value) for part, value in values.items()))
+
+
+@pytest.mark.parametrize(
+    ("promise", "versions", "expected"),
+    [
+        # One node below, and all below: each is to blame by itself.
+        ('{driver: ">=570"}', ("570.86.15", "550.90.07", "570.86.15"), "p f p"),
+        ('{driver: ">=580"}', ("570.86.15", "550.90.07", "570.86.15"), "f f f"),
+        ("{driver: same}", ("570.86.15", "550.90.07", "570.86.15"), "p f p"),
+        ("{driver: same}", ("570.86.15",), ""),
+        ('{vbios: ">=96.00.A5"}', ("96.00.A5.00.03", "96.00.89.00.01", "96.00.B0.00.01"), "p f p"),
+        ('{vbios: "==96.00.0C"}', ("96.00.0C.00.03", "96.00.0D.00.03"), "p f"),
+    ],
+)
+def test_which_nodes_are_to_blame(promise: str, versions: tuple[str, ...], expected: str) -> None:
+    part = promise[1:].partition(":")[0]
+    nodes = {name: of(**{part: text}) for name, text in zip("abc", versions, strict=False)}
+    found = judged(VersionsAreAsPromised, promise, nodes)
+    assert verdicts(found) == expected
+    assert len(blamed(found)) == expected.count("f")
+
+
+@pytest.mark.parametrize(
+    ("driver", "manager", "verdict"),
+    [
+        ("570.86.15", "570.86.15", "p"),
+        ("570.86.15", "570.124.06", "f"),
+        ("", "570.86.15", "i"),
+        ("570.86.15", "", "i"),
+    ],
+)
+def test_the_fabric_manager_has_the_drivers_version(
+    driver: str, manager: str, verdict: str
+) -> None:
+    rows = [row("driver", driver or None), row("fabric_manager", manager or None)]
+    found = judged(
+        VersionsAreAsPromised, "{fabric_manager: driver}", {"a": CheckRows("", tuple(rows))}
+    )
+    assert verdicts(found) == verdict
+
+
+def test_firmware_of_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (
+        Accelerator(index=0, name="H100", vbios="96.00.A5.00.03", gsp="570.86.15"),
+        Accelerator(index=1, name="H100", problem="GPU is lost"),
+    )
+    monkeypatch.setattr(versions, "read_accelerators", lambda _: gpus)
+    found = judged(VersionsAreAsPromised, '{vbios: ">=97", gsp: ">=570"}', {"a": Path("/")})
+    assert verdicts(found) == "fi"
+    assert "accelerator 0" in str(found["a"][0].culprit)
+    assert "GPU is lost" in found["a"][1].note
+
+
+def test_a_program_that_hangs_hides_no_other_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(versions, "_DCGM_LIMIT_S", 0.2)
-    program = tmp_path / "dcgmi"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
-    program.chmod(0o755)
+    monkeypatch.setattr("pytest_mnode.machine.programs.LIMIT_S", 0.2)
+    write_program(tmp_path / "dcgmi", "#!/bin/sh\nexec sleep 60\n")
     rows = rows_of(VersionsAreAsPromised, '{dcgm: ">=3", kernel: ">=2"}').rows
     found = {one.metric: one for one in rows}
     assert found["kernel"].value is not None
