@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode import measuring as bench
-from pytest_mnode.criteria import devices
+from pytest_mnode.criteria import devices, loads
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -65,6 +65,16 @@ def test_all_memory_reads_as_it_was_written(
     promise = promised(spec, "devices.memory_test")
     found = bench.check_memory(promise, world, device)
     measure.record(devices.judge_memory(found, promise))
+
+
+@needs_group
+def test_devices_stay_cool_and_fast_under_load(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Is every device as cool and as fast as promised at the end of a load?"""
+    promise = promised(spec, "devices.under_load")
+    found = bench.devices_under_load(promise, world, device)
+    measure.record(loads.judge_load(found, promise, devices.comparisons(spec)))
 
 
 @needs_group

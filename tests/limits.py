@@ -266,6 +266,8 @@ LIMITS: Mapping[str, str] = {
         "test_silent_programs.py::test_a_program_that_never_answers[kernel log]",
     "machine/programs.py GRACE_S":
         "machine/test_programs.py::test_one_that_is_late_ends_with_its_children",
+    "machine/load_readings.py LIMIT_S":
+        "machine/test_load_readings.py::test_a_program_that_hangs_is_given_up",
     "machine/nvidia_smi.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[nvidia-smi]",
     "machine/model.py PART_LIMIT_S":
@@ -328,6 +330,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "controller/rank_talk.py _TURN_S",
         "criteria/launching/gathering.py _POLL_S",
         "criteria/launching/meeting.py _RETRY_S",
+        "measuring/under_load.py _LEAST_EVERY_S",
         "gang/watch.py _LEAST_PAUSE_S",
         "gang/watch.py _OTHERS_EVERY_S",
         "jobs/kubernetes/job_pods.py _LOOK_S",
@@ -474,6 +477,8 @@ GIVEN: Mapping[str, str] = {
         "launchers/remote/test_commands.py::test_silence_ends_both_sides",
     "launchers/node.py Launcher.start_limit_s":
         "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+    "spec/devices.py MemoryTestPromise.within_s":
+        "measuring/test_memory_test.py::test_patterns_after_the_limit_are_left_out",
     "marks.py WorldRequest.still_s":
         "controller/test_conductor.py::test_ranks_without_progress_are_hung_before_the_limit",
     "marks.py WorldRequest.timeout_s":

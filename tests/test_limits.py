@@ -103,7 +103,8 @@ FOR_EVER = {
     ),
     "the thread has just been told to end, and waits for nothing else": (
         "controller/live_line.py self._thread.join",
-        "faults/network.py thread.join",
+        "faults/tools.py thread.join",
+        "machine/load_readings.py self._thread.join",
         "machine/nvml.py self._thread.join",
     ),
     "each thread ends by the limit of its store": (

@@ -84,6 +84,14 @@ def _fabric_s(spec: Spec, shape: Shape) -> float:
     return found
 
 
+def _devices_s(spec: Spec, shape: Shape) -> float:
+    promise = spec.criteria.devices
+    tests_memory = promise is not None and promise.memory_test is not None
+    # Walking bits pass over all of an accelerator's memory 500 times, at terabytes a second.
+    memory_s = 60.0 if tests_memory and spec.accelerators.per_node else 0.0
+    return shape.start_s + 20 + memory_s + (promise.promised_s if promise else 0.0)
+
+
 def _scaling_s(spec: Spec, shape: Shape) -> float:
     scaling = spec.criteria.scaling
     if scaling is None:
@@ -102,9 +110,7 @@ COSTS: Mapping[str, Cost] = {
     "preflight": Cost("little: one reading of each node, and messages", "nothing", lambda *_: 20.0),
     "mesh": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 3),
     "numa": Cost("memory, seconds", "nothing", lambda _, shape: shape.start_s + 5),
-    "devices": Cost(
-        "all accelerators, fully", "the same nodes' jobs", lambda _, shape: shape.start_s + 20
-    ),
+    "devices": Cost("all accelerators, fully", "the same nodes' jobs", _devices_s),
     "fabric": Cost("all NICs, fully", "jobs on the same fabric", _fabric_s),
     "groups": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 10),
     "data": Cost("files, little", "nothing", lambda _, shape: shape.start_s + 10),

@@ -62,11 +62,11 @@ def _accelerator(amdsmi: Any, index: int, handle: Any) -> Accelerator:
         memory_bytes=_count(memory) or None,
         ecc_enabled=None if _count(blocks) is None else bool(blocks & _UMC),
         ecc_uncorrected=_count(errors),
-        throttled=_violations(ask("amdsmi_get_violation_status")),
+        throttled=violations(ask("amdsmi_get_violation_status")),
     )
 
 
-def _violations(status: Any) -> tuple[str, ...] | None:
+def violations(status: Any) -> tuple[str, ...] | None:
     """Names of what holds clocks down; None if one is not known ("N/A")."""
     if not isinstance(status, dict):
         return None

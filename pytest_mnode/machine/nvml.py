@@ -25,7 +25,7 @@ _SLOWED = {
     0x80: "HwPowerBrakeSlowdown",
 }
 """NVML's reasons. Source: nvml.h, nvmlClocksEventReasons."""
-_USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
+USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
 """A device at its power limit, and devices whose clocks are coupled: no fault by themselves."""
 SAMPLE_EVERY_S = 0.02
 _UNKNOWN = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
@@ -202,7 +202,7 @@ class LoadSampler:
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
             while not self._over.wait(SAMPLE_EVERY_S):
-                slowed = slowing(_reason_bits(nvml, handle))
+                slowed = slowing(reason_bits(nvml, handle))
                 clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
                 now = _try(lambda: _count(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
                 self._generations += [now] if now else []
@@ -218,7 +218,7 @@ class LoadSampler:
     def load(self) -> Load:
         """Summary of the samples so far."""
         harmful = [
-            tuple(r for r in reasons if r not in _USUAL_UNDER_LOAD) for reasons, _ in self._samples
+            tuple(r for r in reasons if r not in USUAL_UNDER_LOAD) for reasons, _ in self._samples
         ]
         clocks = [clock for _, clock in self._samples if clock is not None]
         return Load(
@@ -231,7 +231,7 @@ class LoadSampler:
         )
 
 
-def _reason_bits(nvml: Any, handle: Any) -> Any:
+def reason_bits(nvml: Any, handle: Any) -> Any:
     """Newer bindings call throttle reasons event reasons."""
     for name in ("EventReasons", "ThrottleReasons"):
         bits = _try(lambda n=name: getattr(nvml, f"nvmlDeviceGetCurrentClocks{n}")(handle))  # type: ignore[misc]
@@ -276,7 +276,7 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
         return _count(ask("nvmlDeviceGetTotalEccErrors", kind, counter))
 
     pci = ask("nvmlDeviceGetPciInfo")
-    reasons = None if handle is None else _reason_bits(nvml, handle)
+    reasons = None if handle is None else reason_bits(nvml, handle)
     rows = ask("nvmlDeviceGetRemappedRows")
     banks = ask("nvmlDeviceGetRowRemapperHistogram")
     memory = ask("nvmlDeviceGetMemoryInfo")

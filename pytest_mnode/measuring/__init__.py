@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.repeated_products import compare_products
     from pytest_mnode.measuring.results_of_ranks import repeated_steps, wrong_products
     from pytest_mnode.measuring.transport import prove_transport
+    from pytest_mnode.measuring.under_load import devices_under_load
 
 _HOMES = {
     "busbw": ("KnownCulprits", "measure_busbw"),
@@ -49,6 +50,7 @@ _HOMES = {
     "repeated_products": ("compare_products",),
     "results_of_ranks": ("repeated_steps", "wrong_products"),
     "transport": ("prove_transport",),
+    "under_load": ("devices_under_load",),
 }
 """Names by module; all others are in `collectives`."""
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "compare_matmul",
     "compare_products",
     "culprit_of",
+    "devices_under_load",
     "exchange",
     "find_slow_links",
     "latencies",

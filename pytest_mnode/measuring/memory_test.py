@@ -79,15 +79,7 @@ def check_memory(
     memory, started = Memory(blocks), time.perf_counter()
     if not why and memory.size_bytes < wanted:
         why = f"only {memory.size_bytes / 2**30:.4g} of {wanted / 2**30:.4g} GiB could be allocated"
-    done = 0
-    for number in range(promise.passes):
-        for pattern in promise.patterns if blocks else ():
-            if time.perf_counter() - started > promise.within_s:
-                every = promise.passes * len(promise.patterns)
-                why = f"{promise.within_s:g} s were over after {done} of {every} patterns"
-                break
-            memory.test(pattern, seed + number)
-            done += 1
+    why = (memory.test_all(promise, seed) if blocks else "") or why
     finish(device)
     seconds, size = time.perf_counter() - started, memory.size_bytes
     blocks.clear()
@@ -145,6 +137,18 @@ class Memory:
     def size_bytes(self) -> int:
         """Of all blocks."""
         return sum(block.numel() for block in self.blocks) * _WORD
+
+    def test_all(self, promise: MemoryTestPromise, seed: int) -> str:
+        """All patterns and passes; returns which were left out for want of time, or ""."""
+        started, done = time.perf_counter(), 0
+        for number in range(promise.passes):
+            for pattern in promise.patterns:
+                if time.perf_counter() - started > promise.within_s:
+                    every = promise.passes * len(promise.patterns)
+                    return f"{promise.within_s:g} s were over after {done} of {every} patterns"
+                self.test(pattern, seed + number)
+                done += 1
+        return ""
 
     def test(self, pattern: str, seed: int) -> None:
         """Write and check one of `PATTERNS`."""

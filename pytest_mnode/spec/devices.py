@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pytest_mnode.spec.fields import Bytes, Fraction, Page, Seconds, Some
+from pytest_mnode.spec.fields import (
+    Bytes,
+    Celsius,
+    Fraction,
+    Page,
+    Seconds,
+    SecondsOrNone,
+    Some,
+)
 from pytest_mnode.spec.inventory import Criterion, NonEmptyCriterion
 from pytest_mnode.spec.quantity import shown
 
@@ -124,6 +132,40 @@ class MemoryTestPromise(Page):
     """Longest time of a rank. Patterns that it leaves out are inconclusive."""
 
 
+class LoadPromise(Page):
+    """What devices show of themselves at the end of a load: the median of its last third.
+
+    Each bound that is left out is recorded and not judged.
+    """
+
+    duration_s: Seconds = Field(120.0, alias="for")
+    """Duration of the load; temperatures of air-cooled devices settle in minutes."""
+    dtype: Dtype = "bfloat16"
+    """Data type of the matrices that all devices multiply meanwhile."""
+    size: Some = 8192
+    """Rows of a matrix."""
+    temperature_at_most_c: Celsius | None = Field(None, alias="temperature_at_most")
+    """Highest temperature of each device, such as 87 °C."""
+    memory_temperature_at_most_c: Celsius | None = Field(None, alias="memory_temperature_at_most")
+    """The same of its memory, such as 95 °C."""
+    temperature_spread_at_most_c: Celsius | None = Field(None, alias="temperature_spread_at_most")
+    """How much hotter a device may be than the median of those at the same place of all nodes."""
+    clock_at_least_fraction: Annotated[Fraction, Field(le=1)] | None = None
+    """Fraction of the median clock of all devices that each one reaches; judged as rates are."""
+    power_at_least_fraction: Annotated[Fraction, Field(le=1)] | None = None
+    """The same of the power that devices draw: a cap on one node shows."""
+    throttled_at_most_s: SecondsOrNone | None = Field(None, alias="throttled_at_most")
+    """How long heat, a power brake or hardware may hold a clock back in all, such as 0 s. A device
+    at its power limit is not held back."""
+
+    @property
+    def compared(self) -> int:
+        """Number of comparisons of ranks."""
+        return sum(
+            x is not None for x in (self.clock_at_least_fraction, self.power_at_least_fraction)
+        )
+
+
 class DevicesCriterion(NonEmptyCriterion):
     """Each rank is as fast as the others. What is left out is not promised."""
 
@@ -135,6 +177,8 @@ class DevicesCriterion(NonEmptyCriterion):
     """Thousands of small products, on the rank's device, compared with those of other ranks."""
     memory_test: MemoryTestPromise | None = None
     """All of the device's memory, written with patterns and read."""
+    under_load: LoadPromise | None = None
+    """Temperature, clock, power and throttling of all devices at the end of a load."""
     memory_copy: CopyPromise | None = None
     """Copies in the host's memory."""
     device_copy: CopyPromise | None = None
@@ -146,10 +190,24 @@ class DevicesCriterion(NonEmptyCriterion):
 
     @property
     def comparisons(self) -> int:
-        """Number of comparisons of ranks: products by data type, and kinds of copies."""
+        """Number of comparisons of ranks: products by data type, kinds of copies, and of loads."""
         copies = (self.memory_copy, self.device_copy, self.host_to_device, self.device_to_host)
         products = len(self.matmul.dtypes) if self.matmul else 0
-        return products + sum(one is not None for one in copies)
+        loads = self.under_load.compared if self.under_load else 0
+        return products + loads + sum(one is not None for one in copies)
+
+    @property
+    def promised_s(self) -> float:
+        """Seconds that the durations of all promises take together."""
+        step, products, load = self.training_step, self.repeated_products, self.under_load
+        return sum(
+            (
+                (step and step.duration_s) or 0.0,
+                ((products and products.duration_s) or 0.0)
+                * len(products.dtypes if products else ()),
+                load.duration_s if load else 0.0,
+            )
+        )
 
 
 class NearDistance(Page):

@@ -95,6 +95,11 @@ Sizes = Annotated[
 ]
 """Sizes, written as a list or as a range."""
 Seconds = Annotated[float, BeforeValidator(quantity.duration_s), _quantity(quantity.DURATION)]
+SecondsOrNone = Annotated[
+    float, BeforeValidator(quantity.duration_or_none_s), _quantity(quantity.DURATION)
+]
+"""A duration that may be 0 s."""
+Celsius = Annotated[float, BeforeValidator(quantity.degrees_c), _quantity(quantity.TEMPERATURE)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Some = Annotated[int, Field(strict=True, ge=1)]
 Mtu = Annotated[int, Field(strict=True, ge=256, le=65535)]

@@ -125,6 +125,9 @@ DURATION = Kind(
     },
     whole=False,
 )
+TEMPERATURE = Kind(
+    what="a temperature", example="87 °C", units={"°C": Fraction(1), "C": Fraction(1)}, whole=False
+)
 
 
 def bits_per_s(written: object) -> int:
@@ -145,3 +148,13 @@ def size_bytes(written: object) -> int:
 def duration_s(written: object) -> float:
     """Seconds of a text such as `30 s` or `7 days`; ValueError names the accepted form."""
     return float(DURATION.parse(written))
+
+
+def degrees_c(written: object) -> float:
+    """Degrees Celsius of a text such as `87 °C`; ValueError names the accepted form."""
+    return float(TEMPERATURE.parse(written))
+
+
+def duration_or_none_s(written: object) -> float:
+    """As `duration_s`, but `0 s` too."""
+    return 0.0 if written == "0 s" else duration_s(written)

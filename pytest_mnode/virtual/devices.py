@@ -18,6 +18,8 @@ from pytest_mnode.criteria.devices import (
     judge_repeated,
     judge_steps,
 )
+from pytest_mnode.criteria.loads import judge_load
+from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measuring.devices import ROUNDS
 from pytest_mnode.measuring.memory_test import RankMemory
@@ -25,7 +27,14 @@ from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import FALSE_ALARM, Comparison, RankRate, peer_bound
 from pytest_mnode.measuring.repeated_products import RepeatedProducts
 from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models_of_all
-from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, MemoryTestPromise, RankPromise
+from pytest_mnode.measuring.under_load import RankLoad
+from pytest_mnode.spec.devices import (
+    CopyPromise,
+    LoadPromise,
+    MatmulPromise,
+    MemoryTestPromise,
+    RankPromise,
+)
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import Shares, VirtualCluster
 from pytest_mnode.virtual.fabric import ports
@@ -82,6 +91,11 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
         test = f"{_FILE}::test_all_memory_reads_as_it_was_written"
         question = "Does every word of each accelerator's memory read as it was written?"
         yield case(test, question, judge_memory(_memory(cluster, memory), memory), nodes)
+    if (load := promised.under_load) is not None:
+        test = f"{_FILE}::test_devices_stay_cool_and_fast_under_load"
+        question = "Is every device as cool and as fast as promised at the end of a load?"
+        found = judge_load(_loads(cluster, load), load, comparisons(cluster.spec))
+        yield case(test, question, found, nodes)
     for kind, shares in (
         ("memory_copy", cluster.host),
         ("device_copy", cluster.hbm),
@@ -104,6 +118,26 @@ def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMem
     size = promise.host_bytes if whole is None else int(promise.fraction * whole)
     names = [rank_name(cluster.world, rank) for rank in range(cluster.ranks)]
     return [RankMemory(name, "", size, 0.0, 0, ()) for name in names]
+
+
+def _loads(cluster: VirtualCluster, promise: LoadPromise) -> list[RankLoad]:
+    """Cool devices, throttled where products are, and drawing power and clocks as products run."""
+    rows, of_rank = [], cluster.matmul.ravel()
+    for rank in range(cluster.ranks):
+        share = cluster.slowed.get(rank, 0.0)
+        seen = Steady(
+            by="NVML",
+            samples=60,
+            seconds=promise.duration_s,
+            temperature_c=60.0,
+            memory_temperature_c=70.0,
+            power_w=_ANY_RATE * float(of_rank[rank]),
+            clock_mhz=_ANY_RATE * float(of_rank[rank]),
+            throttled_s=share * promise.duration_s,
+        )
+        place = rank % cluster.world.local_size
+        rows.append(RankLoad(rank_name(cluster.world, rank), place, seen))
+    return rows
 
 
 def _compared(  # noqa: PLR0917  what a comparison has

@@ -119,6 +119,14 @@ def test_verdicts(change: dict[str, Any], verdict: Verdict, words: str) -> None:
         assert wrong.value == 9
 
 
+def test_patterns_after_the_limit_are_left_out() -> None:
+    tested = memory()
+    promise = MemoryTestPromise.model_validate({"within": "1 us", "passes": 2})
+    assert tested.test_all(promise, 0).startswith("1e-06 s were over after ")
+    patient = MemoryTestPromise.model_validate({"patterns": ["address"], "passes": 2})
+    assert not tested.test_all(patient, 0)
+
+
 @pytest.mark.parametrize(("most", "got"), [(1 << 40, 3 << 30), (1 << 28, 3 << 30), (1 << 20, 0)])
 def test_blocks_are_as_large_as_can_be(
     monkeypatch: pytest.MonkeyPatch, most: int, got: int
