@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
+from pytest_mnode.logs.perftest_json import JsonRun, read_json
 
 _TITLE = re.compile(
     r"\w[\w ]*?\s+(?P<both>Bidirectional\s+)?(?:[A-Za-z]+\s+){0,2}?BW\s+(?:Multicast\s+)?Test\b.*",
@@ -114,22 +115,38 @@ def read_perftest(output: str | bytes) -> Perftest:
 
 
 def read_perftests(output: str | bytes) -> tuple[Perftest, ...]:
-    """The runs in `output`, each from its title on, without those that say nothing."""
+    """The runs in `output`, each from its title on, without those that say nothing.
+
+    Those of `--out_json` are read where there is no table.
+    """
     lines = plain_lines(output)
     # A rule stands above each title, and must not close the table before it.
     begins = [number - 1 for number, line in enumerate(lines) if _KIND.search(line)]
     edges = [0, *(begin for begin in begins if begin > 0), len(lines)]
     found = [read_perftest("\n".join(lines[begin:end])) for begin, end in pairwise(edges)]
+    if not any(one.rates_gbits_s or one.typical_us for one in found):
+        written = "\n".join(_without_prefix(lines, "test_info"))
+        found = [*map(_of_json, read_json(written))] or found
     return tuple(one for one in found if one.rates_gbits_s or one.typical_us or one.program)
 
 
-def _without_prefix(lines: Sequence[str]) -> list[str]:
-    """Lines without what a launcher put before each, taken from the table's head.
+def _of_json(run: JsonRun) -> Perftest:
+    return Perftest(
+        run.bidirectional,
+        run.rates_gbits_s,
+        run.typical_us,
+        closed=run.closed,
+        program=run.program,
+    )
+
+
+def _without_prefix(lines: Sequence[str], first: str = "#bytes") -> list[str]:
+    """Lines without what a launcher put before each, taken from the first line with this word.
 
     Its numbers may differ, as in names of ranks and in times.
     """
-    head = next((line for line in lines if "#bytes" in line), "")
-    words = map(re.escape, head.partition("#bytes")[0].split())
+    head = next((line for line in lines if first in line), "")
+    words = map(re.escape, head.partition(first)[0].rstrip('{" ').split())
     prefix = re.compile(r"\s*" + r"\s+".join(_DIGITS.sub(r"\\d+", word) for word in words))
     return [prefix.sub("", line, count=1) if prefix.match(line) else line for line in lines]
 
