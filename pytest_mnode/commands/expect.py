@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--of",
         metavar="FILE",
         help="results to judge, - for standard input: output of nccl-tests or rccl-tests (text, "
-        "JSON), of perftest, or a CSV of size, time, algbw, busbw",
+        "JSON), of perftest (text, --out_json), or a CSV of size, time, algbw, busbw",
     )
     parser.add_argument("--collective", help="of a file that does not say it, such as all_reduce")
     parser.add_argument(

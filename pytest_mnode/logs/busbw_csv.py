@@ -11,9 +11,10 @@ import csv
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.logs.lines import plain_lines
+from pytest_mnode.logs.lines import plain_lines, without_prefix
 from pytest_mnode.spec.quantity import SIZE
 
 ACCEPTED = "a heading such as size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s"
@@ -30,8 +31,10 @@ _COLUMNS = {
     "ranks": re.compile(r"(?i:#?n?(?:um)?_?(?:ranks|gpus|procs)|np|worldsize)(?P<unit>)"),
     "nodes": re.compile(r"(?i:#?n?(?:um)?_?(?:nodes|hosts))(?P<unit>)"),
 }
-_PREFIX = re.compile(r"\[\d+,\d+\]<std\w+>: ?|\d+: ", re.ASCII)
-"""Of a launcher: rank and stream (mpirun --tag-output), or rank (srun --label)."""
+_MAY_BE_HEADING = re.compile(r"size|bytes", re.IGNORECASE)
+_WORD = re.compile(r"\s*(?:\[\d+,\d+\]<std\w+>: ?|\S+\s+)", re.ASCII)
+_MOST_WORDS = 6
+"""Words of a prefix, such as those of a journal: day, time, host and program."""
 _MOST_BYTES = 1 << 60
 _FEW = 3
 """Words between blanks are a heading from this many known columns on; fewer may be a sentence."""
@@ -89,8 +92,7 @@ def read_csv(output: str | bytes) -> tuple[CsvTable, ...]:
     """
     heading: _Heading | None = None
     found: dict[tuple[str | None, int | None, int | None], list[CsvRow]] = {}
-    for number, printed in enumerate(plain_lines(output), 1):
-        line = _PREFIX.sub("", printed, count=1) if _PREFIX.match(printed) else printed
+    for number, line in enumerate(_unprefixed(plain_lines(output)), 1):
         if columns := _heading(line, number):
             heading = columns
         elif heading is None or line.lstrip().startswith("#") or not line.strip(" |-:+,;\t"):
@@ -99,6 +101,20 @@ def read_csv(output: str | bytes) -> tuple[CsvTable, ...]:
             key, row = read
             found.setdefault(key, []).append(row)
     return tuple(CsvTable(*key, tuple(rows)) for key, rows in found.items())
+
+
+def _unprefixed(lines: list[str]) -> list[str]:
+    """Lines without a prefix, by the words before the first heading that make it one, or more of
+    one: of `n0: collective,size,busbw` one column is hidden."""
+    for number, line in enumerate(lines, 1):
+        if not _MAY_BE_HEADING.search(line):
+            continue
+        begins = [0, *(word.end() for word in islice(_WORD.finditer(line), _MOST_WORDS))]
+        found = [(at, _heading(line[at:], number)) for at in begins]
+        columns = [(len(one.columns), -at) for at, one in found if one]
+        if columns:
+            return without_prefix(lines, line[: -max(columns)[1]])
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

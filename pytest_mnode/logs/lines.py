@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from pytest_mnode.logs.nccl_log.text import plain_text
 
+_DIGITS = re.compile(r"\d+", re.ASCII)
 _BEGAN_IN_TMP = re.compile(
     r"slurmstepd(?:-[\w.-]+)?: error: (?:couldn't chdir to .*: going to /tmp instead"
     r"|Unable to create TMPDIR \[.*|TMPDIR \[.*\] is not writeable|Setting TMPDIR to /tmp)"
@@ -18,6 +20,16 @@ def plain_lines(output: str | bytes) -> list[str]:
     Non-breaking blanks, as in a copy from a browser, become blanks.
     """
     return [line.replace("\u00a0", " ") for line in plain_text(output).lines]
+
+
+def without_prefix(lines: Sequence[str], prefix: str) -> list[str]:
+    """Lines without what a launcher or a collector of logs put before each, if it is there.
+
+    prefix: as it stands before one of them. Its numbers may differ, as ranks and times do.
+    """
+    words = (_DIGITS.sub(r"\\d+", re.escape(word)) for word in prefix.split())
+    pattern = re.compile(r"\s*" + r"\s+".join(words) + (r"\s?" if prefix.strip() else ""))
+    return [pattern.sub("", line, count=1) if pattern.match(line) else line for line in lines]
 
 
 def began_in_tmp(line: str) -> bool:

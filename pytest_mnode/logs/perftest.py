@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
+from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole, without_prefix
 from pytest_mnode.logs.perftest_json import JsonRun, read_json
 
 _TITLE = re.compile(
@@ -49,7 +49,6 @@ _MEANINGS = {
 """Statuses of failed requests. Source: ibv_poll_cq(3), enum ibv_wc_status."""
 _HARMLESS = re.compile(r"\W*(?:lib\w+: )?warning\b|# |--?\w", re.IGNORECASE)
 """Warnings, a shell's comments, and the lines of a help text."""
-_DIGITS = re.compile(r"\d+", re.ASCII)
 _GBITS_S = {"Gb/sec": 1.0, "MB/sec": 8 * (1 << 20) / 1e9, "MiB/sec": 8 * (1 << 20) / 1e9}
 
 
@@ -141,14 +140,9 @@ def _of_json(run: JsonRun) -> Perftest:
 
 
 def _without_prefix(lines: Sequence[str], first: str = "#bytes") -> list[str]:
-    """Lines without what a launcher put before each, taken from the first line with this word.
-
-    Its numbers may differ, as in names of ranks and in times.
-    """
+    """Lines without what a launcher put before each, taken from the first line with this word."""
     head = next((line for line in lines if first in line), "")
-    words = map(re.escape, head.partition(first)[0].rstrip('{" ').split())
-    prefix = re.compile(r"\s*" + r"\s+".join(_DIGITS.sub(r"\\d+", word) for word in words))
-    return [prefix.sub("", line, count=1) if prefix.match(line) else line for line in lines]
+    return without_prefix(lines, head.partition(first)[0].rstrip('{" '))
 
 
 @dataclass(slots=True)

@@ -310,6 +310,33 @@ def test_the_csv_of_rccl_tests() -> None:
 
 
 @pytest.mark.parametrize(
+    "prefix",
+    [
+        *("node1: ", "1: ", " 1: ", "[1,0]<stdout>:", "\x1b[32m", "worker-0  | ", "[rank0]: "),
+        *("2026-03-01T10:11:1{}.123Z ", "[12:30:1{}] ", "Mar 01 10:11:1{} oak run[12]: ", "    "),
+        *("2026-03-01T10:11:1{}.123456789Z stdout F ", "(RayActor pid=12, ip=10.0.0.1) "),
+    ],
+)
+def test_logs_of_any_collector(prefix: str) -> None:
+    """Also a CSV whose first column would be hidden behind what stands before each line."""
+    of_csv = "collective,size,busbw\nall_reduce,8G,391\n"
+    for text, said in ((GOOD, {}), (of_csv, {"nodes": 2, "algorithm": "ring"})):
+        lines = (f"{prefix.format(i % 10)}{line}" for i, line in enumerate(text.splitlines()))
+        assert verdict("\n".join(lines), **said) is Verdict.PASS
+
+
+def test_perftests_own_json() -> None:
+    text = (
+        '{"test_info": {"test": "RDMA_Write BW Test", "Device": "mlx5_0"}, "results": {"MsgSize": '
+        '1048576, "n_iterations": 5000, "BW_average": 392.60, "MsgRate": 0.046802}}'
+    )
+    [found] = judge_output(text.encode(), Asked(H100))
+    assert (found.title, found.sizes[0].value) == ("ib_write_bw, one port", 392.6)
+    assert verdict(3 * text) is Verdict.PASS
+    assert verdict(3 * text.replace("392.60", "200.00").replace("46802", "23842")) is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
     ("text", "said", "message"),
     [
         ("", {}, "empty"),
