@@ -18,8 +18,8 @@ LATENCY = {"MsgSize": 2, "n_iterations": 1000, "t_min": 1.9, "t_max": 9.1, "t_ty
 LATENCY |= {"t_avg": 2.1, "t_stdev": 0.1, "percentile_99": 2.4, "percentile_99.9": 3.1}
 
 
-def new(results: object, test: str = "RDMA_Write BW Test", **layout: int) -> str:
-    return json.dumps({"test_info": INFO | {"test": test}, "results": results}, **layout)
+def new(results: object, test: str = "RDMA_Write BW Test", indent: int | None = None) -> str:
+    return json.dumps({"test_info": INFO | {"test": test}, "results": results}, indent=indent)
 
 
 def old(*results: dict[str, float], test: str = "RDMA_Write_BW_Test") -> str:
