@@ -471,3 +471,13 @@ def test_a_test_that_was_stopped_or_failed_by_itself_is_not_judged_by_rows(edite
         run = certify(one, promised=["preflight"], spec=facts_of(spec, path))
         found, _ = rejudge_certificate(run, spec, path, rows)
         assert criterion(found, "preflight").verdict == one.verdict.value != "pass"
+
+
+def test_a_bound_beside_recorded_values_is_judged_again(edited: Any) -> None:
+    recorded = Measurement("skew", 0.02, "s")
+    clocks = {"name": "preflight", "promise": "preflight.clocks"}
+    judged = replace(recorded, name="other skew", expected=at_most(0.05), source="x")
+    certificate = night(recorded, judged, **clocks)
+    other = edited(at("criteria", "preflight", "clocks", "skew", value="1 ms"))
+    undecided = rejudge_certificate(certificate, *other)[1]
+    assert not any("records no bound" in line for line in undecided)

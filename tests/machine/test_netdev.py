@@ -187,3 +187,19 @@ def test_offloads_are_those_that_the_kernel_reports(monkeypatch: pytest.MonkeyPa
     assert loopback.offloads["gso"] is True
     assert "tso" in loopback.offloads
     assert absent.offloads == {}
+
+
+def test_all_branches_below_an_interface_are_followed() -> None:
+    below = {
+        "br0": ("bond0", "bond1"),
+        "bond0": ("a", "b"),
+        "bond1": ("c",),
+        "a": (),
+        "b": (),
+        "c": (),
+    }
+    known = {
+        name: Interface(name=name, kind=Kind.BOND if slaves else Kind.PHYSICAL, slaves=slaves)
+        for name, slaves in below.items()
+    }
+    assert physical_below(known["br0"], known) == ("a", "b", "c")

@@ -287,3 +287,11 @@ def test_frames_that_torch_prints_are_left_out() -> None:
     assert without_native_frames(text) == (
         "socketProgress: Connection closed by remote peer node1<41000>\n#1 of 3 done\n"
     )
+
+
+def test_what_pytest_calls_below_a_test_is_not_where_it_is() -> None:
+    below = (("/work/hidden_below_pytest.py", 1, "main"),)
+    stack = dump((C10D, 5356, "barrier"), (PYTEST, 166, "pytest_pyfunc_call"), *below)
+    found = where(main_thread(parse(stack), None))
+    assert found.collective == "barrier"
+    assert found.frame is None or found.frame.file != below[0][0]

@@ -15,6 +15,7 @@ from pytest_mnode.protocol.agent_messages import Progress
 from pytest_mnode.protocol.rank_files import (
     ProgressFile,
     RankFiles,
+    end_of_output,
     error_message,
     give_output,
     read_progress,
@@ -178,3 +179,13 @@ def test_a_child_is_recorded_once(tmp_path: Path) -> None:
     assert len(text) < 4096
     assert file.take_note() == ""
     assert read_progress(tmp_path / "mark") == Progress(1, "call")
+
+
+def test_all_of_a_long_output_is_kept(tmp_path: Path) -> None:
+    text = "".join(f"line {n}\n" for n in range(200_000))  # read in several pieces
+    (tmp_path / "out").write_text(text)
+    with (tmp_path / "out").open() as file:
+        end = end_of_output(file.fileno(), tmp_path / "kept")
+    assert (tmp_path / "kept").read_text() == text
+    assert end.endswith("line 199999\n")
+    assert f"all of it is in {tmp_path / 'kept'}" in end.splitlines()[0]

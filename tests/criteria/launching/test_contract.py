@@ -198,3 +198,8 @@ def test_missing_and_unexpected_nodes_are_named() -> None:
     counts = {"node1": "0 of 2", "node2": "1 of 2", "node9": "1 of 0"}
     named = [f"{node}: {count} ranks reported" for node, count in counts.items()]
     assert missing_ranks(wanted, reports) == named
+
+
+def test_a_rank_without_a_number_hides_no_other_fault() -> None:
+    reports = changed(changed(right(expected()), 0, RANK=None), 4, RANK="8")
+    assert "node2 rank 8: RANK=8 is outside the 8 ranks of the job" in faults(reports)
