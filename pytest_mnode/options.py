@@ -38,6 +38,7 @@ class Settings:
     free_at_most: int | None = None
     on: tuple[str, ...] = ()
     budget_s: float | None = None
+    soak_s: float | None = None
     procs_per_node: int | None = None
     launcher: str = "auto"
     hostfile: Path | None = None
@@ -88,6 +89,13 @@ OPTIONS = {  # by field of Settings
         "start no test later than this after the run began, such as 2h or 90min; the certificate "
         "names what was not run",
         option_texts.budget, see="certificate.md#a-busy-cluster",
+    ),
+    "soak_s": Option(
+        "soak", "TIME",
+        "load all nodes for this time, such as 4h, in rounds of checked products, collectives and "
+        "transfers between changing pairs; with the --mnode-report of a soak that was cut, the "
+        "time that it lasted counts (default: as criteria.soak.for promises, else none)",
+        option_texts.budget, see="soak.md",
     ),
     "procs_per_node": Option(
         "procs-per-node", "G",

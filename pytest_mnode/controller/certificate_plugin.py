@@ -31,6 +31,8 @@ from pytest_mnode.certificate.text import fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.controller.xdist import ROWS_OF_WORKER
+from pytest_mnode.criteria.soak.found import KEY as SOAK
+from pytest_mnode.criteria.soak.found import latest
 from pytest_mnode.evidence import file
 from pytest_mnode.evidence.file import EvidenceFile
 from pytest_mnode.skipping import skip_reason
@@ -68,9 +70,15 @@ class CertificatePlugin:
         """Begin the evidence of the run, if it is to have a report."""
         directory = self.run.settings.report_dir
         if directory is not None:
-            with self._writing(directory / file.NAME):
-                self._evidence = EvidenceFile(directory)
+            # Of a soak that was cut, so that it goes on where it was.
+            path, digest = directory / file.NAME, self.run.spec.digest()
+            rows, why = file.rows_to_keep(path, SOAK, digest)
+            kept = latest(rows)
+            with self._writing(path):
+                self._evidence = EvidenceFile(directory, kept)
                 session.config.stash[file.RECORD] = self._record
+                earlier = [file.rows_from_json(values)[1] for values in kept]
+                session.config.stash[file.EARLIER] = earlier, why
             self._note_run()
 
     @pytest.hookimpl(trylast=True)

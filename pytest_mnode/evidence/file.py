@@ -33,6 +33,9 @@ HEADER, RUN, COLLECTED, BEGAN, TEST, ROWS, END, TORN = (
 )
 """Kinds of lines. TORN is none of the file: `read` gives it for a last line without an end."""
 
+EARLIER: pytest.StashKey[tuple[list[Row], str]] = pytest.StashKey()
+"""Stash key of a config: rows that this evidence took over from the run before, or why not."""
+
 RECORD: pytest.StashKey[Callable[[str, Iterable[Row]], None]] = pytest.StashKey()
 """Stash key of a config: where rows of checks go; missing in a run without a report."""
 
@@ -49,13 +52,17 @@ def record_rows(config: pytest.Config, check: str, rows: Iterable[Row]) -> None:
 class EvidenceFile:
     """Writes the evidence of one run into a directory, and replaces that of an earlier run."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises OSError if the file cannot be written."""
+    def __init__(self, directory: Path, kept: Iterable[Mapping[str, Any]] = ()) -> None:
+        """kept: rows of checks to begin with. Raises OSError if the file cannot be written."""
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / NAME
-        self._file = self.path.open("wb", buffering=0)
+        # Under another name until it has the rows that are only in the file that it replaces.
+        made = directory / f"{NAME}.new"
+        self._file = made.open("wb", buffering=0)
         self._synced = time.monotonic()
         self.append(HEADER, {"version": VERSION})
+        self.append(ROWS, *kept)
+        made.replace(self.path)
 
     def append(self, kind: str, *every: Mapping[str, Any]) -> None:
         """Append a row for each of these plain values. Raises OSError, and ValueError for NaN.
@@ -112,6 +119,25 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         ) from None
     if number == 0:
         raise UsageError(f"{path}: empty; accepted: evidence of version {VERSION}")
+
+
+def rows_to_keep(path: Path, check: str, digest: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows of a check in the evidence of an earlier run with this spec, or why there are none.
+
+    ("" if that run had none.) digest: of the spec.
+    """
+    rows, digests = list[dict[str, Any]](), set[str]()
+    try:
+        for values in read(path) if path.is_file() else ():
+            if values["kind"] == ROWS and values.get("check") == check:
+                rows.append({name: value for name, value in values.items() if name != "kind"})
+            elif values["kind"] == RUN:
+                digests.add(str(values["facts"]["spec"]["digest"]))
+    except (UsageError, KeyError, TypeError) as error:
+        return [], f"the evidence of the run before cannot be read ({error})"
+    if rows and digests != {digest}:
+        return [], "the run before had another spec"
+    return rows, ""
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -209,14 +209,14 @@ def wrong_rows(size: int, dtype: str, device: torch.device, seed: int) -> int:
 
 
 def wrong_products(
-    size: int, dtype: str, world: World, device: torch.device
+    size: int, dtype: str, world: World, device: torch.device, *, seed: int = 0
 ) -> dict[str, int | None]:
     """By rank name, the number of wrong rows of one product; None if it could not be computed.
 
-    All ranks call this.
+    All ranks call this. seed: of rank 0; the next rank has the next.
     """
     try:
-        mine = float(wrong_rows(size, dtype, device, world.rank))
+        mine = float(wrong_rows(size, dtype, device, seed + world.rank))
     except RuntimeError:
         mine = -1.0
     return {

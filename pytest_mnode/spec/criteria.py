@@ -12,6 +12,7 @@ from pytest_mnode.spec.launch import LaunchCriterion
 from pytest_mnode.spec.preflight import PreflightCriterion
 from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion
+from pytest_mnode.spec.soak import SoakCriterion
 from pytest_mnode.spec.workload import WorkloadCriterion
 
 
@@ -46,3 +47,5 @@ class Criteria(Page):
     """Does the buyer's own job run as fast as promised, and learn?"""
     gang: GangCriterion | None = None
     """Does a gang start whole, or wait?"""
+    soak: SoakCriterion | None = None
+    """Do nodes stay right, connected and as fast under load for hours?"""

@@ -1,0 +1,403 @@
+"""Judges the rounds of a soak: failures, the rates that they exclude, and drift. Pure.
+
+A soak is a test plan of fixed length: so many failures are accepted in so many node-hours. What it
+shows besides is a limit: with k failures in H node-hours the true rate is below U(k) / H with 95 %,
+U the upper limit of a Poisson mean (`intervals.most_mean`). Of the cluster this is the mean rate of
+its nodes; of one node, and of one path, it is by its own hours, which are fewer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby, pairwise
+
+from pytest_mnode.charts import Chart, Lines, Moment, Series, Span, Timeline
+from pytest_mnode.criteria.soak.found import Failure, Round
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.detection import Detection, smallest_share_wrong
+from pytest_mnode.intervals import interval_of, most_mean
+from pytest_mnode.measurement import (
+    Bound,
+    HeadlineMark,
+    Measurement,
+    all_of,
+    at_least,
+    at_most,
+    listed,
+)
+from pytest_mnode.spec.quantity import DURATION
+from pytest_mnode.spec.soak import SoakCriterion
+
+CONFIDENCE = 0.95
+FALSE_ALARM = 0.01
+"""Chance that noise calls any node of a healthy cluster slower than before, by any of its rates."""
+FEWEST_AT_AN_END, MOST_AT_AN_END = 3, 12
+"""Values that are compared between the first quarter and the last: rounds, or medians of rounds
+that follow each other, as these have more in common than rounds of different minutes."""
+_PEERS = 3
+"""Nodes from which on a rate is compared with that of the median node of the same round."""
+_SLOWER = 0.1
+_MOST_LINES, _MOST_POINTS = 16, 200
+_NAMED = 16
+_LOADED, _FAILED = "under load", "a failure"
+
+
+def judge(
+    rounds: Sequence[Round],
+    promise: SoakCriterion | None,
+    *,
+    for_s: float,
+    cut: str = "",
+    note: str = "",
+    shared: bool = False,
+) -> list[Measurement]:
+    """Measurements of a soak. for_s: how long it was to be. cut: why it was shorter; "" if not.
+
+    promise: None accepts no failure and asks for no number of hours. note: about earlier runs.
+    shared: whether nodes share a machine, whose other programs change rates of all nodes.
+    """
+    soaked_s = sum(one.took_s for one in rounds)
+    found = [_failures(rounds, promise, note)] if rounds else []
+    if cut or not rounds:
+        why = cut or f"no round ends within {DURATION.text(round(for_s, 3))}"
+        found.append(
+            Measurement.unknown(
+                "time under load",
+                f"{why}: {len(rounds)} rounds, {soaked_s:.4g} of {for_s:.4g} s; the same command "
+                "with the same --mnode-report goes on",
+                unit="s",
+                expected=at_least(for_s),
+                source="how long the soak was to be",
+            )
+        )
+    if not rounds:
+        return found
+    found.append(Measurement("time under load, so far" if cut else "rounds", *_amount(rounds, cut)))
+    found += _excluded(rounds)
+    found += [
+        Measurement.unknown(name, f"it was known in none of {len(rounds)} rounds")
+        for name in rounds[0].unknown
+        if all(name in one.unknown for one in rounds)
+    ]
+    return found + drift(rounds, promise, shared=shared)
+
+
+def _amount(rounds: Sequence[Round], cut: str) -> tuple[float, str]:
+    return (sum(one.took_s for one in rounds), "s") if cut else (len(rounds), "")
+
+
+def node_hours(rounds: Iterable[Round]) -> float:
+    return sum(one.took_s * len(one.nodes) for one in rounds) / 3600
+
+
+def _failures(rounds: Sequence[Round], promise: SoakCriterion | None, note: str) -> Measurement:
+    """Rounds with a failure, against the number that is accepted in the hours that were soaked."""
+    bad, hours = [one for one in rounds if one.failures], node_hours(rounds)
+    soaked_s = sum(one.took_s for one in rounds)
+    checked = sum(sum(one.checked.values()) for one in rounds)
+    expected, source, lacks = at_most(0), "a healthy cluster computes right, and links stay up", ""
+    if promise is not None:
+        accepted, wanted = promise.failures_at_most, promise.node_hours
+        source = f"criteria.soak.failures_at_most {accepted}"
+        if wanted is not None:
+            source += f" in {wanted:g} node-hours"
+            accepted = math.floor(accepted * max(1.0, hours / wanted))
+            if hours < wanted:
+                lacks = f"{hours:.4g} of {wanted:g} node-hours are soaked"
+        if soaked_s < promise.for_s - _last_round(rounds):
+            lacks = f"soaked for {soaked_s:.4g} of {promise.for_s:g} s (criteria.soak.for)"
+        expected = at_most(accepted).of("soak.failures_at_most", promise.failures_at_most)
+    excluded = hours / most_mean(len(bad), 1 - CONFIDENCE)
+    after = f"failures in {hours:.3g} node-hours (at most 1 in {excluded:.3g}, 95 %)"
+    culprit = culprit_of(bad)
+    times = listed((f"round {one.number} at {_clock(one)}" for one in bad), 6, ", ")
+    enough = not lacks or not expected.holds(len(bad))
+    return Measurement(
+        "rounds with a failure",
+        len(bad) if enough else None,
+        "",
+        expected,
+        source,
+        culprit,
+        "; ".join(filter(None, [lacks, times, note])),
+        detection=smallest_share_wrong(checked),
+        headline=HeadlineMark(after=after) if enough else None,
+    )
+
+
+def _last_round(rounds: Sequence[Round]) -> float:
+    """Seconds that may be left of a soak that is whole: another round does not end within."""
+    return 2 * max(one.took_s for one in rounds)
+
+
+def _clock(one: Round) -> str:
+    return f"{datetime.fromtimestamp(one.began_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def culprit_of(bad: Sequence[Round]) -> Culprit | None:
+    """All that is to blame, each with its rounds and times; None if nothing failed.
+
+    If all sets of nodes of which one is to blame have one node in common, as the partners of a bad
+    node have, and that is more than one set, this node is.
+    """
+    found: dict[tuple[object, ...], list[tuple[Round, Failure]]] = {}
+    for one in bad:
+        for failure in one.blamed:
+            culprit = failure.culprit
+            key = (failure.name, culprit.nodes, culprit.either) if culprit.nodes else failure.name
+            found.setdefault((key,), []).append((one, failure))
+    return all_of((_named(some) for some in found.values()), _NAMED)
+
+
+def _named(some: Sequence[tuple[Round, Failure]]) -> Culprit:
+    """One culprit of failures of a kind."""
+    (_, first), *_ = some
+    every = Culprit.merged("", [failure.culprit for _, failure in some])
+    at = listed((f"round {one.number}, {_clock(one)}" for one, _ in some), 3)
+    words = first.culprit if every.nodes else listed(f.culprit for _, f in some)
+    groups = [group for group in every.either if group]
+    common = frozenset.intersection(*groups) if groups else frozenset[str]()
+    named = Culprit.merged(f"{words} ({first.name} {first.measured}; {at})", [every])
+    if every.nodes or len(groups) < 2 or len(common) != 1:
+        return named
+    [node] = common
+    return Culprit(f"{node}: {named}", node, (), every.parts)
+
+
+def _blames(one: Round, node: str) -> bool:
+    """Whether a failure of this round may be of this node."""
+    return any(
+        node in failure.culprit.nodes
+        or any(node in group or not group for group in failure.culprit.either)
+        for failure in one.blamed
+    )
+
+
+def _excluded(rounds: Sequence[Round]) -> list[Measurement]:
+    """The hours in which at most one failure is to be expected, with 95 %; recorded.
+
+    Of the cluster, the node and the path that say least.
+    """
+
+    def hours(of: Iterable[tuple[float, bool]]) -> float:
+        every = list(of)
+        return sum(s for s, _ in every) / 3600 / most_mean(sum(b for _, b in every), 1 - CONFIDENCE)
+
+    of_nodes: dict[str, list[tuple[float, bool]]] = {}
+    of_paths: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+    for one in rounds:
+        for node in one.nodes:
+            of_nodes.setdefault(node, []).append((one.took_s, _blames(one, node)))
+        for pair in one.partners:
+            ends = {pair, pair[::-1]}
+            wrong = any(ends & set(f.culprit.parts.paths) for f in one.failures)
+            of_paths.setdefault(pair, []).append((one.pairs_s, wrong))
+    of_all = [(one.took_s * len(one.nodes), bool(one.failures)) for one in rounds]
+    found = [
+        Measurement(
+            "node-hours with at most 1 failure, 95 %",
+            hours(of_all),
+            "h",
+            note=f"mean of {len(of_nodes)} nodes, {node_hours(rounds):.4g} node-hours",
+        )
+    ]
+    for what, by_name in (
+        ("node", {name: hours(some) for name, some in of_nodes.items()}),
+        ("path", {" and ".join(pair): hours(some) for pair, some in of_paths.items()}),
+    ):
+        if by_name:
+            least = min(by_name, key=by_name.__getitem__)
+            note = f"by its own hours; {least}, of {len(by_name)} {what}s that met"
+            name = f"hours with at most 1 failure, 95 %, any one {what}"
+            found.append(Measurement(name, by_name[least], "h", note=note))
+    kinds = sorted({kind for one in rounds for kind in one.checked})
+    found += [
+        Measurement(f"{kind} checked", sum(one.checked.get(kind, 0) for one in rounds), "")
+        for kind in kinds
+    ]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Trend:
+    """How a rate went from the first quarter to the last. node: "" for all of them.
+
+    ratio: of the last to the first. limit: below it a loss of more than is tolerated is sure.
+    """
+
+    node: str
+    ratio: float
+    limit: float
+    half: float
+
+
+def drift(
+    rounds: Sequence[Round], promise: SoakCriterion | None, *, shared: bool = False
+) -> list[Measurement]:
+    """By kind of rate: the node that lost most of it from the first quarter of rounds to the last.
+
+    Rounds with a failure do not count, nor does the first round, in which caches are cold. Where
+    there are other nodes, a rate is divided by that of the median node of the same round, and that
+    median is judged by itself: what all nodes lose alike has another cause. The bound is what is
+    tolerated, less what the scatter of the compared values explains with FALSE_ALARM, which all
+    nodes and kinds share: t-intervals of logarithms, trimmed (`intervals.interval_of`).
+    """
+    tolerated = promise.slower_at_most_fraction if promise is not None else _SLOWER
+    whole = [one for one in rounds[1:] if one.rates and not one.failures]
+    kinds = dict.fromkeys(rate.what for one in rounds for rate in one.rates)
+    series = {what: _series(what, whole, shared=shared) for what in kinds}
+    comparisons = sum(map(len, series.values()))
+    found = []
+    for what, by_node in series.items():
+        name = f"{what}, last quarter over first, worst node"
+        trends = [
+            _trend(node, values, tolerated, FALSE_ALARM / comparisons)
+            for node, values in by_node.items()
+        ]
+        known = [one for one in trends if one is not None]
+        if known and len(known) == len(trends):
+            found.append(_judged(name, known, tolerated, comparisons, shared=shared))
+        elif trends or len(whole) < 2 * FEWEST_AT_AN_END:
+            least = 2 * FEWEST_AT_AN_END + 1
+            why = f"{len(rounds)} rounds, of which {len(whole)} can be compared; {least} are needed"
+            expected = None if promise is None else at_least(1 - tolerated)
+            found.append(Measurement(name, None, "", expected, note=why))
+    return found
+
+
+def _series(what: str, rounds: Sequence[Round], *, shared: bool) -> dict[str, list[float]]:
+    """Values of a rate by round, by node; "" for the median of all."""
+    by_round = [{r.node: r.value for r in one.rates if r.what == what} for one in rounds]
+    nodes = sorted({node for rates in by_round for node in rates})
+    by_round = [rates for rates in by_round if rates.keys() == set(nodes)]
+    if len(nodes) < _PEERS:
+        # Nothing tells a loss from a busier machine.
+        return {} if shared else {node: [rates[node] for rates in by_round] for node in nodes}
+    medians = [statistics.median(rates.values()) for rates in by_round]
+    found = {
+        node: [rates[node] / middle for rates, middle in zip(by_round, medians, strict=True)]
+        for node in nodes
+    }
+    return found if shared else {**found, "": medians}
+
+
+def _trend(node: str, values: Sequence[float], tolerated: float, chance: float) -> _Trend | None:
+    """None where there are too few values, or one is not above 0."""
+    count = max(FEWEST_AT_AN_END, len(values) // 4)
+    if len(values) < 2 * count:
+        return None
+    ends = [_blocks(some, MOST_AT_AN_END) for some in (values[:count], values[-count:])]
+    if not all(0 < value < math.inf for end in ends for value in end):
+        return None
+    ratios = [last / first for first, last in zip(*ends, strict=True)]
+    found = interval_of(ratios, 1 - 2 * chance)
+    if found is None:
+        return None
+    ratio = math.sqrt(found.low) * math.sqrt(found.high)
+    half = math.log(found.high / ratio)
+    return _Trend(node, ratio, (1 - tolerated) * math.exp(-half), half)
+
+
+def _blocks(values: Sequence[float], most: int) -> list[float]:
+    """At most so many medians of values that follow each other."""
+    count = min(most, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    return [statistics.median(values[a:b]) for a, b in pairwise(edges)]
+
+
+def _judged(
+    name: str,
+    trends: Sequence[_Trend],
+    tolerated: float,
+    comparisons: int,
+    *,
+    shared: bool,
+) -> Measurement:
+    worst = min(trends, key=lambda one: one.ratio / one.limit)
+    slower = [
+        Culprit(f"{one.node} ({100 * (1 - one.ratio):.3g} % slower)", one.node)
+        if one.node
+        else Culprit(f"all nodes alike ({100 * (1 - one.ratio):.3g} % slower)")
+        for one in trends
+        if one.ratio < one.limit
+    ]
+    blur = 1 - math.exp(-max(one.half for one in trends))
+    least = min(one.limit * math.exp(-one.half) for one in trends)
+    bound = Bound(at_least(0).relation, worst.limit).of("soak.slower_at_most_fraction", tolerated)
+    scatter = 100 * (1 - math.exp(-worst.half))
+    return Measurement(
+        name,
+        worst.ratio,
+        "",
+        bound,
+        f"1 less slower_at_most_fraction {tolerated:g}, less the scatter of rounds "
+        f"({scatter:.3g} %, {comparisons} comparisons)",
+        all_of(slower, _NAMED),
+        worst.node or "all nodes",
+        detection=Detection(
+            "less", 1 - least, len(trends), blur, None if shared else max(tolerated, 1e-9)
+        ),
+        false_alarm=FALSE_ALARM * len(trends) / comparisons,
+    )
+
+
+def charts(rounds: Sequence[Round]) -> list[Chart]:
+    """Rates of nodes by time, a chart for each kind; and when what failed."""
+    if not rounds:
+        return []
+    start_s = rounds[0].began_s
+    found = list[Chart]()
+    units = {rate.what: rate.unit for one in rounds for rate in one.rates}
+    for what, unit in units.items():
+        by_node: dict[str, list[tuple[float, float]]] = {}
+        for one in rounds:
+            for rate in one.rates:
+                if rate.what == what:
+                    at = (one.began_s - start_s) / 60
+                    by_node.setdefault(rate.node or "all nodes", []).append((at, rate.value))
+        slowest_first = sorted(by_node, key=lambda node: _last_over_first(by_node[node]))
+        shown = sorted(slowest_first[:_MOST_LINES])
+        series = tuple(Series(node, tuple(_thinned(by_node[node]))) for node in shown)
+        found.append(Lines(f"{what} over the soak", "time (min)", f"rate ({unit})", series))
+    found.append(_timeline(rounds, start_s))
+    return found
+
+
+def _last_over_first(points: Sequence[tuple[float, float]]) -> float:
+    count = max(1, len(points) // 4)
+    first, last = (statistics.median(y for _, y in p) for p in (points[:count], points[-count:]))
+    return last / first if first else math.inf
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    xs, ys = (_blocks([p[i] for p in points], _MOST_POINTS) for i in (0, 1))
+    return list(zip(xs, ys, strict=True))
+
+
+def _timeline(rounds: Sequence[Round], start_s: float) -> Timeline:
+    """A lane per node that is to blame for something, and one for all nodes."""
+    whole = "all nodes"
+    nodes = sorted({n for one in rounds for n in one.nodes if one.failures and _blames(one, n)})
+    lanes = (whole, *nodes[: _MOST_LINES - 1])
+
+    def spans(lane: str, fails: Callable[[Round], bool]) -> list[Span]:
+        found = []
+        for failed, some in groupby(rounds, key=fails):
+            several = list(some)
+            end_s = several[-1].began_s - start_s + several[-1].took_s
+            state = _FAILED if failed else _LOADED
+            found.append(Span(lane, several[0].began_s - start_s, end_s, state))
+        return found
+
+    every = spans(whole, lambda one: bool(one.failures))
+    for node in lanes[1:]:
+        every += spans(node, lambda one, node=node: bool(one.failures) and _blames(one, node))  # type: ignore[misc]
+    bad = [one for one in rounds if one.failures][:_MOST_LINES]
+    moments = tuple(
+        Moment(one.began_s - start_s, f"round {one.number}: {one.blamed[0].name}") for one in bad
+    )
+    return Timeline("failures of the soak", lanes, tuple(every), moments, (_LOADED, _FAILED))
