@@ -78,6 +78,18 @@ def test_devices_stay_cool_and_fast_under_load(
 
 
 @needs_group
+def test_memory_of_every_numa_node_is_as_fast_as_the_others(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Is the host memory of every NUMA node as fast as the others', with all its cores at work?"""
+    promise = promised(spec, "devices.host_memory")
+    family = devices.comparisons(spec)
+    found = bench.compare_host_memory(promise, world, device, comparisons=family)
+    print(found.table())
+    measure.record(devices.judge_rates(found))
+
+
+@needs_group
 @pytest.mark.parametrize("kind", ["memory_copy", "device_copy", "host_to_device", "device_to_host"])
 def test_every_rank_copies_as_fast_as_the_others(
     kind: str, world: World, device: torch.device, spec: Spec, measure: Measure

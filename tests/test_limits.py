@@ -101,6 +101,10 @@ FOR_EVER = {
     "a run of the suite before its user's eyes, each of whose tests has a limit": (
         "commands/check.py subprocess.run",
     ),
+    "the thread copies memory, and ends by itself": (
+        "measuring/host_memory.py copy.result",
+        "measuring/host_memory.py one.result",
+    ),
     "the thread has just been told to end, and waits for nothing else": (
         "controller/live_line.py self._thread.join",
         "faults/tools.py thread.join",

@@ -148,7 +148,7 @@ def judge_rates(found: Comparison) -> list[Measurement]:
     undecided = _undecided(found, bound) if bound and not bound.slow else ""
     measurements = [
         Measurement(
-            f"{found.name}, slowest rank",
+            f"{found.name}, slowest {found.of}",
             slowest if bound and not undecided else None,
             found.unit,
             at_least(bound.limit if bound else 0.0),
@@ -163,7 +163,9 @@ def judge_rates(found: Comparison) -> list[Measurement]:
         )
     ]
     if bound:
-        measurements.append(Measurement(f"{found.name}, median of ranks", bound.median, found.unit))
+        measurements.append(
+            Measurement(f"{found.name}, median of {found.of}s", bound.median, found.unit)
+        )
     if found.floor is not None:
         rates = {row.name: row.rate for row in found.rows}
         measurements.append(_floor(found, found.name, rates, found.floor, found.how))
@@ -184,7 +186,7 @@ def _headline(found: Comparison, bound: PeerBound) -> HeadlineMark:
     """Matrix products answer for a device; without them, copies."""
     order = 0 if isinstance(found.promise, MatmulPromise) else 1
     after, whole = f"in {found.name}", "the median"
-    return HeadlineMark("slowest rank", after, bound.median, whole, order=order)
+    return HeadlineMark(f"slowest {found.of}", after, bound.median, whole, order=order)
 
 
 def _rank(name: str, text: str) -> Culprit:
@@ -244,7 +246,7 @@ def _floor(
         _rank(n, f"({rate:.4g} {found.unit})") for n, rate in known.items() if rate < (floor or 0)
     ]
     return Measurement(
-        f"{name}, slowest rank against its floor" if floor else f"{name}, slowest rank",
+        f"{name}, slowest {found.of} against its floor" if floor else f"{name}, slowest {found.of}",
         min(known.values()) if known and len(known) == len(rates) else None,
         found.unit,
         None if floor is None else at_least(floor),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pytest_mnode.measuring.copies import near_and_far
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul
+    from pytest_mnode.measuring.host_memory import compare_host_memory
     from pytest_mnode.measuring.latency import latencies
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.measuring.memory_test import check_memory
@@ -41,6 +42,7 @@ _HOMES = {
     "checked_calls": ("wrong_values",),
     "copies": ("near_and_far",),
     "devices": ("compare_copy", "compare_matmul"),
+    "host_memory": ("compare_host_memory",),
     "latency": ("latencies",),
     "locating.locate": ("find_slow_links",),
     "memory_test": ("check_memory",),
@@ -65,6 +67,7 @@ __all__ = [
     "KnownCulprits",
     "check_memory",
     "compare_copy",
+    "compare_host_memory",
     "compare_matmul",
     "compare_products",
     "culprit_of",

@@ -80,10 +80,12 @@ class Task:
         """Of one comparison; see `rank_rates.peer_bound`."""
         return FALSE_ALARM / self.comparisons
 
-    def compared(self, rows: tuple[RankRate, ...], how: str, *, shared: bool = False) -> Comparison:
+    def compared(
+        self, rows: tuple[RankRate, ...], how: str, *, shared: bool = False, of: str = "rank"
+    ) -> Comparison:
         """The comparison of these rates."""
         names = self.name, self.unit, self.promise, self.floor
-        return Comparison(*names, rows, how, shared, self.false_alarm)
+        return Comparison(*names, rows, how, shared, self.false_alarm, of)
 
 
 def compare_matmul(
@@ -233,8 +235,8 @@ def _rounds(
                 barrier(device)
                 if turn != world.rank:
                     continue
-                calls = calls or _calls(work, shared)
-                seconds, spent = _repeat(work, calls, shared, sampler)
+                calls = calls or calls_to_fill(work, shared)
+                seconds, spent = repeat_s(work, calls, shared, sampler)
                 rates.append(work.amount * calls / seconds)
                 stretches.append(spent)
         return rates
@@ -263,18 +265,18 @@ def _rounds(
 def _alone(work: Work, promise: RankPromise, world: World, device: torch.device) -> float:
     """This rank's median rate while no other rank of its node works. All ranks call this."""
     rates = []
-    calls = _calls(work, shared=False)
+    calls = calls_to_fill(work, shared=False)
     for turn in range(world.local_size):
         barrier(device)
         if turn == world.local_rank:
             for _ in range(promise.repeats):
-                seconds, _ = _repeat(work, calls, shared=False, sampler=None)
+                seconds, _ = repeat_s(work, calls, shared=False, sampler=None)
                 rates.append(work.amount * calls / seconds)
     barrier(device)
     return median(rates)
 
 
-def _calls(work: Work, shared: bool) -> int:
+def calls_to_fill(work: Work, shared: bool) -> int:
     """Number of calls that fill a repeat, by the fastest of three calls."""
     call_s = min(_call_s(work, shared) for _ in range(3))
     return max(1, min(MOST_CALLS, ceil(REPEAT_S / max(call_s, 1e-9))))
@@ -287,7 +289,7 @@ def _call_s(work: Work, shared: bool) -> float:
     return time.thread_time() - before if shared and work.on.type == "cpu" else seconds
 
 
-def _repeat(
+def repeat_s(
     work: Work, calls: int, shared: bool, sampler: LoadSampler | None
 ) -> tuple[float, Spent]:
     """Seconds that count for this rank, and how they were spent."""

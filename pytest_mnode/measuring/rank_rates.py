@@ -30,8 +30,7 @@ chance."""
 FALSE_ALARM = 0.01
 """Share of certificates of healthy ranks, however many ranks they compare, that call one slow."""
 COMPARISONS = 8
-"""Largest number of comparisons of a certificate, which share `FALSE_ALARM`: matrix products of
-four data types, and four kinds of copies."""
+"""Number of comparisons of a certificate that share `FALSE_ALARM`, unless a spec says it."""
 HEALTHY_SPREAD = 0.03
 """Standard deviation of the rates of equal, healthy devices, as a share of the median, that is
 assumed for fewer than `ENOUGH` ranks, which cannot show it."""
@@ -76,7 +75,7 @@ class Comparison:
 
     floor: absolute rate that each rank must reach; None if not promised. how: the method of
     measuring, in words. shared: whether nodes share a machine, whose other programs make noise.
-    false_alarm: see `peer_bound`.
+    false_alarm: see `peer_bound`. of: what is compared, if not ranks.
     """
 
     name: str
@@ -87,6 +86,7 @@ class Comparison:
     how: str
     shared: bool = False
     false_alarm: float = FALSE_ALARM / COMPARISONS
+    of: str = "rank"
 
     @property
     def detection(self) -> Detection | None:

@@ -77,6 +77,15 @@ class CopyPromise(RankPromise):
     a time define it."""
 
 
+class HostMemoryPromise(RankPromise):
+    """No NUMA node's memory is much slower than the others'."""
+
+    size_bytes: Bytes = Field(1 << 30, alias="size")
+    """Bytes that the cores of a NUMA node copy: several times its last-level cache."""
+    at_least_gbytes_s: Positive | None = None
+    """GB/s that each NUMA node reaches; bytes copied, not bytes moved."""
+
+
 class TrainingStepPromise(Page):
     """All ranks compute the same training steps, bit by bit."""
 
@@ -179,6 +188,8 @@ class DevicesCriterion(NonEmptyCriterion):
     """All of the device's memory, written with patterns and read."""
     under_load: LoadPromise | None = None
     """Temperature, clock, power and throttling of all devices at the end of a load."""
+    host_memory: HostMemoryPromise | None = None
+    """Copies in the host's memory by all cores of each NUMA node, compared over nodes."""
     memory_copy: CopyPromise | None = None
     """Copies in the host's memory."""
     device_copy: CopyPromise | None = None
@@ -191,7 +202,10 @@ class DevicesCriterion(NonEmptyCriterion):
     @property
     def comparisons(self) -> int:
         """Number of comparisons of ranks: products by data type, kinds of copies, and of loads."""
-        copies = (self.memory_copy, self.device_copy, self.host_to_device, self.device_to_host)
+        copies = (
+            *(self.memory_copy, self.device_copy, self.host_to_device, self.device_to_host),
+            self.host_memory,
+        )
         products = len(self.matmul.dtypes) if self.matmul else 0
         loads = self.under_load.compared if self.under_load else 0
         return products + loads + sum(one is not None for one in copies)

@@ -19,6 +19,7 @@ from pytest_mnode.criteria.devices import (
     judge_steps,
 )
 from pytest_mnode.criteria.loads import judge_load
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measuring.devices import ROUNDS
@@ -30,6 +31,7 @@ from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models
 from pytest_mnode.measuring.under_load import RankLoad
 from pytest_mnode.spec.devices import (
     CopyPromise,
+    HostMemoryPromise,
     LoadPromise,
     MatmulPromise,
     MemoryTestPromise,
@@ -96,6 +98,13 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
         question = "Is every device as cool and as fast as promised at the end of a load?"
         found = judge_load(_loads(cluster, load), load, comparisons(cluster.spec))
         yield case(test, question, found, nodes)
+    if (host := promised.host_memory) is not None:
+        test = f"{_FILE}::test_memory_of_every_numa_node_is_as_fast_as_the_others"
+        question = (
+            "Is the host memory of every NUMA node as fast as the others', "
+            "with all its cores at work?"
+        )
+        yield case(test, question, judge_rates(_host_memory(cluster, host)), nodes)
     for kind, shares in (
         ("memory_copy", cluster.host),
         ("device_copy", cluster.hbm),
@@ -118,6 +127,28 @@ def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMem
     size = promise.host_bytes if whole is None else int(promise.fraction * whole)
     names = [rank_name(cluster.world, rank) for rank in range(cluster.ranks)]
     return [RankMemory(name, "", size, 0.0, 0, ()) for name in names]
+
+
+def _host_memory(cluster: VirtualCluster, promise: HostMemoryPromise) -> Comparison:
+    """Two NUMA nodes a node, as slow as the copies of the node's slowest rank."""
+    share = cluster.host.reshape(len(cluster.nodes), -1).min(axis=1).repeat(2)
+    usual = _OVER_FLOOR * (promise.at_least_gbytes_s or _ANY_RATE)
+    rows = tuple(
+        RankRate(
+            Culprit.device(f"NUMA node {i % 2} of {node}", node, f"NUMA node {i % 2}"),
+            median(repeats),
+            "",
+            repeats=tuple(repeats),
+        )
+        for i, repeats in enumerate(_repeats(cluster, usual * share, promise.repeats).tolist())
+        for node in [cluster.nodes[i // 2]]
+    )
+    false_alarm = FALSE_ALARM / comparisons(cluster.spec)
+    how = f"median of {promise.repeats}"
+    return Comparison(
+        *("host memory", "GB/s", promise, promise.at_least_gbytes_s, rows, how, False),
+        *(false_alarm, "NUMA node"),
+    )
 
 
 def _loads(cluster: VirtualCluster, promise: LoadPromise) -> list[RankLoad]:

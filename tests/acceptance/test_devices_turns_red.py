@@ -12,6 +12,7 @@ MULTIPLIES = "test_every_rank_multiplies_as_fast_as_the_others"
 STEPS = "test_every_rank_computes_the_same_training_steps"
 PRODUCTS = "test_every_rank_computes_the_same_products"
 MEMORY = "test_all_memory_reads_as_it_was_written"
+HOST = "test_memory_of_every_numa_node_is_as_fast_as_the_others"
 COPIES = "test_every_rank_copies_as_fast_as_the_others[memory_copy]"
 BUSY_WITH_WRONG_PRODUCTS = f"""
     import pytest
@@ -40,13 +41,13 @@ BUSY_WITH_WRONG_PRODUCTS = f"""
 """
 
 
-@turns_red("devices", MULTIPLIES, STEPS, "test_every_rank_copies_as_fast_as_the_others")
+@turns_red("devices", MULTIPLIES, STEPS, HOST, "test_every_rank_copies_as_fast_as_the_others")
 def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
     done = certify(
         tmp_path,
         "--mnode-fault=wrong_layers:node2",
         fault=BUSY_WITH_WRONG_PRODUCTS,
-        files=[f"test_devices.py::{name}" for name in (STEPS, MULTIPLIES, COPIES)],
+        files=[f"test_devices.py::{name}" for name in (STEPS, MULTIPLIES, HOST, COPIES)],
     )
     assert done.criterion("devices")["verdict"] == "fail", done.run.output
     found = done.measurements("devices")
@@ -58,6 +59,10 @@ def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
         assert f"{unit}, median " in slowest["culprit"]
         assert "by other processes of node1 on its CPUs" in slowest["culprit"]
         assert "rank" not in slowest["culprit"][4:]
+    host = found["host memory, slowest NUMA node"]
+    assert host["verdict"] == "fail", done.run.output
+    assert host["culprit"].startswith("NUMA node 0 of node1 (")
+    assert "by other processes of node1 on its CPUs" in host["culprit"]
     assert found["matmul float32, wrong rows"]["verdict"] == "fail"
     assert found["matmul float32, wrong rows"]["culprit"] == "rank 3 on node3 (1)"
     steps = found["training steps, digests that differ"]  # whose products are correct

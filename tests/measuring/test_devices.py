@@ -78,7 +78,7 @@ def loaded(nvml: Nvml) -> Load:
 
     sampler = LoadSampler("5a", nvml)
     for _ in range(2):
-        devices._repeat(devices.Work(1.0, call, CPU), 1, False, sampler)
+        devices.repeat_s(devices.Work(1.0, call, CPU), 1, False, sampler)
         time.sleep(0.05)
     return sampler.load
 
@@ -107,7 +107,7 @@ def test_a_gpu_is_sampled_while_it_works(reasons: int, share: float) -> None:
 def test_a_rank_works_alone_only_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     monkeypatch.setattr(devices, "barrier", lambda *_: log.append("all"))
-    monkeypatch.setattr(devices, "_calls", lambda *_, **__: 1)
+    monkeypatch.setattr(devices, "calls_to_fill", lambda *_, **__: 1)
     nodes = ("n0", "n1")
     world = World(rank=1, size=4, local_rank=1, local_size=2, node="n0", nodes=nodes)
     work = devices.Work(1.0, lambda: log.append("work"), CPU)
