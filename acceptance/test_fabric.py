@@ -8,9 +8,10 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
+from pytest_mnode.criteria import at_once as judges_at_once
 from pytest_mnode.criteria import fabric as judges
 from pytest_mnode.criteria.preflight.payload_paths import changed_paths
-from pytest_mnode.measuring import limits
+from pytest_mnode.measuring import at_once, limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest, perftest_pairs
 from pytest_mnode.options import locate_budget_s
 from pytest_mnode.skipping import promised, skip_if_waived
@@ -190,3 +191,46 @@ def test_rdma_by_perftest_is_as_promised(
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
     measure.record(fabric_ports.measurements())
+
+
+@needs_group
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.mnode(timeout=limits.at_once_limit_s, still=limits.still_limit_s)
+def test_halves_exchange_at_full_rate(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Do all nodes of one half exchange with those of the other at the rate promised, at once?"""
+    promise = promised(spec, "fabric.bisection")
+    if not all(at_once.halves_of(world.nodes, promise)):
+        pytest.skip("one half has no node of this run; give more nodes, or other halves")
+    measure.record(
+        judges_at_once.judge_bisection(bench.bisection(world, spec, promise, device), promise)
+    )
+
+
+@needs_group
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.mnode(timeout=limits.at_once_limit_s, still=limits.still_limit_s)
+def test_all_send_to_one_without_losses(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does a node to which all others send receive the rate promised, without losses?"""
+    promise = promised(spec, "fabric.incast")
+    if len(world.nodes) < 3:
+        pytest.skip("an incast has two senders; give --mnode-nodes=3 or more")
+    found = bench.incast(world, spec, device)
+    measure.record(judges_at_once.judge_incast(found, promise, spec.fabric))
+
+
+@needs_group
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.mnode(timeout=limits.at_once_limit_s, still=limits.still_limit_s)
+def test_other_traffic_costs_no_more_than_promised(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does an all-reduce lose no more than promised while other nodes exchange beside it?"""
+    promise = promised(spec, "fabric.congestion")
+    if min(map(len, at_once.sides_of(world.nodes, promise))) < 2:
+        pytest.skip("victims and aggressors are two nodes each at least; give --mnode-nodes=4")
+    found = bench.beside(world, spec, promise, device)
+    measure.record(judges_at_once.judge_congestion(found, promise))

@@ -14,6 +14,7 @@ from pytest_mnode.faults.tools import (
     at_switch,
     inside,
     on_node,
+    on_switch,
     running,
     scheduled,
     undone_inside,
@@ -21,6 +22,7 @@ from pytest_mnode.faults.tools import (
 )
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.rack.wiring import QUEUE_S, burst_bytes
 from pytest_mnode.protocol.launcher_requests import (
     SetLinkPresent,
     SetLinkRate,
@@ -91,6 +93,44 @@ def slow_path(
     _, slow_mbit_s = _rates(rack, name, rate_mbit_s)
     rack.ask(SetPairRate(source.name, target.name, name, slow_mbit_s))
     return undone_once(rack, lambda: rack.ask(SetPairRate(source.name, target.name, name, None)))
+
+
+@fault(number("MBIT_S", "the link's rate", up_to=34_000), LINK, program=IP)
+def narrow_uplink(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
+    """All traffic between the nodes before this one and the others shares one rate each way.
+
+    As on two leaves with few uplinks: the others are on a switch of their own. Undone for a node
+    when it is switched off.
+    """
+    name = link or rack.plan.fabric.name
+    rate_bits_s = int((rate_mbit_s or rack.plan.link(name).rate_mbit_s) * 1e6)
+    if node.index == 0:
+        raise UsageError(f"no node is before {node.name}; accepted: one of {rack.nodes[1].name} on")
+    leaf, ends = f"{name}-leaf", (f"{name}-up", f"{name}-down")
+    moved = [rack.switch_port(one, name) for one in rack.nodes[node.index :]]
+    burst = burst_bytes(rate_bits_s / 1e6)
+    queue = (
+        f"tbf rate {rate_bits_s}bit burst {burst} limit {int(rate_bits_s / 8 * QUEUE_S) + burst}"
+    )
+    script = [
+        f"ip link add {leaf} type bridge stp_state 0 forward_delay 0",
+        f"ip link add {ends[0]} type veth peer name {ends[1]}",
+        f"ip link set {ends[0]} master {name}",
+        *(f"ip link set {one} master {leaf}" for one in (ends[1], *moved)),
+        *(f"tc qdisc add dev {end} root {queue}" for end in ends),
+        *(f"ip link set {one} up" for one in (*ends, leaf)),
+    ]
+    back = [
+        *(f"ip link set {port} master {name} || true" for port in moved),
+        *(f"ip link del {one}" for one in (ends[0], leaf)),
+    ]
+    where = f"PATH={Path(IP.path()).parent}:$PATH"
+    on_switch(rack, ["sh", "-ec", "\n".join([where, *script])])
+
+    def undo() -> None:
+        on_switch(rack, ["sh", "-ec", "\n".join([where, *back])])
+
+    return undone_once(rack, undo)
 
 
 @fault(number("PERCENT", "5", up_to=100), LINK, program=NFT)

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_mnode.measuring.at_once import beside, bisection, incast
     from pytest_mnode.measuring.busbw import KnownCulprits, measure_busbw
     from pytest_mnode.measuring.checked_calls import wrong_values
     from pytest_mnode.measuring.collectives import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.under_load import devices_under_load
 
 _HOMES = {
+    "at_once": ("beside", "bisection", "incast"),
     "busbw": ("KnownCulprits", "measure_busbw"),
     "checked_calls": ("wrong_values",),
     "copies": ("near_and_far",),
@@ -65,6 +67,8 @@ __all__ = [
     "REDUCE_SCATTER",
     "SEND_RECV",
     "KnownCulprits",
+    "beside",
+    "bisection",
     "check_memory",
     "compare_copy",
     "compare_host_memory",
@@ -74,6 +78,7 @@ __all__ = [
     "devices_under_load",
     "exchange",
     "find_slow_links",
+    "incast",
     "latencies",
     "measure_busbw",
     "near_and_far",

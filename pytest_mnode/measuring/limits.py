@@ -134,6 +134,12 @@ def paths_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: in
     return _start_up_s(spec, nodes * ranks_per_node) + budget_s
 
 
+def at_once_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of a test of traffic of many nodes at once: 100 repeats, and some of each node."""
+    repeats = 100 + 8 * nodes
+    return _start_up_s(spec, nodes * ranks_per_node) + FACTOR * repeats * REPEAT_S
+
+
 def trial_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of one small collective after a hang, in fresh ranks."""
     return TRIAL_S + _start_up_s(spec, nodes * ranks_per_node) - START_UP_S

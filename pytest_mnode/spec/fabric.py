@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_mnode.measurement import Bound, Measurement, at_least
 from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel
+from pytest_mnode.spec.at_once import BisectionPromise, CongestionPromise, IncastPromise
 from pytest_mnode.spec.bandwidth import NicRates
 from pytest_mnode.spec.fields import (
     Bytes,
@@ -334,6 +335,12 @@ class FabricCriterion(NonEmptyCriterion):
     """How nccl-tests are run; its tables are judged by the promises of the collectives."""
     transport: TransportPromise | None = None
     """Traffic runs on the fabric, by four facts that agree."""
+    bisection: BisectionPromise | None = None
+    """All nodes of one half exchange with those of the other at once."""
+    incast: IncastPromise | None = None
+    """All nodes send to one, in turns: what arrives, and what is lost."""
+    congestion: CongestionPromise | None = None
+    """What an all-reduce of some nodes loses beside traffic of others."""
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
         """One line for each promise under which a fault would not show."""

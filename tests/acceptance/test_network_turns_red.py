@@ -96,3 +96,37 @@ def test_each_fault_behind_a_nic_is_named(tmp_path: Path) -> None:
         "node2 mlx5_0:1 (none)",
         "node2 fab0 is on leaf9 port swp2, declared leaf1 port (any)",
     }, done.run.output
+
+
+@turns_red(
+    "fabric", "test_halves_exchange_at_full_rate", "test_other_traffic_costs_no_more_than_promised"
+)
+def test_a_narrow_uplink_is_found(tmp_path: Path) -> None:
+    """It is as fast as one NIC, so that each pair alone is fast."""
+    promises = {"bisection": {"at_least_fraction": 0.7}, "congestion": {"loss_at_most": 0.15}}
+    done = certify(
+        tmp_path,
+        spec_edited(tmp_path, lambda page: page.update(criteria={"fabric": promises})),
+        *("--mnode-fault=narrow_uplink:node2", "-k", "halves or other_traffic"),
+        files=["test_fabric.py"],
+    )
+    assert done.culprits("fabric") == {
+        "uplinks between node[0-1] and node[2-3]: each pair alone is fast enough",
+        "what node[0,2] and node[1,3] share",
+    }, done.run.output
+
+
+@turns_red("fabric", "test_all_send_to_one_without_losses")
+def test_losses_of_an_incast_are_found(tmp_path: Path) -> None:
+    promises = {"incast": {"at_least_fraction": 0.7, "pause": "must"}}
+    done = certify(
+        tmp_path,
+        spec_edited(tmp_path, lambda page: page.update(criteria={"fabric": promises})),
+        *("--mnode-fault=slow_rx:node1", "-k", "send_to_one"),
+        files=["test_fabric.py"],
+    )
+    _, found = done.case("fabric", "test_all_send_to_one_without_losses")
+    least = found["incast, node that received least"]
+    assert (least["verdict"], least["culprit_nodes"]) == ("fail", ["node1"]), done.run.output
+    assert found["packets lost, worst fabric port, in an incast"]["verdict"] is None
+    assert found["pause frames in an incast"]["verdict"] == "inconclusive"

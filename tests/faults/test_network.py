@@ -70,6 +70,22 @@ def test_packets_are_lost(rack: Rack) -> None:
     assert echoes(rack, 0, 1, count=60)[0] == 60
 
 
+def test_nodes_behind_an_uplink_share_its_rate(rack: Rack) -> None:
+    with pytest.raises(UsageError, match="no node is before node0; accepted: one of node1 on"):
+        faults.inject(rack, "narrow_uplink:node0")
+    need_programs_of("narrow_uplink:node1")
+    shaped = "tc -s qdisc show dev fab0-up; tc -s qdisc show dev fab0-down"
+    with injected(rack, "narrow_uplink:node1:40"):
+        assert echoes(rack, 0, 1, count=20)[0] == 20
+        assert echoes(rack, 1, 2, count=20)[0] == 20
+        found = on_switch(rack, ["sh", "-c", shaped])
+        assert found.count("rate 40Mbit") == 2
+        sent = [int(word) for word in re.findall(r"Sent \d+ bytes (\d+) pkt", found)]
+        assert all(20 <= count < 40 for count in sent), "node1 and node2 are on one switch"
+    assert echoes(rack, 0, 1, count=20)[0] == 20
+    assert "fab0-" + "up" not in on_switch(rack, ["ip", "link"])
+
+
 def test_packets_get_through_one_way_only(rack: Rack) -> None:
     received = "cat /sys/class/net/fab0/statistics/rx_packets"
     with injected(rack, "one_way:node0+node1"):
