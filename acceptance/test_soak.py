@@ -21,7 +21,7 @@ if "torch" in sys.modules:  # in the fork server, but not in the controller
     import pytest_mnode.criteria.soak.rounds
     import pytest_mnode.reference_job.trainer  # noqa: F401
 
-pytestmark = pytest.mark.criterion
+pytestmark = pytest.mark.criterion(last=True)
 
 
 def test_nodes_stay_right_and_as_fast_under_load(

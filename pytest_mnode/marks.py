@@ -54,9 +54,9 @@ MARKER = (
     "anything, on_failure is called in the controller with (nodes, spec) and returns measurements."
 )
 CRITERION = (
-    "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
-    "certified; with first its tests come before those of other files, with without_nodes before "
-    "all, while the run holds no nodes of an allocation of its own"
+    "criterion(first=True, last=True, without_nodes=True): this file is a question of the "
+    "acceptance suite, certified; with first its tests come before those of other files, with last "
+    "after, with without_nodes before all, while the run holds no nodes of an allocation of its own"
 )
 ALONE = (
     "alone: a node by itself can be judged, without another node or ranks: a health check of one "

@@ -18,15 +18,18 @@ MARKER = (
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests in run order: `criterion(without_nodes=True)`, `criterion(first=True)`, all others.
+    """Tests in run order: `criterion(without_nodes=True)`, those with first=True, all others, and
+    those with last=True.
 
     A test that uses `fabric_ports` comes last in its file: it judges what the others did.
     """
 
     def place(item: pytest.Item) -> int:
         mark = item.get_closest_marker("criterion")
-        first = mark is not None and mark.kwargs.get("first", False)
-        return 0 if without_nodes(item) else 1 if first else 2
+        given = {} if mark is None else mark.kwargs
+        if without_nodes(item):
+            return 0
+        return 1 if given.get("first", False) else 3 if given.get("last", False) else 2
 
     items = sorted(items, key=place)
     last = {item.path: index for index, item in enumerate(items)}

@@ -35,7 +35,7 @@ from pytest_mnode.spec.soak import SoakCriterion
 CONFIDENCE = 0.95
 FALSE_ALARM = 0.01
 """Chance that noise calls any node of a healthy cluster slower than before, by any of its rates."""
-FEWEST_AT_AN_END, MOST_AT_AN_END = 3, 12
+FEWEST_AT_AN_END, MOST_AT_AN_END = 3, 6
 """Values that are compared between the first quarter and the last: rounds, or medians of rounds
 that follow each other, as these have more in common than rounds of different minutes."""
 _PEERS = 3
@@ -244,7 +244,10 @@ def drift(
     there are other nodes, a rate is divided by that of the median node of the same round, and that
     median is judged by itself: what all nodes lose alike has another cause. The bound is what is
     tolerated, less what the scatter of the compared values explains with FALSE_ALARM, which all
-    nodes and kinds share: t-intervals of logarithms, trimmed (`intervals.interval_of`).
+    nodes and kinds share: t-intervals of logarithms (`intervals.interval_of`), not trimmed, which
+    would not quite keep such a confidence. Simulated: 0.3 to 0.8 % of soaks of 8 to 240 rounds, 2 %
+    where rounds have a correlation of 0.5 with the one before (of 20 rounds 4.5 %), if nothing is
+    tolerated.
     """
     tolerated = promise.slower_at_most_fraction if promise is not None else _SLOWER
     whole = [one for one in rounds[1:] if one.rates and not one.failures]
@@ -294,7 +297,7 @@ def _trend(node: str, values: Sequence[float], tolerated: float, chance: float) 
     if not all(0 < value < math.inf for end in ends for value in end):
         return None
     ratios = [last / first for first, last in zip(*ends, strict=True)]
-    found = interval_of(ratios, 1 - 2 * chance)
+    found = interval_of(ratios, 1 - 2 * chance, trimmed=False)
     if found is None:
         return None
     ratio = math.sqrt(found.low) * math.sqrt(found.high)
