@@ -8,6 +8,7 @@ from pytest_mnode.criteria.soak import found, judging
 from pytest_mnode.criteria.soak.found import Kept
 from pytest_mnode.criteria.soak.running import Soak
 from pytest_mnode.evidence import file
+from pytest_mnode.measuring.rank_rates import FALSE_ALARM
 from pytest_mnode.options import RUN, read_settings
 from pytest_mnode.spec.quantity import DURATION
 
@@ -66,6 +67,9 @@ def _other(kept: Kept, nodes: tuple[str, ...], for_s: float) -> str:
 def judged(done: Soak) -> list[Measurement]:
     """What a soak has found so far."""
     spec = done.spec
+    devices = spec.criteria.devices
+    products = len(devices.matmul.dtypes) if devices and devices.matmul else 0
+    alarm = FALSE_ALARM * products / devices.comparisons if devices and products else None
     return [
         *judging.judge(
             done.rounds,
@@ -74,6 +78,7 @@ def judged(done: Soak) -> list[Measurement]:
             cut=done.cut,
             note=done.note,
             shared=spec.shares_processors,
+            false_alarm=alarm,
         ),
         *done.over_all(),
     ]

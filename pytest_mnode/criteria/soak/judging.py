@@ -54,14 +54,17 @@ def judge(
     cut: str = "",
     note: str = "",
     shared: bool = False,
+    false_alarm: float | None = None,
 ) -> list[Measurement]:
     """Measurements of a soak. for_s: how long it was to be. cut: why it was shorter; "" if not.
 
     promise: None accepts no failure and asks for no number of hours. note: about earlier runs.
     shared: whether nodes share a machine, whose other programs change rates of all nodes.
+    false_alarm: chance that noise calls a rank of a healthy cluster slow in any round; None if
+    rates are not compared.
     """
     soaked_s = sum(one.took_s for one in rounds)
-    found = [_failures(rounds, promise, note)] if rounds else []
+    found = [_failures(rounds, promise, note, false_alarm)] if rounds else []
     if cut or not rounds:
         why = cut or f"no round ends within {DURATION.text(round(for_s, 3))}"
         found.append(
@@ -94,7 +97,9 @@ def node_hours(rounds: Iterable[Round]) -> float:
     return sum(one.took_s * len(one.nodes) for one in rounds) / 3600
 
 
-def _failures(rounds: Sequence[Round], promise: SoakCriterion | None, note: str) -> Measurement:
+def _failures(
+    rounds: Sequence[Round], promise: SoakCriterion | None, note: str, false_alarm: float | None
+) -> Measurement:
     """Rounds with a failure, against the number that is accepted in the hours that were soaked."""
     bad, hours = [one for one in rounds if one.failures], node_hours(rounds)
     soaked_s = sum(one.took_s for one in rounds)
@@ -126,6 +131,7 @@ def _failures(rounds: Sequence[Round], promise: SoakCriterion | None, note: str)
         "; ".join(filter(None, [lacks, times, note])),
         detection=smallest_share_wrong(checked),
         headline=HeadlineMark(after=after) if enough else None,
+        false_alarm=false_alarm,
     )
 
 
