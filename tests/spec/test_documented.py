@@ -19,7 +19,7 @@ def test_the_documented_page_loads_without_doubts(tmp_path: Path) -> None:
     assert spec.promised_criteria == (
         *("preflight", "mesh", "numa", "devices", "fabric"),
         *("groups", "data", "launch", "scaling"),
-        *("restart", "gang"),
+        *("restart", "gang", "soak"),
     )
     assert doubts(spec) == []
 
