@@ -63,7 +63,9 @@ def test_every_second_is_attributed(found: ScalingResult, measure: Measure) -> N
 
 def test_gradients_travel_on_the_fabric(found: ScalingResult, measure: Measure) -> None:
     """Did the promised fabric carry the gradients?"""
-    measure.record(judge_network(found.sent, found.spec, found.promise))
+    measure.record(
+        judge_network(found.sent, found.spec, found.promise, found.timings.ranks_per_node)
+    )
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_mnode.criteria.nics_used import judge_nics
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection, Estimate, smallest_share_wrong
 from pytest_mnode.measurement import (
@@ -14,7 +15,6 @@ from pytest_mnode.measurement import (
     Measurement,
     Verdict,
     all_of,
-    at_least,
     at_most,
     equals,
     listed,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _MOST_PAST_PERCENT = 10.0
 _FEWEST_THAT_SHARE = 4
-_IDLE_BELOW = 0.5
-"""Of an even share; the default of `fabric.transport.rail_fraction`."""
 _OVER_ALL_NICS = (
     *(Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
     Collective.ALL_TO_ALL,
@@ -313,42 +311,9 @@ def _noise(estimate: Estimate | None) -> str:
 
 
 def _judge_nics(found: Busbw) -> list[Measurement]:
-    """NICs that carried their share, of the node with fewest.
-
-    With NCCL's port failover a dead port no longer ends a job, and a bound may hold without it.
-    Judged are RDMA fabrics, on which NCCL spreads large collectives evenly over the NICs.
-    """
-    spec = found.spec
-    promised = spec.nics_of_ranks(found.world.local_size)
-    if promised < 2 or spec.fabric.protocol is None or found.collective not in _OVER_ALL_NICS:
+    if found.collective not in _OVER_ALL_NICS:
         return []
-    on_nics = {one.node: one.on_network(spec.fabric) for one in found.traffic if one.least_bytes}
-    if not any(on_nics.values()):
-        return []  # no counter of this fabric shows bytes, as with soft-RoCE
-    carrying, idle = dict[str, int](), dict[str, list[str]]()
-    for node, sent in on_nics.items():
-        if sent is not None:
-            least = _IDLE_BELOW * sum(sent.values()) / promised
-            idle[node] = sorted(name for name, count in sent.items() if count < least)
-            carrying[node] = len(sent) - len(idle[node])
-    fewest = min(carrying, key=carrying.__getitem__)
-    few = [node for node, count in carrying.items() if count < promised]
-    known = few or len(carrying) == len(on_nics)
-    return [
-        Measurement(
-            "NICs that carried their share, of the node with fewest",
-            carrying[fewest] if known else None,
-            "",
-            at_least(promised).of("fabric.nics_per_node", spec.fabric.nics_per_node),
-            f"fabric.nics_per_node {spec.fabric.nics_per_node}: at least {_IDLE_BELOW:g} of an even"
-            " share each",
-            all_of(
-                Culprit.device(f"{node} {listed(idle[node] or ['a NIC'])}", node, *idle[node])
-                for node in few
-            ),
-            listed([f"{node}: {listed(idle[node])} sent less" for node in few if idle[node]]),
-        )
-    ]
+    return judge_nics(found.traffic, found.spec, found.world.local_size)
 
 
 def _judge_traffic(found: Busbw) -> Measurement:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from pytest_mnode.criteria.nics_used import judge_nics
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most
@@ -17,6 +18,9 @@ from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 _LOOPBACK = "lo"
+_LEAST_OF_A_NIC_BYTES = 64 << 20
+"""[choice] Gradients of all steps, for each NIC, from which all must have carried their share: a
+bucket of 25 MiB, torch's default, takes all of NCCL's channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,16 @@ def off_fabric_nics(
 
 
 def judge_network(
-    sent: Sequence[SentByNode], spec: Spec, promise: ScalingCriterion
+    sent: Sequence[SentByNode],
+    spec: Spec,
+    promise: ScalingCriterion,
+    ranks_per_node: int | None = None,
 ) -> list[Measurement]:
-    """Whether the bytes of the steps went over the fabric's NICs. The node that sent the largest
-    fraction over other NICs counts, because in a sum one node of many does not show."""
+    """Whether the bytes of the steps went over the fabric's NICs, and over all of them.
+
+    The node that sent the largest fraction over other NICs counts, because in a sum one node of
+    many does not show. ranks_per_node: one per accelerator if None.
+    """
     fabric, most = spec.fabric, promise.elsewhere_fraction
     shares = {one.node: one.share(fabric) for one in sent}
     elsewhere = {node: 1 - share for node, share in shares.items() if share is not None}
@@ -122,4 +132,10 @@ def judge_network(
     name = "bytes sent on other networks during the steps"
     source = f"criteria.scaling.elsewhere_fraction {most:g}"
     bound = at_most(most).of("criteria.scaling.elsewhere_fraction", most)
-    return [Measurement(name, fraction, "of the bytes", bound, source, culprit, note)]
+    over_others = Measurement(name, fraction, "of the bytes", bound, source, culprit, note)
+    # Few bytes take few of NCCL's channels, and so few NICs.
+    least = min((one.least_bytes for one in sent), default=0) / fabric.nics_per_node
+    if least < _LEAST_OF_A_NIC_BYTES:
+        return [over_others]
+    ranks = ranks_per_node or max(1, spec.accelerators.per_node)
+    return [over_others, *judge_nics(sent, spec, ranks, "the steps")]

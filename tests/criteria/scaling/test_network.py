@@ -109,3 +109,37 @@ def test_a_fabric_of_several_interfaces_is_counted_once(
     one = network(plan, job, spec)
     culprit = f"node2 sent over mgmt0 instead of {fabric}"
     assert (one.verdict, one.culprit) == (Verdict.FAIL, culprit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gradients", "idle", "carrying"),
+    [
+        ("infiniband", 1 << 30, 0, 8),
+        ("infiniband", 1 << 30, 2, 6),  # failover: the others carry their traffic
+        ("efa", 1 << 30, 2, 6),
+        ("efa", 1 << 20, 2, None),  # so few bytes need not take all NICs
+        ("ethernet", 1 << 30, 2, None),
+    ],
+)
+def test_each_nic_carries_its_share_of_the_gradients(
+    kind: str, gradients: int, idle: int, carrying: int | None
+) -> None:
+    plan, spec = made.plan(4), rails(8)
+    fabric = spec.fabric.model_copy(update={"kind": kind})
+    spec = spec.model_copy(update={"fabric": fabric})
+    job = replace(made.timings(plan), gradient_bytes=gradients)
+
+    def each(node: str, count: int) -> Mapping[str, int]:
+        dead = idle if node == "node2" else 0
+        whole = 2 * gradients * plan.promise.steps
+        counts = [0] * dead + [whole // (8 - dead)] * (8 - dead)
+        return {f"mlx5_{i}": sent_bytes for i, sent_bytes in enumerate(counts)}
+
+    found = made.measured(made.judged(plan, sent(job, each), on=spec))
+    nics = found.get("NICs that carried their share during the steps, of the node with fewest")
+    assert (nics and nics.value) == carrying
+    if nics and idle:
+        assert nics.verdict is Verdict.FAIL
+        assert nics.culprit
+        assert nics.culprit.nodes == {"node2"}
+        assert {*nics.culprit.parts.devices} == {("node2", "mlx5_0"), ("node2", "mlx5_1")}

@@ -1,0 +1,55 @@
+"""Judges whether each NIC that is promised carried its share of the traffic. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import Measurement, all_of, at_least, listed
+from pytest_mnode.measuring.traffic import SentByNode
+from pytest_mnode.spec import Spec
+
+_IDLE_BELOW = 0.5
+"""Of an even share; the default of `fabric.transport.rail_fraction`."""
+
+
+def judge_nics(
+    traffic: Sequence[SentByNode], spec: Spec, ranks_per_node: int, during: str = ""
+) -> list[Measurement]:
+    """NICs that carried their share, of the node with fewest.
+
+    With NCCL's port failover a dead port no longer ends a job, and a bound may hold without it.
+    Judged are RDMA fabrics, on which NCCL spreads large collectives evenly over the NICs. during:
+    what was sent, such as "the steps".
+    """
+    promised = spec.nics_of_ranks(ranks_per_node)
+    if promised < 2 or spec.fabric.protocol is None:
+        return []
+    on_nics = {one.node: one.on_network(spec.fabric) for one in traffic if one.least_bytes}
+    if not any(on_nics.values()):
+        return []  # no counter of this fabric shows bytes, as with soft-RoCE
+    carrying, idle = dict[str, int](), dict[str, list[str]]()
+    for node, sent in on_nics.items():
+        if sent is not None:
+            least = _IDLE_BELOW * sum(sent.values()) / promised
+            idle[node] = sorted(name for name, count in sent.items() if count < least)
+            carrying[node] = len(sent) - len(idle[node])
+    fewest = min(carrying, key=carrying.__getitem__)
+    few = [node for node, count in carrying.items() if count < promised]
+    known = few or len(carrying) == len(on_nics)
+    return [
+        Measurement(
+            f"NICs that carried their share{during and f' during {during}'}, of the node with "
+            "fewest",
+            carrying[fewest] if known else None,
+            "",
+            at_least(promised).of("fabric.nics_per_node", spec.fabric.nics_per_node),
+            f"fabric.nics_per_node {spec.fabric.nics_per_node}: at least {_IDLE_BELOW:g} of an even"
+            " share each",
+            all_of(
+                Culprit.device(f"{node} {listed(idle[node] or ['a NIC'])}", node, *idle[node])
+                for node in few
+            ),
+            listed([f"{node}: {listed(idle[node])} sent less" for node in few if idle[node]]),
+        )
+    ]
