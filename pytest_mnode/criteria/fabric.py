@@ -23,6 +23,7 @@ from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import ALIKE, STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
+from pytest_mnode.spec.alpha_beta import SLOW_STEPS
 from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.bandwidth import Collective, busbw_formula
 from pytest_mnode.spec.quantity import DURATION, SIZE
@@ -40,6 +41,7 @@ _OVER_ALL_NICS = (
 )
 """Collectives in which each node sends as much over each NIC: in a broadcast not all nodes send,
 and send_recv uses those of some ranks."""
+_KNOWN_STEPS = ("infiniband", "roce", "efa")
 _COLUMNS = (
     ("size", "(B)", 12),
     ("count", "(elements)", 14),
@@ -200,7 +202,8 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
 
 
 def _judge_step(one: AlgorithmSweep, label: str) -> list[Measurement]:
-    """The mean step of the smallest size, beside the model's; judged if it is promised.
+    """The mean step of the smallest size, beside the model's; judged if it is promised, and on
+    fabrics with RDMA, whose steps are published, by `SLOW_STEPS` times the model's.
 
     Of a known algorithm only, and where its steps take most of the time.
     """
@@ -211,13 +214,16 @@ def _judge_step(one: AlgorithmSweep, label: str) -> list[Measurement]:
     count, alpha_s = sum(model.steps(algorithm)), model.alpha_s(algorithm)
     moving_s = model.time_s(algorithm, row.moved_bytes) - alpha_s
     name = f"{row.collective} {SIZE.text(row.size_bytes)} step{label}"
-    most_s, bound = promise.step_at_most_s, None
+    most_s, bound, source = promise.step_at_most_s, None, ""
     if most_s is not None:
         bound = at_most(most_s * 1e6).of("step_at_most", most_s)
-    source = f"step_at_most {DURATION.text(most_s)}" if most_s is not None else ""
+        source = f"step_at_most {DURATION.text(most_s)}"
     if moving_s > alpha_s:
         why = "its bytes take most of the time: sweep a smaller size"
         return [Measurement.unknown(name, why, unit="µs", expected=bound)] if bound else []
+    if bound is None and model.backend != "gloo" and model.platform.kind in _KNOWN_STEPS:
+        bound = at_most(SLOW_STEPS * alpha_s / count * 1e6)
+        source = f"{SLOW_STEPS:g} × the model's: {model.platform.alpha.source}"
     measured_us, expected_us = ((t / count) * 1e6 for t in (row.median_s - moving_s, alpha_s))
     return [
         Measurement(
@@ -226,6 +232,7 @@ def _judge_step(one: AlgorithmSweep, label: str) -> list[Measurement]:
             "µs",
             bound,
             source,
+            Culprit("slow steps: C-states, IOMMU, staging through the host, or a far NIC"),
             note=f"{measured_us / expected_us:.2g} × the model's {expected_us:.3g} µs "
             f"({model.platform.alpha.source}), mean of {count:g} steps of a {algorithm}",
         )

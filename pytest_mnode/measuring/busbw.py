@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.logs.nvls import release
+from pytest_mnode.machine.software import nccl_version
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measurement import Bound, at_most
 from pytest_mnode.measuring.algorithms import RAILS, Algorithm, algorithms_of, fresh_group
@@ -253,7 +255,11 @@ def _sweeps(
     model = CollectiveModel(Platform.of(spec), collective, nodes, ranks_per_node, backend)
     if backend == "nccl":
         barrier(device)  # NCCL logs what it has when it is first used
-        model = replace(model, nvls=nvls_of_ranks(across=model.domains > 1))
+        model = replace(
+            model,
+            platform=replace(model.platform, nccl=release(nccl_version() or "")),
+            nvls=nvls_of_ranks(across=model.domains > 1),
+        )
     waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()
     with Counted(world) as counted:
         sweeps = sweeps_by(

@@ -86,16 +86,45 @@ class Alpha:
     source: str
 
 
-NCCL_ALPHA = Alpha(
-    *(8.4e-6, 3.4e-6, 14e-6),
-    "NCCL 2.23 to 2.30, tuning.cc, ring and Simple: 8.4 µs, 3.4 µs by NVLink, 14 µs by the network",
+_START_S = 8.4e-6
+_BY_RELEASE = (
+    ((2, 18), 3.4e-6, 14e-6),
+    ((2, 14), 3.4e-6, 9.6e-6),
+    ((2, 12), 3.4e-6, 28e-6),
+    ((2, 7), 3.4e-6, 9.6e-6),
+    ((0, 0), 5.7e-6, 6.6e-6),
 )
+"""First release of NCCL, and what its own model of costs takes for a step of a ring by NVLink and
+by the network, with the protocol Simple. Source: NCCL, tuning.cc of 2.5.6 to 2.30.7, baseLat and
+hwLat."""
+RELEASES_EQUAL_SINCE = (2, 18)
+"""Release from which on all have the same, which is also what one that is not known has."""
+SLOW_STEPS = 5.0
+"""[choice] Factor of the model's steps above which those of a night are a finding of their own:
+published clusters have up to three times the model's."""
+
+
+def nccl_alpha(release: tuple[int, int] | None) -> Alpha:
+    """α of a release of NCCL by its own model; that of the newest if it is not known."""
+    known = release or RELEASES_EQUAL_SINCE
+    first, inside_s, between_s = next(one for one in _BY_RELEASE if known >= one[0])
+    shown = "2.18 to 2.30" if first == RELEASES_EQUAL_SINCE else ".".join(map(str, known))
+    return Alpha(
+        *(_START_S, inside_s, between_s),
+        f"NCCL {shown}, tuning.cc, ring and Simple: {_START_S * 1e6:g} µs, {inside_s * 1e6:g} µs by"
+        f" NVLink, {between_s * 1e6:g} µs by the network",
+    )
+
+
 _AMD_INSIDE_S = 9e-6
 """rccl-tests over 2 × 8 MI300X take 0.28 ms more than their bytes at 0.25 to 1 GiB, in 30 steps
 (public all_reduce tables of ROCm 6.4)."""
 _EFA_MORE_S = 18e-6
 """A small all_reduce over 2 nodes, two steps between them: 65 µs by EFA and 30 by InfiniBand
 (nccl-tests on 2 × 8 H100, awslabs and NVIDIA/nccl-tests #309)."""
+_TCPXO_MORE_S = 30e-6
+"""A small all_gather over 2 nodes of 8 H100 or H200, one step between them: 85 µs by TCPXO on
+a3-mega, 54 by RoCE on a3-ultra (GoogleCloudPlatform/cluster-toolkit)."""
 _SOCKETS_S = 50e-6
 """[choice] TCP from process to process through two kernels."""
 _LEAST_FOR_NVLS = 8
@@ -155,6 +184,7 @@ class Platform:
     """What the model needs to know of a cluster, by the spec's keys.
 
     accelerator: the model's name, "" if not said. domain_gpus, domain_bytes_s: None if not said.
+    nccl: major and minor of the release that ran; None if not known, as before a run.
     steps_take: factor of α, for a bound that allows slower steps.
     """
 
@@ -165,6 +195,7 @@ class Platform:
     accelerator: str = ""
     domain_gpus: int | None = None
     domain_bytes_s: float | None = None
+    nccl: tuple[int, int] | None = None
     steps_take: float = 1.0
 
     @classmethod
@@ -209,10 +240,11 @@ class Platform:
         """α of this fabric and platform."""
         if not self.per_node:
             return Alpha(0.0, _SOCKETS_S, _SOCKETS_S, "TCP through two kernels 50 µs [choice]")
-        found = NCCL_ALPHA
+        found = nccl_alpha(self.nccl)
         if self.accelerator.startswith(("AMD", "MI")):
             found = replace(found, inside_s=_AMD_INSIDE_S, source=f"{found.source}; RCCL 9 inside")
-        more_s = {"efa": _EFA_MORE_S, "ethernet": _SOCKETS_S}.get(self.kind, 0.0)
+        slower = {"efa": _EFA_MORE_S, "tcpxo": _TCPXO_MORE_S, "ethernet": _SOCKETS_S}
+        more_s = slower.get(self.kind, 0.0)
         if more_s:
             more = f"{found.source}, and {more_s * 1e6:g} more by {self.kind}"
             found = replace(found, between_s=found.between_s + more_s, source=more)
@@ -412,6 +444,7 @@ class CollectiveModel:
             "model.nodes": self.nodes,
             "model.ranks_per_node": self.ranks_per_node,
             "model.backend": self.backend,
+            "model.nccl": ".".join(map(str, platform.nccl or ())),
         }
         for key, value in values.items():
             bound = bound.of(key, value)
@@ -466,6 +499,9 @@ def expected_again(terms: Sequence[Term], leaves: Mapping[str, Any]) -> tuple[fl
     platform = Platform.of_leaves(leaves)
     if platform is None or "model.collective" not in values:
         return None
+    known = str(values.get("model.nccl", "")).split(".")
+    if len(known) == 2:
+        platform = replace(platform, nccl=(int(known[0]), int(known[1])))
     model = CollectiveModel(
         platform,
         str(values["model.collective"]),

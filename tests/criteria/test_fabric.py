@@ -8,14 +8,15 @@ import pytest
 
 from pytest_mnode.criteria.fabric import curves, judge_busbw
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring.algorithms import Algorithm
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import load_spec
+from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Nvls, Platform
-from pytest_mnode.spec.bandwidth import bus_factor
+from pytest_mnode.spec.bandwidth import Collective, bus_factor
 from tests.measuring.sweeps import (
     DEFAULT,
     GLOO_RING,
@@ -279,3 +280,30 @@ def test_nvls_that_is_not_known_leaves_a_ring_and_a_doubt(
     assert rate.verdict is verdict
     explained = used is False or verdict is Verdict.INCONCLUSIVE
     assert ("said so" in f"{rate.note} {rate.source}") is explained
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "verdict"),
+    [
+        ("infiniband", 1.0, Verdict.PASS),
+        ("infiniband", 3.0, Verdict.PASS),
+        ("infiniband", 6.0, Verdict.FAIL),
+        ("roce", 6.0, Verdict.FAIL),
+        ("cxi", 6.0, None),  # of which no steps are published
+    ],
+)
+def test_steps_far_above_the_models_are_a_finding(
+    kind: str, times: float, verdict: Verdict | None
+) -> None:
+    platform = Platform(kind, 400 * 10**9, 8, 8, "NVIDIA H100 80GB HBM3")
+    model = CollectiveModel(platform, "all_reduce", 16, 8, "nccl")
+    alpha_s, size = model.alpha_s(Moves.RING), MIB
+    seconds = model.time_s(Moves.RING, size) + (times - 1) * alpha_s
+    small = Row("all_reduce", 128, size, size, size // 4, 3, ((seconds,) * 3,) * 3, 0)
+    sweep = Sweep(COLLECTIVES["all_reduce"], 128, (small,), ())
+    [ring, _] = algorithms_of(Collective.ALL_REDUCE, "nccl", 8)
+    swept = AlgorithmSweep(ring, sweep, judged([]).sweeps[0].promise, model)
+    found = replace(judged([]), sweeps=(swept,))
+    [step] = [m for m in judge_busbw(found) if m.name.endswith(" step, ring pinned")]
+    assert step.verdict is verdict
+    assert f"{times:g} × the model's" in step.note

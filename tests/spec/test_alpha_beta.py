@@ -192,3 +192,38 @@ def test_the_parts_of_a_profile_are_known() -> None:
 def test_nothing_to_model_is_said_in_one_line(collective: str, ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CollectiveModel(H100, collective, 1, ranks, "nccl")
+
+
+@pytest.mark.parametrize(
+    ("release", "inside_us", "between_us"),
+    [
+        (None, 3.4, 14),
+        ((2, 30), 3.4, 14),
+        ((2, 18), 3.4, 14),
+        ((2, 17), 3.4, 9.6),
+        ((2, 13), 3.4, 28),
+        ((2, 11), 3.4, 9.6),
+        ((2, 6), 5.7, 6.6),
+    ],
+)
+def test_steps_follow_from_the_release(
+    release: tuple[int, int] | None, inside_us: float, between_us: float
+) -> None:
+    alpha = replace(H100, nccl=release).alpha
+    assert (alpha.inside_s * 1e6, alpha.between_s * 1e6) == pytest.approx((inside_us, between_us))
+    on_efa = replace(H100, nccl=release, kind="efa").alpha
+    assert on_efa.between_s * 1e6 == pytest.approx(between_us + 18)
+
+
+def test_a_release_is_kept_with_the_bound() -> None:
+    model = CollectiveModel(replace(A100, nccl=(2, 13)), "all_reduce", 4, 8, "nccl")
+    bound = model.terms(at_least(1), model.default, GIB)
+    leaves = {
+        "fabric.kind": "infiniband",
+        "fabric.line_rate": 200 * 10**9,
+        "fabric.nics_per_node": 4,
+        "accelerators.per_node": 8,
+        "accelerators.model": A100.accelerator,
+    }
+    again = expected_again(bound.terms, leaves)
+    assert again == pytest.approx((model.least_gbytes_s(model.default, GIB), 100))

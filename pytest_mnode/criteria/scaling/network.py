@@ -134,8 +134,8 @@ def judge_network(
     bound = at_most(most).of("criteria.scaling.elsewhere_fraction", most)
     over_others = Measurement(name, fraction, "of the bytes", bound, source, culprit, note)
     # Few bytes take few of NCCL's channels, and so few NICs.
-    least = min((one.least_bytes for one in sent), default=0) / fabric.nics_per_node
-    if least < _LEAST_OF_A_NIC_BYTES:
+    fewest = min((one.least_bytes for one in sent), default=0)
+    if fewest / fabric.nics_per_node < _LEAST_OF_A_NIC_BYTES:
         return [over_others]
     ranks = ranks_per_node or max(1, spec.accelerators.per_node)
     return [over_others, *judge_nics(sent, spec, ranks, "the steps")]

@@ -263,7 +263,8 @@ def model_of(run: NcclRun, platform: Platform) -> tuple[CollectiveModel, tuple[A
     shape = (run.collective, run.nodes, run.ranks_per_node, "nccl")
     model = CollectiveModel(platform, *shape)
     if run.test is not None:
-        model = replace(model, nvls=run.test.nvls(across=model.domains > 1))
+        platform = replace(platform, nccl=run.test.nccl.version)
+        model = replace(model, platform=platform, nvls=run.test.nvls(across=model.domains > 1))
     return model, model.algorithms("ring" if run.test and run.test.pins_ring else "default")
 
 
