@@ -99,6 +99,10 @@ LIMITS: Mapping[str, str] = {
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
     "machine/programs.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[program of a check]",
+    "checks/node/dcgm.py _LEVEL_S":
+        "checks/node/test_dcgm.py::test_one_that_hangs_ends_at_the_limit_of_its_level",
+    "checks/node/dcgm.py _NODES_S":
+        "checks/node/test_dcgm.py::test_one_over_all_nodes_ends_at_its_limit",
     "evidence/reading.py READ_LIMIT_S":
         "evidence/test_check.py::test_a_reading_that_hangs_is_late_and_holds_up_no_other",
     "criteria/preflight/datagrams.py _LAST_LIMIT_S":
@@ -329,6 +333,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "controller/live_line.py _TURN_S",
         "controller/rank_talk.py _TURN_S",
         "criteria/launching/gathering.py _POLL_S",
+        "criteria/preflight/node_probe.py _HEARD_EVERY_S",
         "criteria/launching/meeting.py _RETRY_S",
         "measuring/under_load.py _LEAST_EVERY_S",
         "gang/watch.py _LEAST_PAUSE_S",
@@ -446,6 +451,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     "given to a wait of worlds, jobs, commands or a store, which has a test of its own": (
         "criteria/launching/gathering.py _FOUND_S",
         "criteria/launching/meeting.py _STORE_LIMIT_S",
+        "checks/node/dcgm.py _MARGIN_S",
         "criteria/preflight/orders.py CONTROL_LIMIT_S",
         "criteria/restart/kill_run.py START_LIMIT_S",
         "criteria/restart/kill_run.py _END_LIMIT_S",
@@ -517,6 +523,10 @@ GIVEN: Mapping[str, str] = {
     "spec/inventory.py Power.within_s":
         "launchers/kubernetes/test_silence.py::"
         "test_a_node_that_is_not_back_after_it_was_switched_on",
+    "checks/node/dcgm.py Dcgm.within_s":
+        "checks/node/test_dcgm.py::test_one_that_hangs_ends_at_the_limit_of_its_level",
+    "checks/node/dcgm.py DcgmNodes.within_s":
+        "checks/node/test_dcgm.py::test_one_over_all_nodes_ends_at_its_limit",
     "checks/node/names.py Names.within_s":
         "criteria/preflight/test_node_probe.py::test_a_lookup_that_hangs_delays_no_other_answer",
     "checks/node/reachable.py Reachable.within_s":

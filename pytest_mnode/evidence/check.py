@@ -87,6 +87,10 @@ class Check:
     _names: ClassVar[Mapping[str, Any]] = globals()
     promise: Any
     part: str = ""
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Name and address of each node of the run, for a reading with a limit of its own."""
+    index: int = 0
+    """Number of the node that reads, in `nodes`."""
 
     def __init_subclass__(cls) -> None:
         frame = sys._getframe(1)  # of the class statement
@@ -94,6 +98,12 @@ class Check:
 
     def __init__(self, promise: Any, spec: Any = None, part: str = "") -> None:
         self.promise, self.spec, self.part = promise, spec, part
+
+    @property
+    def limit_s(self) -> float | None:
+        """Time that its reading may take, if it is longer than others, as that of a test under
+        load: it is then made after all other readings, by itself. None: `READ_LIMIT_S`."""
+        return None
 
     def read(self, root: Path) -> Iterator[Row]:
         """Rows of this machine, or of a recorded one below `root`. Runs on the node, in a thread

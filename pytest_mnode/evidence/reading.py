@@ -32,7 +32,7 @@ class ReadOrder:
 
     case: the check's. module, name: where its class is. promise: in plain values, as JSON has them.
     source: text of the module, if it is a file that nodes cannot import by its name, such as a
-    conftest.py; else "".
+    conftest.py; else "". limit_s, nodes, index: as of `Check`.
     """
 
     case: str
@@ -40,6 +40,9 @@ class ReadOrder:
     name: str
     promise: Any = None
     source: str = ""
+    limit_s: float | None = None
+    nodes: tuple[tuple[str, str], ...] = ()
+    index: int = 0
 
     @classmethod
     def of(cls, one: type[Check], promise: Any) -> ReadOrder:
@@ -47,7 +50,8 @@ class ReadOrder:
         file = Path(one.file)
         source = file.read_text() if file.name == "conftest.py" else ""
         plain = promise.model_dump(mode="json") if hasattr(promise, "model_dump") else promise
-        return cls(one.case(), one.__module__, one.__qualname__, plain, source)
+        limit_s = one(promise).limit_s
+        return cls(one.case(), one.__module__, one.__qualname__, plain, source, limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,9 @@ def read(order: ReadOrder, root: Path = _LIVE) -> CheckRows:
     """The rows of a check on this machine. Raises nothing: an error is the reason."""
     try:
         check: type[Check] = getattr(_module(order), order.name)
-        return CheckRows(order.case, tuple(check(_restored(check, order.promise)).read(root)))
+        made = check(_restored(check, order.promise))
+        made.nodes, made.index = tuple((name, where) for name, where in order.nodes), order.index
+        return CheckRows(order.case, tuple(made.read(root)))
     except ModuleNotFoundError as error:
         return CheckRows(order.case, why=f"no module {error.name!r}: install it on the node")
     except Exception as error:  # readings of other people may raise anything

@@ -1,7 +1,8 @@
 """Answers of the program on a node, as JSON lines, and the resulting survey. Unknown is None.
 
 `NodeFacts` answers the first order, `PathFacts` the second, `PayloadFacts` the one after it if
-payloads are promised, `LastFacts` the last.
+payloads are promised, `LastFacts` the last, and `ReadingFacts` one after that, if checks are
+promised whose readings have limits of their own.
 """
 
 from __future__ import annotations
@@ -87,6 +88,14 @@ class NodeFacts:
     rails: dict[str, tuple[Rail, ...]]
     code: dict[str, str] | None
     directories: tuple[DirectoryFacts, ...]
+    read: tuple[CheckRows, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingFacts:
+    """Rows of checks whose readings have limits of their own."""
+
+    __pydantic_config__ = _STRICT
     read: tuple[CheckRows, ...] = ()
 
 
@@ -223,6 +232,7 @@ class NodeSurvey:
     paths: PathFacts | None = None
     last: LastFacts | None = None
     payloads: PayloadFacts | None = None
+    long: ReadingFacts | None = None
     passed_at: str | None = None
 
     @property
@@ -241,9 +251,10 @@ class NodeSurvey:
         """The node's rows of a check, or why there are none."""
         if self.facts is None:
             return Unread(self.why())
-        found = next((one for one in self.facts.read if one.case == case), None)
+        read = (*self.facts.read, *(self.long.read if self.long else ()))
+        found = next((one for one in read if one.case == case), None)
         if found is None or found.why:
-            return Unread(found.why if found else "it was not asked")
+            return Unread(found.why if found else self.problem or "it was not asked")
         return [replace(one, node=self.name) for one in found.rows]
 
     def directory(self, key: str) -> DirectoryFacts | None:

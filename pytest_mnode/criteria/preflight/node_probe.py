@@ -17,9 +17,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_mnode.criteria.preflight import answers, directories, payloads
 from pytest_mnode.criteria.preflight.answers import (
@@ -31,11 +31,18 @@ from pytest_mnode.criteria.preflight.answers import (
     PathFacts,
     PayloadFacts,
     Rail,
+    ReadingFacts,
     Sent,
     Token,
 )
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
-from pytest_mnode.criteria.preflight.orders import LookOrder, PayloadOrder, Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.orders import (
+    LookOrder,
+    PayloadOrder,
+    Peer,
+    ProbeOrder,
+    ReadingOrder,
+)
 from pytest_mnode.criteria.preflight.survey_check import Directory
 from pytest_mnode.criteria.preflight.tcp import (
     Listener,
@@ -47,11 +54,13 @@ from pytest_mnode.criteria.preflight.tcp import (
     paired,
     resolved,
 )
-from pytest_mnode.evidence.reading import ReadOrder, read_all
+from pytest_mnode.evidence.reading import READ_LIMIT_S, CheckRows, ReadOrder, read_all
+from pytest_mnode.machine import programs
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import code_digests
 
+T = TypeVar("T")
 _READ_LIMIT_S = 30.0
 """Half of the survey's limit; a file server may be slow for its first client."""
 _SEEN_LIMIT_S = 10.0
@@ -59,6 +68,7 @@ _DIRECTORY_LIMIT_S = 3.0
 """Access to a directory hangs if its file server is gone."""
 CONTROL = "control"
 _PACKAGE = Path(__file__).parents[2]
+_HEARD_EVERY_S = 0.5
 _SELF_DESTRUCT_S = 120.0
 """Time without an order until the program ends; the next order waits for the slowest node."""
 
@@ -213,6 +223,14 @@ class NodeProbe:
         )
         return PayloadFacts((*unsent, *await asyncio.gather(*sends)))
 
+    async def read(self, order: ReadingOrder) -> ReadingFacts:
+        """One reading after another: each may load what the next one measures."""
+        found: list[CheckRows] = []
+        for one in order.reads:
+            limit_s = one.limit_s or READ_LIMIT_S
+            found += await asyncio.to_thread(read_all, [one], limit_s)
+        return ReadingFacts(tuple(found))
+
     async def end(self) -> LastFacts:
         after = await asyncio.to_thread(Machine.read, parts=("rdma",))
         heard = (
@@ -223,7 +241,8 @@ class NodeProbe:
         return LastFacts(tuple(heard), after.rdma, self.receiver.received, after_s)
 
     def clean_up(self) -> None:
-        """Remove the files that this node left for other nodes."""
+        """Remove the files that this node left for other nodes, and end what readings started."""
+        programs.end_all()
         while self.tokens:
             directories.remove(self.tokens.pop())
 
@@ -261,10 +280,25 @@ async def serve() -> None:
                     answer = await node.payload(PayloadOrder(**fields))
                 case "end":
                     answer = await node.end()
+                case "read":
+                    reads = tuple(ReadOrder(**one) for one in fields["reads"])
+                    order = ReadingOrder(reads)
+                    # The others may take as long, before the next order comes.
+                    signal.setitimer(signal.ITIMER_REAL, order.limit_s + _SELF_DESTRUCT_S)
+                    answer = await _while_heard(reader, node.read(order))
             sys.stdout.write(encode(answer) + "\n")
             sys.stdout.flush()
     finally:
         node.clean_up()
+
+
+async def _while_heard(reader: asyncio.StreamReader, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of work, which may take hours. Ends the program once standard input has ended."""
+    task = asyncio.ensure_future(work)
+    while not (await asyncio.wait([task], timeout=_HEARD_EVERY_S))[0]:
+        if reader.at_eof():
+            raise EOFError("the run has ended")
+    return await task
 
 
 def _stop(node: NodeProbe) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.answers import NodeFacts, Rail, Token
@@ -73,6 +73,18 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadingOrder:
+    """Order after all others: readings with limits of their own, one after another."""
+
+    reads: tuple[ReadOrder, ...]
+
+    @property
+    def limit_s(self) -> float:
+        """Time that all of them may take."""
+        return sum(one.limit_s or 0.0 for one in self.reads)
+
+
+@dataclass(frozen=True, slots=True)
 class PayloadOrder:
     """Order after the second: send payloads on paths of these networks.
 
@@ -109,8 +121,16 @@ def look_order(
         code=tuple(code),
         directories=tuple(dict.fromkeys(directories)),
         master_port=promise.reachable and promise.reachable.master_port,
-        reads=read_orders(checks, "node"),
+        reads=tuple(one for one in read_orders(checks, "node") if one.limit_s is None),
     )
+
+
+def reading_order(
+    checks: Sequence[Check], nodes: Sequence[tuple[str, str]], index: int
+) -> ReadingOrder:
+    """The order for long readings. nodes: name and address of each node; index: of this one."""
+    long = (one for one in read_orders(checks, "node") if one.limit_s is not None)
+    return ReadingOrder(tuple(replace(one, nodes=tuple(nodes), index=index) for one in long))
 
 
 def probe_order(

@@ -22,9 +22,15 @@ from pytest_mnode.criteria.preflight.answers import (
     NodeSurvey,
     PathFacts,
     PayloadFacts,
+    ReadingFacts,
     Survey,
 )
-from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
+from pytest_mnode.criteria.preflight.orders import (
+    PayloadOrder,
+    look_order,
+    probe_order,
+    reading_order,
+)
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
@@ -33,6 +39,7 @@ from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
 from pytest_mnode.progress import progress
+from pytest_mnode.spec.quantity import DURATION
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.check import Check
@@ -113,6 +120,14 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check
             found = _surveyed(nodes, running, unreachable)
             if payload is None or not is_corrupter_unclear(found, payload):
                 break
+        named = [(r.name, r.address) for r in running]
+        long = [reading_order(checks, named, i) for i in range(len(running))]
+        if long and long[0].reads:
+            limit_s = long[0].limit_s + PROBE_SLACK_S
+            cases = ", ".join(one.case for one in long[0].reads)
+            doing = f"running {cases} (at most {DURATION.text(round(long[0].limit_s))})"
+            _exchange(running, "read", long, ReadingFacts, limit_s, doing)
+            found = _surveyed(nodes, running, unreachable)
     return found
 
 
@@ -149,6 +164,7 @@ def _surveyed(
             r.answers.get("probe"),
             r.answers.get("end"),
             r.answers.get("payload"),
+            r.answers.get("read"),
         )
         for r in running
     }
@@ -194,10 +210,18 @@ def _end(running: Sequence[_Running]) -> None:
     end_programs([one.process for one in running if one.process.returncode is None])
 
 
-def _exchange(
-    running: Sequence[_Running], what: str, orders: Sequence[Any], kind: type[T], limit_s: float
+def _exchange(  # noqa: PLR0917  of one exchange
+    running: Sequence[_Running],
+    what: str,
+    orders: Sequence[Any],
+    kind: type[T],
+    limit_s: float,
+    doing: str = "",
 ) -> None:
-    """Send each program its order, and read answers until all came or the limit is over."""
+    """Send each program its order, and read answers until all came or the limit is over.
+
+    doing: what is shown meanwhile, if it is not always the same.
+    """
     with selectors.DefaultSelector() as selector:
         for one, order in zip(running, orders, strict=True):
             if one.problem:
@@ -211,8 +235,8 @@ def _exchange(
         while selector.get_map() and not late:
             left = end - time.monotonic()
             silent = [r.name for r in running if what not in r.answers and not r.problem]
-            doing = f"{_DOING[what]}, no answer yet from {listed(silent, separator=', ')}"
-            progress(doing, len(running) - len(silent), len(running))
+            shown = f"{doing or _DOING[what]}, no answer yet from {listed(silent, separator=', ')}"
+            progress(shown, len(running) - len(silent), len(running))
             late = left <= 0  # set before the last select, so that answers that have come count
             for key, _ in selector.select(max(0.0, left)):
                 one = key.data
