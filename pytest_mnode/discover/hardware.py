@@ -36,17 +36,18 @@ def accelerators(cluster: Cluster) -> Entry:
         seen = f"None, by NVML or on PCI: {count.seen}. {CONFIRM}."
         return Entry("accelerators", "{per_node: 0}", seen, gap=True)
     children = [Entry("per_node", str(count.value), f"{count.seen}, {_source(cluster)}.")]
-    model = cluster.fact("model of accelerators", _of_all(lambda one: one.name))
+    model = cluster.fact("model of accelerators", _model)
     if model.value is None:
         why = f"Left out: {_why_no_model(cluster)}. Use the driver's name of the model:"
         children.append(Entry("model", "NVIDIA H100 80GB HBM3", why, left_out=True))
     else:
-        children.append(Entry("model", scalar(model.value), f"{model.seen}, by NVML. {CONFIRM}."))
+        seen = f"{model.seen}, {_source(cluster)}. {CONFIRM}."
+        children.append(Entry("model", scalar(model.value), seen))
     memory = cluster.fact(
         "memory of accelerators", _of_all(lambda one: one.memory_bytes), SIZE.text
     )
     if memory.value is not None:
-        seen = f"Of each. {memory.seen}, by NVML. {CONFIRM}."
+        seen = f"Of each. {memory.seen}, {_source(cluster)}. {CONFIRM}."
         children.append(Entry("memory", SIZE.text(memory.value), seen))
     about = f"{CONFIRM}: number, model and memory of the accelerators of a node."
     return Entry("accelerators", "", about, tuple(children), gap=True)
@@ -80,10 +81,18 @@ def _of_all(read: Callable[[Accelerator], V | None]) -> Callable[[Machine], V | 
     return of_machine
 
 
+def _model(machine: Machine) -> str | None:
+    """Of all accelerators of a node: by the driver, or else by their numbers on PCI."""
+    by_driver = _of_all(lambda one: one.name)(machine)
+    on_pci = {one.model for one in machine.pci.accelerators if one.physical_function is None}
+    return by_driver or (on_pci.pop() if len(on_pci) == 1 else None)
+
+
 def _source(cluster: Cluster) -> str:
     machines = [machine_of(node) for node in cluster.nodes]
     if all(one.accelerators for one in machines):
-        return "by NVML"
+        nvidia = all(f.is_nvidia for one in machines for f in one.pci.accelerators)
+        return "by NVML" if nvidia else "by the driver's programs"
     functions = [function for one in machines for function in one.pci.accelerators]
     makers = sorted({one.maker for one in functions})
     return f"on PCI ({', '.join(makers) or 'of unknown make'})"

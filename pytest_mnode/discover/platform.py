@@ -137,7 +137,7 @@ def _removed(spec: Spec, machine: bounds.Machine | None) -> Iterator[Entry]:
         lacking = [
             Entry(key, "null", f"Left out: {why}.")
             for key, there, why in (
-                ("accelerators", machine.nvml, "NVML does not answer on all nodes"),
+                ("accelerators", machine.nvml, "the driver's library does not answer on all nodes"),
                 ("kernel_log", machine.kernel_log, "not all nodes let this user read the log"),
                 ("pcie", machine.pcie_links, "not all nodes show their links"),
             )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer
-from pytest_mnode.machine.pci import full_address
+from pytest_mnode.machine.pci import AMD, full_address, model_of
 
 _VIOLATIONS = {
     "active_prochot_thrm": "ProcessorHot",
@@ -53,17 +55,38 @@ def _accelerator(amdsmi: Any, index: int, handle: Any) -> Accelerator:
 
     memory = ask("amdsmi_get_gpu_memory_total", _try(lambda: amdsmi.AmdSmiMemoryType.VRAM))
     blocks = ask("amdsmi_get_gpu_ecc_enabled")
-    errors = _try(lambda: ask("amdsmi_get_gpu_total_ecc_count")["uncorrectable_count"])
+    errors = ask("amdsmi_get_gpu_total_ecc_count") or {}
+    asic = ask("amdsmi_get_gpu_asic_info") or {}
+    vbios = ask("amdsmi_get_gpu_vbios_info") or {}
     return Accelerator(
         index=index,
         uuid=_text(ask("amdsmi_get_gpu_device_uuid")),
         pci_address=full_address(_text(ask("amdsmi_get_gpu_device_bdf"))),
-        name=_text(_try(lambda: ask("amdsmi_get_gpu_asic_info")["market_name"])),
+        name=amd_model(asic.get("device_id")) or _text(asic.get("market_name")),
         memory_bytes=_count(memory) or None,
         ecc_enabled=None if _count(blocks) is None else bool(blocks & _UMC),
-        ecc_uncorrected=_count(errors),
+        ecc_uncorrected=_count(errors.get("uncorrectable_count")),
+        ecc_corrected=_count(errors.get("correctable_count")),
+        ecc_blocks=_blocks(amdsmi, handle) if errors.get("uncorrectable_count") else (),
+        vbios=_text(vbios.get("version")),
         throttled=violations(ask("amdsmi_get_violation_status")),
     )
+
+
+def _blocks(amdsmi: Any, handle: Any) -> tuple[tuple[str, int], ...]:
+    """Parts with uncorrected errors."""
+    found = []
+    for block in _try(lambda: list(amdsmi.AmdSmiGpuBlock)) or []:
+        ask = partial(amdsmi.amdsmi_get_gpu_ecc_count, handle, block)
+        if count := _count((_try(ask) or {}).get("uncorrectable_count")):
+            found.append((str(block.name), count))
+    return tuple(found)
+
+
+def amd_model(device_id: Any) -> str | None:
+    """Name of a model by the device's PCI number, as 0x74a1 or 29857; None if it is not known."""
+    number = sysfs.number_of(device_id) if isinstance(device_id, str) else _count(device_id)
+    return None if number is None else model_of(AMD, f"{number:04x}")
 
 
 def violations(status: Any) -> tuple[str, ...] | None:

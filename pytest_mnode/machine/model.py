@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.logs.kernel_log import read as read_kernel_log
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.amd_smi import read_amd_smi
 from pytest_mnode.machine.amdsmi import read_amdsmi
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.dmi import Dmi, read_dmi
@@ -179,8 +180,8 @@ def _listed(folder: str, found: T | None) -> T:
 
 
 def read_accelerators(root: Path = _LIVE) -> tuple[Accelerator, ...]:
-    """By NVML, or else nvidia-smi; of AMD, by amdsmi, or else amd-smi. Raises OSError with what
-    each said; of the makers on PCI, if there are any."""
+    """By NVML, or else nvidia-smi; of AMD, by amdsmi, or else ROCm's programs: of the makers on
+    PCI, if there are any. Raises OSError with what each said."""
     makers = {one.vendor for one in read_pci(root).accelerators}
     readers = [read for maker, read in _ACCELERATOR_READERS if not makers or maker in makers]
     if not readers:
@@ -249,7 +250,7 @@ def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
 
 _ACCELERATOR_READERS: tuple[tuple[str, Callable[[], NvmlAnswer]], ...] = (
     *((NVIDIA, read_nvml), (NVIDIA, read_nvidia_smi)),
-    *((AMD, read_amdsmi),),
+    *((AMD, read_amdsmi), (AMD, read_amd_smi)),
 )
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     "hostname": lambda root: sysfs.text(root / "proc/sys/kernel/hostname"),

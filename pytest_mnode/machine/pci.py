@@ -32,6 +32,20 @@ _MAKERS = {
     "1af4": "virtio",
     "1b36": "QEMU",
 }
+_MODELS = {
+    **{(AMD, "738c"): "AMD Instinct MI100", (AMD, "740f"): "AMD Instinct MI210"},
+    **{(AMD, "7408"): "AMD Instinct MI250X", (AMD, "740c"): "AMD Instinct MI250X"},
+    **{(AMD, "74a0"): "AMD Instinct MI300A"},
+    **dict.fromkeys(((AMD, "74a1"), (AMD, "74b5")), "AMD Instinct MI300X OAM"),
+    **dict.fromkeys(((AMD, "74a9"), (AMD, "74bd")), "AMD Instinct MI300X HF"),
+    **{(AMD, "74a2"): "AMD Instinct MI308X", (AMD, "74b6"): "AMD Instinct MI308X"},
+    **{(AMD, "74a5"): "AMD Instinct MI325X", (AMD, "74b9"): "AMD Instinct MI325X"},
+    **{(AMD, "75a0"): "AMD Instinct MI350X", (AMD, "75a3"): "AMD Instinct MI355X"},
+    **{("1da3", "1000"): "Intel Gaudi", ("1da3", "1020"): "Intel Gaudi 2"},
+    **{("1da3", "1060"): "Intel Gaudi 3"},
+}
+"""Models by vendor and device, virtual functions too. What AMD's programs call a model depends on
+their release and on the machine's tables. Source: the PCI ID repository."""
 _VGA, _DISPLAY, _3D, _PROCESSING = "0300", "0380", "0302", "1200"
 _MAKERS_OF_ACCELERATORS = (NVIDIA, AMD, "1da3", "1d0f", "1ae0", "19e5", "17cb", "1e52")
 """Vendors whose processing accelerators train models: others make FPGAs, or NPUs of a CPU."""
@@ -60,8 +74,8 @@ class PciFunction:
     """One PCI function.
 
     address: such as 0000:17:00.0. host: its host bridge, such as pci0000:15. bridges: addresses of
-    the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor:
-    four hexadecimal digits. numa_node: None if the kernel does not know it (−1).
+    the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor,
+    device: four hexadecimal digits. numa_node: None if the kernel does not know it (−1).
     local_cpus: as the kernel lists them; all CPUs if numa_node is None. physical_function: address
     of the function of which this is a virtual function. Link rates are per lane. boots_display:
     whether the firmware shows its console there; None if unknown. largest_bar_bytes: size of its
@@ -73,6 +87,7 @@ class PciFunction:
     bridges: tuple[str, ...] = ()
     kind: str | None = None
     vendor: str | None = None
+    device: str | None = None
     numa_node: int | None = None
     local_cpus: frozenset[int] | None = None
     link_gtransfers_s: float | None = None
@@ -87,6 +102,11 @@ class PciFunction:
     def maker(self) -> str:
         """Name of its vendor, or the vendor number."""
         return _MAKERS.get(self.vendor or "", f"vendor {self.vendor}")
+
+    @property
+    def model(self) -> str | None:
+        """Name of its model, if it is an accelerator that is known by its number."""
+        return model_of(self.vendor, self.device)
 
     @property
     def is_network(self) -> bool:
@@ -177,6 +197,11 @@ class PciTree:
         return min(known, key=lambda distance: distance.rank, default=None)
 
 
+def model_of(vendor: str | None, device: str | None) -> str | None:
+    """Name of an accelerator's model by its PCI numbers; None if it is not known."""
+    return _MODELS.get((vendor or "", device or ""))
+
+
 def full_link(card: PciFunction, slot: PciFunction | None) -> tuple[int | None, float | None]:
     """Width, and GT/s per lane, that both a card and its slot support; None if unknown."""
     ends = [card, slot] if slot else [card]
@@ -244,6 +269,7 @@ def _function(path: Path, root: Path) -> PciFunction:
         bridges=chain[:-1],
         kind=None if kind is None else f"{kind >> 8:04x}",
         vendor=_id(path / "vendor"),
+        device=_id(path / "device"),
         numa_node=sysfs.count(path / "numa_node"),
         local_cpus=read_cpulist(path / "local_cpulist") or None,
         link_gtransfers_s=_speed(path / "current_link_speed"),

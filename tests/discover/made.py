@@ -48,7 +48,7 @@ def device(
     return replace(rdma_device(port, netdevs=netdevs), pci_address=address, virtual=virtual)
 
 
-def _pci(count: int, vendor: str) -> PciTree:
+def _pci(count: int, vendor: str, number: str = "") -> PciTree:
     """Accelerators and a NIC below one switch, and a NIC that is far from both."""
     functions = [
         PciFunction(address="0000:20:00.0", kind="0200", numa_node=0, **_SWITCH),  # type: ignore[arg-type]
@@ -59,6 +59,7 @@ def _pci(count: int, vendor: str) -> PciTree:
             address=f"0000:3{i}:00.0",
             kind="0302",
             vendor=vendor,
+            device=number or None,
             numa_node=i * 2 // max(1, count),
             **_SWITCH,  # type: ignore[arg-type]
         )
@@ -91,6 +92,16 @@ def gpus(
 
 
 NO_NVML = "NVML cannot be used"
+
+
+def on_pci(vendor: str, number: str) -> dict[str, Any]:
+    """Parts of a machine with accelerators on PCI alone, by the device's number."""
+    return {
+        "pci": _pci(8, vendor, number),
+        "accelerators": None,
+        "software": Software(kernel="6.8.0", driver=None, driver_is_open=False, peermem=None),
+        "unread": {"accelerators": "amdsmi cannot be used"},
+    }
 
 
 def without_nvml(count: int = 0) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tests.discover.made import (
     gpus,
     ib_node,
     nic,
+    on_pci,
     roce_node,
     tcp_node,
 )
@@ -32,8 +33,21 @@ GOOGLE, ORACLE = Dmi("Google", "Google Compute Engine"), Dmi("Dell", "X", "Oracl
 Make = Callable[[int], Machine]
 
 
-def of(make: Make, model: str, dmi: Dmi | None = None, count: int = 8, **more: Any) -> Make:
-    return lambda index: replace(make(index), dmi=dmi, **gpus(count, model), **more)
+def of(
+    make: Make,
+    model: str,
+    dmi: Dmi | None = None,
+    count: int = 8,
+    vendor: str = "10de",
+    **more: Any,
+) -> Make:
+    parts = gpus(count, model, vendor=vendor)
+    return lambda index: replace(make(index), dmi=dmi, **parts, **more)
+
+
+def bare(make: Make, vendor: str, number: str) -> Make:
+    """Nodes whose accelerators only PCI shows."""
+    return lambda index: replace(make(index), **on_pci(vendor, number))
 
 
 def named(start: str, count: int = 8, protocol: str = "InfiniBand", **more: Any) -> dict[str, Any]:
@@ -84,6 +98,12 @@ def google(count: int, speed_mbits_s: int | None = 200_000) -> Make:
         (of(ib_node, H100, count=4), None),
         (of(ib_node, H100, **named("mlx5_", rate_gbits_s=200.0)), None),
         (tcp_node, None),
+        (of(roce_node, "AMD Instinct MI300X OAM", vendor="1002"), "mi300x"),
+        (bare(roce_node, "1002", "74a1"), "mi300x"),
+        (bare(roce_node, "1002", "74b5"), "mi300x"),  # a virtual function of it
+        (bare(roce_node, "1002", "74a5"), "mi325x"),
+        (bare(roce_node, "1002", "7408"), None),
+        (bare(roce_node, "1da3", "1060"), None),
     ],
 )
 def test_nodes_are_of_a_profile(make: Make, name: str | None, tmp_path: Path) -> None:
@@ -98,6 +118,12 @@ def test_nodes_are_of_a_profile(make: Make, name: str | None, tmp_path: Path) ->
         assert spec.fabric.line_rate_bits_s == profile.fabric.line_rate_bits_s
         assert spec.promised("mesh")
         assert not spec.promised("restart")
+
+
+def test_accelerators_that_no_profile_has_are_named() -> None:
+    text = draft(cluster_of(bare(roce_node, "1da3", "1060"))).text()
+    assert 'model: "Intel Gaudi 3"' in text
+    assert "on PCI (Habana)" in text
 
 
 def loaded(page: Draft, directory: Path) -> Any:

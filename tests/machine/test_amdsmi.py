@@ -73,6 +73,9 @@ def found(**changed: Any) -> tuple[Accelerator, ...]:
         ({"amdsmi_get_violation_status": {**COOL, "active_vr_thrm": "N/A"}}, "inconclusive"),
         ({"amdsmi_get_gpu_memory_total": 68719476736}, "fail"),
         ({"amdsmi_get_gpu_asic_info": RuntimeError("not supported")}, "inconclusive"),
+        # By its number, whatever a release and its tables call it.
+        ({"amdsmi_get_gpu_asic_info": {"market_name": "Aqua", "device_id": "0x74a1"}}, None),
+        ({"amdsmi_get_gpu_asic_info": {"market_name": "N/A", "device_id": 0x74A5}}, "fail"),
     ],
 )
 def test_mi300x_is_judged_by_amdsmi(changed: dict[str, Any], verdict: str | None) -> None:
@@ -84,6 +87,16 @@ def test_mi300x_is_judged_by_amdsmi(changed: dict[str, Any], verdict: str | None
     survey = with_facts(survey, 1, accelerators=found(**changed))
     expected = {"gpu1": verdict} if verdict else {}
     assert verdicts(AcceleratorsAreAsPromised, survey, spec) == expected
+
+
+def test_parts_with_errors_are_named() -> None:
+    module = amdsmi(amdsmi_get_gpu_total_ecc_count={"uncorrectable_count": 3})
+    blocks = [SimpleNamespace(name="UMC"), SimpleNamespace(name="GFX")]
+    module.AmdSmiGpuBlock = blocks
+    counts = {"UMC": 3, "GFX": 0}
+    module.amdsmi_get_gpu_ecc_count = lambda _, block: {"uncorrectable_count": counts[block.name]}
+    gpu = (read_amdsmi(module).found or ())[0]
+    assert (gpu.ecc_uncorrected, gpu.ecc_blocks) == (3, (("UMC", 3),))
 
 
 def test_why_amdsmi_cannot_be_used() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from pydantic import Field
 from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows
+from pytest_mnode.machine import sysfs
 from pytest_mnode.measurement import Measurement
 
 _LIMIT, _SHARE = "power limit of GPUs", "power limit of GPUs, of their default"
@@ -24,7 +26,8 @@ class PowerLimitsAreAsPromised(Check):
 
     It is the limit that NVML says is enforced: the lowest of the one that was set (`nvidia-smi
     -pl`) and those of the board. A GPU below its limit may still be held down by heat: see
-    `accelerators.throttling`. Source: NVML API reference, nvmlDeviceGetEnforcedPowerLimit.
+    `accelerators.throttling`. AMD's driver shows its limits in /sys. Source: NVML API reference,
+    nvmlDeviceGetEnforcedPowerLimit; Linux, gpu/amdgpu/thermal, power1_cap.
     """
 
     promise: Literal["same", "default"] | Watts
@@ -32,6 +35,9 @@ class PowerLimitsAreAsPromised(Check):
     each GPU may draw at least, such as 700."""
 
     def read(self, root: Path) -> Iterator[Row]:
+        if amd := list(_of_amd(root)):
+            yield from amd
+            return
         if root != Path("/"):
             raise OSError("NVML is not part of a recorded machine")
         nvml = importlib.import_module("pynvml")
@@ -55,6 +61,20 @@ class PowerLimitsAreAsPromised(Check):
         if seen(rows, _SHARE) == [100]:
             return "default"
         return "same" if len(rows) > 1 and seen(rows, _LIMIT) else None
+
+
+def _of_amd(root: Path) -> Iterator[Row]:
+    """Of each GPU of amdgpu that can be limited, in µW there; a display has no limit."""
+    for card in sysfs.entries(root / "sys/class/drm"):
+        for sensor in sysfs.entries(card / "device/hwmon"):
+            if sysfs.text(sensor / "name") != "amdgpu" or not re.fullmatch(r"card\d+", card.name):
+                continue
+            limit = sysfs.count(sensor / "power1_cap")
+            default = sysfs.count(sensor / "power1_cap_default")
+            why = "amdgpu shows no power1_cap, or no default"
+            yield row(_LIMIT, limit / 1e6 if limit else None, "W", device=card.name, why=why)
+            share = 100 * limit / default if limit and default else None
+            yield row(_SHARE, share, "%", device=card.name, why=why)
 
 
 def _limits(nvml: Any, index: int) -> Iterator[Row]:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.checks.node.power_limit import PowerLimitsAreAsPromised
 from pytest_mnode.evidence.reading import CheckRows
-from tests.checks.node.judged import blamed, judged, rows_of, verdicts
+from tests.checks.node.judged import blamed, judged, rows_of, tree, verdicts
 
 OPEN = list[int]()
 """Calls of nvmlInit without their nvmlShutdown."""
@@ -61,6 +61,17 @@ def test_a_low_limit_is_found(
     found = judged(PowerLimitsAreAsPromised, promise, {"a": gpus(monkeypatch, *watts)})
     assert verdicts(found) == verdict
     assert words in str(found["a"][0])
+    assert blamed(found) == ({"a"} if verdict == "f" else set())
+
+
+@pytest.mark.parametrize(("watts", "verdict"), [("750", "p"), ("500", "f"), ("", "i")])
+def test_limits_of_amd_are_in_sysfs(tmp_path: Path, watts: str, verdict: str) -> None:
+    sensor = "sys/class/drm/card1/device/hwmon/hwmon5"
+    files = {f"{sensor}/name": "amdgpu", f"{sensor}/power1_cap_default": "750000000"}
+    files |= {f"{sensor}/power1_cap": f"{watts}000000"} if watts else {}
+    root = tree(tmp_path, files | {"sys/class/drm/card1-DP-1/status": "off"})
+    found = judged(PowerLimitsAreAsPromised, "default", {"a": root})
+    assert verdicts(found) == verdict
     assert blamed(found) == ({"a"} if verdict == "f" else set())
 
 
