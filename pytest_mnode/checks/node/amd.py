@@ -97,11 +97,11 @@ def _of_card(device: Path, name: str) -> Iterator[Row]:
         value = sysfs.text(device / file)
         yield row(metric, value.upper() if value else None, device=name, why=f"it shows no {file}")
     files = [f for f in sysfs.entries(device / "ras") if f.name.endswith("_err_count")]
-    for file in files:
-        counts = {kind: int(count) for kind, count in _COUNTS.findall(sysfs.text(file) or "")}
-        part = f"{name} {file.name.removesuffix('_err_count')}"
+    for counter in files:
+        counts = {kind: int(count) for kind, count in _COUNTS.findall(sysfs.text(counter) or "")}
+        part = f"{name} {counter.name.removesuffix('_err_count')}"
         for metric, kind in ((_UNCORRECTED, "ue"), (_CORRECTED, "ce")):
-            yield row(metric, counts.get(kind), device=part, why=f"{file.name} shows no {kind}")
+            yield row(metric, counts.get(kind), device=part, why=f"{counter.name} shows no {kind}")
     if not files:
         for metric in (_UNCORRECTED, _CORRECTED):
             yield row(metric, device=name, why="it shows no counters: a virtual function?")
