@@ -95,6 +95,10 @@ LIMITS: Mapping[str, str] = {
         "test_processes_beside_a_failed_one_are_not_awaited_for_long",
     "criteria/launching/sbatch.py _STEP_END_S":
         "criteria/launching/test_sbatch.py::test_a_step_that_does_not_end_is_named",
+    "criteria/storage/asked.py _SEEN_S":
+        "criteria/storage/test_asked.py::test_limits_grow_with_what_is_written",
+    "criteria/storage/asked.py _START_S":
+        "criteria/storage/test_asked.py::test_limits_grow_with_what_is_written",
     "criteria/port_counters/watching.py LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
     "machine/programs.py LIMIT_S":
@@ -334,6 +338,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "controller/rank_talk.py _TURN_S",
         "criteria/launching/gathering.py _POLL_S",
         "criteria/preflight/node_probe.py _HEARD_EVERY_S",
+        "criteria/storage/meeting.py _POLL_OF_A_RANK_S",
+        "criteria/storage/meeting.py _POLL_S",
         "criteria/launching/meeting.py _RETRY_S",
         "measuring/under_load.py _LEAST_EVERY_S",
         "gang/watch.py _LEAST_PAUSE_S",
@@ -404,6 +410,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "certificate/run_facts.py DEFAULT_VALIDITY_S",
         "controller/live_line.py FIRST_S",
         "criteria/launching/rendezvous.py _LEAST_S",
+        "criteria/storage/meeting.py _STALE_S",
         "criteria/launching/store_clients.py _LONG_S",
         "criteria/preflight/datagrams.py _GOOD_ERROR_S",
         "criteria/preflight/directories.py _STALE_S",
@@ -546,6 +553,7 @@ JUDGED: Mapping[str, tuple[str, ...]] = {
         "spec/gang.py GangCriterion.waits_s",
         "spec/restart.py RestartCriterion.checkpoint_within_s",
         "spec/restart.py RestartCriterion.within_s",
+        "spec/storage.py PathPromise.renamed_within_s",
     ),
     "given to a wait of worlds, jobs or checkpoints, which has a test of its own": (
         "checks/node/payloads.py Payload.within_s",

@@ -101,6 +101,13 @@ def _scaling_s(spec: Spec, shape: Shape) -> float:
     return worlds * (10.0 + scaling.rounds * (scaling.warmup + scaling.steps) * step_s)
 
 
+def _storage_s(spec: Spec, shape: Shape) -> float:
+    promise = spec.criteria.storage
+    if promise is None:
+        return 0.0
+    return shape.start_s + promise.expected_s(shape.nodes, spec.accelerators.per_node)
+
+
 def _workload_s(workload: WorkloadCriterion | None) -> float:
     """At most: nobody knows how long the buyer's job takes."""
     return workload.within_s * max(1, len(workload.nodes)) if workload is not None else 0.0
@@ -114,6 +121,7 @@ COSTS: Mapping[str, Cost] = {
     "fabric": Cost("all NICs, fully", "jobs on the same fabric", _fabric_s),
     "groups": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 10),
     "data": Cost("files, little", "nothing", lambda _, shape: shape.start_s + 10),
+    "storage": Cost("file servers, fully", "jobs that read and write there", _storage_s),
     "launch": Cost("jobs that start and end", "the queue", lambda *_: 60.0),
     "scaling": Cost("accelerators and NICs, fully", "jobs on the same fabric", _scaling_s),
     "restart": Cost(

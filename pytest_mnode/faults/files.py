@@ -119,6 +119,17 @@ def other_program(rack: Rack, node: Node, name: str, text: str) -> Undo:
     return undone_inside(rack, node, "unmount", mounted)
 
 
+@fault(path("PATH"))
+def own_view(rack: Rack, node: Node, where: str) -> Undo:
+    """What a node writes or locks below a directory the others do not see, nor it their changes."""
+    if not Path(where).is_dir():
+        raise UsageError(f"no directory {where}")
+    if Path(where).resolve() == Path("/"):
+        raise UsageError(f"{where}: nothing can be mounted over the root directory")
+    inside(rack, node, "own_view", where)
+    return undone_inside(rack, node, "unmount", where)
+
+
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:
     inside(rack, node, "replace", str(target), data=data)
     return undone_inside(rack, node, "unmount", str(target))

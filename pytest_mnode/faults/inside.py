@@ -116,6 +116,21 @@ def add(path: str, mode: str = "644") -> None:
     print(folder)
 
 
+def own_view(path: str) -> None:
+    """Keep to this node what it writes below a directory."""
+    upper, work = Path(STAGE, "upper"), Path(STAGE, "work")
+    mode = os.stat(path).st_mode & 0o7777  # noqa: PTH116
+    _stage()
+    try:
+        upper.mkdir()
+        upper.chmod(mode)
+        work.mkdir()
+        layers = f"lowerdir={path},upperdir={upper},workdir={work}"
+        namespaces.mount("overlay", path, "overlay", MS_NOSUID | MS_NODEV, layers)
+    finally:
+        namespaces.unmount(STAGE)
+
+
 def sysctl(name: str) -> None:
     """Set a kernel setting of the node's own network to standard input; prints the old value."""
     path = Path("/proc/sys", name)
@@ -165,7 +180,7 @@ ACTS = {
     act.__name__: act
     for act in (
         *(replace, edit, write, remove, read_only),
-        *(full, resize, add, sysctl, offloads, unmount, neighbour),
+        *(full, resize, add, own_view, sysctl, offloads, unmount, neighbour),
     )
 }
 

@@ -14,6 +14,7 @@ from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion
 from pytest_mnode.spec.soak import SoakCriterion
 from pytest_mnode.spec.workload import WorkloadCriterion
+from pytest_mnode.spec.storage import StorageCriterion
 
 
 class MeshCriterion(Criterion):
@@ -37,6 +38,8 @@ class Criteria(Page):
     """Do parallel dimensions have the right ranks, and sum right?"""
     data: DataCriterion | None = None
     """Does every sample reach one rank, once?"""
+    storage: StorageCriterion | None = None
+    """Is storage fast enough, and the same to all nodes?"""
     launch: LaunchCriterion | None = None
     """Does a job start right, wherever it is placed?"""
     scaling: ScalingCriterion | None = None

@@ -14,6 +14,9 @@ from pytest_mnode.spec.criteria import Criteria
 from pytest_mnode.spec.fields import Page, Seconds, Text, keys_of, model_in
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
+_OF_THE_CLUSTER = ("storage.datasets", "storage.checkpoints", "storage.scratch")
+"""Keys of a section of the cluster that has the name of a criterion."""
+
 
 class NotPromised(Page):
     """One question about which the cluster's owner promises nothing."""
@@ -95,7 +98,8 @@ class Spec(Inventory):
         Raises AttributeError for a key that no spec can have.
         """
         names = key.split(".")
-        value: Any = self.criteria if hasattr(self.criteria, names[0]) else self
+        promise = hasattr(self.criteria, names[0]) and key not in _OF_THE_CLUSTER
+        value: Any = self.criteria if promise else self
         for name in names:
             if value is None:
                 break

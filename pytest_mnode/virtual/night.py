@@ -37,6 +37,7 @@ _BEYOND = {
     "numa": "no virtual rank has a CPU or memory",
     "groups": "no virtual rank meets in a group",
     "data": "no virtual rank reads a sample",
+    "storage": "no virtual file system answers",
     "launch": "no job is started",
     "restart": "no job is killed",
     "gang": "there is no scheduler",

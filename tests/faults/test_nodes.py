@@ -48,6 +48,18 @@ def test_a_disk_is_full(rack: Rack, tmp_path: Path) -> None:
     assert shell(rack, 1, f"ls '{tmp_path}'") == "kept"
 
 
+def test_a_node_has_a_view_of_its_own(rack: Rack, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("old\n")
+    before = shell(rack, 1, "cat /proc/self/mounts").splitlines()
+    undo = faults.inject(rack, f"own_view:node1:{tmp_path}")
+    write = f"cd '{tmp_path}'; cat kept; echo new >kept; touch own; ls"
+    assert shell(rack, 1, write).split() == ["old", "kept", "own"]
+    assert shell(rack, 0, f"cd '{tmp_path}'; cat kept; ls").split() == ["old", "kept"]
+    assert len(shell(rack, 1, "cat /proc/self/mounts").splitlines()) == len(before) + 1
+    undo()
+    assert shell(rack, 1, f"cat '{tmp_path}/kept'") == "old"
+
+
 def test_a_package_has_another_version(rack: Rack) -> None:
     code = VERSION.format(path=sys.path) + "print(version('pytest'), version('pluggy'))"
     mine, pluggy = output_of(rack, 1, [*PYTHON, code]).split()
@@ -255,6 +267,8 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
     [
         ("read_only_path:node1:/no/such", "no such path: /no/such"),
         ("full_disk:node1:/no/such", "no directory /no/such"),
+        ("own_view:node1:/no/such", "no directory /no/such"),
+        ("own_view:node1:/tmp/..", "nothing can be mounted over the root directory"),
         ("full_disk:node1:/tmp/..", "has /.*, without which nothing runs on the node"),
         (f"full_disk:node1:{Path(sys.executable).parent}", "without which nothing runs"),
         ("read_only_path:node1:/", "nothing can be mounted over the root directory"),

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
 
 
-NEED_RANKS = ("mesh", "fabric", "numa", "devices", "groups", "data", "launch", "scaling", "restart")
+NEED_RANKS = (
+    "mesh",
+    "fabric",
+    "numa",
+    "devices",
+    "groups",
+    "data",
+    "storage",
+    "launch",
+    "scaling",
+    "restart",
+)
 """Criteria that are of no use on nodes that cannot meet."""
 
 

@@ -1,0 +1,491 @@
+"""Judges the rows of storage experiments. Pure.
+
+A rate of all nodes is that of a repeat, from the common start to the end of the slowest node; the
+mean of repeats is judged with its interval. A node is slow if its share of the median of all nodes,
+repeat by repeat, is below its fraction with the whole interval.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pytest_mnode.criteria.storage.in_ranks import UNUSABLE, WAITED
+from pytest_mnode.criteria.storage.meeting import UNSEEN
+from pytest_mnode.culprit import Culprit, Parts
+from pytest_mnode.detection import LOOKS, PROBABILITY, estimate
+from pytest_mnode.evidence.edges import Edges
+from pytest_mnode.evidence.row import Row
+from pytest_mnode.measurement import (
+    Bound,
+    HeadlineMark,
+    Measurement,
+    all_of,
+    at_least,
+    at_most,
+    equals,
+    listed,
+)
+from pytest_mnode.spec.storage import (
+    BesidePromise,
+    CheckpointPromise,
+    PathPromise,
+    RandomReadsPromise,
+    SmallFilesPromise,
+)
+
+GB = 1e9
+_MOST_NAMED = 16
+_SLOW = 0.7
+"""[choice] A node below this share of the median is named where the rate of all is too low."""
+JUDGEMENTS = 8
+"""Rates that a path has, which share the chance of a false alarm of one judgement."""
+_LOOKS = len(LOOKS) * JUDGEMENTS
+_FALSE_ALARM = (1 - PROBABILITY) / JUDGEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rows of one path, by what its rules ask. nodes: of the run, in order."""
+
+    path: str
+    nodes: tuple[str, ...]
+    rows: Sequence[Row]
+
+    @property
+    def key(self) -> str:
+        return f"storage.paths.{self.path}"
+
+    def missing(self, *metrics: str) -> str:
+        """Why these metrics are not known on all nodes; "" if they are."""
+        unusable = [
+            f"{one.node}: {one.why}" if one.node else one.why
+            for one in self.rows
+            if one.metric == UNUSABLE
+        ]
+        unread = [
+            f"{one.node}: {one.why or 'not read'}"
+            for one in self.rows
+            if one.metric in metrics and one.value is None
+        ]
+        known = {one.metric for one in self.rows if one.value is not None}
+        absent = [f"{metric} was not measured" for metric in metrics if metric not in known]
+        return listed(unusable or unread or absent)
+
+    def repeats(self, metric: str) -> list[dict[str, float]]:
+        """Values by node, of each repeat that all nodes (or the one that acts alone) have."""
+        found: dict[int, dict[str, float]] = {}
+        for one in self.rows:
+            if one.metric == metric and isinstance(one.value, int | float) and one.value > 0:
+                found.setdefault(one.repeat or 0, {})[one.node] = one.value
+        wanted = 1 if metric.endswith(" alone") else len(self.nodes)
+        return [found[number] for number in sorted(found) if len(found[number]) >= wanted]
+
+    def blamed(self, node: str, why: str) -> Culprit:
+        return Culprit(
+            f"{node} {self.path} ({why})", node, parts=Parts(devices=((node, self.path),))
+        )
+
+    def anybody(self, why: str) -> Culprit:
+        """The path, where nothing tells which node is at fault."""
+        parts = Parts(settings=(self.path,))
+        return Culprit(f"{self.path} ({why})", either=[self.nodes], parts=parts)
+
+    def star(self, bad: Mapping[str, str]) -> Culprit | None:
+        """Nodes that do not see what the first node did, each with the reason; if none does, the
+        first node may be at fault as well."""
+        if bad and len(bad) == len(self.nodes) - 1:
+            return self.anybody(f"{next(iter(bad.values()))}, on all nodes but {self.nodes[0]}")
+        blamed = [self.blamed(node, why) for node, why in bad.items()]
+        return all_of(blamed, _MOST_NAMED)
+
+    def how(self, metric: str) -> str:
+        """How it was measured, in words, with the nodes that differ."""
+        by_how: dict[str, list[str]] = {}
+        for one in self.rows:
+            if one.metric == f"{metric} how":
+                by_how.setdefault(str(one.value), []).append(one.node)
+        if len(by_how) < 2:
+            return next(iter(by_how), "")
+        return listed(f"{how} on {', '.join(dict.fromkeys(on))}" for how, on in by_how.items())
+
+
+Whole = Callable[[Mapping[str, float]], float]
+
+
+def slowest_times_nodes(by_node: Mapping[str, float]) -> float:
+    """Rate of all nodes that move the same, each: until the slowest has ended."""
+    return len(by_node) * min(by_node.values())
+
+
+def summed(by_node: Mapping[str, float]) -> float:
+    """Rate of all nodes that work for the same time."""
+    return sum(by_node.values())
+
+
+def rate(  # noqa: PLR0917  of a metric
+    rates: Rates,
+    metric: str,
+    name: str,
+    key: str,
+    promised: float | None,
+    unit: str = "GB/s",
+    whole: Whole = slowest_times_nodes,
+    mark: HeadlineMark | None = None,
+    per: float = 1.0,
+) -> Measurement:
+    """The rate of all nodes, or what `whole` makes of theirs; recorded if nothing is promised.
+
+    per: what a unit of the value is worth in that of the rows, such as 1e9 of GB/s in B/s.
+    """
+    bound = (
+        None if promised is None else at_least(promised / per).of(f"{rates.key}.{key}", promised)
+    )
+    source = f"criteria.{rates.key}.{key}" if bound else ""
+    values = [whole(one) / per for one in rates.repeats(metric)]
+    why = rates.missing(metric)
+    if not values or why:
+        return _unknown(
+            rates, name, why or f"no repeat has {metric} of all nodes", bound, source, unit
+        )
+    return _judged(
+        rates, name, values, bound, source, unit, rates.how(metric), _slow(rates, metric), mark
+    )
+
+
+def _judged(  # noqa: PLR0917  of values
+    rates: Rates,
+    name: str,
+    values: Sequence[float],
+    bound: Bound | None,
+    source: str,
+    unit: str,
+    note: str,
+    culprit: Culprit,
+    mark: HeadlineMark | None = None,
+    looks: int = _LOOKS,
+) -> Measurement:
+    """The mean of repeats, with its interval. A single repeat has none, and judges nothing."""
+    found = estimate([[value] for value in values], looks)
+    if found is None and bound is not None:
+        why = f"{len(values)} repeat ({listed(f'{one:.4g}' for one in values)} {unit})"
+        return _unknown(rates, name, why, bound, source, unit)
+    value = found.value if found else statistics.fmean(values)
+    interval = found.interval if found else None
+    detection = found.detection(bound.accepted) if found and bound else None
+    many = f"{len(values)} repeats"
+    note = f"{many}, {note}" if note else many
+    return Measurement(
+        f"{rates.path}: {name}",
+        value,
+        unit,
+        bound,
+        source,
+        culprit if bound else None,
+        note,
+        detection=detection,
+        headline=mark,
+        interval=interval,
+        false_alarm=_FALSE_ALARM if bound else None,
+    )
+
+
+def _unknown(  # noqa: PLR0917  of a name
+    rates: Rates, name: str, why: str, bound: Bound | None, source: str, unit: str
+) -> Measurement:
+    unusable = [one for one in rates.rows if one.metric == UNUSABLE and one.node]
+    blamed = [rates.blamed(one.node, one.why) for one in unusable]
+    return Measurement.unknown(
+        f"{rates.path}: {name}",
+        why,
+        unit=unit,
+        expected=bound,
+        source=source,
+        culprit=all_of(blamed, _MOST_NAMED),
+    )
+
+
+def _shares(rates: Rates, metric: str) -> dict[str, list[float]]:
+    """What each node had of the median of all nodes, in each repeat."""
+    found = rates.repeats(metric)
+    middles = [statistics.median_high(one.values()) for one in found]
+    return {
+        node: [one[node] / middle for one, middle in zip(found, middles, strict=True)]
+        for node in rates.nodes
+    }
+
+
+def _below(values: Sequence[float], bound: Bound, looks: int) -> bool:
+    """Whether a node's shares are below a bound with their whole interval."""
+    found = estimate([[value] for value in values], looks)
+    return found is not None and bound.decides(*found.interval) is False
+
+
+def _slow(rates: Rates, metric: str) -> Culprit:
+    """Who is to blame for a low rate of all: slow nodes, else the path itself."""
+    shares = _shares(rates, metric)
+    slow = {
+        node: statistics.median(values)
+        for node, values in shares.items()
+        if len(rates.nodes) > 2 and _below(values, at_least(_SLOW), len(LOOKS))
+    }
+    blamed = [
+        rates.blamed(node, f"{share:.2g} of the median {metric}") for node, share in slow.items()
+    ]
+    return all_of(blamed, _MOST_NAMED) or rates.anybody("on all nodes alike")
+
+
+def peers(rates: Rates, metric: str, name: str, fraction: float, key: str) -> Measurement:
+    """The share of the median of all nodes that the slowest node has, at the same time."""
+    bound = at_least(fraction).of(f"{rates.key}.{key}", fraction)
+    source = f"criteria.{rates.key}.{key}, of the median of {len(rates.nodes)} nodes"
+    found, why = rates.repeats(metric), rates.missing(metric)
+    if not found or why:
+        return _unknown(rates, name, why or "no repeat", bound, source, "")
+    shares = _shares(rates, metric)
+    looks = _LOOKS * len(rates.nodes)
+    medians = {node: statistics.median(values) for node, values in shares.items()}
+    slowest = min(medians, key=lambda node: medians[node])
+    slow = [node for node, values in shares.items() if _below(values, bound, looks)]
+    blamed = all_of(
+        [rates.blamed(node, f"{medians[node]:.2g} of the median {metric}") for node in slow],
+        _MOST_NAMED,
+    ) or rates.blamed(slowest, f"{medians[slowest]:.2g} of the median {metric}")
+    note = f"{slowest} is the slowest"
+    return _judged(*(rates, name, shares[slowest], bound, source, "", note, blamed), looks=looks)
+
+
+def judge_checkpoint(
+    rates: Rates, promise: CheckpointPromise, whole_bytes: int, node_bytes: int
+) -> Iterator[Measurement]:
+    """Rates of all nodes, of the slowest one, and wrong content."""
+    part = "" if node_bytes >= whole_bytes else f", {node_bytes / whole_bytes:.2g} of its size"
+    for kind in ("write", "read"):
+        promised = getattr(promise, f"{kind}_at_least_bytes_s")
+        after = f"on {len(rates.nodes)} nodes"
+        mark = HeadlineMark(f"{promise.what}, {kind}:", after, order=0 if promised else 1)
+        name = f"{promise.what}, {kind} by all nodes together{part}"
+        yield rate(rates, kind, name, f"checkpoint.{kind}_at_least", promised, mark=mark, per=GB)
+        least = getattr(promise, f"node_{kind}_at_least_bytes_s")
+        if least is not None:
+            name = f"{promise.what}, {kind} by the slowest node"
+            of = partial(rate, rates, kind, name, f"checkpoint.node_{kind}_at_least", least)
+            yield of(whole=lambda by_node: min(by_node.values()), per=GB)
+        if len(rates.nodes) > 2:
+            name = f"{kind} by the slowest node, of the median"
+            key = "checkpoint.peers_at_least_fraction"
+            yield peers(rates, kind, name, promise.peers_at_least_fraction, key)
+    yield wrong_pages(rates)
+
+
+def wrong_pages(rates: Rates) -> Measurement:
+    """Pages read that had other content than another node wrote."""
+    name, source = "pages with other content than was written", "each page has its own stamp"
+    if why := rates.missing("wrong pages"):
+        return _unknown(rates, name, why, equals(0), source, "")
+    bad = [one for one in rates.rows if one.metric == "wrong pages" and one.value]
+    culprits = []
+    for one in bad:
+        place = rates.nodes.index(one.node)
+        writer = rates.nodes[(place + 1) % len(rates.nodes)]
+        words = f"{one.node} {rates.path} ({one.value} pages that {writer} wrote)"
+        devices = Parts(devices=((one.node, rates.path),))
+        culprits.append(Culprit(words, either=[{one.node, writer}], parts=devices))
+    total = sum(int(one.value or 0) for one in bad)
+    read = sum(one.size_bytes or 0 for one in rates.rows if one.metric == "wrong pages")
+    note = f"{read / 2**20:.4g} MiB compared"
+    return Measurement.none_allowed(
+        f"{rates.path}: {name}", culprits, source, count=total, note=note
+    )
+
+
+def judge_together(rates: Rates, promise: CheckpointPromise) -> Iterator[Measurement]:
+    """All nodes at once, of their number times one alone."""
+    count, fraction = len(rates.nodes), promise.together_at_least_fraction
+    key = "checkpoint.together_at_least_fraction"
+    assert fraction is not None
+    bound = at_least(fraction).of(f"{rates.key}.{key}", fraction)
+    source = f"criteria.{rates.key}.{key}, of {count} × one node alone"
+    for kind in ("write", "read"):
+        name = f"{kind} by all nodes at once, of {count} × one alone"
+        why = rates.missing(kind, f"{kind} alone")
+        pairs = zip(rates.repeats(kind), rates.repeats(f"{kind} alone"), strict=False)
+        values = [
+            slowest_times_nodes(every) / (count * next(iter(one.values()))) for every, one in pairs
+        ]
+        if why or not values:
+            yield _unknown(rates, name, why or "no repeat", bound, source, "")
+            continue
+        alone = statistics.median(next(iter(o.values())) for o in rates.repeats(f"{kind} alone"))
+        mark = HeadlineMark(after=f"of {count} × one ({kind})")
+        note = f"one alone {alone / GB:.3g} GB/s"
+        culprit = _slow(rates, kind)
+        yield _judged(rates, name, values, bound, source, "", note, culprit, mark)
+
+
+def judge_small_files(rates: Rates, promise: SmallFilesPromise) -> Iterator[Measurement]:
+    """Files a second, over all nodes."""
+    for step in ("create", "stat", "delete"):
+        promised = getattr(promise, f"{step}_at_least_per_s")
+        mark = HeadlineMark(f"small files, {step}:", f"on {len(rates.nodes)} nodes", order=1)
+        name, key = f"small files, {step}", f"small_files.{step}_at_least"
+        yield rate(rates, step, name, key, promised, "/s", mark=mark)
+
+
+def judge_random_reads(rates: Rates, promise: RandomReadsPromise) -> Iterator[Measurement]:
+    """Bytes and reads a second, over all nodes."""
+    block = promise.block_bytes
+    what = f"random reads of {block // 1024} KiB"
+    mark = HeadlineMark(f"{what}:", f"on {len(rates.nodes)} nodes", order=1)
+    of = partial(rate, rates, "random read", whole=summed)
+    yield of(what, "random_reads.at_least", promise.at_least_bytes_s, mark=mark, per=GB)
+    if promise.reads_at_least_per_s is not None:
+        key, name = "random_reads.reads_at_least", f"{what}, number"
+
+        def number(by_node: Mapping[str, float]) -> float:
+            return summed(by_node) / block
+
+        yield rate(
+            rates, "random read", name, key, promise.reads_at_least_per_s, "/s", whole=number
+        )
+    if any(one.metric == "wrong pages" for one in rates.rows):
+        yield wrong_pages(rates)
+
+
+def judge_beside(rates: Rates, promise: BesidePromise) -> Iterator[Measurement]:
+    """What storage and collectives lose to each other."""
+    for what, alone, beside, limit, key in (
+        (
+            "checkpoint's rate beside collectives",
+            *("write without collectives", "write beside collectives"),
+            *(promise.storage_loss_at_most, "storage_loss_at_most"),
+        ),
+        (
+            "all-reduces' rate beside a checkpoint",
+            *("all-reduces without storage", "all-reduces beside storage"),
+            *(promise.collective_loss_at_most, "collective_loss_at_most"),
+        ),
+    ):
+        name = f"loss of the {what}"
+        bound = None
+        if limit is not None:
+            bound = at_most(limit).of(f"{rates.key}.beside_collectives.{key}", limit)
+        source = f"criteria.{rates.key}.beside_collectives.{key}" if bound else ""
+        why = rates.missing(alone, beside)
+        pairs = zip(rates.repeats(alone), rates.repeats(beside), strict=True)
+        kept = [min(both.values()) / min(one.values()) for one, both in pairs]
+        found = estimate([[value] for value in kept], _LOOKS) if kept and not why else None
+        if found is None:
+            yield _unknown(rates, name, why or "too few repeats", bound, source, "")
+            continue
+        culprit = _slow(rates, beside)
+        yield Measurement(
+            *(f"{rates.path}: {name}", 1 - found.value, "", bound, source),
+            culprit if bound else None,
+            f"{len(kept)} repeats",
+            interval=(1 - found.high, 1 - found.low),
+            false_alarm=_FALSE_ALARM if bound else None,
+        )
+
+
+def judge_renames(rates: Rates, promise: PathPromise) -> Iterator[Measurement]:
+    """How late the last node sees a renamed file, and files with content of nobody."""
+    within = promise.renamed_within_s
+    assert within is not None
+    bound = at_most(within).of(f"{rates.key}.renamed_within", within)
+    name, source = "renamed file seen by all other nodes", f"criteria.{rates.key}.renamed_within"
+    unseen = {one.node: UNSEEN for one in rates.rows if one.why == UNSEEN}
+    if unseen:
+        waited = max(float(one.value or 0) for one in rates.rows if one.metric == WAITED)
+        culprit = rates.star(unseen)
+        yield Measurement(f"{rates.path}: {name}", waited, "s", bound, source, culprit)
+        return
+    late = [one for one in rates.rows if one.metric == "renamed file seen"]
+    if why := rates.missing("renamed file seen"):
+        yield _unknown(rates, name, why, bound, source, "s")
+        return
+    index = {node: number for number, node in enumerate(rates.nodes)}
+    seen_s = {(index[one.peer], index[one.node]): float(one.value or 0) for one in late}
+    edges = Edges.judged(rates.nodes, seen_s, lambda value: value > within)
+    words = {
+        "sending": "others see its files late",
+        "receiving": "it sees files of others late",
+        "both ways": "it sees files of others late, and others its own",
+    }
+    named = [
+        rates.blamed(rates.nodes[node], words[way]) for node, way in edges.blamed.nodes.items()
+    ]
+    blamed = all_of([*named, edges.paths(edges.blamed.paths)], _MOST_NAMED)
+    mark = HeadlineMark("renamed files seen after", order=2)
+    note, worst = f"{len(late)} looks", max(seen_s.values())
+    yield Measurement(
+        *(f"{rates.path}: {name}", worst, "s", bound, source, blamed, note), headline=mark
+    )
+    odd = [
+        one for one in rates.rows if one.metric == "renamed file with other content" and one.value
+    ]
+    yield Measurement.none_allowed(
+        f"{rates.path}: renamed files seen with other content than before or after",
+        [rates.blamed(one.node, f"file of {one.peer}") for one in odd],
+        "a rename is atomic",
+    )
+
+
+def judge_texts(
+    rates: Rates, name: str, right: Mapping[str, str], source: str, say: str
+) -> Measurement:
+    """Rows whose text must be one: none may have another. right: the text by metric."""
+    every = [one for one in rates.rows if one.metric in right]
+    why = rates.missing(*right)
+    wrong = [one for one in every if one.value is not None and one.value != right[one.metric]]
+    bad = [rates.blamed(one.node, f"{one.metric}: {one.value}") for one in wrong if not one.peer]
+    of_first = {one.node: f"{one.metric}: {one.value}" for one in wrong if one.peer}
+    bad += filter(None, [rates.star(of_first)])
+    if why and not bad:
+        return _unknown(rates, name, why, equals(0), source, "")
+    mark = HeadlineMark(after=say, of=len(every), right=len(every) - len(wrong), order=2)
+    return Measurement.none_allowed(
+        *(f"{rates.path}: {name}", bad, source),
+        count=len(wrong),
+        unsure=why,
+        note=f"{len(every)} tried",
+        headline=mark,
+    )
+
+
+def judge_locks(rates: Rates, kinds: Sequence[str]) -> Iterator[Measurement]:
+    """Whether locks exclude other nodes, and are given again once they are free."""
+    for kind in kinds:
+        held, free = f"{kind} that another node holds", f"{kind} of an unlocked file"
+        source = f"criteria.{rates.key}.locks {kind}"
+        right = {free: "granted"} | ({held: "refused"} if len(rates.nodes) > 1 else {})
+        yield judge_texts(rates, f"{kind} that did not hold", right, source, "locks held")
+
+
+def judge_replaced(rates: Rates) -> Iterator[Measurement]:
+    """Whether an open file that another node replaces stays as it was, and is new if reopened."""
+    right = {"replaced file read on": "whole", "replaced file opened anew": "new"}
+    source = f"criteria.{rates.key}.replaced_files readable"
+    name = "readers of a replaced file that failed"
+    yield judge_texts(rates, name, right, source, "replaced files readable")
+
+
+def judge_exceeded(rates: Rates) -> Iterator[Measurement]:
+    """Whether a checkpoint beyond the limit ends with an error, and costs no other."""
+    source = f"criteria.{rates.key}.limit"
+    metric = "error of a checkpoint that exceeds the limit"
+    name = "checkpoints beyond the limit without an error"
+    why = rates.missing(metric)
+    said = [one for one in rates.rows if one.metric == metric and one.value is not None]
+    silent = [one for one in said if not str(one.value).startswith(("ENOSPC", "EDQUOT"))]
+    if why and not silent:
+        yield _unknown(rates, name, why, equals(0), source, "")
+        return
+    note = listed(f"{one.node}: {one.value}" for one in said)
+    blamed = [rates.blamed(one.node, f"error: {one.value}") for one in silent]
+    yield Measurement.none_allowed(f"{rates.path}: {name}", blamed, source, note=note)
+    kept = {"checkpoint before it": "whole", "error of the next checkpoint": "none"}
+    what = "checkpoints lost by one beyond the limit"
+    yield judge_texts(rates, what, kept, source, "full file systems survived")
