@@ -13,8 +13,8 @@ from pytest_mnode.spec.preflight import PreflightCriterion
 from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion
 from pytest_mnode.spec.soak import SoakCriterion
-from pytest_mnode.spec.workload import WorkloadCriterion
 from pytest_mnode.spec.storage import StorageCriterion
+from pytest_mnode.spec.workload import WorkloadCriterion
 
 
 class MeshCriterion(Criterion):
