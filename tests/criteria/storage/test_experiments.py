@@ -60,7 +60,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setattr("torch._C._distributed_c10d.TCPStore", lambda *_: store)
         monkeypatch.setenv("MASTER_ADDR", "here")
         monkeypatch.setenv("MASTER_PORT", "1")
-        about = {
+        about: dict[str, Any] = {
             **{"path": str(tmp_path), "shared": True, "need_bytes": 8 * PAGE, "seen_s": 1.0},
             **{"free_fraction": 0.5, "limit_s": 20.0, "seed": next(seeds)},
         }

@@ -66,16 +66,19 @@ def test_the_rate_of_all_is_until_the_slowest_has_ended() -> None:
         )
     )
     write = judged["checkpoint of 70b, write by all nodes together, 0.5 of its size"]
-    assert (write.verdict, write.known) == (PASS, pytest.approx(10, rel=0.01))
+    assert write.verdict is PASS
+    assert write.known == pytest.approx(10, rel=0.01)
     assert write.headline is not None
     assert write.headline.before == "checkpoint of 70b, write:"
     assert judged["checkpoint of 70b, write by the slowest node"].known == pytest.approx(
         2.5, rel=0.01
     )
     share = judged["write by the slowest node, of the median"]
-    assert (share.verdict, share.known) == (PASS, pytest.approx(2.5 / 3, rel=0.01))
+    assert share.verdict is PASS
+    assert share.known == pytest.approx(2.5 / 3, rel=0.01)
     read = judged["checkpoint of 70b, read by all nodes together, 0.5 of its size"]
-    assert (read.verdict, read.known) == (None, pytest.approx(20, rel=0.01))
+    assert read.verdict is None
+    assert read.known == pytest.approx(20, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +120,10 @@ def test_all_at_once_against_one_alone() -> None:
     rows = rates([*five("write", 3, 3, 3, 3), *five("read", 1, 1, 1, 1), *alone])
     judged = rules.judge_together(rows, point(together_at_least_fraction=0.7))
     write, read = judged
-    assert (write.verdict, write.known) == (PASS, pytest.approx(0.75, rel=0.01))
-    assert (read.verdict, read.known) == (FAIL, pytest.approx(0.25, rel=0.01))
+    assert write.verdict is PASS
+    assert write.known == pytest.approx(0.75, rel=0.01)
+    assert read.verdict is FAIL
+    assert read.known == pytest.approx(0.25, rel=0.01)
     assert write.headline is not None
     assert write.headline.after == "of 4 × one (write)"
 
@@ -157,8 +162,10 @@ def test_small_files_and_random_reads() -> None:
         {"size": "1 MiB", "at_least": "9 GB/s", "reads_at_least": 200_000}
     )
     rate, number = rules.judge_random_reads(rates(five("random read", 1, 3, 3, 3)), reads)
-    assert (rate.verdict, rate.known) == (PASS, pytest.approx(10, rel=0.01))
-    assert (number.verdict, number.known) == (FAIL, pytest.approx(1e10 / 65536, rel=0.01))
+    assert rate.verdict is PASS
+    assert rate.known == pytest.approx(10, rel=0.01)
+    assert number.verdict is FAIL
+    assert number.known == pytest.approx(1e10 / 65536, rel=0.01)
 
 
 def test_losses_beside_collectives() -> None:
@@ -170,9 +177,13 @@ def test_losses_beside_collectives() -> None:
             *five("all-reduces beside storage", *[90] * 4, unit=1),
         ]
     )
-    storage, calls = rules.judge_beside(rows, BesidePromise(storage_loss_at_most=0.1))
-    assert (storage.verdict, storage.known) == (FAIL, pytest.approx(0.25))
-    assert (calls.verdict, calls.known) == (None, pytest.approx(0.1))
+    storage, calls = rules.judge_beside(
+        rows, BesidePromise.model_validate({"storage_loss_at_most": 0.1})
+    )
+    assert storage.verdict is FAIL
+    assert storage.known == pytest.approx(0.25)
+    assert calls.verdict is None
+    assert calls.known == pytest.approx(0.1)
 
 
 def seen(late: Iterable[tuple[str, str]], seconds: float = 5.0) -> list[Row]:
