@@ -67,12 +67,19 @@ def test_what_comes_once_is_named_with_its_time(tmp_path: Path, fault: str, word
 
 
 @turns_red("soak", SOAKS)
-def test_a_wrong_step_now_and_then_is_named(tmp_path: Path) -> None:
-    done = soak(tmp_path, "10s", "--mnode-fault=wrong_layers:node3:130")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("wrong_layers:node3:130", "training steps, digests that differ"),
+        ("wrong_products:node3:20000", "(1 of 12288) (repeated products float32, wrong 1"),
+    ],
+)
+def test_a_wrong_result_now_and_then_is_named(tmp_path: Path, fault: str, words: str) -> None:
+    done = soak(tmp_path, "10s", f"--mnode-fault={fault}")
     found = failures(done)
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit_nodes"] == ["node3"], found
-    assert "training steps, digests that differ" in found["culprit"]
+    assert words in found["culprit"]
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])

@@ -16,6 +16,7 @@ from pytest_mnode.criteria.devices import (
     LARGEST_CHECKED,
     judge_products,
     judge_rates,
+    judge_repeated,
     judge_steps,
 )
 from pytest_mnode.criteria.soak.found import LogOfNode, Measured, Plan, Rate
@@ -29,6 +30,7 @@ from pytest_mnode.measuring.locating.rounds import Pair, both_ways, circle
 from pytest_mnode.measuring.messages import exchange
 from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.ranks import gathered
+from pytest_mnode.measuring.repeated_products import compare_products
 from pytest_mnode.measuring.sweep import sweep
 from pytest_mnode.rank import here
 from pytest_mnode.rank.world import World
@@ -37,6 +39,8 @@ from pytest_mnode.spec.devices import DevicesCriterion, MatmulPromise
 
 PRODUCTS = 2
 """Checked products of a round and data type; a check costs the host as much as the device gains."""
+SEEDS = 1 << 16
+"""From the seed of a round's repeated products to that of the next."""
 LOAD_S, PAIRS_S = 10.0, 5.0
 """[choice] Timed products, and transfers of pairs, of a round on nodes of their own: long enough
 that GPUs stay hot, and short enough that a round ends within a minute."""
@@ -95,8 +99,14 @@ def _devices(plan: Plan, world: World, device: torch.device, found: Measured) ->
         for dtype in promise.matmul.dtypes:
             _products(plan, promise.matmul, dtype, world, device, found)
             _load(plan, promise, dtype, world, device, found)
+    if promise.repeated_products is not None:
+        once = promise.repeated_products.model_copy(update={"duration_s": None})
+        for kind in once.dtypes:
+            voted = compare_products(once, kind, world, device, seed=plan.number * SEEDS)
+            found.measurements += judge_repeated(voted)
+            _checked(found, "repeated products", voted.products * world.size)
     if promise.training_step is not None:
-        steps = results_of_ranks.compare_steps(promise.training_step, world, device)
+        steps = results_of_ranks.compare_steps(promise.training_step, world, device, plan.number)
         found.measurements += judge_steps(steps)
         _checked(found, "training steps", sum(len(row.models) for row in steps.rows) * steps.steps)
 

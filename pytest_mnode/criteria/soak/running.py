@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
-from pytest_mnode.criteria.port_counters.watching import read_ports
+from pytest_mnode.certificate.text import first_line
+from pytest_mnode.criteria.port_counters.judging import PortReadings, judge, nvlink_rises
+from pytest_mnode.criteria.port_counters.watching import nvlink_bounds, read_ports
 from pytest_mnode.criteria.soak import found
 from pytest_mnode.criteria.soak.found import Failure, Kept, LogOfNode, Measured, Plan, Round
 from pytest_mnode.culprit import Culprit
@@ -68,7 +69,7 @@ class Soak:
         self.rounds = list(self.kept.rounds)
         try:
             self._start()
-            self.before = self.ports = read_ports(self.cluster, self.spec.fabric)
+            self.before = self.ports = self._read()
             deadline_s = time.monotonic() + self.for_s - self.kept.soaked_s
             while not self.cut and deadline_s - time.monotonic() >= self._next_s:
                 one = self._round(deadline_s)
@@ -113,12 +114,12 @@ class Soak:
                 return None
             self.kills = True
             self._broken += 1
-            words = str(error).partition("\n")[0]
+            words = first_line(str(error), 160)
             who = Culprit.of_record(error.culprit) if error.culprit else Culprit(words)
             failures.append(Failure("ranks of a round", words, who, symptom=True))
         except MnodeError as error:
             self._close()
-            self.cut = str(error).partition("\n")[0]
+            self.cut = first_line(str(error), 160)
             lost = error.node if isinstance(error, NodeLostError) else ()
             who = Culprit(self.cut, lost)
             failures.append(Failure("ranks of a round", self.cut, who, symptom=True))
@@ -174,11 +175,16 @@ class Soak:
         """Counters of links since the last round; losses are judged over the whole soak."""
         before = self.ports
         try:
-            self.ports = read_ports(self.cluster, self.spec.fabric)
+            self.ports = self._read()
         except MnodeError as error:
             self.ports = dict.fromkeys(before, str(error).partition("\n")[0])
         found = judge(before, self.ports, self.spec.fabric, kills=self.kills)
-        return [one for one in found if one.name in self._of_links]
+        rises = nvlink_rises(before, self.ports, nvlink_bounds(self.spec))
+        return [*(one for one in found if one.name in self._of_links), *rises]
+
+    def _read(self) -> PortReadings:
+        nvlink = any(limit is not None for limit in nvlink_bounds(self.spec).values())
+        return read_ports(self.cluster, self.spec.fabric, nvlink=nvlink)
 
     def _log(self, logs: Mapping[str, LogOfNode]) -> list[Measurement]:
         """Failures in the kernel logs since the last round."""
