@@ -11,6 +11,7 @@ from pytest_mnode import not_promised
 from pytest_mnode.criteria import at_once as judges_at_once
 from pytest_mnode.criteria import fabric as judges
 from pytest_mnode.criteria.preflight.payload_paths import changed_paths
+from pytest_mnode.criteria.switches import judge_switches
 from pytest_mnode.measuring import at_once, limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest, perftest_pairs
 from pytest_mnode.options import locate_budget_s
@@ -234,3 +235,14 @@ def test_other_traffic_costs_no_more_than_promised(
         pytest.skip("victims and aggressors are two nodes each at least; give --mnode-nodes=4")
     found = bench.beside(world, spec, promise, device)
     measure.record(judges_at_once.judge_congestion(found, promise))
+
+
+@needs_group
+@pytest.mark.mnode(timeout=limits.switches_limit_s, still=limits.switches_limit_s)
+def test_switches_are_sound(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Are all links of the InfiniBand switches fast, and free of errors while all nodes send?"""
+    promise = promised(spec, "fabric.switches")
+    found = bench.look_at_switches(world, spec, promise, device)
+    measure.record(judge_switches(found, promise, world.nodes))

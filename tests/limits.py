@@ -101,6 +101,8 @@ LIMITS: Mapping[str, str] = {
         "criteria/storage/test_asked.py::test_limits_grow_with_what_is_written",
     "criteria/port_counters/watching.py LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
+    "measuring/limits.py SCAN_S":
+        "test_silent_programs.py::test_a_program_that_never_answers[program that asks switches]",
     "machine/programs.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[program of a check]",
     "checks/node/dcgm.py _LEVEL_S":
@@ -399,6 +401,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/cleanup/daemon.py STILL_WRITING_S",
         "launchers/cleanup/queue_cleanup.py _LATE_S",
         "launchers/rack/wiring.py QUEUE_S",
+        "measuring/at_once.py _LEAD_S",
+        "measuring/at_once.py _MESSAGE_S",
         "measuring/devices.py REPEAT_S",
         "measuring/limits.py REPEAT_S",
         "measuring/locating/pairs.py _CHUNK_S",

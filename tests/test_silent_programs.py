@@ -19,6 +19,7 @@ from pytest_mnode.jobs.slurm import files, on_node, sbatch
 from pytest_mnode.logs import kernel_log
 from pytest_mnode.machine import model, nvidia_smi, programs, threads
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.measuring import switches
 from pytest_mnode.measuring.tools import beside_nic
 from tests.programs import write_program
 
@@ -65,6 +66,10 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
     "nvidia-smi": (
         *(nvidia_smi, "LIMIT_S", "nvidia-smi", lambda _: nvidia_smi.read_nvidia_smi().why),
         "timed out",
+    ),
+    "program that asks switches": (
+        *(switches, "SCAN_S", "iblinkinfo", lambda _: switches.links_of_subnet()),
+        "iblinkinfo gave no answer within",
     ),
     "program of a check": (
         *(programs, "LIMIT_S", "sminfo"),

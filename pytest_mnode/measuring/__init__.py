@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.numa import placement
     from pytest_mnode.measuring.repeated_products import compare_products
     from pytest_mnode.measuring.results_of_ranks import repeated_steps, wrong_products
+    from pytest_mnode.measuring.switches import look_at_switches
     from pytest_mnode.measuring.transport import prove_transport
     from pytest_mnode.measuring.under_load import devices_under_load
 
@@ -53,6 +54,7 @@ _HOMES = {
     "numa": ("placement",),
     "repeated_products": ("compare_products",),
     "results_of_ranks": ("repeated_steps", "wrong_products"),
+    "switches": ("look_at_switches",),
     "transport": ("prove_transport",),
     "under_load": ("devices_under_load",),
 }
@@ -80,6 +82,7 @@ __all__ = [
     "find_slow_links",
     "incast",
     "latencies",
+    "look_at_switches",
     "measure_busbw",
     "near_and_far",
     "placement",

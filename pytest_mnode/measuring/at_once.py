@@ -74,7 +74,7 @@ class Beside:
     lasted_s: tuple[float, ...]
 
 
-class _Flows:
+class Flows:
     """Flows between ranks, with buffers that are used again."""
 
     def __init__(self, flows: Iterable[Flow], size_bytes: int, device: torch.device) -> None:
@@ -152,7 +152,7 @@ def bisection(
     node = node_gbits_s(spec, world)
     size = int(node * 1e9 / 8 / world.local_size * REPEAT_S)
     pairs = [*zip(one, other, strict=True)]
-    flows = _Flows(_both_ways(world, pairs), size, device)
+    flows = Flows(_both_ways(world, pairs), size, device)
     found = []
     for _ in range(COMMUNICATORS):
         with fresh_group(Algorithm(DEFAULT, False, True, ""), device) as group:
@@ -163,7 +163,7 @@ def bisection(
     wanted = promise.at_least_fraction * line / promise.oversubscription
     if median(map(median, found)) < wanted:
         for pair in pairs:
-            by_itself = _Flows(_both_ways(world, [pair]), size, device)
+            by_itself = Flows(_both_ways(world, [pair]), size, device)
             alone[pair] = max(sum(by_itself.received_gbits_s()) for _ in range(2))
     return Bisection((one, other), tuple(found), line, alone)
 
@@ -179,7 +179,7 @@ def incast(world: World, spec: Spec, device: torch.device) -> Incast:
     senders = len(world.nodes) - 1
     size = int(node * 1e9 / 8 / world.local_size * REPEAT_S / senders)
     turns = {
-        target: _Flows(
+        target: Flows(
             (
                 end
                 for sender in world.nodes
@@ -249,7 +249,7 @@ def beside(world: World, spec: Spec, promise: CongestionPromise, device: torch.d
     far = max(1, len(aggressors) // 2)
     pairs = [(node, aggressors[(i + far) % len(aggressors)]) for i, node in enumerate(aggressors)]
     ends = [end for a, b in pairs for end in zip(_ranks(world, a), _ranks(world, b), strict=True)]
-    flows = _Flows(ends, size, device)
+    flows = Flows(ends, size, device)
     is_victim, is_aggressor = world.node in victims, world.node in aggressors
 
     def reduce() -> None:

@@ -140,6 +140,15 @@ def at_once_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) ->
     return _start_up_s(spec, nodes * ranks_per_node) + FACTOR * repeats * REPEAT_S
 
 
+SCAN_S = 120.0
+"""[choice] A program that asks all ports of a subnet: a few ms for each of 20,000."""
+
+
+def switches_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of the test of switches: six scans, and traffic in between."""
+    return 6 * SCAN_S + at_once_limit_s(spec, settings, nodes, ranks_per_node)
+
+
 def trial_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of one small collective after a hang, in fresh ranks."""
     return TRIAL_S + _start_up_s(spec, nodes * ranks_per_node) - START_UP_S

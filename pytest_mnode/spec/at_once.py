@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import Fraction, Page, Share, Text
+from pytest_mnode.spec.fields import Count, Fraction, OnOff, Page, Share, Text
 
 HostList = Text
 """Nodes as Slurm lists them, of which a run may have only some."""
@@ -56,3 +56,19 @@ class CongestionPromise(Page):
         if self.victims is not None and self.victims == self.aggressors:
             raise ValueError(f"victims and aggressors: {self.victims}; accepted: different nodes")
         return self
+
+
+class SwitchesPromise(Page):
+    """The InfiniBand switches, as the first node sees them by infiniband-diags, usually as root."""
+
+    links: Literal["full"] | None = None
+    """Each link of the subnet is up, with the width and speed that both its ends have enabled."""
+    errors_at_most: Count | None = None
+    """By how much the error counters of all ports together may rise while all nodes send."""
+    subnet_manager: Literal["stable"] | None = None
+    """The master is the same one before and after that."""
+    ibdiagnet: Literal["clean"] | None = None
+    """ibdiagnet finds no error in any of its stages. It asks every port, which takes minutes in a
+    large subnet."""
+    adaptive_routing: OnOff | None = None
+    """Whether ibdiagnet says that adaptive routing is enabled on switches."""

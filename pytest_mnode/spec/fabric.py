@@ -11,7 +11,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_mnode.measurement import Bound, Measurement, at_least
 from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel
-from pytest_mnode.spec.at_once import BisectionPromise, CongestionPromise, IncastPromise
+from pytest_mnode.spec.at_once import (
+    BisectionPromise,
+    CongestionPromise,
+    IncastPromise,
+    SwitchesPromise,
+)
 from pytest_mnode.spec.bandwidth import NicRates
 from pytest_mnode.spec.fields import (
     Bytes,
@@ -341,6 +346,8 @@ class FabricCriterion(NonEmptyCriterion):
     """All nodes send to one, in turns: what arrives, and what is lost."""
     congestion: CongestionPromise | None = None
     """What an all-reduce of some nodes loses beside traffic of others."""
+    switches: SwitchesPromise | None = None
+    """The switches of an InfiniBand fabric: their links, errors and subnet manager."""
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
         """One line for each promise under which a fault would not show."""

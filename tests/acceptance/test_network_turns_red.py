@@ -98,6 +98,59 @@ def test_each_fault_behind_a_nic_is_named(tmp_path: Path) -> None:
     }, done.run.output
 
 
+TWICE = """\
+#!/bin/sh
+[ -e {0}/{1}.seen ] && exec cat {0}/{1}.after
+: >{0}/{1}.seen
+exec cat {0}/{1}.before
+"""
+COUNTED = """\
+Errors for 0x2 "leaf1"
+   GUID 0x2 port 12: [SymbolErrorCounter == {}] [LinkDownedCounter == 3] [PortXmitWait == {}]
+## Summary: 2 nodes checked, 1 bad nodes found
+"""
+MASTER = "sminfo: sm lid 1 sm guid 0x{}, activity count 7 priority 9 state 3 SMINFO_MASTER"
+DIAGNOSED = """\
+-E- Link: S2/N2/P12<-->node2/U1/P1 - Unexpected actual link speed 25
+-I- Stage                     Warnings   Errors     Comment
+-I- Speed / Width checks      0          1
+Adaptive Routing is enabled on 0 switches
+"""
+
+
+@turns_red("fabric", "test_switches_are_sound")
+def test_each_fault_of_switches_is_named(tmp_path: Path) -> None:
+    said = {
+        "ibqueryerrors": (COUNTED.format(5, 9), COUNTED.format(7, 1000)),
+        "sminfo": (MASTER.format("1"), MASTER.format("2")),
+        "iblinkinfo": (LINK.format("node2", "25", "Could be 50") + LINK.format("node3", "50", ""),),
+        "ibdiagnet": (DIAGNOSED,),
+    }
+    for name, texts in said.items():
+        (tmp_path / f"{name}.before").write_text(texts[0])
+        (tmp_path / f"{name}.after").write_text(texts[-1])
+        write_program(tmp_path / name, TWICE.format(tmp_path, name))
+    promise = {"links": "full", "errors_at_most": 0, "subnet_manager": "stable"}
+    promise |= {"ibdiagnet": "clean", "adaptive_routing": "on"}
+    done = certify(
+        tmp_path,
+        spec_edited(tmp_path, lambda page: page.update(criteria={"fabric": {"switches": promise}})),
+        *("-k", "switches", "--mnode-nodes=3"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        files=["test_fabric.py"],
+    )
+    assert set(done.failed("fabric").values()) == {
+        "node2 mlx5_1 port 1 – leaf1 port 12 (4X 25 Gbps, could be 50)",
+        "leaf1 port 12 (SymbolErrorCounter +2)",
+        "subnet manager 0x1 (LID 1, MASTER) then 0x2 (LID 1, MASTER)",
+        "Link: S2/N2/P12<-->node2/U1/P1 - Unexpected actual link speed 25",
+        "routing engine of the subnet manager",
+    }, done.run.output
+    [case] = done.cases("fabric").values()
+    slow = next(m for m in case["measurements"] if "below their speed" in m["name"])
+    assert (slow["culprit_nodes"], slow["culprit_either"]) == ([], [["node2"]])
+
+
 @turns_red(
     "fabric", "test_halves_exchange_at_full_rate", "test_other_traffic_costs_no_more_than_promised"
 )
