@@ -92,6 +92,7 @@ FOR_EVER = {
     "the other end is torch, which has limits of its own": (
         "checks/groups/exchange.py work.wait",
         "faults/spoiled.py work.wait",
+        "measuring/at_once.py work.wait",
         "measuring/collectives.py work.wait",
         "measuring/locating/pairs.py work.wait",
         "measuring/locating/pairs.py work.wait",

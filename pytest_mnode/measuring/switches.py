@@ -66,7 +66,7 @@ def look_at_switches(
     managers.append(_manager() if first and asks_manager else None)
     links = links_of_subnet() if first and promise.links else None
     asks_diagnosis = promise.ibdiagnet or promise.adaptive_routing
-    diagnosis = _diagnosis() if first and asks_diagnosis else None
+    diagnosis = diagnosis_of_subnet() if first and asks_diagnosis else None
     pairs = (errors[0], errors[1]), (managers[0], managers[1])
     return gathered(Switches(world.node, links, *pairs, diagnosis))[0]
 
@@ -97,7 +97,7 @@ def _manager() -> SubnetManager | str:
     return _asked(lambda text: subnet.subnet_manager(text) or f"sminfo: {text[:60]!r}", "sminfo")
 
 
-def _diagnosis() -> Diagnosis | str:
+def diagnosis_of_subnet() -> Diagnosis | str:
     def parse(text: str) -> Diagnosis | str:
         stages, lines = subnet.diagnosed(text)
         if not stages:
