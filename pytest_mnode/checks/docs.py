@@ -44,6 +44,10 @@ def _section(one: type[Check]) -> str:
         *(f"`{key}`: {text}" for key, text in _fields(one.promise_type())),
         f"read {read}; test `{one.case()}`, file `{one.__module__.replace('.', '/')}.py`",
     ]
+    if one.limit_s is not Check.limit_s:
+        facts.append(
+            "has a limit of its own, and loads what it tests; other readings take 20 s at most"
+        )
     if one.drafts():
         facts.append("drafted by `--mnode-discover`")
     if one.fault:

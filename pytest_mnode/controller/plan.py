@@ -65,6 +65,13 @@ class Cost:
     expected_s: Callable[[Spec, Shape], float]
 
 
+def _longest_reading_s(spec: Spec) -> float:
+    """Limit of the longest reading that has one of its own, such as a diagnostic of DCGM."""
+    promised = ((one, spec.value_of(one.key)) for one in catalogue())
+    limits_s = [one(promise).limit_s for one, promise in promised if promise is not None]
+    return max((limit_s for limit_s in limits_s if limit_s is not None), default=0.0)
+
+
 def _fabric_s(spec: Spec, shape: Shape) -> float:
     fabric, ranks = spec.criteria.fabric, shape.nodes * shape.ranks_per_node
     if fabric is None or ranks < 2:
@@ -114,7 +121,11 @@ def _workload_s(workload: WorkloadCriterion | None) -> float:
 
 
 COSTS: Mapping[str, Cost] = {
-    "preflight": Cost("little: one reading of each node, and messages", "nothing", lambda *_: 20.0),
+    "preflight": Cost(
+        "little: one reading of each node, and messages; with DCGM accelerators, fully",
+        "nothing; with DCGM the same nodes' jobs",
+        lambda spec, _: 20.0 + _longest_reading_s(spec),
+    ),
     "mesh": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 3),
     "numa": Cost("memory, seconds", "nothing", lambda _, shape: shape.start_s + 5),
     "devices": Cost("all accelerators, fully", "the same nodes' jobs", _devices_s),
@@ -133,6 +144,11 @@ COSTS: Mapping[str, Cost] = {
         "accelerators, NICs and storage, as the job does",
         "jobs on the same fabric",
         lambda spec, _: _workload_s(spec.criteria.workload),
+    ),
+    "soak": Cost(
+        "accelerators and NICs, fully, until --mnode-soak is over",
+        "jobs on the same nodes and fabric",
+        lambda spec, _: spec.criteria.soak.for_s if spec.criteria.soak else 0.0,
     ),
     "gang": Cost("jobs of all nodes but one", "the queue, of the nodes given", lambda *_: 120.0),
 }
