@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 EXCEPTIONS: dict[str, str] = {
     "preflight::test_dcgm_nodes_pass": "No GPUs; results as DCGM writes them turn it red.",
     "preflight::test_peer_traffic_is_direct": "No accelerators; made trees turn it red.",
-    "preflight::test_nvme_drives_are_healthy": "No NVMe drives; a stand-in turns it red.",
     "preflight::test_power_limits_are_as_promised": "No NVML; a stand-in turns it red.",
 }
 """Why no run turns a case red."""

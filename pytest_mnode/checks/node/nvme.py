@@ -71,6 +71,12 @@ class NvmeDrivesAreHealthy(Check):
         yield rows.at_most(_USED, promise.used_percent_at_most, part="used_percent_at_most")
         yield rows.at_most(_ERRORS, promise.media_errors_at_most, part="media_errors_at_most")
 
+    fault = (
+        "other_text:{node}:/sys/class/nvme/nvme0/transport:pcie,"
+        'other_program:{node}:nvme:{{"critical_warning": 4}}'
+    )
+    promised_as = "{}"
+
     @classmethod
     def draft(cls, rows: Mapping[str, Sequence[Row]]) -> dict[str, object] | None:
         return {} if seen(rows, _WARNING) == ["none"] and seen(rows, _ERRORS) == [0] else None
