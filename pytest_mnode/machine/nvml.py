@@ -32,15 +32,20 @@ _UNKNOWN = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
 _CPU_WORDS = 1024 // 64
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
+_DRAM = 2
 _SM = 1
 _RECOVERY_FIELD = 230
-_RECOVERIES = ("none", "reset", "reboot", "drain P2P", "drain and reset")
+_RECOVERIES = (
+    *("none", "reset", "reboot", "drain P2P", "drain and reset", "recover IMEX domain"),
+    *("bus reset", "system reboot"),
+)
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and its values. Source: nvml.h."""
 REMEDIES = {
     "version mismatch": "the driver was updated under a loaded module: reboot, or reload it",
     "is lost": "it fell off the bus: power-cycle the node, then diagnose the GPU",
     "fallen off the bus": "power-cycle the node, then diagnose the GPU",
     "requires reset": "end what uses it, then nvidia-smi --gpu-reset",
+    "requires restart": "end what uses it, then nvidia-smi --gpu-reset",
     "device handle for gpu": "it does not answer: see the kernel log, then power-cycle the node",
     "no devices were found": "the driver took none: see the kernel log, and lspci",
     "driver not loaded": "load it: modprobe nvidia; see dkms status",
@@ -53,7 +58,10 @@ REMEDIES = {
 """What mends it, by a part of what NVML or nvidia-smi say, in lower case; the first one counts.
 
 Source: NVML API reference, nvmlReturn_t; nvidia-smi(1), RETURN VALUE; GPU debug guidelines."""
-_GONE = ("is lost", "fallen off the bus", "requires reset", "device handle for gpu")
+_GONE = (
+    *("is lost", "fallen off the bus", "requires reset", "requires restart"),
+    "device handle for gpu",
+)
 """Of these: the device cannot be used."""
 
 
@@ -280,6 +288,13 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
     rows = ask("nvmlDeviceGetRemappedRows")
     banks = ask("nvmlDeviceGetRowRemapperHistogram")
     memory = ask("nvmlDeviceGetMemoryInfo")
+    sram = _sram(nvml, ask)
+    dram = _count(ask("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _VOLATILE, _DRAM))
+    blocks = {
+        "SRAM parity": _count(getattr(sram, "volatileUncParity", None)),
+        "SRAM SEC-DED": _count(getattr(sram, "volatileUncSecDed", None)),
+        "DRAM": dram,
+    }
     found = Accelerator(
         index=index,
         uuid=_text(ask("nvmlDeviceGetUUID")),
@@ -290,7 +305,8 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
         ecc_uncorrected=errors(_UNCORRECTED, _VOLATILE),
         ecc_corrected=errors(_CORRECTED, _VOLATILE),
         ecc_uncorrected_ever=errors(_UNCORRECTED, _AGGREGATE),
-        sram_exceeded=_sram_exceeded(nvml, ask),
+        ecc_blocks=tuple((name, count) for name, count in blocks.items() if count),
+        sram_exceeded=_flag(getattr(sram, "bThresholdExceeded", None)),
         remapped_rows_pending=_try(lambda: bool(rows[2])),
         remapped_rows_failed=_try(lambda: bool(rows[3])),
         banks_without_spare=_count(getattr(banks, "none", None)),
@@ -310,19 +326,23 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
     return replace(found, problem=problem, gone=bool(gone))
 
 
-def _sram_exceeded(nvml: Any, ask: Callable[..., Any]) -> bool | None:
+def _sram(nvml: Any, ask: Callable[..., Any]) -> Any:
+    """Counts of errors in SRAM; None before Hopper, and of older bindings."""
     make = getattr(nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
     if make is None:
         return None
     status = make()
     status.version = nvml.nvmlEccSramErrorStatus_v1
     answer = ask("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
-    return None if answer is None else _flag(status.bThresholdExceeded)
+    return None if answer is None else status
 
 
 def _recovery(values: Any) -> str | None:
     known = _try(lambda: values[0].nvmlReturn == 0)
-    return _try(lambda: _RECOVERIES[values[0].value.uiVal]) if known else None
+    action = _try(lambda: values[0].value.uiVal) if known else None
+    if action is None:
+        return None
+    return _RECOVERIES[action] if action < len(_RECOVERIES) else f"action {action}"
 
 
 def _inforom(nvml: Any, handle: Any) -> bool | None:

@@ -179,6 +179,7 @@ def judged(printed: str) -> tuple[set[str], str]:
         ("Persistence Mode                      : E", "Persistence : E", "inconclusive", "report"),
         ("GPU Recovery Action                   : None\n", "\n", "inconclusive", "not report it"),
         ("81559 MiB", "GPU requires reset", "fail", "nvidia-smi --gpu-reset"),
+        ("81559 MiB", "[GPU requires restart]", "fail", "nvidia-smi --gpu-reset"),
         (": NVIDIA H100 80GB HBM3", ": GPU is lost", "fail", "power-cycle the node"),
         ("Clocks Event Reasons", "Clocks Throttle Reasons", None, ""),
         ("SRAM Correctable              : 0", "SRAM Correctable : N/A", None, ""),

@@ -19,7 +19,11 @@ class NVMLError(Exception):
 class Status(ctypes.Structure):
     """That of SRAM's errors, as far as it is read."""
 
-    _fields_ = (("version", ctypes.c_uint), ("bThresholdExceeded", ctypes.c_uint))
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("volatileUncParity", ctypes.c_ulonglong),
+        ("bThresholdExceeded", ctypes.c_uint),
+    )
 
 
 def field(value: int, status: int = 0) -> SimpleNamespace:
@@ -44,6 +48,8 @@ class Nvml:
             "nvmlDeviceGetEccMode": [1, 1],
             "ecc": ((7, 9), (0, 2)),  # corrected, uncorrected; each since the start, and ever
             "sram": 0,
+            "parity": 0,
+            "nvmlDeviceGetMemoryErrorCounter": 0,
             "gsp": b"",
             "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(none=0),
             "nvmlDeviceGetRetiredPagesPendingStatus": 0,
@@ -85,6 +91,7 @@ class Nvml:
 
     def nvmlDeviceGetSramEccErrorStatus(self, index: int, status: Any) -> int:
         status._obj.bThresholdExceeded = self.answers["sram"]
+        status._obj.volatileUncParity = self.answers["parity"]
         return 0
 
     def nvmlDeviceGetGspFirmwareVersion(self, index: int, version: Any) -> int:
@@ -150,7 +157,12 @@ def test_a_lost_device_is_listed_without_values() -> None:
         ({}, "recovery", "none"),
         ({"nvmlDeviceGetFieldValues": [field(2)]}, "recovery", "reboot"),
         ({"nvmlDeviceGetFieldValues": [field(0, 3)]}, "recovery", None),  # not supported
-        ({"nvmlDeviceGetFieldValues": [field(9)]}, "recovery", None),
+        ({"nvmlDeviceGetFieldValues": [field(9)]}, "recovery", "action 9"),
+        (
+            {"parity": 2, "nvmlDeviceGetMemoryErrorCounter": 1},
+            "ecc_blocks",
+            (("SRAM parity", 2), ("DRAM", 1)),
+        ),
         ({}, "inforom_valid", True),
         ({"inforom": "Corrupted infoROM"}, "inforom_valid", False),
         ({"inforom": "Not Supported"}, "inforom_valid", None),
