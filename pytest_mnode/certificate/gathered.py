@@ -21,14 +21,19 @@ from pytest_mnode.certificate.results import (
     charts_from_json,
     criterion_name,
     measurements_from_json,
+    measurements_to_json,
 )
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import Recorded
+from pytest_mnode.criteria.soak.found import KEY as SOAK
+from pytest_mnode.criteria.soak.found import kept_in
+from pytest_mnode.criteria.soak.judging import judge
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence import file
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.path_rates import PathRates
+from pytest_mnode.spec.soak import SoakCriterion
 
 KILLED = "interrupted (its controller wrote no end of the run)"
 _CUT_OFF = "the test was interrupted before it ended"
@@ -166,6 +171,21 @@ class FromEvidence:
     ended: bool
 
 
+def _of_soak(values: Mapping[str, Any]) -> list[Row]:
+    return [file.rows_from_json(values)[1]] if values.get("check") == SOAK else []
+
+
+def _add_killed_soak(cases: Mapping[str, CaseRecord], rows: Sequence[Row], facts: RunFacts) -> None:
+    """Give a soak whose controller was killed the measurements of its whole rounds."""
+    kept, page = kept_in(rows), facts.spec.page.get("criteria", {}).get(SOAK)
+    promise = SoakCriterion.model_construct(**page) if page else None
+    shared = facts.emulated is not None
+    for test, record in cases.items():
+        if criterion_name(test) == SOAK and not record.facts and kept.rounds:
+            found = judge(kept.rounds, promise, for_s=kept.asked_s, cut=KILLED, shared=shared)
+            record.facts = {"measurements": measurements_to_json(found)}
+
+
 def rows_of(directory: Path, run: RunFacts) -> dict[str, list[Row]]:
     """Rows by check that a run read, from the evidence in the directory of its report.
 
@@ -192,6 +212,7 @@ def certificate_from(path: Path) -> FromEvidence:
     cases: dict[str, CaseRecord | None] = {}
     rows = torn = 0
     last, run, kind, due = 0.0, dict[str, Any](), "", set[str]()
+    soak = list[Row]()
     try:
         for values in file.read(path):
             kind, last = values["kind"], values.get("at", last)
@@ -206,6 +227,7 @@ def certificate_from(path: Path) -> FromEvidence:
                     cases[values["test"]] = _RECORD.validate_python(values["record"])
                 case file.ROWS:
                     rows += 1
+                    soak += _of_soak(values)
                 case file.TORN:
                     torn = values["bytes"]
         facts = _FACTS.validate_python(run["facts"])
@@ -219,6 +241,7 @@ def certificate_from(path: Path) -> FromEvidence:
                 manifest=replace(facts.manifest, not_run=not_run),
             )
         begun = {t: one or CaseRecord() for t, one in cases.items() if one or not ended}
+        _add_killed_soak(begun, soak, facts)
         gathered = Gathered(facts, tuple(run["promised"]), run["not_promised"], begun)
         return FromEvidence(gathered.certificate(), len(begun), rows, torn, ended)
     except KeyError as error:

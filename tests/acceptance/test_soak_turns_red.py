@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.certificate.gathered import certificate_from
 from pytest_mnode.criteria.soak.found import KEY, kept_in
 from pytest_mnode.evidence.file import NAME, ROWS, read, rows_from_json
 from tests.acceptance.certified import Certified, certify
@@ -94,6 +95,10 @@ def test_a_soak_that_is_cut_loses_no_round_and_goes_on(tmp_path: Path, signal: s
     if signal == "SIGKILL":
         with pytest.raises(AssertionError):  # it wrote no certificate
             soak(tmp_path, "60s", fault=plugin)
+        killed = certificate_from(report).certificate
+        [case] = (case for one in killed.criteria if one.name == KEY for case in one.cases)
+        assert case.verdict == "inconclusive"
+        assert {m.name: m.value for m in case.measurements}["rounds with a failure"] == 0
     else:
         done = soak(tmp_path, "60s", fault=plugin)
         assert done.criterion("soak")["verdict"] == "inconclusive", done.run.output

@@ -38,6 +38,7 @@ def soak(config: pytest.Config, cluster: Cluster, spec: Spec, for_s: float) -> S
     if why or not kept.rounds:
         kept = Kept()
         file.record_rows(config, found.KEY, [found.began()])
+    file.record_rows(config, found.KEY, [found.asked(for_s)])
     note = f"begins anew: {why}" if why else ""
     if kept.rounds:
         soaked = DURATION.text(round(kept.soaked_s))

@@ -14,7 +14,7 @@ from pytest_mnode.spec import Spec
 
 KEY = "soak"
 """Of its rows in the evidence, as a check's."""
-_BEGAN, _ENDED, _ROUND = "soak began", "soak ended", "round"
+_BEGAN, _ASKED, _ENDED, _ROUND = "soak began", "soak asked for", "soak ended", "round"
 _FAILURE, _SYMPTOM, _RATE, _CHECKED, _PARTNERS, _UNKNOWN = (
     *("failure", "symptom", "rate", "calls checked", "partners", "not known"),
 )
@@ -160,9 +160,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The soak that a report has. ended_s: for how long it was asked for; None if it was cut."""
+    """The soak that a report has.
+
+    asked_s: for how long it was asked for last. ended_s: the same; None if it was cut.
+    """
 
     rounds: tuple[Round, ...] = ()
+    asked_s: float = 0.0
     ended_s: float | None = None
 
     @property
@@ -173,6 +177,11 @@ class Kept:
 def began() -> Row:
     """Rounds before this row are of another soak."""
     return row(_BEGAN)
+
+
+def asked(for_s: float) -> Row:
+    """A run asks for this, at its begin or to go on."""
+    return row(_ASKED, for_s, "s")
 
 
 def latest(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -190,10 +199,12 @@ def kept_in(rows: Iterable[Row]) -> Kept:
     """The latest soak of these rows, without a round that is not whole."""
     rounds: dict[int, Round] = {}
     of_round: list[Row] = []
-    ended_s: float | None = None
+    asked_s, ended_s = 0.0, None
     for one in rows:
         if one.metric == _BEGAN:
             rounds, of_round, ended_s = {}, [], None
+        elif one.metric == _ASKED:
+            asked_s, ended_s = float(one.value or 0.0), None
         elif one.metric == _ENDED:
             ended_s = float(one.value or 0.0)
         elif one.metric == _ROUND:
@@ -203,7 +214,7 @@ def kept_in(rows: Iterable[Row]) -> Kept:
             of_round, ended_s = [], None
         else:
             of_round.append(one)
-    return Kept(tuple(rounds.values()), ended_s)
+    return Kept(tuple(rounds.values()), asked_s, ended_s)
 
 
 def _round_of(last: Row, rows: Sequence[Row]) -> Round:

@@ -257,7 +257,11 @@ def drift(
     """
     tolerated = promise.slower_at_most_fraction if promise is not None else _SLOWER
     whole = [one for one in rounds[1:] if one.rates and not one.failures]
-    kinds = dict.fromkeys(rate.what for one in rounds for rate in one.rates)
+    nodes: dict[str, set[str]] = {}
+    for rate in (rate for one in rounds for rate in one.rates):
+        nodes.setdefault(rate.what, set()).add(rate.node)
+    # Of few nodes that share a machine nothing tells a loss from a busier machine.
+    kinds = [what for what, those in nodes.items() if not shared or len(those) >= _PEERS]
     series = {what: _series(what, whole, shared=shared) for what in kinds}
     comparisons = sum(map(len, series.values()))
     found = []
@@ -274,7 +278,8 @@ def drift(
             least = 2 * FEWEST_AT_AN_END + 1
             why = f"{len(rounds)} rounds, of which {len(whole)} can be compared; {least} are needed"
             expected = None if promise is None else at_least(1 - tolerated)
-            found.append(Measurement(name, None, "", expected, note=why))
+            source = f"1 less slower_at_most_fraction {tolerated:g}"
+            found.append(Measurement(name, None, "", expected, source, note=why))
     return found
 
 
@@ -284,8 +289,7 @@ def _series(what: str, rounds: Sequence[Round], *, shared: bool) -> dict[str, li
     nodes = sorted({node for rates in by_round for node in rates})
     by_round = [rates for rates in by_round if rates.keys() == set(nodes)]
     if len(nodes) < _PEERS:
-        # Nothing tells a loss from a busier machine.
-        return {} if shared else {node: [rates[node] for rates in by_round] for node in nodes}
+        return {node: [rates[node] for rates in by_round] for node in nodes}
     medians = [statistics.median(rates.values()) for rates in by_round]
     found = {
         node: [rates[node] / middle for rates, middle in zip(by_round, medians, strict=True)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.soak.found import Failure, Rate, Round, began, ended, kept_in
+from pytest_mnode.criteria.soak.found import Failure, Rate, Round, asked, began, ended, kept_in
 from pytest_mnode.criteria.soak.judging import charts, drift, judge
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.file import rows_from_json, rows_to_json
@@ -67,8 +67,8 @@ def judged(
     rounds: Sequence[Round], promise: object = None, *, cut: str = ""
 ) -> dict[str, Measurement]:
     """By name. promise: keys of the spec; None promises nothing."""
-    asked = None if promise is None else SoakCriterion.model_validate(promise)
-    return {one.name: one for one in judge(rounds, asked, for_s=3600, cut=cut)}
+    given = None if promise is None else SoakCriterion.model_validate(promise)
+    return {one.name: one for one in judge(rounds, given, for_s=3600, cut=cut)}
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,11 @@ def test_rounds_outlive_the_evidence_and_one_that_is_not_whole_does_not_count() 
     unknown = Failure("ranks of a round", "3 of 4 died", Culprit("rank 0 or rank 1"), symptom=True)
     rounds = soaked(5, {2: [FLAP, slow("node0", "node3"), WAITS], 4: [unknown]})
     rounds[2] = replace(rounds[2], unknown=("errors, worst fabric port",))
-    rows = [began(), *(row for one in rounds for row in one.numbered())]
+    rows = [began(), asked(600.0), *(row for one in rounds for row in one.numbered())]
     plain = [rows_from_json(values)[1] for values in rows_to_json("soak", rows)]
     kept = kept_in(plain)
     assert (list(kept.rounds), kept.ended_s, kept.soaked_s) == (rounds, None, 300.0)
+    assert kept.asked_s == 600.0
     assert kept.rounds[1].failures[1].culprit.parts == slow("node0", "node3").culprit.parts
     assert kept_in(plain[:-1]).rounds == tuple(rounds[:-1])
     assert kept_in([*plain, ended(300.0)]).ended_s == 300.0
