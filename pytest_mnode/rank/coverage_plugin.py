@@ -21,7 +21,7 @@ from pytest_mnode.protocol.rank_files import RankFiles
 from pytest_mnode.protocol.rank_messages import CoverageData
 
 _QUIET = ("no-data-collected", "module-not-imported", "module-not-measured", "already-imported")
-"""coverage.py's warnings about a process that measured little, which any rank may be."""
+"""Warnings of coverage.py about a process that measured little, which any rank may be."""
 PLUGIN = "mnode-rank-coverage"
 
 
