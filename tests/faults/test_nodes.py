@@ -132,7 +132,7 @@ def test_a_disk_that_all_nodes_share_is_never_filled(rack: Rack) -> None:
     ("first", "second"), [("numa_unbound", "numa_unbound"), ("stale_results", "wrong_layers")]
 )
 def test_two_that_exclude_each_other_are_refused(rack: Rack, first: str, second: str) -> None:
-    with pytest.raises(UsageError, match=f"^fault '{second}:node1': node1 (has one of .* already|already has )"):
+    with pytest.raises(UsageError, match=f"^fault '{second}:node1': node1 .*already"):
         faults.inject(rack, f"{first}:node1,{second}:node1")
     start = rack.rank_start(rack.nodes[1])
     assert (start.first, start.cpus) == ((), None)
