@@ -90,6 +90,18 @@ def test_memory_of_every_numa_node_is_as_fast_as_the_others(
 
 
 @needs_group
+def test_every_node_is_as_fast_inside_as_the_others(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Are exchanges inside every node as fast as the others', and as its links allow?"""
+    promise = promised(spec, "devices.inside_node")
+    family = devices.comparisons(spec)
+    for found in bench.compare_inside_nodes(promise, spec, world, device, comparisons=family):
+        print(found.table())
+        measure.record(devices.judge_rates(found))
+
+
+@needs_group
 @pytest.mark.parametrize("kind", ["memory_copy", "device_copy", "host_to_device", "device_to_host"])
 def test_every_rank_copies_as_fast_as_the_others(
     kind: str, world: World, device: torch.device, spec: Spec, measure: Measure

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.copies import near_and_far
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul
     from pytest_mnode.measuring.host_memory import compare_host_memory
+    from pytest_mnode.measuring.inside_node import compare_inside_nodes
     from pytest_mnode.measuring.latency import latencies
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.measuring.memory_test import check_memory
@@ -46,6 +47,7 @@ _HOMES = {
     "copies": ("near_and_far",),
     "devices": ("compare_copy", "compare_matmul"),
     "host_memory": ("compare_host_memory",),
+    "inside_node": ("compare_inside_nodes",),
     "latency": ("latencies",),
     "locating.locate": ("find_slow_links",),
     "memory_test": ("check_memory",),
@@ -74,6 +76,7 @@ __all__ = [
     "check_memory",
     "compare_copy",
     "compare_host_memory",
+    "compare_inside_nodes",
     "compare_matmul",
     "compare_products",
     "culprit_of",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,7 +16,7 @@ from pytest_mnode.spec.fields import (
     SecondsOrNone,
     Some,
 )
-from pytest_mnode.spec.inventory import Criterion, NonEmptyCriterion
+from pytest_mnode.spec.inventory import Criterion, Inventory, NonEmptyCriterion
 from pytest_mnode.spec.quantity import shown
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
@@ -84,6 +84,16 @@ class HostMemoryPromise(RankPromise):
     """Bytes that the cores of a NUMA node copy: several times its last-level cache."""
     at_least_gbytes_s: Positive | None = None
     """GB/s that each NUMA node reaches; bytes copied, not bytes moved."""
+
+
+class InsideNodePromise(RankPromise):
+    """Exchanges inside a node are as fast as those inside the others, and as its links allow."""
+
+    size_bytes: Bytes = Field(1 << 30, alias="size")
+    """Bytes of a message: large enough that latency is a small part, such as 1 GiB of NVLink."""
+    model_at_least_fraction: Annotated[Fraction, Field(le=2)] | None = None
+    """Fraction of what a ring over the node's links reaches, by accelerators.model or
+    accelerators.domain.bandwidth, that each node's all-reduce reaches."""
 
 
 class TrainingStepPromise(Page):
@@ -190,6 +200,8 @@ class DevicesCriterion(NonEmptyCriterion):
     """Temperature, clock, power and throttling of all devices at the end of a load."""
     host_memory: HostMemoryPromise | None = None
     """Copies in the host's memory by all cores of each NUMA node, compared over nodes."""
+    inside_node: InsideNodePromise | None = None
+    """All-reduce over the ranks of each node alone, and exchanges of its pairs: NVLink."""
     memory_copy: CopyPromise | None = None
     """Copies in the host's memory."""
     device_copy: CopyPromise | None = None
@@ -199,16 +211,28 @@ class DevicesCriterion(NonEmptyCriterion):
     device_to_host: CopyPromise | None = None
     """Copies from the device to pinned memory of the host."""
 
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        """A bound by links that nothing names."""
+        inside, accelerators = self.inside_node, cluster.accelerators
+        if inside is None or inside.model_at_least_fraction is None:
+            return
+        if accelerators.model is None and accelerators.domain is None:
+            yield (
+                "criteria.devices.inside_node.model_at_least_fraction: neither accelerators.model "
+                "nor accelerators.domain says what the links carry: it is not judged"
+            )
+
     @property
     def comparisons(self) -> int:
-        """Number of comparisons of ranks: products by data type, kinds of copies, and of loads."""
+        """Number of comparisons: products by data type, copies, loads, exchanges in nodes."""
         copies = (
             *(self.memory_copy, self.device_copy, self.host_to_device, self.device_to_host),
             self.host_memory,
         )
         products = len(self.matmul.dtypes) if self.matmul else 0
         loads = self.under_load.compared if self.under_load else 0
-        return products + loads + sum(one is not None for one in copies)
+        inside = 2 * (self.inside_node is not None)
+        return products + loads + inside + sum(one is not None for one in copies)
 
     @property
     def promised_s(self) -> float:

@@ -23,6 +23,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measuring.devices import ROUNDS
+from pytest_mnode.measuring.inside_node import floor_gbytes_s
 from pytest_mnode.measuring.memory_test import RankMemory
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import FALSE_ALARM, Comparison, RankRate, peer_bound
@@ -31,7 +32,9 @@ from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models
 from pytest_mnode.measuring.under_load import RankLoad
 from pytest_mnode.spec.devices import (
     CopyPromise,
+    DevicesCriterion,
     HostMemoryPromise,
+    InsideNodePromise,
     LoadPromise,
     MatmulPromise,
     MemoryTestPromise,
@@ -78,6 +81,26 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
         )
         steps = _steps(cluster, promised.training_step.ranks, promised.training_step.steps)
         yield case(test, question, judge_steps(steps), nodes)
+    yield from _in_depth(cluster, promised)
+    for kind, shares in (
+        ("memory_copy", cluster.host),
+        ("device_copy", cluster.hbm),
+        ("host_to_device", cluster.to_device),
+        ("device_to_host", cluster.from_device),
+    ):
+        copy: CopyPromise | None = getattr(promised, kind)
+        if copy is not None:
+            floor, name = copy.at_least_gbytes_s, kind.replace("_", " ")
+            test = f"{_FILE}::test_every_rank_copies_as_fast_as_the_others[{kind}]"
+            compared = _compared(cluster, name, "GB/s", copy, floor, shares)
+            question = "Does every rank copy as fast as the others?"
+            yield case(test, question, judge_rates(compared), nodes)
+    yield ports(cluster, _FILE)
+
+
+def _in_depth(cluster: VirtualCluster, promised: DevicesCriterion) -> Iterator[CaseResult]:
+    """Results over many products, memory, heat, and links inside the nodes."""
+    nodes = cluster.nodes
     if (repeated := promised.repeated_products) is not None:
         test = f"{_FILE}::test_every_rank_computes_the_same_products"
         question = (
@@ -105,20 +128,11 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
             "with all its cores at work?"
         )
         yield case(test, question, judge_rates(_host_memory(cluster, host)), nodes)
-    for kind, shares in (
-        ("memory_copy", cluster.host),
-        ("device_copy", cluster.hbm),
-        ("host_to_device", cluster.to_device),
-        ("device_to_host", cluster.from_device),
-    ):
-        copy: CopyPromise | None = getattr(promised, kind)
-        if copy is not None:
-            floor, name = copy.at_least_gbytes_s, kind.replace("_", " ")
-            test = f"{_FILE}::test_every_rank_copies_as_fast_as_the_others[{kind}]"
-            compared = _compared(cluster, name, "GB/s", copy, floor, shares)
-            question = "Does every rank copy as fast as the others?"
-            yield case(test, question, judge_rates(compared), nodes)
-    yield ports(cluster, _FILE)
+    if (inside := promised.inside_node) is not None and cluster.world.local_size > 1:
+        test = f"{_FILE}::test_every_node_is_as_fast_inside_as_the_others"
+        question = "Are exchanges inside every node as fast as the others', and as its links allow?"
+        pair = _inside_node(cluster, inside)
+        yield case(test, question, [one for found in pair for one in judge_rates(found)], nodes)
 
 
 def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMemory]:
@@ -149,6 +163,27 @@ def _host_memory(cluster: VirtualCluster, promise: HostMemoryPromise) -> Compari
         *("host memory", "GB/s", promise, promise.at_least_gbytes_s, rows, how, False),
         *(false_alarm, "NUMA node"),
     )
+
+
+def _inside_node(cluster: VirtualCluster, promise: InsideNodePromise) -> Iterator[Comparison]:
+    """Sound links."""
+    each = cluster.world.local_size
+    floor = floor_gbytes_s(promise, cluster.spec, each, "nccl")
+    ranks = [rank_name(cluster.world, rank) for rank in range(cluster.ranks)]
+    for name, names, least, of in (
+        ("all-reduce", [Culprit(node, node) for node in cluster.nodes], floor, "node"),
+        ("exchanges", ranks, None, "rank"),
+    ):
+        true = np.full(len(names), _OVER_FLOOR * (least or _ANY_RATE))
+        rows = tuple(
+            RankRate(of_whom, median(repeats), "", repeats=tuple(repeats))
+            for of_whom, repeats in zip(
+                names, _repeats(cluster, true, promise.repeats).tolist(), strict=True
+            )
+        )
+        how, share = f"median of {promise.repeats}", FALSE_ALARM / comparisons(cluster.spec)
+        what = f"{name} inside the node"
+        yield Comparison(what, "GB/s", promise, least, rows, how, False, share, of)
 
 
 def _loads(cluster: VirtualCluster, promise: LoadPromise) -> list[RankLoad]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.acceptance.certified import certify, spec_of
@@ -13,6 +14,7 @@ STEPS = "test_every_rank_computes_the_same_training_steps"
 PRODUCTS = "test_every_rank_computes_the_same_products"
 MEMORY = "test_all_memory_reads_as_it_was_written"
 HOST = "test_memory_of_every_numa_node_is_as_fast_as_the_others"
+INSIDE = "test_every_node_is_as_fast_inside_as_the_others"
 COPIES = "test_every_rank_copies_as_fast_as_the_others[memory_copy]"
 BUSY_WITH_WRONG_PRODUCTS = f"""
     import pytest
@@ -38,6 +40,25 @@ BUSY_WITH_WRONG_PRODUCTS = f"""
                 product[-1, -1] += 1
             return product
         monkeypatch.setattr(torch, "mm", mm)
+"""
+
+SLOW_INSIDE = """
+    import time
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def slow_in_groups_of_a_node(request, monkeypatch):
+        if "process_group" not in request.fixturenames:
+            return
+        world = request.getfixturevalue("world")
+        if world.node != "node1":
+            return
+        import torch.distributed as dist
+        for name in ("all_reduce", "batch_isend_irecv"):
+            def call(*args, right=getattr(dist, name), **options):
+                time.sleep(0.1)
+                return right(*args, **options)
+            monkeypatch.setattr(dist, name, call)
 """
 
 
@@ -94,6 +115,20 @@ def test_a_stuck_bit_is_named_with_its_address(tmp_path: Path) -> None:
         "expected 0x0000000000001388, found 0x0000000010001388; "
     )
     assert found["memory tested, least of ranks"]["value"] == 1 / 1024
+
+
+@turns_red("devices", INSIDE)
+def test_a_node_with_slow_links_inside_is_named(tmp_path: Path) -> None:
+    inside = {"size": "256 KiB", "at_least_fraction": 0.5}
+    page = spec_of(tmp_path, criteria={"devices": {"inside_node": inside}})
+    args = (page, "--mnode-procs-per-node=2")
+    done = certify(tmp_path, *args, fault=SLOW_INSIDE, files=[f"test_devices.py::{INSIDE}"])
+    failed = done.failed("devices")
+    slowest = failed["all-reduce inside the node, slowest node"]
+    assert slowest.startswith("node1 ("), done.run.output
+    assert "node" not in slowest[5:]
+    exchanges = failed["exchanges inside the node, slowest rank"]
+    assert {"rank 2 on node1", "rank 3 on node1"} == set(re.findall(r"rank \d on \w+", exchanges))
 
 
 def test_a_rank_with_a_quota_is_named(tmp_path: Path) -> None:
