@@ -430,6 +430,9 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "spec/gang.py _FEWEST_RUN_S",
     ),
     "a part of a model": (
+        "logs/perftest_json.py _GBITS_S",
+        "spec/alpha_beta.py _START_S",
+        "spec/alpha_beta.py _TCPXO_MORE_S",
         "spec/alpha_beta.py _AMD_INSIDE_S",
         "spec/alpha_beta.py _EFA_MORE_S",
         "spec/alpha_beta.py _NVLS_INSIDE_S",
@@ -564,6 +567,7 @@ JUDGED: Mapping[str, tuple[str, ...]] = {
         "spec/restart.py RestartCriterion.back_within_s",
         "spec/restart.py RestartCriterion.visible_within_s",
         "spec/scaling.py ScalingCriterion.within_s",
+        "spec/workload.py WorkloadCriterion.within_s",
     ),
 }
 """Fields of such names that have no such test, by the reason."""

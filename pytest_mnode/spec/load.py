@@ -36,6 +36,7 @@ _ACCEPTED = {
     "greater_than_equal": "a number of {ge:g} or more",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
     "int_type": "a whole number",
     "less_than": "a number below {lt:g}",
     "less_than_equal": "a number of {le:g} or less",
