@@ -437,6 +437,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "spec/alpha_beta.py _EFA_MORE_S",
         "spec/alpha_beta.py _NVLS_INSIDE_S",
         "spec/alpha_beta.py _SOCKETS_S",
+        "spec/alpha_beta.py _START_S",
+        "spec/alpha_beta.py _TCPXO_MORE_S",
         "virtual/cluster.py STEP_S",
         "virtual/cluster.py TCP_STEP_S",
         "virtual/fabric.py _ROUND_S",

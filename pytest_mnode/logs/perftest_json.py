@@ -19,7 +19,7 @@ from pytest_mnode.logs.lines import number, whole
 _TEST = re.compile(r'\btest_info"?\s*:\s*\{')
 _PAIR = re.compile(r'\b([A-Za-z][\w.]*)"?\s*:\s*(?:"([^"\n]*)"|([^\s",{}\[\]][^,{}\[\]\n]*))')
 _KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send|Atomic)\b.*\b(?P<what>BW|Latency)\b")
-_GBITS_S = (1.0, 8 * (1 << 20) / 1e9)
+_FACTORS = (1.0, 8 * (1 << 20) / 1e9)
 """Of --report_gbits, and of MiB (2^20 bytes), which is the default."""
 _SAME = 0.03
 """Part by which a printed rate may differ from that of its messages."""
@@ -81,5 +81,5 @@ def _gbits_s(rate: str, messages: str, size_bytes: int) -> float | None:
     value, of_messages = number(rate), (number(messages) or 0.0) * 8 * size_bytes / 1e3
     if value is None or not of_messages:
         return None
-    found = [value * factor for factor in _GBITS_S]
+    found = [value * factor for factor in _FACTORS]
     return next((one for one in found if abs(one / of_messages - 1) <= _SAME), None)
