@@ -31,7 +31,7 @@ _DEVICE = re.compile(
 )
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
-_NAMED = re.compile(r"\b([a-z_]+_perf)\s+-{1,2}\w")
+_NAMED = re.compile(r"\b([a-z_]+_perf)(?:\s+-{1,2}\w|\s*$)")
 """A program in a command line: older versions do not print which one they are."""
 _COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )[\"']?([\w,:^-]+)")
