@@ -99,6 +99,9 @@ by the network, with the protocol Simple. Source: NCCL, tuning.cc of 2.5.6 to 2.
 hwLat."""
 RELEASES_EQUAL_SINCE = (2, 18)
 """Release from which on all have the same, which is also what one that is not known has."""
+SLOW_BELOW_KNEE = 2.0
+"""[choice] Factor of α that bounds below the knee allow, where steps take more than 0.05 of the
+time: 20 racks of GB200 have 1.9 times the model's at 8 GiB, 128 nodes of H100 1.3 at 1 GiB."""
 SLOW_STEPS = 5.0
 """[choice] Factor of the model's steps above which those of a night are a finding of their own:
 published clusters have up to three times the model's."""
@@ -301,7 +304,7 @@ class CollectiveModel:
         least_nodes = self.nodes % of_a_domain or of_a_domain
         nics = busbw_at_line_rate(
             self.collective,
-            replace(self.platform, nics_per_node=self.platform.nics_per_node * least_nodes),
+            replace(self.platform, nics_per_node=self._nics_per_node * least_nodes),
             self.domains,
             self.ranks_per_node * least_nodes,
             self.backend,
@@ -316,6 +319,18 @@ class CollectiveModel:
         text = f"{of_whom} {BYTE_RATE.text(inside * 1e9)} × {nvlink.ring:g} of a ring inside"
         ceiling = None if self.domains == 1 else inside
         return replace(nics, gbytes_s=inside * nvlink.ring, text=text, ceiling_gbytes_s=ceiling)
+
+    @property
+    def _nics_per_node(self) -> int:
+        """NICs that the ranks of a node use: all, or with fewer ranks than accelerators theirs."""
+        nics, whole = self.platform.nics_per_node, self.platform.per_node
+        return max(1, nics * self.ranks_per_node // whole) if self.ranks_per_node < whole else nics
+
+    def allowing_slow_steps(self, size_bytes: float) -> CollectiveModel:
+        """This model, or below the knee with steps that take `SLOW_BELOW_KNEE` times as long."""
+        if size_bytes >= self.knee_bytes:
+            return self
+        return replace(self, platform=replace(self.platform, steps_take=SLOW_BELOW_KNEE))
 
     @property
     def _inside_gbytes_s(self) -> float:
@@ -444,6 +459,7 @@ class CollectiveModel:
             "model.nodes": self.nodes,
             "model.ranks_per_node": self.ranks_per_node,
             "model.backend": self.backend,
+            "model.steps_take": platform.steps_take,
             "model.nccl": ".".join(map(str, platform.nccl or ())),
         }
         for key, value in values.items():
@@ -483,7 +499,8 @@ class CollectiveModel:
             case Algorithm.HIERARCHICAL if self.collective in _STEPPED:
                 return min(inside, ring * (ranks - 1) / (ranks - ranks / domains))
             case Algorithm.RAILS:
-                return min(inside, line_rate_gbytes_s(self.platform) / self.ranks_per_node)
+                used = replace(self.platform, nics_per_node=self._nics_per_node)
+                return min(inside, line_rate_gbytes_s(used) / self.ranks_per_node)
             case Algorithm.IN_NETWORK if reduced:
                 return min(inside, ring * bus_factor(self.collective, ranks))
             case _:
@@ -499,6 +516,7 @@ def expected_again(terms: Sequence[Term], leaves: Mapping[str, Any]) -> tuple[fl
     platform = Platform.of_leaves(leaves)
     if platform is None or "model.collective" not in values:
         return None
+    platform = replace(platform, steps_take=float(values.get("model.steps_take", 1)))
     known = str(values.get("model.nccl", "")).split(".")
     if len(known) == 2:
         platform = replace(platform, nccl=(int(known[0]), int(known[1])))

@@ -17,8 +17,8 @@ def test_a_table_with_sources_and_reasons(capsys: pytest.CaptureFixture[str]) ->
     assert main(["expect", SPEC, "--nodes=4", "--measured=all_reduce:8GiB:3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("H100 8×400G InfiniBand (profile): 4 nodes of 8 ranks")
-    [row] = [line for line in lines if line.startswith("all_reduce      1 GiB ")]
-    assert row.split()[3:] == ["400", "269.3", "to", "379.6", "319.6", "337.6"]
+    [row] = [line for line in lines if line.startswith("all_reduce      8 GiB ")]
+    assert row.split()[3:] == ["400", "287.8", "to", "397.3", "341.5", "353.6"]
     assert "all_reduce: the wire allows fabric.line_rate 400 Gbit/s × 8 NICs" in lines
     assert any(line.startswith("sources: published all-reduces by RDMA") for line in lines)
     assert lines[-2] == "all_reduce 8 GiB, measured 3 GB/s:"

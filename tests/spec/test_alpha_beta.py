@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.measurement import at_least
-from pytest_mnode.spec import default_spec_path, load_spec
-from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform, expected_again
+from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
+from pytest_mnode.spec.alpha_beta import (
+    SLOW_BELOW_KNEE,
+    Algorithm,
+    CollectiveModel,
+    Platform,
+    expected_again,
+)
 from tests.spec.test_schema import CLUSTERS
 
 GIB = 1 << 30
@@ -227,3 +233,28 @@ def test_a_release_is_kept_with_the_bound() -> None:
     }
     again = expected_again(bound.terms, leaves)
     assert again == pytest.approx((model.least_gbytes_s(model.default, GIB), 100))
+
+
+@pytest.mark.parametrize(
+    ("platform", "nodes", "gib", "healthy"),
+    [
+        (H100, 128, 1, 111),  # of published clusters, whose steps are slower than the model's
+        (H100, 128, 8, 365),
+        (GB200, 360, 8, 381),
+    ],
+)
+def test_below_the_knee_healthy_clusters_keep_their_bounds_and_half_of_them_does_not(
+    platform: Platform, nodes: int, gib: float, healthy: float
+) -> None:
+    promise = BusbwPromise.model_validate({"at_least_fraction": 0.89, "sizes": ["1 GiB", "8 GiB"]})
+    model = CollectiveModel(platform, "all_reduce", nodes, platform.per_node, "nccl")
+    bound = promise.bound_gbytes_s(model, model.default, int(gib * GIB)).accepted[0]
+    assert healthy / 2 < bound < healthy
+    assert f"{SLOW_BELOW_KNEE:g} × (NCCL" in promise.source(model, model.default, int(gib * GIB))
+
+
+@pytest.mark.parametrize(("ranks", "line"), [(8, 400), (4, 200), (1, 50)])
+def test_ranks_of_a_part_of_the_accelerators_use_their_part_of_the_nics(
+    ranks: int, line: float
+) -> None:
+    assert CollectiveModel(H100, "all_reduce", 4, ranks, "nccl").line.gbytes_s == line

@@ -48,9 +48,8 @@ _NAMES = {_NO_LETTER.sub("", name): name for name in _COLLECTIVES}
 _LITTLE = 0.8
 """[choice] 2 nodes of A100 had 156 GB/s at 512 MiB, beside 165 and 219 at half and twice the size,
 and a bound of 159 to 166 (a tutorial on Oracle's cloud)."""
-_LEAST_BYTES, _SLOW_STEPS = 16 << 20, 3.0
-"""[choice] Where no size of a table is large enough to be judged, its largest is, if it is of this
-size, by steps that take three times as long as the model's, as some healthy clusters' do."""
+_LEAST_BYTES = 16 << 20
+"""[choice] Where no size of a table is large enough to be judged, its largest is, from here on."""
 _CLEAR_GBYTES_S = 1.0
 """From this algbw on, two printed decimals leave the ratio busbw / algbw within 1 %."""
 _SAME_RATIO = 0.015
@@ -182,7 +181,7 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     start = promise.judged_from_bytes(model) if promise else 0
     judged = [size for size in sizes if promise and size > start - one.rounded_bytes]
     if promise and not judged and sizes and sizes[-1] >= _LEAST_BYTES:
-        judged, platform = sizes[-1:], replace(platform, steps_take=_SLOW_STEPS)
+        judged = sizes[-1:]
     measured = {
         size: nccl_tests.judge(_with(size, runs), platform, promise, [size])[0]
         for size in judged
