@@ -300,3 +300,18 @@ def test_a_trial_decides_only_after_one_hang(
     }
     assert rules.stop_reason(kept) == reason
     assert asked == (["test_kept"] if hung == [True] and trial is not None else [])
+
+
+def test_marks_say_what_is_first_and_last(pytester: pytest.Pytester) -> None:
+    files = {
+        f"test_{name}": f"""
+            import pytest
+            pytestmark = pytest.mark.criterion({mark})
+
+            def test_{name}(): pass
+        """
+        for name, mark in (("a", "last=True"), ("b", ""), ("c", "first=True"))
+    }
+    write_files(pytester.path, **files, test_d="def test_d(): pass")
+    run = run_here(pytester, "--collect-only", "-q")
+    assert re.findall(r"::test_(\w)$", run.output, re.MULTILINE) == ["c", "b", "d", "a"]

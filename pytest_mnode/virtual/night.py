@@ -41,6 +41,8 @@ _BEYOND = {
     "launch": "no job is started",
     "restart": "no job is killed",
     "gang": "there is no scheduler",
+    "soak": "no hours pass",
+    "workload": "no job is started",
 }
 """Why a criterion has no values."""
 
