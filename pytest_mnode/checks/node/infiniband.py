@@ -15,7 +15,7 @@ from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.logs.subnet import PACKAGE, link_info, subnet_manager
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.programs import NoOutput, output_of
+from pytest_mnode.machine.programs import LIMIT_S, NoOutput, output_of
 from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.fields import Page
@@ -30,6 +30,7 @@ _DEFAULT_SUBNET = "fe80:0000:0000:0000"
 _FULL, _PASSED = "full", "passed"
 _MEMBER = 0x8000
 """Bit of a PKey that makes its port a full member. Source: InfiniBand specification, 10.9.1."""
+_MOST_PORTS = 16
 _SHARP_PACKAGE = "SHARP (MLNX_OFED, DOCA or HPC-X)"
 
 
@@ -266,6 +267,12 @@ class SharpWorks(_OfPorts):
     """
 
     needs = "sharp"
+
+    @property
+    def limit_s(self) -> float | None:
+        """Trees are joined one after the other, by each of up to 16 ports."""
+        asked = self.promise is not None and self.promise.sharp is not None
+        return _MOST_PORTS * LIMIT_S if asked else None
 
     def of_port(self, device: RdmaDevice, port: Port, folder: Path) -> Iterator[Row]:  # noqa: ARG002
         argv = ("sharp_hello", "-d", port.name)
