@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, replace
 import yaml
 
 from pytest_mnode.checks.node.pcie import pci_links
+from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
 from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, management, scheduled
@@ -20,6 +21,7 @@ from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount
 from pytest_mnode.measurement import listed as first_few
+from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 
 _MAY_BE_UNREAD = ("accelerators", "kernel_log")
@@ -67,7 +69,7 @@ def draft(found: FoundCluster) -> Draft:
         own = {one.key: one for one in extending(platform, hardware, _promises(cluster))}
         criteria = own.pop("criteria")
         children = [*criteria.children, *gang(cluster)]
-        if checked := tuple(promised_by_checks(cluster.found.shown)):
+        if checked := tuple(promised_by_checks(cluster.found.shown, platform.spec)):
             children = _with_preflight(children, checked)
         criteria = replace(criteria, children=tuple(children))
         entries = (own.pop("extends"), *_head(found), *own.values(), *site, criteria)
@@ -142,8 +144,11 @@ def _with_preflight(entries: Sequence[Entry], checked: tuple[Entry, ...]) -> lis
     return [preflight, *(one for one in entries if one.key != "preflight")]
 
 
-def promised_by_checks(nodes: Sequence[FoundNode]) -> Iterator[Entry]:
-    """What checks promise of the rows that these nodes read for them: one entry for each key."""
+def promised_by_checks(nodes: Sequence[FoundNode], profile: Spec | None = None) -> Iterator[Entry]:
+    """What checks promise of the rows that these nodes read for them: one entry for each key.
+
+    profile: whose promises are left out of which no node shows anything.
+    """
     done = set[str]()
     for one in catalogue():
         rows = {node.name: node.rows.get(one.case(), ()) for node in nodes}
@@ -159,6 +164,12 @@ def promised_by_checks(nodes: Sequence[FoundNode]) -> Iterator[Entry]:
             key = one.key.removeprefix("preflight.")
             value = text.removesuffix("...\n").strip()
             yield Entry(key, value, f"{one.question()} Seen: {first_few(words)}.")
+        elif one.drafts() and one.key not in done and profile is not None:
+            shown = any(row.value is not None for found in rows.values() for row in found)
+            if not shown and promise_of(one, profile) is not None:
+                done.add(one.key)
+                key = one.key.removeprefix("preflight.")
+                yield Entry(key, "null", "Left out: no node shows it.")
 
 
 def _promises(cluster: Cluster) -> bounds.Machine | None:

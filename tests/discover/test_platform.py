@@ -151,6 +151,7 @@ def test_what_nodes_do_not_show_is_not_promised(tmp_path: Path) -> None:
     assert spec.criteria.preflight.pcie is None  # the composed nodes have no links
     assert spec.criteria.preflight.kernel_log is None
     assert spec.criteria.preflight.accelerators is not None
+    assert spec.criteria.preflight.nvlink is None
     assert spec.promised("numa")
 
 

@@ -101,6 +101,14 @@ def test_a_file_that_is_there_or_not_has_another_text(rack: Rack, file: str) -> 
     assert shell(rack, 1, ask) == before
 
 
+def test_a_program_is_on_the_path_of_one_node(rack: Rack) -> None:
+    ask = "mnode-one -s; mnode-two"
+    with injected(rack, "other_program:node1:mnode-one:a: b\\n c,other_program:node1:mnode-two:d"):
+        assert shell(rack, 1, ask) == "a: b\n c\nd"
+        assert shell(rack, 0, f"({ask}) 2>/dev/null || echo none") == "none"
+    assert shell(rack, 1, f"({ask}) 2>/dev/null || echo none") == "none"
+
+
 @pytest.mark.parametrize(
     ("how", "path", "mount"),
     [("add", "/etc/mnode-test", "/etc"), ("replace", "/etc/hostname", "/etc/hostname")],
