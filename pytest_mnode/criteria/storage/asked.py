@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pytest
 from pytest_mnode.criteria.launching.rendezvous import first_error
 from pytest_mnode.criteria.storage import in_ranks, rules
 from pytest_mnode.criteria.storage.files import PAGE
-from pytest_mnode.criteria.storage.meeting import Place
+from pytest_mnode.criteria.storage.meeting import PREFIX, Place, guarded
 from pytest_mnode.criteria.storage.tools import PROGRAMS
 from pytest_mnode.detection import wants_more
 from pytest_mnode.errors import MnodeError
@@ -143,8 +144,10 @@ class Path:
         for work in works:
             place = self._place(need_bytes, own_s)
             limit_s = 4 * place.limit_s + place.seen_s  # of all steps of an experiment
+            # Of nodes that end with this process, ranks end before they can remove anything.
+            ours = guarded(pathlib.Path(place.path, place.name), place.limit_s)
             try:
-                with self.asked.take_cluster().world(procs_per_node=1) as world:
+                with ours, self.asked.take_cluster().world(procs_per_node=1) as world:
                     every: list[list[Row]] = world.run(
                         in_ranks.run, work, place, repeat, timeout=limit_s, group=group
                     )
@@ -157,14 +160,16 @@ class Path:
     def _place(self, need_bytes: int, own_s: float) -> Place:
         within_s = self.promise.renamed_within_s
         moving_s = need_bytes / self.storage.give_up_below_bytes_s
+        seed = secrets.randbits(30)
         return Place(
             self.path,
+            f"{PREFIX}{seed:08x}",
             not self.promise.local,
             need_bytes,
             self.storage.free_at_most_fraction,
             2 * within_s if within_s else _SEEN_S,
             _START_S + moving_s + own_s,
-            secrets.randbits(30),
+            seed,
         )
 
     def _judged(self, judge: Judge, rows: list[Row], *, keep: bool = False) -> list[Measurement]:

@@ -438,7 +438,7 @@ def exceeded(
     part.unlink(missing_ok=True)
     again = "none"
     try:
-        _write_whole(part, place.seed + 2, old_bytes)
+        _write_whole(made / "next", place.seed + 2, old_bytes)
     except OSError as error:
         again = error_text(error)
     yield row("error of the next checkpoint", again, size_bytes=old_bytes)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,21 +24,27 @@ _STALE_S = 86400.0
 _POLL_S = 0.01
 _POLL_OF_A_RANK_S = 1e-4
 """Between two looks of a rank, times the number of ranks: all ask one store."""
-# It outlives its rank, and ignores the SIGTERM that ends processes of a killed run.
-GUARD = 'trap "" TERM HUP INT; read -r nothing; rm -rf -- "$1"'
+# It ignores the SIGTERM that ends processes of a killed run, and has a second before their SIGKILL.
+GUARD = """
+trap "" TERM HUP INT
+read -r told || { rm -rf -- "$1"*; sleep 1; }
+rm -rf -- "$1"*
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where ranks read and write.
 
-    shared: whether all nodes see one directory; else each has its own. need_bytes: what each node
+    name: of the directory, in `path`. shared: whether all nodes see one; else each has its own,
+    with its rank behind the name. need_bytes: what each node
     writes at most; free_fraction: most of the free space that all together may use. seen_s: how
     long a new directory may be unseen by other nodes. limit_s: of each wait for the other ranks.
     seed: of this experiment alone.
     """
 
     path: str
+    name: str
     shared: bool
     need_bytes: int
     free_fraction: float
@@ -121,30 +126,27 @@ def directory(place: Place, meeting: Meeting) -> Iterator[Path]:
     Raises Unusable, in all ranks, if one of them cannot use it.
     """
     with contextlib.ExitStack() as undo:
-        path, problem = None, ""
-        if place.shared and meeting.world.rank:
-            if name := meeting.hear("directory"):
-                path = Path(place.path, name)
-                if until(path.is_dir, place.seen_s) is None:
-                    problem = UNSEEN
+        world, problem = meeting.world, ""
+        path = Path(place.path, place.name if place.shared else f"{place.name}-{world.rank}")
+        if place.shared and world.rank:
+            if meeting.hear("made") and until(path.is_dir, place.seen_s) is None:
+                problem = UNSEEN
         else:
-            nodes = len(meeting.world.nodes) if place.shared else 1
             try:
-                path = undo.enter_context(_made(place, nodes))
+                undo.enter_context(_made(path, place, len(world.nodes) if place.shared else 1))
             except OSError as error:
                 problem = error_text(error)
             if place.shared:
-                meeting.tell("directory", path.name if path else "")
-        every = zip(meeting.world.nodes, meeting.all_of(problem), strict=True)
+                meeting.tell("made", "" if problem else "yes")
+        every = zip(world.nodes, meeting.all_of(problem), strict=True)
         if why := {node: text for node, text in every if text}:
             raise Unusable(why)
-        assert path is not None
         yield path
         meeting.barrier()  # so that nobody uses it any more
 
 
 @contextlib.contextmanager
-def _made(place: Place, nodes: int) -> Iterator[Path]:
+def _made(path: Path, place: Place, nodes: int) -> Iterator[None]:
     _remove_stale(Path(place.path))
     volume, need = os.statvfs(place.path), place.need_bytes * nodes
     free = volume.f_bavail * volume.f_frsize
@@ -153,28 +155,28 @@ def _made(place: Place, nodes: int) -> Iterator[Path]:
             0,
             f"{need} B are needed, more than {place.free_fraction:g} of the {free} B that are free",
         )
-    made = tempfile.mkdtemp(prefix=PREFIX, dir=place.path)
-    with guarded(made, place.limit_s):
-        yield Path(made)
+    with guarded(path, place.limit_s):
+        path.mkdir(0o700)
+        yield
 
 
 @contextlib.contextmanager
-def guarded(path: str, limit_s: float) -> Iterator[None]:
-    """Remove a directory at the end, by a process that also sees the end of this one."""
+def guarded(path: Path, limit_s: float) -> Iterator[None]:
+    """Remove a directory, and others that begin like it, at the end: by a process that also sees
+    the end of this one."""
     guard = subprocess.Popen(
-        ["sh", "-c", GUARD, "sh", path],
+        ["sh", "-c", GUARD, "sh", str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        text=True,
         start_new_session=True,
     )
     try:
         yield
     finally:
-        assert guard.stdin is not None
-        guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(limit_s)
+            guard.communicate("ended\n", timeout=limit_s)
 
 
 def _remove_stale(parent: Path) -> None:

@@ -61,7 +61,13 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setenv("MASTER_ADDR", "here")
         monkeypatch.setenv("MASTER_PORT", "1")
         about: dict[str, Any] = {
-            **{"path": str(tmp_path), "shared": True, "need_bytes": 8 * PAGE, "seen_s": 1.0},
+            **{
+                "path": str(tmp_path),
+                "name": f"{PREFIX}x",
+                "shared": True,
+                "need_bytes": 8 * PAGE,
+                "seen_s": 1.0,
+            },
             **{"free_fraction": 0.5, "limit_s": 20.0, "seed": next(seeds)},
         }
         place = Place(**(about | changes))
@@ -125,7 +131,7 @@ from pathlib import Path
 from types import SimpleNamespace as Of
 from pytest_mnode.criteria.storage import in_ranks
 from pytest_mnode.criteria.storage.meeting import Place
-place = Place("/mnt", True, 0, 0.1, 1.0, 1.0, 7)
+place = Place("/mnt", "x", True, 0, 0.1, 1.0, 1.0, 7)
 rows = in_ranks.exceeded(Path("/mnt"), Of(world=Of(rank=0)), place, LIMIT, repeat=0)
 print(json.dumps({one.metric: one.value or one.why for one in rows}))
 """
@@ -198,8 +204,9 @@ def test_ranks_that_never_come_are_not_awaited_for_ever(ranks: Callable[..., lis
 
 KEEPS = """
 import sys, time
+from pathlib import Path
 from pytest_mnode.criteria.storage.meeting import guarded
-with guarded(sys.argv[1], 60.0):
+with guarded(Path(sys.argv[1]), 60.0):
     open(sys.argv[1] + "/file", "w").write("x")
     print(flush=True)
     time.sleep(60)
@@ -235,10 +242,10 @@ def test_a_directory_that_a_lost_machine_left_is_removed(
 def test_a_removal_that_takes_long_is_left_to_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "GUARD", f"read -r nothing; sleep 1; {meeting.GUARD}")
+    monkeypatch.setattr(meeting, "GUARD", f"sleep 1; {meeting.GUARD}")
     made = tmp_path / "made"
     made.mkdir()
-    with guarded(str(made), 0.1):
+    with guarded(made, 0.1):
         pass
     assert made.exists()
     until(lambda: not made.exists(), "it is removed")
