@@ -123,7 +123,7 @@ class AcceleratorsAreAsPromised(SurveyCheck):
         value = None if any(one.answers for one in shown) else 1
         for one in node.machine.pci.accelerators:
             if None not in known and one.address not in known and one.physical_function is None:
-                why = "on PCI, and the driver does not show it: see the kernel log"
+                why = "on PCI, and the driver does not show it: lost, or not given to this job"
                 yield row(_COUNT, value, device=f"accelerator {one.address}", why=why)
 
     def rule(self, rows: Rows) -> Iterator[Measurement]:

@@ -105,6 +105,10 @@ class HardwareIsComplete(Check):
             name = f"NVMe drives of at least {SIZE.text(size)}" if size else "NVMe drives"
             yield rows.number(_DRIVE, name, lambda one: _has(one, size), promise.nvme, part="nvme")
 
+    @classmethod
+    def programs(cls, promise: Hardware) -> tuple[str, ...]:
+        return ("dmidecode",) if promise.dimms or promise.dimm_speed_mts else ()
+
     def doubts(self, cluster: object) -> Iterator[str]:  # noqa: ARG002
         if self.promise.nvme_size_bytes is not None and self.promise.nvme is None:
             yield ".nvme_size: given, but nvme is not: no drive is counted"

@@ -158,6 +158,11 @@ class VersionsAreAsPromised(Check):
         names, patterns = one.device.split(), self.spec.fabric.interfaces
         return not names or any(fnmatchcase(name, p) for name in names for p in patterns)
 
+    @classmethod
+    def programs(cls, promise: Versions) -> list[str]:
+        asked = [part for part, bound in promise if bound is not None and part not in _FILES]
+        return [_PROGRAMS[part][0][0] for part in asked if part in _PROGRAMS]
+
     fault = "other_text:{node}:/proc/sys/kernel/osrelease:2.6.32-754.el6.x86_64"
     promised_as = '{kernel: ">=3.10"}'
 

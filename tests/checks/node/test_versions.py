@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.checks.node import versions
-from pytest_mnode.checks.node.versions import VersionsAreAsPromised, keeps
+from pytest_mnode.checks.node.versions import Versions, VersionsAreAsPromised, keeps
 from pytest_mnode.errors import SpecError
 from pytest_mnode.evidence.reading import CheckRows
 from pytest_mnode.evidence.row import Row, row
@@ -251,6 +251,11 @@ def test_a_program_that_hangs_hides_no_other_version(
     assert found["kernel"].value is not None
     assert found["dcgm"].value is None
     assert "dcgmi gave no answer within 0.2 s" in found["dcgm"].why
+
+
+def test_which_programs_a_promise_needs() -> None:
+    promise = Versions(kernel=">=5", cuda=">=12", dcgm=">=4", fabric_manager="driver")
+    assert VersionsAreAsPromised.programs(promise) == ["dcgmi", "nv-fabricmanager"]
 
 
 def test_only_what_is_promised_is_read(tmp_path: Path) -> None:
