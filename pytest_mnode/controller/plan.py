@@ -27,7 +27,7 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
-from pytest_mnode.measuring import limits
+from pytest_mnode.measuring import at_once, limits
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 from pytest_mnode.table import aligned
@@ -88,7 +88,9 @@ def _fabric_s(spec: Spec, shape: Shape) -> float:
         found += once_s * (2 if spec.accelerators.per_node else 1)  # and by nccl-tests
     if spec.fabric.kind in ("infiniband", "roce"):
         found += 10.0 * spec.fabric.nics_per_node  # perftest, pairs beside one another
-    return found
+    asked = (fabric.switches, fabric.bisection, fabric.incast, fabric.congestion)
+    each_s = (30.0, 5.0, 0.3 * min(shape.nodes, at_once.MOST_TARGETS) * at_once.REPEATS, 10.0)
+    return found + sum(s for one, s in zip(asked, each_s, strict=True) if one is not None)
 
 
 def _devices_s(spec: Spec, shape: Shape) -> float:

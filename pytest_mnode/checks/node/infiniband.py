@@ -111,6 +111,10 @@ class SubnetManagerIsThere(_OfPorts):
 
     needs = "subnet_manager"
 
+    @classmethod
+    def programs(cls, promise: InfinibandPromise) -> tuple[str, ...]:
+        return ("sminfo",) if promise.subnet_manager == "answers" else ()
+
     def of_port(self, device: RdmaDevice, port: Port, folder: Path) -> Iterator[Row]:
         for metric, file in ((_LID, "lid"), (_SM_LID, "sm_lid")):
             lid, why = sysfs.integer(folder / file), f"{file} is unreadable"
@@ -239,6 +243,10 @@ class CablesAreFull(_OfPorts):
     """
 
     needs = "links"
+
+    @classmethod
+    def programs(cls, promise: InfinibandPromise) -> tuple[str, ...]:
+        return ("iblinkinfo",) if promise.links is not None else ()
 
     def of_port(self, device: RdmaDevice, port: Port, folder: Path) -> Iterator[Row]:  # noqa: ARG002
         where = ("-C", device.name, "-P", str(port.number), "-D", "0")
