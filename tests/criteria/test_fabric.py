@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.criteria.fabric import curves, judge_busbw
+from pytest_mnode.criteria.nics_used import judge_nics
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
@@ -215,6 +216,19 @@ def test_every_port_promised_carries_its_share(
         assert nics.culprit is not None
         assert nics.culprit.nodes == {"node0"}
         assert {("node0", name) for name in devices} <= {*nics.culprit.parts.devices}
+
+
+def test_a_quarter_of_the_nics_of_efa_is_found_by_their_count() -> None:
+    """On two nodes of p5 the rest carries 0.75 of the line, near the bound of 0.8."""
+    spec = load_spec(CLUSTERS / "p5.yaml").model_copy(update={"name": "p5"})
+    names = [f"rdmap{i}s0" for i in range(32)]
+    dead = {name: 0 if i < 8 else 1333 for i, name in enumerate(names)}
+    whole = dict.fromkeys(names, 1000)
+    nodes = [SentByNode("node0", dead, 32000), SentByNode("node1", whole, 32000)]
+    [nics] = judge_nics(nodes, spec, 8)
+    assert (nics.value, nics.verdict) == (24, Verdict.FAIL)
+    assert nics.culprit is not None
+    assert {*nics.culprit.parts.devices} == {("node0", name) for name in names[:8]}
 
 
 def _busbw(*traffic: SentByNode) -> Busbw:
