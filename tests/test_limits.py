@@ -94,6 +94,7 @@ FOR_EVER = {
         "faults/spoiled.py work.wait",
         "measuring/at_once.py work.wait",
         "measuring/collectives.py work.wait",
+        "measuring/inside_node.py work.wait",
         "measuring/locating/pairs.py work.wait",
         "measuring/locating/pairs.py work.wait",
         "measuring/messages.py work.wait",

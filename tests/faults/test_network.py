@@ -76,12 +76,15 @@ def test_nodes_behind_an_uplink_share_its_rate(rack: Rack) -> None:
     need_programs_of("narrow_uplink:node1")
     shaped = "tc -s qdisc show dev fab0-up; tc -s qdisc show dev fab0-down"
     with injected(rack, "narrow_uplink:node1:40"):
-        assert echoes(rack, 0, 1, count=20)[0] == 20
-        assert echoes(rack, 1, 2, count=20)[0] == 20
-        found = on_switch(rack, ["sh", "-c", shaped])
+        sent = []
+        for sender, receiver in ((0, 1), (1, 2)):
+            assert echoes(rack, sender, receiver, count=60)[0] == 60
+            found = on_switch(rack, ["sh", "-c", shaped])
+            sent.append([int(word) for word in re.findall(r"Sent \d+ bytes (\d+) pkt", found)])
         assert found.count("rate 40Mbit") == 2
-        sent = [int(word) for word in re.findall(r"Sent \d+ bytes (\d+) pkt", found)]
-        assert all(20 <= count < 40 for count in sent), "node1 and node2 are on one switch"
+        grown = [after - before for before, after in zip(*sent, strict=True)]
+        assert all(before >= 60 for before in sent[0])
+        assert all(more < 30 for more in grown), "node1 and node2 are on one switch"
     assert echoes(rack, 0, 1, count=20)[0] == 20
     assert "fab0-" + "up" not in on_switch(rack, ["ip", "link"])
 
