@@ -8,9 +8,8 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode.criteria.preflight.payload_paths import changed_paths
-from pytest_mnode.detection import smallest_share_wrong
-from pytest_mnode.measurement import HeadlineMark
 from pytest_mnode.measuring import limits
+from pytest_mnode.measuring import messages as judges
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -48,32 +47,17 @@ def test_every_rank_is_there(world: World) -> None:
 def test_every_rank_meets_every_other(world: World, device: torch.device, measure: Measure) -> None:
     """Does every message between two ranks arrive as it was sent?"""
     met = bench.exchange(world, device)
-    paths = world.size * (world.size - 1)
-    measure(
-        "messages that came right",
-        met.right,
-        equals=paths,
-        source="one from every rank to every other",
-        culprit=met.culprit,
-        headline=HeadlineMark(after="paths between ranks", of=paths, right=met.right),
-    )
+    measure.record([judges.judge_exchange(met)])
 
 
 @needs_group
-@pytest.mark.parametrize("size_bytes", [4, (1 << 20) + 4])
+@pytest.mark.parametrize("size_bytes", judges.SUMMED_SIZES_BYTES)
 def test_sum_is_right(
     world: World, device: torch.device, size_bytes: int, measure: Measure
 ) -> None:
     """Is a sum over all ranks right at every position, in several repeats?"""
     wrong, senders = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
-    measure(
-        "#wrong",
-        sum(wrong),
-        equals=0,
-        source="a sum of whole numbers is exact",
-        culprit=bench.culprit_of(world, [r for r, count in enumerate(wrong) if count], senders),
-        detection=smallest_share_wrong(limits.CHECKED_CALLS),
-    )
+    measure.record([judges.judge_sum(world, wrong, senders)])
 
 
 @needs_group
@@ -84,13 +68,7 @@ def test_sum_is_right_in_every_dtype(world: World, device: torch.device, measure
         if found.wrong is None:
             print(f"{dtype}: the backend has no sums of it")
             continue
-        measure(
-            f"#wrong {dtype}",
-            found.wrong,
-            equals=0,
-            source="a sum of small whole numbers is exact",
-            culprit=found.culprit,
-        )
+        measure.record([judges.judge_sums(dtype, found)])
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -26,7 +26,9 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
 
     The other end of a path to a failed node is neither failed nor suspect: the failed node explains
     the path, and a healthy node sent to repair is one less to hand over. It has not passed either,
-    because its own test did not pass: it is not tested until the failed node is repaired.
+    because its own test did not pass: it is not tested until the failed node is repaired. So it is
+    with a case that names nobody, where another case of the criterion names a node
+    or a path.
     """
     bad, blamed = _blamed_in(run, criteria), _devices_in(run, criteria)
     missing, met_by = _missing(run, criteria), _met_by(criteria)
@@ -91,17 +93,18 @@ def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, 
         for case in criterion.judged
         if case.verdict is not CriterionVerdict.PASS
     ]
-    failed = {
-        name
-        for _, case in unmet
-        if case.verdict is CriterionVerdict.FAIL
-        for culprit in _culprits(case, run.nodes)
-        for name in culprit.nodes.intersection(run.nodes)
-    }
+    here, failed = frozenset(run.nodes), set[str]()
+    naming: dict[str, set[int]] = {}  # cases that name nodes or paths, by criterion
+    for criterion, case in unmet:
+        for culprit in _culprits(case, run.nodes) if case.verdict is CriterionVerdict.FAIL else ():
+            failed |= culprit.nodes & here
+            if here & culprit.nodes.union(*culprit.either):
+                naming.setdefault(criterion.name, set()).add(id(case))
     found: dict[str, tuple[State, str]] = {}
     for criterion, case in unmet:
         evidence = first_line(f"{criterion.name}: {case.summary}")
-        for name, state in _states_by(case, run.nodes, failed).items():
+        beside = bool(naming.get(criterion.name, set()) - {id(case)})
+        for name, state in _states_by(case, run.nodes, failed, beside).items():
             known = found.get(name, (State.PASSED, ""))[0]
             if _WORSE.index(state) > _WORSE.index(known):
                 found[name] = (state, evidence)
@@ -120,8 +123,15 @@ def _devices_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str,
     return found
 
 
-def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict[str, State]:
-    """States of nodes by one case that did not pass. failed: nodes that failed in any case."""
+def _states_by(
+    case: CaseResult, names: Sequence[str], failed: set[str], beside: bool
+) -> dict[str, State]:
+    """States of nodes by one case that did not pass.
+
+    failed: nodes that failed in any case. beside: whether another case of its criterion names a
+    node or a path, which explains a case that names nobody, such as that of a program over all
+    nodes.
+    """
     took_part = set(case.nodes or names) & set(names)
     if case.stopped:
         return dict.fromkeys(took_part, State.NOT_TESTED)
@@ -135,7 +145,7 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
             found.append((State.SUSPECT, took_part))
         for group in culprit.either:
             ends = (group & set(names)) or took_part
-            explained = bool(group & failed)
+            explained = bool(group & failed) if group else beside
             found.append((State.NOT_TESTED if explained else State.SUSPECT, ends - culprit.nodes))
 
     for culprit in _culprits(case, names):

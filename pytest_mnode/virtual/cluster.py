@@ -76,10 +76,11 @@ class VirtualCluster:
     late_s: host delay of a step. uplinks: share of full bisection by leaf. pairs: of paths between
     two nodes, both ways. inside: what a ring gets between accelerators of a node, as a share of the
     line. errors: by node, port and counter, of each criterion. tcp: nodes whose ranks fell back to
-    TCP. corrupts, stale: ranks that send wrong values, or keep those of an earlier call, and the
-    share of calls. miscomputes: ranks that compute wrong values. input_s: storage's
-    delay of a step. clock_steps_s: by node, during each criterion. slowed: by rank, the share of
-    samples in which heat or hardware holds back its clock.
+    TCP; staged: whose NICs cannot reach GPU memory; crossed: whose ranks of the first rail send
+    over the second's NIC. corrupts, stale: ranks that send wrong values, or keep those of an
+    earlier call, and the share of calls. miscomputes: ranks that compute wrong values. input_s:
+    storage's delay of a step. clock_steps_s: by node, during each criterion. slowed: by rank, the
+    share of samples in which heat or hardware holds back its clock.
     """
 
     spec: Spec
@@ -100,6 +101,8 @@ class VirtualCluster:
     pairs: dict[tuple[int, int], float] = field(default_factory=dict)
     errors: Counter[tuple[int, str, str]] = field(default_factory=Counter)
     tcp: set[int] = field(default_factory=set)
+    staged: set[int] = field(default_factory=set)
+    crossed: set[int] = field(default_factory=set)
     corrupts: dict[int, float] = field(default_factory=dict)
     stale: dict[int, float] = field(default_factory=dict)
     miscomputes: set[int] = field(default_factory=set)
@@ -230,6 +233,23 @@ class VirtualCluster:
         """Share that a fresh communicator keeps of the rate, by the paths that it drew."""
         spread = COMMUNICATORS_DIFFER[self.spec.fabric.kind]
         return float(1 / (1 + min(6 * spread, self.night.rng.exponential(spread))))
+
+    def wrong_calls(self, checked: int) -> tuple[list[int], tuple[int, ...]]:
+        """Wrong values of so many calls by rank, and the ranks that sent them, as far as known.
+
+        A rank that corrupts what it sends spoils the results of all; one that keeps stale results
+        spoils its own.
+        """
+        rng = self.night.rng
+        senders = [
+            rank
+            for rank, share in self.corrupts.items()
+            if rng.random() < 1 - (1 - share) ** checked
+        ]
+        stale = [
+            rank for rank, share in self.stale.items() if rng.random() < 1 - (1 - share) ** checked
+        ]
+        return [7 * bool(senders or rank in stale) for rank in range(self.ranks)], tuple(senders)
 
     def change(self, node: int, **parts: object) -> None:
         """Replace parts of a node's machine, such as rdma=…."""

@@ -42,7 +42,7 @@ from pytest_mnode.spec.devices import (
 )
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import Shares, VirtualCluster
-from pytest_mnode.virtual.fabric import ports
+from pytest_mnode.virtual.ports import ports
 
 _FILE = "acceptance/test_devices.py"
 _REPEATS_DIFFER = 0.002

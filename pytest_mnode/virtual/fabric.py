@@ -22,12 +22,7 @@ from pytest_mnode.criteria.fabric import (
     judge_latencies,
     judge_slow_links,
 )
-from pytest_mnode.criteria.port_counters.judging import clock_steps, judge
-from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
-from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.evidence.check import CHECKS
-from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw, culprit_by, sweeps_by
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.latency import SIZES_BYTES, Latencies, rounds_of
@@ -48,6 +43,9 @@ from pytest_mnode.virtual.cluster import (
     VirtualCluster,
 )
 from pytest_mnode.virtual.machines import links_of
+from pytest_mnode.virtual.messages import proof, why_no_proof
+from pytest_mnode.virtual.ports import ports
+from pytest_mnode.virtual.tools import tools
 
 _FILE = "acceptance/test_fabric.py"
 _ROUND_S = 0.08
@@ -56,12 +54,6 @@ _PAIRS_DIFFER = 0.01
 """Standard deviation of the rate of a pair. [choice]"""
 _MESSAGES_DIFFER = 0.08
 """Standard deviation of the logarithm of a small message's time. [choice]"""
-_OUTSIDE = (
-    ("test_traffic_runs_on_the_fabric", "transport", "no rank of a virtual cluster writes a log"),
-    ("test_nccl_tests_reach_the_line_rate", "nccl_tests", "no program runs"),
-    ("test_rdma_by_perftest_is_as_promised", "write_bandwidth", "no program runs"),
-)
-_PACKETS = 50_000_000
 
 
 def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
@@ -101,58 +93,15 @@ def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
             judge_latencies(_latencies(cluster), names),
             names,
         )
-    for test, key, why in _OUTSIDE:
-        if getattr(promised, key) is not None:
-            yield case(f"{_FILE}::{test}", "", why=f"{NOT_REHEARSED}: {why}")
+    if promised.transport is not None:
+        test = f"{_FILE}::test_traffic_runs_on_the_fabric"
+        question = "Does the traffic use the promised fabric, by all four facts?"
+        if why := why_no_proof(cluster):
+            yield case(test, question, why=f"{NOT_REHEARSED}: {why}")
+        else:
+            yield case(test, question, proof(cluster, promised.transport), names)
+    yield from tools(cluster)
     yield ports(cluster, _FILE)
-
-
-def ports(cluster: VirtualCluster, file: str) -> CaseResult:
-    """The case on counters of ports, which each loaded criterion has."""
-    question = "Did every fabric port stay up, free of errors and losses, during this criterion?"
-    test = f"{file}::test_fabric_ports_stay_up_and_free_of_errors"
-    return case(test, question, _counted(cluster), cluster.nodes)
-
-
-def _counted(cluster: VirtualCluster) -> list[Measurement]:
-    fabric, nodes = cluster.spec.fabric, cluster.nodes
-    names = links_of(fabric)
-    steps = cluster.clock_steps_s
-
-    def reading(node: int, *, after: bool) -> PortReading:
-        found: dict[str, Counters] = {}
-        for name in names:
-            port = name if fabric.protocol is None else f"{name}:1"
-            counted: Counters = (
-                {"tx_packets": 0, "rx_packets": 0, "rx_errors": 0, "rx_dropped": 0, CARRIER: 1}
-                if fabric.protocol is None
-                else {
-                    "port_xmit_packets": 0,
-                    "port_rcv_packets": 0,
-                    "symbol_error": 0,
-                    "link_downed": 0,
-                    "port_rcv_errors": 0,
-                    "out_of_sequence": 0,
-                }
-            )
-            found[port] = counted
-            if after:
-                for counter in counted:
-                    counted[counter] = _PACKETS if "packets" in counter else counted[counter]
-                for (at, of, counter), count in cluster.errors.items():
-                    if (at, of) == (node, name):
-                        counted[counter] = (counted.get(counter) or 0) + count
-        if fabric.protocol is None:
-            found[TCP] = {"OutSegs": _PACKETS if after else 0, "RetransSegs": 0, "TCPOFOQueue": 0}
-        return PortReading(f"boot-{node}", found, steps.get(node, 0.0) if after else 0.0)
-
-    before = {name: reading(node, after=False) for node, name in enumerate(nodes)}
-    last = {name: reading(node, after=True) for node, name in enumerate(nodes)}
-    measurements = judge(before, last, fabric)
-    clocks = promise_of(CHECKS["test_clocks_agree"], cluster.spec)
-    if clocks is not None:
-        measurements.append(clock_steps(before, last, clocks.skew_s))
-    return measurements
 
 
 def _busbw(
@@ -216,25 +165,7 @@ class _Drawn(OneSize):
         self.checked += 1 + self.repeats
 
     def votes(self) -> tuple[list[int], tuple[int, ...]]:
-        return _wrong(self.cluster, self.checked)
-
-
-def _wrong(cluster: VirtualCluster, checked: int) -> tuple[list[int], tuple[int, ...]]:
-    """Wrong values by rank, and the ranks that sent them, as far as known.
-
-    A rank that corrupts what it sends spoils the results of all; one that keeps stale results
-    spoils its own.
-    """
-    rng = cluster.night.rng
-    senders = [
-        rank
-        for rank, share in cluster.corrupts.items()
-        if rng.random() < 1 - (1 - share) ** checked
-    ]
-    stale = [
-        rank for rank, share in cluster.stale.items() if rng.random() < 1 - (1 - share) ** checked
-    ]
-    return [7 * bool(senders or rank in stale) for rank in range(cluster.ranks)], tuple(senders)
+        return self.cluster.wrong_calls(self.checked)
 
 
 def _traffic(

@@ -22,18 +22,19 @@ from pytest_mnode.virtual.cluster import VirtualCluster
 from pytest_mnode.virtual.devices import devices
 from pytest_mnode.virtual.fabric import fabric
 from pytest_mnode.virtual.faults import inject
+from pytest_mnode.virtual.messages import mesh
 from pytest_mnode.virtual.preflight import preflight
 from pytest_mnode.virtual.scaling import scaling
 
 _CRITERIA: dict[str, Callable[[VirtualCluster], Iterator[CaseResult]]] = {
     "preflight": preflight,
+    "mesh": mesh,
     "devices": devices,
     "fabric": fabric,
     "scaling": scaling,
 }
 """In the order of a run."""
 _BEYOND = {
-    "mesh": "no virtual rank connects to another",
     "numa": "no virtual rank has a CPU or memory",
     "groups": "no virtual rank meets in a group",
     "data": "no virtual rank reads a sample",

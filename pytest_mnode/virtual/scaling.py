@@ -17,8 +17,9 @@ from pytest_mnode.measuring.locating.locate import BUDGET_S
 from pytest_mnode.spec.scaling import ReferenceModel
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
-from pytest_mnode.virtual.fabric import locate, ports
+from pytest_mnode.virtual.fabric import locate
 from pytest_mnode.virtual.machines import links_of
+from pytest_mnode.virtual.ports import ports
 
 _FILE = "acceptance/test_scaling.py"
 _EVERY_RANK_UP_TO = 64

@@ -82,6 +82,9 @@ NODES_1_AND_3: Any = {"culprit": "?", "culprit_nodes": ("node1", "node3")}
         ([failed(Culprit("one alias", ["node2", "alias"]))], {}, "ppfp"),
         ([failed(None, nodes=("node0", "node1"))], {}, "ssnn"),
         ([failed("node2", None)], {}, "ssfs"),
+        ([failed("node2"), failed(None)], {}, "nnfn"),  # as a program over all nodes
+        ([failed(path(1, 2)), failed(None)], {}, "nssn"),
+        ([case("other", "failed", "node2"), failed(None)], {}, "ssfs"),
         ([failed(message="x", culprit="node3")], {}, "pppf"),
         ([error(culprit="node3")], {}, "ppps"),
         ([error()], {}, "ssss"),

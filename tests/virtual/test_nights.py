@@ -8,6 +8,7 @@ import pytest
 
 from pytest_mnode.certificate import Certificate, CertificateVerdict
 from pytest_mnode.errors import UsageError
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.path_rates import State
 from pytest_mnode.spec import load_spec
 from pytest_mnode.virtual.faults import FAULTS, form_of
@@ -47,7 +48,7 @@ _AT = {"node": ":node1", "nic": ":node1:mlx5_ib2", "gpu": ":node1:3"}
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _NOT_HERE])
 def test_a_fault_at_its_limit_is_found_and_nobody_else_is_blamed(name: str) -> None:
-    found = night("h100-ib", 4, f"{name}{_AT[FAULTS[name].place]}")
+    found = night("h100-ib", 8, f"{name}{_AT[FAULTS[name].place]}")
     assert found.verdict is CertificateVerdict.NOT_CERTIFIED
     assert of_state(found, State.FAILED) == {"node1"}, found.reasons
     failed = {one.name for one in found.criteria if one.verdict == "fail"}
@@ -71,6 +72,26 @@ def test_a_fault_between_nodes_names_none_for_sure(
     assert of_state(found, State.SUSPECT) == suspect
 
 
+def test_programs_and_logs_of_a_night_go_through_their_readers() -> None:
+    found = night("h100-ib", 3, "slow_nic:node1:mlx5_ib2=0.8", "staged:node2")
+    [fabric] = [one for one in found.criteria if one.name == "fabric"]
+    cases = {case.test.partition("::")[2]: case for case in fabric.cases}
+    program = cases["test_nccl_tests_reach_the_line_rate[all_reduce]"].measurements
+    assert {one.verdict for one in program if one.unit == "GB/s"} == {Verdict.FAIL}
+    assert [one.value for one in program if "#wrong" in one.name] == [0]
+    perftest = cases["test_rdma_by_perftest_is_as_promised[write_bandwidth]"].measurements
+    slow = [one for one in perftest if one.verdict is Verdict.FAIL]
+    assert {one.name for one in slow} == {
+        "ib_write_bw node0→node1 mlx5_ib2",
+        "ib_write_bw node1→node2 mlx5_ib2",
+    }
+    assert all(one.culprit and one.culprit.nodes == {"node1"} for one in slow)
+    proof = cases["test_traffic_runs_on_the_fabric"].measurements
+    [logged] = [one for one in proof if one.verdict is Verdict.FAIL]
+    assert logged.culprit
+    assert logged.culprit.nodes == {"node2"}
+
+
 def test_shared_uplinks_are_no_slow_paths_and_their_limit_is_said() -> None:
     found = night("h100-ib", 40, "leaf:node1=0.5")
     [fabric] = [one for one in found.criteria if one.name == "fabric"]
@@ -88,7 +109,7 @@ def test_shared_uplinks_are_no_slow_paths_and_their_limit_is_said() -> None:
     ("fault", "accepted"),
     [
         ("slow_fan:node1", "no fault 'slow_fan'; accepted: slow_nic, "),
-        ("slow_nic:node1", "slow_nic:NODE:NIC or slow_nic:NODE:NIC=0.75, with 4 nodes node0 to "),
+        ("slow_nic:node1", "slow_nic:NODE:NIC or slow_nic:NODE:NIC=0.94, with 4 nodes node0 to "),
         ("slow_nic:node9:mlx5_ib0", "accepted: slow_nic:NODE:NIC"),
         ("slow_gpu:node1:8", "accepted: slow_gpu:NODE:NUMBER"),
         ("slow_gpu:node1:0=fast", "accepted: slow_gpu:NODE:NUMBER"),

@@ -84,7 +84,7 @@ def _of_node(
     if not ranks:
         yield about.inconclusive(Case.NO_LOG, "no rank of this node reported its network")
         return
-    most = max(sum(rank.node == other.name for rank in facts.ranks) for other in facts.nodes)
+    most = max(Counter(rank.node for rank in facts.ranks).values())
     if len(ranks) < most:
         text = f"{len(ranks)} ranks of this node reported their network, {most} of another node"
         yield about.inconclusive(Case.NO_LOG, text)

@@ -118,7 +118,7 @@ def run_pairs(
         neighbours = list(zip(ends, [*ends[1:], ends[0]], strict=True))
         found: dict[int, PairResult] = {}
         for repeat in count():
-            decided = all(_is_decided(pair, bound) for pair in found.values())
+            decided = all(is_decided(pair, bound) for pair in found.values())
             if repeat and not wants_more(repeat, promise.repeats, decided=decided):
                 break
             pairs = {
@@ -131,7 +131,7 @@ def run_pairs(
         yield from found.values()
 
 
-def _is_decided(pair: PairResult, bound: Bound) -> bool:
+def is_decided(pair: PairResult, bound: Bound) -> bool:
     """Whether more runs could not tell more: also for a single run, which shows no noise."""
     found = pair.estimate if pair.value is not None else None
     return found is None or bound.decides(*found.interval) is not None

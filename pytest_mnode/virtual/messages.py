@@ -1,0 +1,146 @@
+"""Messages, sums and the proof of transport on a virtual cluster: what ranks would read and log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pytest_mnode.certificate import CaseResult
+from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
+from pytest_mnode.criteria.transport.expected import expected_bytes
+from pytest_mnode.criteria.transport.judge import judge
+from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
+from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.limits import CHECKED_CALLS
+from pytest_mnode.measuring.messages import (
+    DTYPES,
+    SUMMED_SIZES_BYTES,
+    Exchange,
+    Sums,
+    judge_exchange,
+    judge_sum,
+    judge_sums,
+)
+from pytest_mnode.spec.fabric import TransportPromise
+from pytest_mnode.virtual.cases import case
+from pytest_mnode.virtual.cluster import VirtualCluster
+from pytest_mnode.virtual.machines import links_of
+from pytest_mnode.virtual.ports import ports
+
+_MESH = "acceptance/test_mesh.py"
+_HEADERS = 1.01
+"""Bytes of a port over its payload, with headers. [choice] 1 to 2 % at an MTU of 4096."""
+_BESIDE = 20_000
+"""Bytes of other NICs meanwhile. [choice]"""
+_NETS = {"infiniband": "IB", "roce": "IB"}
+"""Fabrics of whose NCCL a log is known here, by its name for the network."""
+
+
+def mesh(cluster: VirtualCluster) -> Iterator[CaseResult]:
+    """The cases of `acceptance/test_mesh.py`."""
+    names, world, ranks = cluster.nodes, cluster.world, cluster.ranks
+    rng = cluster.night.rng
+    wrong = tuple(
+        (rank, other)
+        for rank, share in cluster.corrupts.items()
+        for other in range(ranks)
+        if other != rank and rng.random() < share
+    )
+    question = "Does every message between two ranks arrive as it was sent?"
+    met = judge_exchange(Exchange(world, wrong))
+    yield case(f"{_MESH}::test_every_rank_meets_every_other", question, [met], names)
+    for size in SUMMED_SIZES_BYTES:
+        counts, senders = cluster.wrong_calls(CHECKED_CALLS)
+        question = "Is a sum over all ranks right at every position, in several repeats?"
+        found = judge_sum(world, counts, senders)
+        yield case(f"{_MESH}::test_sum_is_right[{size}]", question, [found], names)
+    question = "Are sums right in every dtype of the backend, and if not, which ranks are wrong?"
+    sums = (Sums(world, *cluster.wrong_calls(CHECKED_CALLS)) for _ in DTYPES)
+    found_sums = [judge_sums(*pair) for pair in zip(DTYPES, sums, strict=True)]
+    yield case(f"{_MESH}::test_sum_is_right_in_every_dtype", question, found_sums, names)
+    yield ports(cluster, _MESH)
+
+
+def why_no_proof(cluster: VirtualCluster) -> str:
+    """Why the proof of transport cannot be rehearsed; "" if it can."""
+    if cluster.backend != "nccl" or cluster.spec.fabric.kind not in _NETS:
+        return f"what ranks log of {cluster.spec.fabric.kind} is not known here"
+    if cluster.spec.accelerators.nodes_of_a_domain > 1:
+        return "what ranks log of NVLink between nodes is not known here"
+    return "" if len(cluster.nodes) > 1 else "one node has no other"
+
+
+def proof(cluster: VirtualCluster, promise: TransportPromise) -> list[Measurement]:
+    """The four facts, by logs of ranks that go through their reader, and counters."""
+    spec = cluster.spec
+    names, management = links_of(spec.fabric), spec.management
+    other = links_of(management)[0] if management else "eth0"
+    ranks = tuple(
+        RankTransport(
+            rank=rank,
+            node=cluster.nodes[rank // cluster.per_node],
+            environment={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,GRAPH"},
+            log=read_nccl_log(_log(cluster, rank, other)),
+        )
+        for rank in range(cluster.ranks)
+    )
+    bare = tuple(
+        NodeTraffic(name=name, machine=survey.machine)
+        for name, survey in zip(cluster.nodes, cluster.machines, strict=True)
+    )
+    facts = Evidence(
+        backend="nccl", size_bytes=promise.size_bytes, calls=promise.calls, nodes=bare, ranks=ranks
+    )
+    sent = expected_bytes(facts, spec.fabric, promise).payload_bytes * _HEADERS
+    nodes = []
+    for index, node in enumerate(bare):
+        fallen = index in cluster.tcp
+        counts = {nic.name: _BESIDE for nic in node.machine.interfaces or ()}
+        # NCCL gives each NIC an equal part; ranks that send over another rail's leave theirs idle.
+        used = names[1:] if index in cluster.crossed and len(names) > 1 else names
+        for name in names:
+            share = sent / len(names) * (1 + (name == used[0] and len(used) < len(names)))
+            counts[f"{name}:1"] = _BESIDE if fallen or name not in used else int(share)
+        if fallen:
+            counts[other] = int(sent)
+        nodes.append(replace(node, sent_bytes=counts, received_bytes=counts))
+    return judge(replace(facts, nodes=tuple(nodes)), spec, promise)
+
+
+def _log(cluster: VirtualCluster, rank: int, beside: str) -> str:
+    """What NCCL prints of a rank's channels to the next node and from the one before."""
+    each, names = cluster.per_node, links_of(cluster.spec.fabric)
+    node, local = divmod(rank, each)
+    net = "Socket" if node in cluster.tcp else _NETS[cluster.spec.fabric.kind]
+    layer = "RoCE" if cluster.spec.fabric.kind == "roce" else "IB"
+    first = local * len(names) // each
+    nics = range(first, max(first + 1, (local + 1) * len(names) // each))
+    if node in cluster.crossed and len(names) > 1:
+        nics = range(max(1, nics.start), max(2, nics.stop))
+    if net == "Socket":
+        nics = range(1)
+    gdr = "" if node in cluster.staged or net == "Socket" else "/GDRDMA"
+    listed = " ".join(f"[{i}]{name}:1/{layer}" for i, name in enumerate(names))
+    found = f"NET/IB : Using {listed} [RO]; OOB {beside}:10.0.0.1<0>"
+    if net == "Socket":
+        found = f"NET/Socket : Using [0]{beside}:10.0.0.1<0>"
+    comm = f"comm 0x7f1b0{rank:05x}000 rank {rank} nranks {cluster.ranks} cudaDev {local} nvmlDev "
+    comm += f"{local} busId {local + 1}a000 commId 0x3c1d2e5f60718293"
+    ahead, behind = ((rank + step) % cluster.ranks for step in (each, -each))
+    lines = (
+        found,
+        f"Using network {net}",
+        f"ncclCommInitRank {comm} - Init START",
+        *(
+            f"Channel {nic:02d}/0 : {one}[{local}] -> {other}[{local}] [{way}] via "
+            f"NET/{net}/{nic}{gdr}"
+            for nic in nics
+            for one, other, way in ((behind, rank, "receive"), (rank, ahead, "send"))
+        ),
+        "Connected all rings, use ring PXN 0 GDR 1",
+        f"ncclCommInitRank {comm} - Init COMPLETE",
+    )
+    who = f"{cluster.nodes[node]}:{5000 + local}:{5100 + local} [{local}] NCCL INFO "
+    head = "NCCL version 2.28.9+cuda13.0\n" if rank == 0 else ""
+    return head + "\n".join(who + line for line in lines) + "\n"
