@@ -73,7 +73,7 @@ def test_a_fault_between_nodes_names_none_for_sure(
 
 
 def test_programs_and_logs_of_a_night_go_through_their_readers() -> None:
-    found = night("h100-ib", 3, "slow_nic:node1:mlx5_ib2=0.8", "staged:node2")
+    found = night("h100-ib", 4, "slow_nic:node1:mlx5_ib2=0.8", "staged:node2")
     [fabric] = [one for one in found.criteria if one.name == "fabric"]
     cases = {case.test.partition("::")[2]: case for case in fabric.cases}
     program = cases["test_nccl_tests_reach_the_line_rate[all_reduce]"].measurements

@@ -28,7 +28,7 @@ _FURTHER = 0.6
 """A path of a slow node is slow by itself below this fraction of the node's rate with others. A
 reading of a slow link may be up to a third too high, if data queued up while a receiver waited for
 a core."""
-_ENOUGH_FOR_SECOND = 4
+_ENOUGH_FOR_SECOND, _SOME = 4, 0.25
 _DIP = 0.6
 """A link did not keep its rate below this fraction of its best reading alone on the fabric."""
 _FEW_DIPS = 0.1
@@ -114,10 +114,13 @@ class Rates:
         """By rail, the median rate of the links that are about as fast as the fastest.
 
         The median of all links would be wrong if most are slow, and the fastest link alone if its
-        reading is wrong. nan if nothing was measured.
+        reading is wrong. Of these links, those that reach the bound count if they are a quarter or
+        more: a slow one of three nodes is on four of six links. nan if nothing was measured.
         """
         if self._reference is None:
-            self._reference = np.array([_typical_of_the_fast(self.best[r]) for r in self.each_rail])
+            bound = self.slow_below_mbits_s
+            typical = (_typical_of_the_fast(self.best[r], bound) for r in self.each_rail)
+            self._reference = np.array(list(typical))
         return self._reference
 
     @property
@@ -257,7 +260,7 @@ def _raise(table: NDArray[np.float64], index: tuple[int, ...], rate: float) -> N
         table[index] = rate
 
 
-def _typical_of_the_fast(rates: NDArray[np.float64]) -> float:
+def _typical_of_the_fast(rates: NDArray[np.float64], bound: float) -> float:
     measured = rates[np.isfinite(rates)]
     if not measured.size:
         return float("nan")
@@ -265,4 +268,6 @@ def _typical_of_the_fast(rates: NDArray[np.float64]) -> float:
     fastest = (
         measured.max() if measured.size < _ENOUGH_FOR_SECOND else np.partition(measured, -2)[-2]
     )
-    return float(np.median(measured[measured >= STANDS_OUT * fastest]))
+    fast = measured[measured >= STANDS_OUT * fastest]
+    kept = fast[fast >= bound]
+    return float(np.median(kept if kept.size >= max(2, _SOME * fast.size) else fast))

@@ -299,6 +299,12 @@ def test_noise_below_the_bound_accuses_nobody(nodes: int, rails: int) -> None:
     assert sum(1 for rates in healthy if rates.slow_links) <= 2
 
 
+@pytest.mark.parametrize("rate", [48, 145])
+def test_the_slow_one_of_three_nodes_is_named_and_not_the_fabric(rate: float) -> None:
+    rates = _rates(lambda a, b, r: rate if 1 in (a, b) and r == 0 else 190, nodes=3, rails=2)
+    assert str(_words(rates)).startswith("node1 fab0 rail 0 (")
+
+
 def test_nothing_is_detectable_where_a_link_was_not_measured() -> None:
     rates = _rates(lambda a, b, r: 190)
     rates.best[0, 1, 2] = np.nan
