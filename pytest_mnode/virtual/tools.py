@@ -36,11 +36,8 @@ def tools(cluster: VirtualCluster) -> Iterator[CaseResult]:
     waived = {one.question for one in spec.not_promised}
     assert promised is not None
     if spec.accelerators.per_node and "fabric.nccl_tests" not in waived:
-        how, nodes, platform = (
-            promised.nccl_tests or nccl_tests.DEFAULT,
-            _Printing(cluster),
-            Platform.of(spec),
-        )
+        how, platform = promised.nccl_tests or nccl_tests.DEFAULT, Platform.of(spec)
+        nodes: Any = _Printing(cluster)  # of a launcher it needs no more
         for name in COLLECTIVES:
             if (promise := promised.busbw(name)) is not None:
                 test = f"{_FILE}::test_nccl_tests_reach_the_line_rate[{name}]"
