@@ -8,6 +8,7 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode.criteria import devices, loads
+from pytest_mnode.measuring import limits
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.criterion, pytest.mark.stops("devices", only_hung=True)]
 needs_group = pytest.mark.usefixtures("process_group")
+takes_as_long_as_promised = pytest.mark.mnode(timeout=limits.devices_limit_s)
 
 
 @needs_group
@@ -38,6 +40,7 @@ def test_every_rank_multiplies_as_fast_as_the_others(
 
 
 @needs_group
+@takes_as_long_as_promised
 def test_every_rank_computes_the_same_training_steps(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -47,6 +50,7 @@ def test_every_rank_computes_the_same_training_steps(
 
 
 @needs_group
+@takes_as_long_as_promised
 def test_every_rank_computes_the_same_products(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -58,6 +62,7 @@ def test_every_rank_computes_the_same_products(
 
 
 @needs_group
+@takes_as_long_as_promised
 def test_all_memory_reads_as_it_was_written(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -68,6 +73,7 @@ def test_all_memory_reads_as_it_was_written(
 
 
 @needs_group
+@takes_as_long_as_promised
 def test_devices_stay_cool_and_fast_under_load(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:

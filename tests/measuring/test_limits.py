@@ -14,6 +14,7 @@ from pytest_mnode.measuring.limits import (
     REPEAT_S,
     START_UP_S,
     collective_limit_s,
+    devices_limit_s,
     locating_s,
     paths_limit_s,
     repeats_of_each,
@@ -23,6 +24,7 @@ from pytest_mnode.measuring.limits import (
 )
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.devices import DevicesCriterion
 
 RACK = load_spec(default_spec_path())
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -51,6 +53,22 @@ def test_on_the_rack_a_hang_costs_far_less_than_the_usual_limit(collective: str)
 def test_accelerators_have_time_to_start(limit: LimitOf, nodes: int) -> None:
     cluster = load_spec(Path(__file__).parents[2] / "fixtures/clusters/h100-ib.yaml")
     assert limit(cluster, SETTINGS, nodes, 8) > 90 + 0.1 * 8 * nodes
+
+
+def test_durations_that_the_spec_promises_are_added() -> None:
+    page = {
+        "training_step": {"for": "1 min"},
+        "repeated_products": {"for": "2 min", "dtypes": ["float32", "bfloat16"]},
+        "memory_test": {"within": "5 min"},
+        "under_load": {"for": "10 min"},
+    }
+    devices = DevicesCriterion.model_validate(page)
+    assert devices.promised_s == 60 + 2 * 120 + 600
+    spec: Any = SimpleNamespace(criteria=SimpleNamespace(devices=devices))
+    settings: Any = SimpleNamespace(timeout_s=300.0)
+    assert devices_limit_s(spec, settings, 4, 8) == 300 + 900 + 300
+    spec.criteria.devices = None
+    assert devices_limit_s(spec, settings, 4, 8) == 300
 
 
 @pytest.mark.parametrize("slower", [2, 10, 100])
