@@ -52,10 +52,10 @@ def _by_rocm_smi() -> tuple[Accelerator, ...]:
 def parse_amd_smi(static: Any, metric: Any) -> tuple[Accelerator, ...]:
     """The GPUs in the JSON of `amd-smi static` and `amd-smi metric`, of releases with a list of
     them, and of those with a list below "gpu_data"."""
-    metrics = {one.get("gpu"): one for one in _gpus(metric)}
+    metrics = {str(one["gpu"]): one for one in _gpus(metric)}
     found = []
     for index, gpu in enumerate(_gpus(static)):
-        at = _below(metrics.get(gpu.get("gpu"), {}))
+        at = _below(metrics.get(str(gpu["gpu"]), {}))
         of, asic = _below(gpu), _below(gpu)("asic")
         found.append(
             Accelerator(
@@ -101,8 +101,9 @@ def parse_rocm_smi(printed: Any) -> tuple[Accelerator, ...]:
 
 
 def _gpus(printed: Any) -> Iterator[Mapping[str, Any]]:
-    listed = printed.get("gpu_data", []) if isinstance(printed, dict) else printed
-    yield from (one for one in listed if isinstance(one, dict) and "gpu" in one)
+    listed = printed.get("gpu_data") if isinstance(printed, dict) else printed
+    if isinstance(listed, list):
+        yield from (one for one in listed if isinstance(one, dict) and "gpu" in one)
 
 
 def _below(gpu: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any]]:
@@ -119,7 +120,8 @@ def _ecc_enabled(ras: Mapping[str, Any]) -> bool | None:
     """Whether the memory controllers (UMC) correct errors: of a mapping, or of a list of blocks."""
     states = ras.get("block_state", ras.get("ecc_block_state"))
     if isinstance(states, list):
-        states = {one.get("block"): one.get("status") for one in states if isinstance(one, dict)}
+        blocks = [one for one in states if isinstance(one, dict)]
+        states = {str(one.get("block")): one.get("status") for one in blocks}
     state = states.get("UMC") if isinstance(states, dict) else None
     return {"ENABLED": True, "DISABLED": False}.get(str(state).upper())
 

@@ -120,10 +120,12 @@ def _log(name: str) -> Mapping[str, Any]:
         except (NoOutput, ValueError) as error:
             whys.append(str(error) if isinstance(error, NoOutput) else f"{argv[0]}: {error}")
             continue
+        printed = printed if isinstance(printed, dict) else {}
         log = printed.get("nvme_smart_health_information_log", printed)
         if isinstance(log, dict) and "critical_warning" in log:
             return log
-        said = [one.get("string", "") for one in printed.get("smartctl", {}).get("messages", [])]
+        messages = (printed.get("smartctl") or {}).get("messages") or []
+        said = [str(one.get("string")) for one in messages]
         whys.append(f"{argv[0]}: {'; '.join(said) or 'no SMART log'}")
     denied = any("denied" in why.lower() or "not permitted" in why.lower() for why in whys)
     raise NoOutput(f"{'; '.join(whys)}{'; rerun as root' if denied else ''}")

@@ -129,6 +129,7 @@ REFUSED = {"smartctl": {"messages": [{"string": "open: /dev/nvme1: Permission de
         ("exit 1", {"nvme_smart_health_information_log": SMARTCTL}, "pppp", ""),
         ("exit 1", REFUSED, "iiii", "Permission denied; rerun as root"),
         ("echo /dev/nvme1: Permission denied >&2; exit 1", {}, "iiii", "rerun as root"),
+        ("echo '[]'", [], "iiii", "no SMART log"),
         ("echo '{\"critical_warning\":'", {}, "iiii", "nvme: no JSON"),
     ],
 )
