@@ -194,6 +194,8 @@ class Plan:
         for name, number in cases.items():
             cost, measured_s = COSTS.get(name, _OWN), _duration_s(earlier, name)
             expected_s = cost.expected_s(spec, shape) if measured_s is None else measured_s
+            if name == "soak" and run.settings.soak_s is not None:
+                expected_s, kept[name] = run.settings.soak_s, kept[name] or number
             expected_s *= kept[name] > 0
             whole_s += expected_s
             by = "" if not kept[name] else "estimate" if measured_s is None else "earlier run"
