@@ -15,8 +15,6 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows, Unread, difference
-from pytest_mnode.launchers.hosts import expand
-from pytest_mnode.launchers.slurm.topology import leaves
 from pytest_mnode.logs import lldp, subnet
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.netdev import physical_below, read_interfaces
@@ -28,9 +26,15 @@ from pytest_mnode.spec.fields import AbsolutePath, Interface, Page, Text
 _SEEN, _LEAF, _PORT = "switch of a NIC", "declared switch of a node", " port "
 
 
+def _expanded(text: str) -> tuple[str, ...]:
+    from pytest_mnode.launchers.hosts import expand  # only here: every rank imports the checks
+
+    return expand(text)
+
+
 def _hosts(text: str) -> str:
     try:
-        expand(text)
+        _expanded(text)
     except UsageError as error:
         raise ValueError(str(error)) from None
     return text
@@ -109,7 +113,7 @@ class CablesAreAsDeclared(Check):
     ) -> Iterator[Measurement]:
         """By the names of switches and ports; a NIC may be declared on any of several."""
         culprits, unseen, judged = [], [], 0
-        here = [one for one in declared if rows.node in expand(one.nodes)]
+        here = [one for one in declared if rows.node in _expanded(one.nodes)]
         for nic, known in mine.items():
             wanted = [one for one in here if _is_one_of(known, one.nics)]
             seen = [str(one.value) for one in rows.of(_SEEN) if one.device == nic and one.value]
@@ -193,6 +197,8 @@ def _switch(seen: str) -> str:
 
 def _leaf(root: Path, file: str) -> Row:
     """The leaf that Slurm's file declares for this host."""
+    from pytest_mnode.launchers.slurm.topology import leaves
+
     host = (sysfs.text(root / "proc/sys/kernel/hostname") or "").partition(".")[0]
     try:
         text = (root / file.removeprefix("/")).read_text(errors="replace")
