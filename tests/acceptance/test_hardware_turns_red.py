@@ -33,6 +33,9 @@ NVML = """
 
     def nvmlDeviceGetPciInfo(handle):
         return SimpleNamespace(busId="00000000:11:00.0")
+
+    def nvmlDeviceGetName(handle):
+        return "NVIDIA H100 80GB HBM3"
 """
 OTHER_RANK = """
     from pytest_mnode.criteria.preflight import environment

@@ -29,7 +29,7 @@ UNPLUGGED = f"""
 @turns_red("scaling", PORTS)
 def test_a_link_that_went_down_during_a_criterion_is_named(tmp_path: Path) -> None:
     done = certify(tmp_path, "--mnode-nodes=2", "-k", PORTS, fault=UNPLUGGED)
-    criteria = [c for c in done.certificate["criteria"] if c["cases"]]
+    criteria = [c for c in done.certificate["criteria"] if c["verdict"] == "fail"]
     assert len(criteria) == 9, done.run.output
     for criterion in criteria:
         culprits = done.culprits(criterion["name"])
