@@ -71,9 +71,9 @@ def test_packets_are_lost(rack: Rack) -> None:
 
 
 def test_nodes_behind_an_uplink_share_its_rate(rack: Rack) -> None:
+    need_programs_of("narrow_uplink:node1")
     with pytest.raises(UsageError, match="no node is before node0; accepted: one of node1 on"):
         faults.inject(rack, "narrow_uplink:node0")
-    need_programs_of("narrow_uplink:node1")
     shaped = "tc -s qdisc show dev fab0-up; tc -s qdisc show dev fab0-down"
     with injected(rack, "narrow_uplink:node1:40"):
         sent = []
