@@ -105,11 +105,11 @@ def answer(left: Left) -> Answer:
     ]
     found += [Found(one, "flight recorder") for one in dump_causes(left.dumps)]
     found.sort(key=lambda one: (one.cause.order, -one.cause.known))
-    unlike = {
-        (one.cause.name, one.cause.ranks, one.cause.host, one.cause.device): one
-        for one in reversed(found)
-    }
-    kept = list(reversed(unlike.values()))
+    unlike: dict[tuple[object, ...], Found] = {}
+    for one in found:
+        cause = one.cause
+        unlike.setdefault((cause.name, cause.ranks, cause.host, cause.device), one)
+    kept = list(unlike.values())
     roots = [one for one in kept if one.cause.root and one.cause.name not in ENDINGS]
     rest = [one for one in kept if one not in roots]
     first = next(iter([*roots, *rest]), None)
