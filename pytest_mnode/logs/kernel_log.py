@@ -20,7 +20,8 @@ COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-is
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
-_SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
+_SYSLOG = r"\S{2,5} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
+"""The month in the words of any locale: "Jan", "kwi", "févr.", "3月"."""
 _CALLER = r"(?:\[ *[TC]\d+\] ?)?"
 """Thread or CPU that wrote a line, printed by kernels with CONFIG_PRINTK_CALLER."""
 _PREFIX = re.compile(
@@ -81,6 +82,7 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     # The driver sets up the links of its GPUs; at its end it only says that it shuts them down.
     (Severity.FAULT, r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)"),
     (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
+    (Severity.FAULT, r"NVRM: \w+: (?P<device>)uvm encountered global fatal error "),
     (Severity.FAULT, rf"nvidia {_PCI}: probe (?:with driver nvidia )?failed with error -\d+"),
     # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
     # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.

@@ -29,6 +29,7 @@ _FOUND_LINK = re.compile(
     r'\[(?P<port>\d+)\](?:\[[^\]]*\])?(?:\([0-9a-f]+\))?\s+"(?P<id>[^"]+)"\[(?P<peer_port>\d+)\]'
     r"(?:\[[^\]]*\])?(?:\([0-9a-f]+\))?\s*(?:#(?P<note>.*))?"
 )
+_NAME = re.compile(r'"([^"]*)"')
 _RATE = re.compile(r"\b(\d+x)([A-Z]+\d*)\s*$")
 _ERRORS_OF = re.compile(r'Errors for (?:0x[0-9a-f]+\s+)?"(?P<node>[^"]*)"', re.IGNORECASE)
 _ERRORS_AT = re.compile(r"\s+GUID 0x[0-9a-f]+ port (?P<port>\d+):(?P<counts>.*)", re.IGNORECASE)
@@ -143,13 +144,15 @@ def net_discovered(text: str) -> Iterator[PortLink]:
         if header := _FOUND_NODE.fullmatch(line.strip()):
             node, guid = names[header["id"]], header["id"].rpartition("-")[2]
         elif node and (found := _FOUND_LINK.fullmatch(line.strip())):
-            rate = _RATE.search(found["note"] or "")
+            note = found["note"] or ""
+            rate, said = _RATE.search(note), _NAME.search(note)
             yield PortLink(
                 node,
                 int(found["port"]),
                 rate[1].upper() if rate else "",
                 rate[2] if rate else "",
-                peer=names.get(found["id"], found["id"]),
+                # Only the comment names a node that the output, or a part of it, does not list.
+                peer=names.get(found["id"]) or (_plain(said[1]) if said else found["id"]),
                 peer_port=int(found["peer_port"]),
                 guid=guid,
             )

@@ -12,7 +12,7 @@ from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer, is_gone, with_rem
 from pytest_mnode.machine.pci import full_address
 
 Path: TypeAlias = tuple[str, ...]
-_GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
+_GPU = re.compile(r"\s*GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
 _LINE = re.compile(r"( *)(\S.*?)(?:\s*:(?: (.*))?)?")
 _LOST = re.compile(r"Unable to determine the device handle for GPU.*?([0-9A-Fa-f:]{7,16}\.[0-7]).*")
 _BAD_INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu ([0-9A-Fa-f:]{7,16}\.[0-7])")

@@ -18,7 +18,7 @@ _SPEED = re.compile(r"(\d+(?:[.,]\d+)?) *GB/s", re.IGNORECASE)
 _COUNTER = re.compile(r"(.*?): *(\S+)")
 _BER = ("Effective BER", "Symbol BER")
 _RECOVERIES = re.compile(r"(?i)recovery (?:errors|successful|failed)|discards|malformed|overrun")
-_NO_ERRORS = re.compile(r"(?i)^FEC|^Total|BER$|Throughput|^Tx (?!discards)|packets|bytes")
+_NO_ERRORS = re.compile(r"(?i)^FEC|\bTotal\b|BER$|Throughput|^Tx (?!discards)|packets|bytes")
 """FEC bins are codewords that were corrected, most of them without an error; totals count twice."""
 _MOST_LINKS = 36
 _NVML_SPEED = 164

@@ -16,12 +16,14 @@ _PAUSE = re.compile(
     r"[rt]x_prio\d_pause"  # mlx5
     r"|[rt]x_pfc_ena_frames_pri\d"  # bnxt
     r"|priority_\d_x(?:on|off)_[rt]x|[rt]x_priority_\d_x(?:on|off)(?:\.nic)?"  # i40e, ice
+    r"|frames_[rt]x_(?:pri)?pause"  # ionic
+    r"|mac_[rt]x_(?:mac_pause_num|pfc_pri\d_pkt_num)"  # hns3
     r"|[rt]x_pause_ctrl_phy|[rt]x_pause_frames|[rt]x_global_pause"
     r"):\s*(\d+)\s*$",
     re.MULTILINE,
 )
 """Source: Linux, Documentation/networking/device_drivers/ethernet, counters of mlx5; drivers bnxt,
-i40e and ice, *_ethtool.c."""
+i40e and ice, *_ethtool.c; ionic_stats.c; hns3, hclge_main.c."""
 
 
 def frames_in(text: str) -> int | None:

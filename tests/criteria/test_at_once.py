@@ -158,6 +158,8 @@ def test_nodes_of_each_side() -> None:
             15,
         ),
         ("     rx_pfc_ena_frames_pri3: 4\n     rx_pause_frames: 1\n", 5),  # bnxt
+        ("     frames_rx_pause: 4\n     frames_tx_pripause: 1\n", 5),  # ionic
+        ("     mac_tx_mac_pause_num: 2\n     mac_rx_pfc_pri3_pkt_num: 3\n", 5),  # hns3
         ("     rx_packets: 7\n", None),
         ("no stats available", None),
     ],

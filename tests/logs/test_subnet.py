@@ -102,7 +102,9 @@ def test_links_by_line() -> None:
 def test_links_that_ibnetdiscover_finds() -> None:
     down, up, back = net_discovered(DISCOVERED)
     assert (down.ends, down.width, down.speed) == (back.ends, "4X", "NDR")
-    assert (up.peer, up.peer_port) == ("S-7cfe900300a5ffff", 1), "a node that is not listed"
+    assert (up.peer, up.peer_port) == ("MF0;spine1:MQM9790/U1", 1), "a node that is not listed"
+    unnamed = net_discovered(DISCOVERED.replace('# "MF0;spine1:MQM9790/U1" lid 40', "# lid 40"))
+    assert [*unnamed][1].peer == "S-7cfe900300a5ffff"
     assert (back.node, back.peer, back.peer_port) == ("node1 mlx5_0", down.node, 12)
     assert switch_name(back.peer) == "leaf1"
     assert switch_name("Quantum Mellanox Technologies") == "Quantum Mellanox Technologies"

@@ -206,6 +206,7 @@ def test_a_gpu_that_is_lost_is_named() -> None:
     first, second = parse_query(LOST + HEAD + GPU)
     assert (first.answers, second.answers, second.pci_address) == (True, False, "0000:43:00.0")
     assert "Unknown Error" in second.problem
+    assert parse_query("\n".join(f"  {line}" for line in GPU.splitlines())) == parse_query(GPU)
     [alone] = parse_query(LOST_ALONE)
     assert (alone.pci_address, alone.gone) == ("0000:1b:00.0", True)
     verdicts, said = judged(LOST_ALONE)

@@ -42,6 +42,7 @@ BLACKWELL = """GPU 0: NVIDIA B300 SXM6 AC (UUID: GPU-bce5282f)
 \t Link 0: Link recovery successful events: 4
 \t Link 0: Link recovery failed events: 1
 \t Link 0: Total link recovery events: 5
+\t Link 0: Link recovery total events: 5
 \t Link 0: Effective Errors: 0
 \t Link 0: Effective BER: 15e-255
 \t Link 0: Symbol Errors: 0
