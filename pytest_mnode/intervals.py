@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -112,14 +112,7 @@ def least_mean(count: int, chance: float) -> float:
     """
     if count >= _MANY:
         return count - statistics.NormalDist().inv_cdf(1 - chance) * math.sqrt(count)
-    low, high = 0.0, float(count)
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        if _at_least(count, middle) < chance:
-            low = middle
-        else:
-            high = middle
-    return low
+    return _largest(lambda mean: 1 - _at_most(count - 1, mean) < chance, count) if count else 0.0
 
 
 def most_mean(count: int, chance: float) -> float:
@@ -131,14 +124,16 @@ def most_mean(count: int, chance: float) -> float:
     """
     if count >= _MANY:
         return count - statistics.NormalDist().inv_cdf(chance) * math.sqrt(count)
-    low, high = 0.0, 2.0 * count - 2 * math.log(chance)
+    return _largest(lambda mean: _at_most(count, mean) >= chance, 2 * count - 2 * math.log(chance))
+
+
+def _largest(holds: Callable[[float], bool], high: float) -> float:
+    """The largest mean below `high` for which it holds, to nine digits."""
+    low = 0.0
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        if _at_most(count, middle) < chance:
-            high = middle
-        else:
-            low = middle
-    return high
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def _at_most(count: int, mean: float) -> float:
@@ -148,13 +143,3 @@ def _at_most(count: int, mean: float) -> float:
         term *= seen / mean if mean else math.inf
         total += term
     return math.exp(math.log(total) + count * math.log(mean) - mean - math.lgamma(count + 1))
-
-
-def _at_least(count: int, mean: float) -> float:
-    """Chance of `count` or more events, for a mean of at most `count` and above 0."""
-    term = math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
-    total, seen = 0.0, count
-    while term > 1e-12 * total:
-        total, seen = total + term, seen + 1
-        term *= mean / seen
-    return total

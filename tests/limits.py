@@ -276,12 +276,9 @@ LIMITS: Mapping[str, str] = {
         "test_silent_programs.py::test_a_program_that_never_answers[kernel log]",
     "machine/programs.py GRACE_S":
         "machine/test_programs.py::test_one_that_is_late_ends_with_its_children",
-    "machine/load_readings.py LIMIT_S":
-        "machine/test_load_readings.py::test_a_program_that_hangs_is_given_up",
-    "machine/nvidia_smi.py LIMIT_S":
-        "test_silent_programs.py::test_a_program_that_never_answers[nvidia-smi]",
     "machine/model.py PART_LIMIT_S":
-        "test_silent_programs.py::test_a_program_that_never_answers[MTU]",
+        "criteria/preflight/test_node_probe.py::"
+        "test_a_part_of_the_machine_that_never_answers_is_unread",
     "machine/model.py _SCHEDULER_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[scheduler]",
     "machine/netlink.py _LIMIT_S": "machine/test_netlink.py",
@@ -368,7 +365,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/slurm/allocation.py _FIRST_LOOK_S",
         "launchers/slurm/allocation.py _LOOK_S",
         "launchers/slurm/allocation_state.py LOOK_S",
-        "machine/nvml.py SAMPLE_EVERY_S",
+        "measuring/devices.py _SAMPLE_EVERY_S",
         "measuring/tools/beside_nic.py _LOOK_EVERY_S",
         "measuring/tools/perftest_pairs.py _POLL_S",
         "measuring/tools/perftest_pairs.py _RETRY_S",

@@ -64,8 +64,8 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
         "Command '('dmesg',)' timed out",
     ),
     "nvidia-smi": (
-        *(nvidia_smi, "LIMIT_S", "nvidia-smi", lambda _: nvidia_smi.read_nvidia_smi().why),
-        "timed out",
+        *(programs, "LIMIT_S", "nvidia-smi", lambda _: nvidia_smi.read_nvidia_smi().why),
+        "nvidia-smi gave no answer within",
     ),
     "program that asks switches": (
         *(switches, "SCAN_S", "iblinkinfo", lambda _: switches.links_of_subnet()),
@@ -77,12 +77,12 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
         "sminfo gave no answer within",
     ),
     "MTU": (
-        *(model, "PART_LIMIT_S", "ibv_devinfo", lambda _: Machine.read(parts=["active_mtus"])),
-        "ibv_devinfo', '-v']' timed out",
+        *(programs, "LIMIT_S", "ibv_devinfo", lambda _: Machine.read(parts=["active_mtus"])),
+        "active_mtus={}",
     ),
     "scheduler": (
         *(model, "_SCHEDULER_LIMIT_S", "sinfo", lambda _: Machine.read(parts=["scheduler"])),
-        "timed out",
+        "scheduler=None",
     ),
     "C stack": (
         *(threads, "GDB_LIMIT_S", "gdb", lambda _: threads.native_frames(os.getpid())),

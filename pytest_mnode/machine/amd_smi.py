@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pytest_mnode.machine.amdsmi import amd_model
+from pytest_mnode.machine.amdsmi import amd_model, text_of
 from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer
 from pytest_mnode.machine.pci import full_address
 from pytest_mnode.machine.programs import NoOutput, json_in, output_of
@@ -60,9 +60,9 @@ def parse_amd_smi(static: Any, metric: Any) -> tuple[Accelerator, ...]:
         found.append(
             Accelerator(
                 index=index,
-                uuid=_text(asic.get("asic_serial")),
-                pci_address=full_address(_text(of("bus").get("bdf"))),
-                name=amd_model(asic.get("device_id")) or _text(asic.get("market_name")),
+                uuid=text_of(asic.get("asic_serial")),
+                pci_address=full_address(text_of(of("bus").get("bdf"))),
+                name=amd_model(asic.get("device_id")) or text_of(asic.get("market_name")),
                 memory_bytes=_bytes(of("vram").get("size", of("vram").get("vram_size"))),
                 ecc_enabled=_ecc_enabled(of("ras")),
                 ecc_uncorrected=_count(at("ecc").get("total_uncorrectable_count")),
@@ -74,7 +74,7 @@ def parse_amd_smi(static: Any, metric: Any) -> tuple[Accelerator, ...]:
                     and (count := _count(block.get("uncorrectable_count")))
                 ),
                 throttled=_throttled(at("throttle")),
-                vbios=_text(of("vbios").get("version")),
+                vbios=text_of(of("vbios").get("version")),
             )
         )
     return tuple(found)
@@ -92,8 +92,8 @@ def parse_rocm_smi(printed: Any) -> tuple[Accelerator, ...]:
         found.append(
             Accelerator(
                 index=int(name.removeprefix("card") or 0),
-                pci_address=full_address(_text(values.get("pci bus"))),
-                name=amd_model(number) or _text(values.get("card series")),
+                pci_address=full_address(text_of(values.get("pci bus"))),
+                name=amd_model(number) or text_of(values.get("card series")),
                 memory_bytes=_count(values.get("vram total memory (b)")),
             )
         )
@@ -138,10 +138,6 @@ def _bytes(size: Any) -> int | None:
         return None
     count, unit = _count(size.get("value")), _UNITS.get(str(size.get("unit")).upper())
     return count * unit if count and unit else None
-
-
-def _text(value: Any) -> str | None:
-    return value.strip() if isinstance(value, str) and value.strip() not in ("", "N/A") else None
 
 
 def _count(value: Any) -> int | None:

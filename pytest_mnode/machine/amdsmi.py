@@ -60,15 +60,15 @@ def _accelerator(amdsmi: Any, index: int, handle: Any) -> Accelerator:
     vbios = ask("amdsmi_get_gpu_vbios_info") or {}
     return Accelerator(
         index=index,
-        uuid=_text(ask("amdsmi_get_gpu_device_uuid")),
-        pci_address=full_address(_text(ask("amdsmi_get_gpu_device_bdf"))),
-        name=amd_model(asic.get("device_id")) or _text(asic.get("market_name")),
+        uuid=text_of(ask("amdsmi_get_gpu_device_uuid")),
+        pci_address=full_address(text_of(ask("amdsmi_get_gpu_device_bdf"))),
+        name=amd_model(asic.get("device_id")) or text_of(asic.get("market_name")),
         memory_bytes=_count(memory) or None,
         ecc_enabled=None if _count(blocks) is None else bool(blocks & _UMC),
         ecc_uncorrected=_count(errors.get("uncorrectable_count")),
         ecc_corrected=_count(errors.get("correctable_count")),
         ecc_blocks=_blocks(amdsmi, handle) if errors.get("uncorrectable_count") else (),
-        vbios=_text(vbios.get("version")),
+        vbios=text_of(vbios.get("version")),
         throttled=violations(ask("amdsmi_get_violation_status")),
     )
 
@@ -106,7 +106,8 @@ def _try(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
+    """A text; None for N/A and the like."""
     return value.strip() if isinstance(value, str) and value.strip() not in ("", "N/A") else None
 
 

@@ -6,14 +6,11 @@ Readers for NVML, nvidia-smi, amdsmi and rocm-smi, and for CPUs, which /sys show
 from __future__ import annotations
 
 import importlib
-import json
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +19,10 @@ from typing import Any, Self
 
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.amdsmi import violations
-from pytest_mnode.machine.nvml import USUAL_UNDER_LOAD, reason_bits, slowing
+from pytest_mnode.machine.nvml import USUAL_UNDER_LOAD, Load, reason_bits, slowing
 from pytest_mnode.machine.pci import full_address
+from pytest_mnode.machine.programs import NVIDIA, json_in, output_of
 
-LIMIT_S = 8.0
 _SM, _CORE = 1, 0
 _HBM_FIELD = 82
 """NVML_FI_DEV_MEMORY_TEMP."""
@@ -46,7 +43,8 @@ class Reading:
 
     clock_mhz: of the SMs, the shaders, or the cores. throttled: what holds the clock down by heat,
     power brake or hardware; a device at its power limit is not held back. throttled_s: seconds so
-    far, from a counter, where there is one.
+    far, from a counter, where there is one. full_pcie_generation: the highest that card and slot
+    support.
     """
 
     temperature_c: float | None = None
@@ -57,6 +55,8 @@ class Reading:
     fan_percent: float | None = None
     throttled: tuple[str, ...] | None = None
     throttled_s: float | None = None
+    pcie_generation: int | None = None
+    full_pcie_generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def steady(by: str, samples: Sequence[tuple[float, Reading]]) -> Steady:
         seconds=samples[-1][0] if samples else 0.0,
         temperature_range=(min(hot), max(hot)) if hot else None,
         throttled_s=throttled_s,
-        reasons=tuple(Counter(name for _, reasons in held for name in reasons).items()),
+        reasons=_counted(reasons for _, reasons in held),
         **{
             name: middle(name)
             for name in (
@@ -118,17 +118,38 @@ def steady(by: str, samples: Sequence[tuple[float, Reading]]) -> Steady:
     )
 
 
+def load_of(samples: Sequence[tuple[float, Reading]]) -> Load:
+    """What samples of a GPU under load show of its clock and its PCIe link."""
+    read = [one for _, one in samples]
+    held = [one.throttled for one in read if one.throttled is not None]
+    clocks = [one.clock_mhz for one in read if one.clock_mhz is not None]
+    return Load(
+        samples=len(held),
+        slowed=_counted(held),
+        sm_clock_mhz=median(clocks) if clocks else None,
+        share_slowed=sum(map(bool, held)) / len(held) if held else None,
+        pcie_generation=max((one.pcie_generation or 0 for one in read), default=0) or None,
+        full_pcie_generation=max((one.full_pcie_generation or 0 for one in read), default=0)
+        or None,
+    )
+
+
+def _counted(held: Iterable[tuple[str, ...]]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(name for reasons in held for name in reasons).items())
+
+
 class Sampler:
-    """Reads in a thread while its `with` block runs, at once and then every `every_s`."""
+    """Reads in a thread while its `with` blocks run, every `every_s`; samples: of all blocks."""
 
     def __init__(self, read: Callable[[], Reading | None], every_s: float) -> None:
         self._read, self._every_s = read, every_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
         self.samples: list[tuple[float, Reading]] = []
 
     def __enter__(self) -> Self:
+        self._over.clear()
         self._started = time.perf_counter()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
         return self
 
@@ -137,11 +158,10 @@ class Sampler:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(self._every_s):
             reading = self._read()
             if reading is not None and not self._over.is_set():
                 self.samples.append((time.perf_counter() - self._started, reading))
-            self._over.wait(self._every_s)
 
 
 Reader = Callable[[], Reading | None]
@@ -178,6 +198,14 @@ def _quiet(read: Reader) -> Reading | None:
         return None
 
 
+def nvml_reader(uuid: str) -> Reader:
+    """Of a GPU, by its uuid as torch writes it; it reads nothing where NVML cannot be used."""
+    try:
+        return partial(_quiet, _nvml(f"GPU-{uuid.removeprefix('GPU-')}"))
+    except Exception:  # a broken binding can raise anything
+        return lambda: None
+
+
 def _nvml(uuid: str) -> Reader:
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
@@ -201,6 +229,8 @@ def nvml_reading(nvml: Any, handle: Any) -> Reading:
     except Exception:
         memory = None
     power = ask("nvmlDeviceGetPowerUsage")
+    generation = ask("nvmlDeviceGetCurrPcieLinkGeneration")
+    full_generation = ask("nvmlDeviceGetMaxPcieLinkGeneration")
     return Reading(
         temperature_c=ask("nvmlDeviceGetTemperature", _CORE),
         memory_temperature_c=memory or None,  # 0 where there is no sensor
@@ -209,6 +239,8 @@ def nvml_reading(nvml: Any, handle: Any) -> Reading:
         full_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", _SM),
         fan_percent=ask("nvmlDeviceGetFanSpeed"),
         throttled=_held(slowing(reason_bits(nvml, handle))),
+        pcie_generation=int(generation) if generation else None,
+        full_pcie_generation=int(full_generation) if full_generation else None,
     )
 
 
@@ -220,14 +252,15 @@ def _held(reasons: Collection[str] | None) -> tuple[str, ...] | None:
 
 
 def _nvidia_smi(uuid: str) -> Reader:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        raise FileNotFoundError("not on the PATH")
-    base = [program, "-i", uuid, "--format=csv,noheader,nounits"]
-    fields = ",".join(_FIELDS)
-    if "not a valid field" in _printed([*base, f"--query-gpu={fields}"]):
-        fields = ",".join((*_FIELDS[:-1], _OLD_REASONS))
-    return lambda: parse_nvidia_smi(_printed([*base, f"--query-gpu={fields}"]))
+    def printed(*fields: str) -> str:
+        argv = ("nvidia-smi", "-i", uuid, "--format=csv,noheader,nounits")
+        query = f"--query-gpu={','.join(fields)}"
+        return output_of(*argv, query, package=NVIDIA, may_fail=True, with_errors=True)
+
+    fields = _FIELDS
+    if "not a valid field" in printed(*fields):
+        fields = (*_FIELDS[:-1], _OLD_REASONS)
+    return lambda: parse_nvidia_smi(printed(*fields))
 
 
 def parse_nvidia_smi(printed: str) -> Reading | None:
@@ -294,20 +327,22 @@ def amdsmi_reading(amdsmi: Any, handle: Any) -> Reading:
 
 
 def _rocm_smi(address: str) -> Reader:
-    program = shutil.which("rocm-smi")
-    if program is None:
-        raise FileNotFoundError("not on the PATH")
-    shown = ("--showbus", "--showtemp", "--showpower", "--showclocks", "--showfan", "--json")
-    return lambda: parse_rocm_smi(_printed([program, *shown]), address)
+    argv = ("--showbus", "--showtemp", "--showpower", "--showclocks", "--showfan", "--json")
+
+    def printed() -> str:
+        return output_of("rocm-smi", *argv, package="rocm-smi-lib", may_fail=True)
+
+    return lambda: parse_rocm_smi(printed(), address)
 
 
 def parse_rocm_smi(printed: str, address: str) -> Reading | None:
     """The card at a PCI address, of the JSON after whatever warnings; None if it is not there."""
     try:
-        cards = json.JSONDecoder().raw_decode(printed, printed.index("{"))[0]
+        cards = json_in(printed)
     except ValueError:
         return None
-    card = next((c for c in cards.values() if _at(c) == address.lower()), None)
+    every = cards.values() if isinstance(cards, dict) else ()
+    card = next((c for c in every if _at(c) == address.lower()), None)
     if card is None:
         return None
 
@@ -363,20 +398,6 @@ def cpu_reading(cpus: Collection[int], root: Path = Path("/")) -> Reading | None
         full_clock_mhz=median(full) / 1e3 if full else None,
         throttled_s=max(held) / 1e3 if held else None,
     )
-
-
-def _printed(command: Sequence[str]) -> str:
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return done.stdout
 
 
 def _number(written: object) -> float | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,6 +32,7 @@ from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvidia_smi import read_nvidia_smi
 from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer, read_nvml
 from pytest_mnode.machine.pci import AMD, NVIDIA, PciTree, read_pci
+from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
 from pytest_mnode.machine.routes import Refusal, read_refusals
 from pytest_mnode.machine.software import Software, kernel_settings, read_software
@@ -198,10 +197,11 @@ def read_accelerators(root: Path = _LIVE) -> tuple[Accelerator, ...]:
 
 
 def _active_mtus(_: Path) -> Mapping[str, int]:
-    program = shutil.which("ibv_devinfo")
-    if program is None:
+    try:
+        printed = output_of("ibv_devinfo", "-v", package="ibverbs-utils", may_fail=True)
+    except NoOutput:
         return {}
-    return parse_active_mtus(_run([program, "-v"], PART_LIMIT_S).stdout)
+    return parse_active_mtus(printed)
 
 
 def parse_active_mtus(printed: str) -> Mapping[str, int]:
@@ -229,23 +229,12 @@ def parse_active_mtus(printed: str) -> Mapping[str, int]:
 
 def _scheduler(_: Path) -> str | None:
     """Slurm's commands are no proof of Slurm: they may be installed where no controller answers."""
-    program = shutil.which("sinfo")
-    if program is None:
+    try:
+        argv = ("sinfo", "--noheader", "--format=%P")
+        said = output_of(*argv, package="slurm-client", limit_s=_SCHEDULER_LIMIT_S)
+    except NoOutput:
         return None
-    done = _run([program, "--noheader", "--format=%P"], _SCHEDULER_LIMIT_S)
-    return "slurm" if done.returncode == 0 and done.stdout.strip() else None
-
-
-def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=limit_s,
-        check=False,
-    )
+    return "slurm" if said.strip() else None
 
 
 _ACCELERATOR_READERS: tuple[tuple[str, Callable[[], NvmlAnswer]], ...] = (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer, is_gone, with_remedy
 from pytest_mnode.machine.pci import full_address
+from pytest_mnode.machine.programs import NVIDIA, NoOutput, output_of
 
 Path: TypeAlias = tuple[str, ...]
 _GPU = re.compile(r"\s*GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
@@ -51,7 +50,6 @@ _READ = {
     *("Remapped Rows", "Retired Pages", "Persistence Mode", "MIG Mode", "VBIOS Version"),
     *_REASONS,
 }
-LIMIT_S = 8.0
 
 
 def read_nvidia_smi() -> NvmlAnswer:
@@ -59,26 +57,15 @@ def read_nvidia_smi() -> NvmlAnswer:
 
     Source: nvidia-smi(1), --query.
     """
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return NvmlAnswer(why="nvidia-smi is not on the PATH")
-    try:
-        done = subprocess.run(
-            [program, "-q"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return NvmlAnswer(why=f"nvidia-smi: {error}")
     # It may end with an error after all that it had to say, as when an infoROM is damaged.
-    if found := parse_query(done.stdout + "\n" + done.stderr):
+    try:
+        printed = output_of("nvidia-smi", "-q", package=NVIDIA, may_fail=True, with_errors=True)
+    except NoOutput as error:
+        return NvmlAnswer(why=str(error))
+    if found := parse_query(printed):
         return NvmlAnswer(found=found)
-    said = (done.stdout.strip() or done.stderr.strip()).partition("\n")[0]
-    said = said if said and not said.startswith("=") else f"no GPU, status {done.returncode}"
+    said = printed.strip().partition("\n")[0]
+    said = said if said and not said.startswith("=") else "no GPU"
     return NvmlAnswer(why=f"nvidia-smi: {with_remedy(said)}")
 
 

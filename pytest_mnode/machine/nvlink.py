@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_mnode.machine.programs import output_of
+from pytest_mnode.machine.programs import NVIDIA, output_of
 
-PACKAGE = "NVIDIA's driver (nvidia-utils)"
 _GPU = re.compile(r"\s*GPU (\d+): ?(.*)")
 _LINK = re.compile(r"\s*Link (\d+): *(.*\S)")
 _SPEED = re.compile(r"(\d+(?:[.,]\d+)?) *GB/s", re.IGNORECASE)
@@ -114,7 +113,7 @@ def _number(text: str) -> float | None:
 
 def nvidia_smi(*arguments: str) -> str:
     """What it prints of GPUs. Raises OSError, in words, if it is missing, late, or shows none."""
-    printed = output_of("nvidia-smi", *arguments, package=PACKAGE, may_fail=True)
+    printed = output_of("nvidia-smi", *arguments, package=NVIDIA, may_fail=True)
     if not re.search(r"(?m)^\s*GPU \S", printed):
         said = printed.strip().partition("\n")[0]
         raise OSError(f"nvidia-smi {' '.join(arguments)}: {said or 'no output'}")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pytest_mnode.machine.pci import full_address
 
@@ -27,13 +24,11 @@ _SLOWED = {
 """NVML's reasons. Source: nvml.h, nvmlClocksEventReasons."""
 USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
 """A device at its power limit, and devices whose clocks are coupled: no fault by themselves."""
-SAMPLE_EVERY_S = 0.02
 _UNKNOWN = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
 _CPU_WORDS = 1024 // 64
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
 _DRAM = 2
-_SM = 1
 _RECOVERY_FIELD = 230
 _RECOVERIES = (
     *("none", "reset", "reboot", "drain P2P", "drain and reset", "recover IMEX domain"),
@@ -175,68 +170,6 @@ class Load:
         if words and self.sm_clock_mhz is not None:
             words.append(f"at {self.sm_clock_mhz:g} MHz")
         return ", ".join(words)
-
-
-class LoadSampler:
-    """Samples a device in a thread while its `with` blocks run; never raises.
-
-    uuid: as torch writes it. The sampler can be entered again for each period of load.
-    """
-
-    def __init__(self, uuid: str, nvml: Any = None) -> None:
-        self._uuid, self._nvml = f"GPU-{uuid.removeprefix('GPU-')}", nvml
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._samples: list[tuple[tuple[str, ...], int | None]] = []
-        self._generations: list[int] = []
-        self._full_generation: int | None = None
-
-    def __enter__(self) -> Self:
-        self._over.clear()
-        self._thread = threading.Thread(target=_try, args=(self._sample,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _sample(self) -> None:
-        if self._nvml is None:
-            self._nvml = importlib.import_module("pynvml")
-        nvml = self._nvml
-        nvml.nvmlInit()
-        try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
-            while not self._over.wait(SAMPLE_EVERY_S):
-                slowed = slowing(reason_bits(nvml, handle))
-                clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
-                now = _try(lambda: _count(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
-                self._generations += [now] if now else []
-                self._full_generation = _try(
-                    lambda: _count(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
-                )
-                if slowed is not None and not self._over.is_set():
-                    self._samples.append((slowed, clock))
-        finally:
-            nvml.nvmlShutdown()
-
-    @property
-    def load(self) -> Load:
-        """Summary of the samples so far."""
-        harmful = [
-            tuple(r for r in reasons if r not in USUAL_UNDER_LOAD) for reasons, _ in self._samples
-        ]
-        clocks = [clock for _, clock in self._samples if clock is not None]
-        return Load(
-            samples=len(self._samples),
-            slowed=tuple(Counter(name for reasons in harmful for name in reasons).items()),
-            sm_clock_mhz=median(clocks) if clocks else None,
-            share_slowed=sum(map(bool, harmful)) / len(harmful) if harmful else None,
-            pcie_generation=max(self._generations, default=None),
-            full_pcie_generation=self._full_generation,
-        )
 
 
 def reason_bits(nvml: Any, handle: Any) -> Any:

@@ -17,6 +17,8 @@ LIMIT_S = 8.0
 """Less than a whole reading may take, so that one program that hangs hides no other row."""
 GRACE_S = 3.0
 """Time to end after SIGTERM: dcgmi tells its service to stop a diagnostic, which would go on."""
+NVIDIA = "NVIDIA's driver (nvidia-utils)"
+"""Package of nvidia-smi."""
 _PLACES = (
     *("/usr/sbin", "/sbin", "/usr/local/sbin"),  # not on the PATH of a login that is not root's
     *("/opt/mellanox/sharp/bin", "/usr/bin", "/bin"),
@@ -30,13 +32,18 @@ class NoOutput(OSError):
 
 
 def output_of(
-    *argv: str, package: str, may_fail: bool = False, limit_s: float | None = None
+    *argv: str,
+    package: str,
+    may_fail: bool = False,
+    limit_s: float | None = None,
+    with_errors: bool = False,
 ) -> str:
     """What a program wrote to its standard output, in English.
 
     package: where it comes from, such as "infiniband-diags". may_fail: a status other than 0 is a
-    finding of the program, if it wrote anything. limit_s: `LIMIT_S` if None. Raises NoOutput, in
-    one line. One that is late is ended, with its children.
+    finding of the program, if it wrote anything. limit_s: `LIMIT_S` if None. with_errors: what it
+    wrote to standard error follows. Raises NoOutput, in one line. One that is late is ended, with
+    its children.
     """
     name, *rest = argv
     path = os.pathsep.join(filter(None, (os.environ.get("PATH"), *_PLACES)))
@@ -50,6 +57,8 @@ def output_of(
         raise NoOutput(f"{name} gave no answer within {limit_s:g} s") from None
     except OSError as error:
         raise NoOutput(f"{name}: {error.strerror}") from None
+    if with_errors:
+        out = "\n".join(filter(None, (out, errors)))
     if status != 0 and not (may_fail and out.strip()):
         said = [line.strip() for line in (errors, out) for line in line.splitlines()]
         said = [line for line in said if line]

@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 from pytest_mnode.detection import noise_share
-from pytest_mnode.machine.nvml import LoadSampler
+from pytest_mnode.machine.load_readings import Sampler, load_of, nvml_reader
 from pytest_mnode.machine.waiting import Spent, read_waiting, spent_between, total
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import (
@@ -47,6 +47,7 @@ ROUNDS = 3
 REPEAT_S = 0.1
 """Duration of a repeat: longer than the period of a CPU quota and than a clock's resolution."""
 MOST_CALLS = 10_000
+_SAMPLE_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
     if isinstance(promise, CopyPromise) and (promise.alone_at_least_gbytes_s or task.from_host):
         # If nodes share a machine, each rank was already measured alone.
         alone = rate if shared else _alone(work, promise, world, device)
-    load = sampler.load if sampler is not None else None
+    load = load_of(sampler.samples) if sampler is not None else None
     row = RankRate(rank, rate, cause(spent, shared, load, world.node), alone, load, tuple(rates))
     rows = gathered(row)
     how = f"median of {max(len(one.repeats) for one in rows)}"
@@ -200,11 +201,12 @@ def _first_call(task: Task) -> tuple[Work | None, str]:
     return work, ""
 
 
-def _sampler(on: torch.device) -> LoadSampler | None:
-    """Load sampler of this GPU; None for a CPU, and for AMD's, which NVML does not know."""
+def _sampler(on: torch.device) -> Sampler | None:
+    """Samples this GPU; None for a CPU, and for AMD's, which NVML does not know."""
     if on.type != "cuda" or torch.version.hip is not None:
         return None
-    return LoadSampler(str(getattr(torch.cuda.get_device_properties(on), "uuid", "")))
+    uuid = str(getattr(torch.cuda.get_device_properties(on), "uuid", ""))
+    return Sampler(nvml_reader(uuid), _SAMPLE_EVERY_S)
 
 
 def _rounds(
@@ -214,7 +216,7 @@ def _rounds(
     device: torch.device,
     *,
     shared: bool,
-    sampler: LoadSampler | None,
+    sampler: Sampler | None,
 ) -> tuple[list[float], Spent]:
     """Rates of the repeats of this rank's best round, and how the time of all rounds was spent.
 
@@ -289,9 +291,7 @@ def _call_s(work: Work, shared: bool) -> float:
     return time.thread_time() - before if shared and work.on.type == "cpu" else seconds
 
 
-def repeat_s(
-    work: Work, calls: int, shared: bool, sampler: LoadSampler | None
-) -> tuple[float, Spent]:
+def repeat_s(work: Work, calls: int, shared: bool, sampler: Sampler | None) -> tuple[float, Spent]:
     """Seconds that count for this rank, and how they were spent."""
     before = read_waiting()
     wall, cpu = time.perf_counter(), time.thread_time()

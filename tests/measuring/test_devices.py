@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pytest_mnode.criteria.devices import judge_products
-from pytest_mnode.machine.nvml import Load, LoadSampler
+from pytest_mnode.machine.load_readings import Sampler, load_of, nvml_reading
+from pytest_mnode.machine.nvml import Load
 from pytest_mnode.machine.waiting import Spent
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring import devices, results_of_ranks
@@ -76,11 +77,11 @@ def loaded(nvml: Nvml) -> Load:
         time.sleep(0.1)
         nvml.works = False
 
-    sampler = LoadSampler("5a", nvml)
+    sampler = Sampler(lambda: nvml_reading(nvml, "handle"), 0.02)
     for _ in range(2):
         devices.repeat_s(devices.Work(1.0, call, CPU), 1, False, sampler)
         time.sleep(0.05)
-    return sampler.load
+    return load_of(sampler.samples)
 
 
 @pytest.mark.parametrize(
