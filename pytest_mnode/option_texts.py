@@ -105,6 +105,20 @@ def choice(accepted: tuple[str, ...]) -> Callable[[Given], str]:
     return read
 
 
+def choice_or_installed(accepted: tuple[str, ...], group: str) -> Callable[[Given], str]:
+    """One of these, or the name of an entry point of the group."""
+
+    def read(given: Given) -> str:
+        if given.text in accepted:
+            return given.text
+        from importlib.metadata import entry_points
+
+        names = (*accepted, *sorted(entry.name for entry in entry_points(group=group)))
+        return choice(names)(given)
+
+    return read
+
+
 def seconds(given: Given) -> float:
     try:
         value = float(given.text)

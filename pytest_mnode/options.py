@@ -20,6 +20,8 @@ RUN: pytest.StashKey[Any] = pytest.StashKey()
 """Stash key of a config's run (controller.session.Run), once there is one."""
 
 LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm", "kubernetes")
+"""Our own; packages add others (launchers.backends)."""
+BACKENDS_GROUP = "pytest_mnode.backends"
 REUSE = ("warm", "group", "fresh")
 UNEQUAL_CALLS = ("fail", "allow")
 NUMA_BIND = ("auto", "none", "node", "exclusive")
@@ -107,7 +109,7 @@ OPTIONS = {  # by field of Settings
         "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, "
         "kubernetes with a --mnode-k8s option, else the rack, or plain processes (local) where "
         "namespaces are not allowed",
-        option_texts.choice(LAUNCHERS), initial="auto",
+        option_texts.choice_or_installed(LAUNCHERS, BACKENDS_GROUP), initial="auto",
     ),
     "hostfile": Option(
         "hostfile", "FILE",

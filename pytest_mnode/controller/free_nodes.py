@@ -11,8 +11,7 @@ from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, ol
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.choose import by_kubernetes, by_slurm, by_ssh, kubernetes_of
-from pytest_mnode.launchers.hosts import read_hostfile
+from pytest_mnode.launchers.backends import chosen
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.node import count
 from pytest_mnode.marks import FEWEST_NODES
@@ -83,24 +82,15 @@ def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[Fre
 
 def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
     """Free nodes, and a text on the other nodes; None if the run makes its own nodes."""
-    if by_slurm(settings.launcher):
-        return _allocated() if "SLURM_JOB_ID" in os.environ else _idle(settings.slurm_args)
-    if by_ssh(settings.launcher, settings.hostfile) and settings.hostfile is not None:
-        hosts = [FreeNode(host.name, host.name) for host in read_hostfile(settings.hostfile)]
-        return hosts, f" in {settings.hostfile}"
-    kubernetes = kubernetes_of(settings)
-    if by_kubernetes(settings.launcher, kubernetes):
-        return _with_room(spec, kubernetes)
+    backend, why = chosen(settings)
+    names = backend.names(settings, os.environ)
+    if names is not None:  # an allocation or a list of hosts: all of them
+        return [FreeNode(name, name) for name in names], f" ({why})"
+    if backend.name == "slurm":
+        return _idle(settings.slurm_args)
+    if backend.name == "kubernetes":
+        return _with_room(spec, KubernetesOptions.of(settings))
     return None
-
-
-def _allocated() -> tuple[list[FreeNode], str]:
-    """All nodes of the allocation that the run is inside of."""
-    from pytest_mnode.launchers.slurm.allocation import Granted
-
-    granted = Granted.read(os.environ)
-    nodes = [FreeNode(name, name) for name in granted.names]
-    return nodes, f" in allocation {granted.job_id}"
 
 
 def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:

@@ -15,8 +15,8 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.choose import by_ssh, choose, hosts_on
-from pytest_mnode.launchers.hosts import slots_of
+from pytest_mnode.launchers.backends import chosen
+from pytest_mnode.launchers.choose import choose
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher, count
 from pytest_mnode.machine import open_files
@@ -56,9 +56,9 @@ def procs_per_node_of(settings: Settings, spec: Spec) -> int:
     Raises UsageError for a hostfile that cannot be read.
     """
     asked = settings.procs_per_node or spec.accelerators.per_node
-    if asked or settings.hostfile is None or not by_ssh(settings.launcher, settings.hostfile):
+    if asked or settings.hostfile is None:
         return asked or 1
-    return slots_of(hosts_on(settings.hostfile, settings.on)[: settings.nodes]) or 1
+    return chosen(settings)[0].slots(settings) or 1
 
 
 class Pool:

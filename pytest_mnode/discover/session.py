@@ -191,21 +191,17 @@ def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
 
 
 def node_count(settings: Settings, environment: Mapping[str, str]) -> int:
-    """Number of nodes: as requested, else all of the Slurm allocation or of the hostfile.
+    """Number of nodes: as requested, else all of the allocation or of the hostfile.
 
-    Without a cluster it is FEWEST_NODES. Raises UsageError if Slurm must allocate nodes and their
-    number is not given.
+    Without a cluster it is FEWEST_NODES. Raises UsageError if a scheduler must allocate nodes and
+    their number is not given.
     """
     if settings.nodes is not None:
         return settings.nodes
-    inside = settings.launcher == "auto" and bool(environment.get("SLURM_JOB_ID"))
-    if settings.launcher == "slurm" or inside:
-        count = environment.get("SLURM_JOB_NUM_NODES", "")
-        if count.isascii() and count.isdigit() and int(count):
-            return int(count)
-        raise UsageError(f"{FLAG}: the number of nodes is unknown; pass --mnode-nodes=N")
-    if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
-        from pytest_mnode.launchers.hosts import read_hostfile
+    from pytest_mnode.launchers.backends import chosen
 
-        return len(read_hostfile(settings.hostfile))
-    return FEWEST_NODES
+    backend, _ = chosen(settings, environment)
+    try:
+        return backend.count(settings, environment) or FEWEST_NODES
+    except UsageError as error:
+        raise UsageError(f"{FLAG}: {error}") from None

@@ -156,10 +156,10 @@ def _engine(spec: Spec, settings: Settings, root: Path) -> SlurmEngine | Kuberne
         raise ClusterError("the spec names no scheduler; accepted: scheduler: {kind: slurm}")
     if scheduler.kind == "kubernetes":
         from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-        from pytest_mnode.launchers.choose import kubernetes_of
+        from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
         from pytest_mnode.launchers.kubernetes.template import read_manifest
 
-        options = kubernetes_of(settings)
+        options = KubernetesOptions.of(settings)
         manifest = read_manifest(options, spec.accelerators.per_node)
         return KubernetesEngine(scheduler, options, manifest, python=settings.python)
     from pytest_mnode.gang.slurm import SlurmEngine, default_shared

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -224,6 +224,22 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     if not found:
         raise UsageError(f"{where}: names no host; {ACCEPTED}")
     return tuple(found.values())
+
+
+def first_hosts(
+    hosts: Sequence[Host], nodes: int, on: Sequence[str], where: str
+) -> tuple[Host, ...]:
+    """The first `nodes` hosts; on: names of the hosts to choose from, () for all.
+
+    Raises UsageError if `where` names too few.
+    """
+    if len(hosts) < nodes:
+        names = ", ".join(host.name for host in hosts)
+        raise UsageError(
+            f"{nodes} nodes are needed, but {where} names {len(hosts)}: {names}; add hosts to it, "
+            f"or give --mnode-nodes={len(hosts)}"
+        )
+    return tuple(host for host in hosts if not on or host.name in on)[:nodes]
 
 
 def slots_of(hosts: Iterable[Host]) -> int | None:

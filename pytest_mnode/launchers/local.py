@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.backends import Backend, NodeRequest
 from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.options import Settings
 
 
 class Local(Launcher):
@@ -36,3 +39,13 @@ class Local(Launcher):
 
     def agent_command(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
+
+
+class LocalBackend(Backend):
+    name = "local"
+
+    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
+        return f"no rack: {Rack.unavailable()}"
+
+    def launcher(self, request: NodeRequest) -> Launcher:
+        return Local(request.nodes)

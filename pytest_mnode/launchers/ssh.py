@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.backends import Backend, NodeRequest
 from pytest_mnode.launchers.cleanup.client import Connections
-from pytest_mnode.launchers.hosts import Host
-from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.hosts import Host, first_hosts, read_hostfile, slots_of
+from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import CONNECT_S, LONGEST_SOCKET_PATH, OpenSsh
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 
 _CONNECT_LIMIT_S = CONNECT_S + 5.0
@@ -141,3 +144,37 @@ class Ssh(RemoteLauncher):
 
     def _give_back(self) -> None:
         self._connections.close([self._socket_dir] if self._socket_dir != self._run_dir else [])
+
+
+class SshBackend(Backend):
+    name = "ssh"
+    reads_hostfile = True
+
+    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
+        return f"hostfile {settings.hostfile}" if settings.hostfile else None
+
+    def names(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        return tuple(host.name for host in _hosts(settings))
+
+    def slots(self, settings: Settings) -> int | None:
+        """The fewest of any host that the run uses."""
+        hosts = _hosts(settings)
+        on = [host for host in hosts if not settings.on or host.name in settings.on]
+        return slots_of(on[: settings.nodes])
+
+    def launcher(self, request: NodeRequest) -> Launcher:
+        settings = request.settings
+        hosts = _hosts(settings)
+        used = first_hosts(hosts, request.nodes, settings.on, str(settings.hostfile))
+        unused = [host.name for host in hosts if host not in used]
+        return Ssh(used, request.spec, request.remote, unused=unused)
+
+
+def _hosts(settings: Settings) -> tuple[Host, ...]:
+    if settings.hostfile is None:
+        raise UsageError("--mnode-launcher=ssh: no nodes given: use --mnode-hostfile=FILE")
+    return read_hostfile(settings.hostfile)

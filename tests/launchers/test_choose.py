@@ -11,7 +11,7 @@ import pytest
 from pytest_mnode.controller import pool
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
-from pytest_mnode.launchers.choose import _unused, choose
+from pytest_mnode.launchers.choose import choose, unused_option
 from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
@@ -141,7 +141,7 @@ def test_options_of_kubernetes_whose_nodes_would_not_be_used_are_refused(
     tmp_path: Path, wanted: str, job: str, hostfile: bool, refused: bool
 ) -> None:
     settings = _hosts(wanted, tmp_path, 2) if hostfile else Settings(launcher=wanted)
-    found = _unused(replace(settings, k8s_image="train:3"), bool(job), SPEC)
+    found = unused_option(replace(settings, k8s_image="train:3"), bool(job), SPEC)
     message = "--mnode-k8s-image=train:3: other nodes are used; give --mnode-launcher=kubernetes"
     assert found == (message if refused else None)
 

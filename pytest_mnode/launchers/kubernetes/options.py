@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+from pytest_mnode.options import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,16 @@ class KubernetesOptions:
     template: Path | None = None
     image: str = ""
     wait_s: float = 300.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            settings.k8s_context,
+            settings.k8s_namespace,
+            settings.k8s_template,
+            settings.k8s_image,
+            settings.k8s_wait_s,
+        )
 
     @property
     def given(self) -> str | None:

@@ -1,0 +1,50 @@
+"""Nodes that the run makes on this machine, with the links that the spec describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.backends import Backend, NodeRequest
+from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.rack import Layout, Link, Rack
+from pytest_mnode.options import Settings
+
+
+class RackBackend(Backend):
+    name = "rack"
+
+    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
+        return "no cluster was named" if Rack.unavailable() is None else None
+
+    def launcher(self, request: NodeRequest) -> Launcher:
+        if (reason := Rack.unavailable()) is not None:
+            raise UsageError(f"--mnode-launcher=rack: {reason}; use local, or allow namespaces")
+        spec, at = request.spec, request.cleanup_dirs
+        fabric = Link(
+            spec.fabric.interfaces[0], spec.fabric.line_rate_mbits_s, spec.fabric.mtu_bytes
+        )
+        management = None
+        if spec.management is not None:
+            management = Link(
+                spec.management.interfaces[0],
+                spec.management.line_rate_mbits_s,
+                spec.management.mtu_bytes or 1500,
+            )
+        layout = None
+        if spec.topology is not None and at:
+            layout = Layout(
+                sockets=spec.topology.sockets,
+                accelerators=spec.topology.accelerator_sockets,
+                fabric=spec.topology.fabric_socket,
+                management=spec.topology.management_socket,
+            )
+        return Rack(
+            request.nodes,
+            fabric=fabric,
+            management=management,
+            layout=layout,
+            shown_at=Path(at[0], "sysfs") if layout else "",
+            cleanup_dirs=list(at),
+        )
