@@ -9,7 +9,6 @@ import argparse
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,9 @@ import numpy as np
 from benchmarks import table
 from pytest_mnode.certificate import Certificate, CertificateVerdict
 from pytest_mnode.detection import smallest_share_wrong
-from pytest_mnode.errors import UsageError
 from pytest_mnode.path_rates import State
-from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.spec import Spec, profile_spec
+from pytest_mnode.spec.profiles import profile_names
 from pytest_mnode.virtual.faults import FAULTS, Fault, form_of
 from pytest_mnode.virtual.machines import links_of
 from pytest_mnode.virtual.night import rehearse
@@ -64,29 +63,12 @@ class Found:
         return tuple(map(str, astuple(self)[1:]))
 
 
-def profiles() -> list[str]:
-    """Names of the profiles that can be loaded as a whole spec."""
-    found = []
-    for path in sorted(CLUSTERS.glob("*.yaml")):
-        try:
-            spec_of(path.stem)
-        except UsageError:  # a base that others extend
-            continue
-        found.append(path.stem)
-    return found
-
-
-@cache
-def spec_of(profile: str) -> Spec:
-    return load_spec(CLUSTERS / f"{profile}.yaml")
-
-
 def night(
     profile: str, nodes: int, seed: int, *faults: str, only: Sequence[str] | None = None
 ) -> Certificate:
     """The certificate of a night. only: criteria; left out, all."""
     path = CLUSTERS / f"{profile}.yaml"
-    return rehearse(spec_of(profile), path, nodes, faults=faults, seed=seed, only=only)
+    return rehearse(profile_spec(profile), path, nodes, faults=faults, seed=seed, only=only)
 
 
 def refused(profile: str, nodes: int, seeds: Iterable[int]) -> list[tuple[int, str]]:
@@ -124,7 +106,7 @@ def _night_of(
     fault = FAULTS[name]
     profile = "h100-roce" if name in OF_ROCE else PROFILE_OF_FAULTS
     nodes = OF_LEAVES if fault.place in ("leaf", "cluster") else FAULTY_NODES
-    where, at = place(fault, spec_of(profile), nodes, np.random.default_rng([seed, len(name)]))
+    where, at = place(fault, profile_spec(profile), nodes, np.random.default_rng([seed, len(name)]))
     text = f"{name}{where}" + ("" if strength is None else f"={strength:g}")
     return night(profile, nodes, seed, text, only=only), at
 
@@ -225,7 +207,7 @@ def measure(
 ) -> str:
     """Both tables. nights: of each profile and size; faulty: of each fault."""
     at_limits = (at_limit(name, faulty, search=True) for name in names)
-    healthy = (refused_of(profile, nights, sizes) for profile in profiles())
+    healthy = (refused_of(profile, nights, sizes) for profile in profile_names())
     return f"{of_faults(list(at_limits))}\n\n{of_healthy(list(healthy), sizes)}"
 
 

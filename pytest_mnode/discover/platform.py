@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,8 +14,8 @@ from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM
 from pytest_mnode.discover.page import Entry
 from pytest_mnode.machine.dmi import Dmi
-from pytest_mnode.spec import Spec, load_spec
-from pytest_mnode.spec.profiles import PREFIX, find_profile, profile_names
+from pytest_mnode.spec import Spec, profile_spec
+from pytest_mnode.spec.profiles import find_profile, profile_names
 from pytest_mnode.spec.quantity import bits_per_s, size_bytes
 
 _CLOUDS = {
@@ -48,7 +47,7 @@ def platform_of(accelerators: Entry, fabric: Entry, firmware: Dmi | None) -> Pla
     firmware = firmware or Dmi()
     if not gpus.get("model"):
         return None
-    specs = {name: load_spec(Path(f"{PREFIX}{name}")) for name in profile_names()}
+    specs = {name: profile_spec(name) for name in profile_names()}
     fitting = [name for name, spec in specs.items() if _fits(spec, gpus, nics)]
     clouds = {of for of in _CLOUDS if of in (firmware.vendor, firmware.asset_tag)}
     ours = tuple(start for of in clouds for start in _CLOUDS[of])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .criteria import Criteria, MeshCriterion
     from .fabric import BusbwPromise, FabricCriterion
     from .inventory import Accelerators, Fabric, Management, Scheduler, Storage
-    from .load import load_spec
+    from .load import load_spec, profile_spec
     from .models import Certificate, NotPromised, Spec
     from .profiles import default_spec_path
     from .review import doubts
@@ -40,6 +40,7 @@ __all__ = [
     "doubts",
     "json_schema",
     "load_spec",
+    "profile_spec",
 ]
 
 _HOME = {
@@ -55,6 +56,7 @@ _HOME = {
     "doubts": "review",
     "json_schema": "schema",
     "load_spec": "load",
+    "profile_spec": "load",
     "default_spec_path": "profiles",
 }
 

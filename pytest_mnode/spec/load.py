@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from pydantic_core import ErrorDetails
 from pytest_mnode.errors import SpecError
 from pytest_mnode.spec.fields import PATTERNS, field_docs, keys_of, model_in
 from pytest_mnode.spec.models import Spec
-from pytest_mnode.spec.profiles import accepted_names, find_profile, spec_file
+from pytest_mnode.spec.profiles import PREFIX, accepted_names, find_profile, spec_file
 from pytest_mnode.spec.quantity import shown
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -70,6 +71,12 @@ def load_spec(path: Path) -> Spec:
     merged = _merged(spec_file(path))
     _move_clauses(merged)
     return _validated(merged.page, Spec, merged.file_of)
+
+
+@cache
+def profile_spec(name: str) -> Spec:
+    """The spec of a profile that ships with the package, read once; raises SpecError."""
+    return load_spec(Path(f"{PREFIX}{name}"))
 
 
 def _move_clauses(merged: _Merged) -> None:

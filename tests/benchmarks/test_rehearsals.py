@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rehearsals import Found, found, grid, half, limit, measure, profiles, refused
+from benchmarks.rehearsals import Found, found, grid, half, limit, measure, refused
+from pytest_mnode.spec.profiles import profile_names
 from pytest_mnode.virtual.faults import FAULTS
 
 
-@pytest.mark.parametrize("profile", profiles())
+@pytest.mark.parametrize("profile", profile_names())
 def test_healthy_nights_of_every_profile_are_not_refused(profile: str) -> None:
     assert refused(profile, 4, range(1)) == []
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import yaml
 
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.tools.own_results import Asked, Result, judge_output, verdict_of
-from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.spec import Spec, profile_spec
 from pytest_mnode.spec.bandwidth import bus_factor
 from tests.spec.test_schema import CLUSTERS
 
@@ -89,7 +88,7 @@ class Table:
     def spec(self) -> Spec:
         """The profile of its platform, else one of its keys."""
         if profile := PROFILES.get(self.platform):
-            spec = profile_of(profile)
+            spec = profile_spec(profile)
             if self.gpus == spec.accelerators.per_node:
                 return spec
         kind = KINDS.get(self.fabric or "", self.fabric)
@@ -152,11 +151,6 @@ class Table:
 READ: list[dict[str, Any]] = yaml.safe_load((CLUSTERS.parent / "field.yaml").read_text())
 TABLES = {one["id"]: Table(**one) for one in READ}
 CROSSING = [one for one in TABLES.values() if one.crosses_a_known_fabric]
-
-
-@lru_cache
-def profile_of(name: str) -> Spec:
-    return load_spec(Path(f"profile:{name}"))
 
 
 @lru_cache

@@ -13,7 +13,7 @@ import yaml
 from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.machine.dmi import Dmi, read_dmi
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.spec import doubts, load_spec
+from pytest_mnode.spec import doubts, load_spec, profile_spec
 from tests.discover.made import (
     changed,
     cluster_of,
@@ -113,7 +113,7 @@ def test_nodes_are_of_a_profile(make: Make, name: str | None, tmp_path: Path) ->
     [doubt] = doubts(spec)
     assert doubt.startswith("confirmed: false")
     if name is not None:
-        profile = load_spec(Path(f"profile:{name}"))
+        profile = profile_spec(name)
         assert spec.criteria.fabric == profile.criteria.fabric
         assert spec.fabric.line_rate_bits_s == profile.fabric.line_rate_bits_s
         assert spec.promised("mesh")
