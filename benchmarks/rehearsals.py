@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.path_rates import State
 from pytest_mnode.spec import Spec, profile_spec
 from pytest_mnode.spec.profiles import profile_names
-from pytest_mnode.virtual.faults import FAULTS, Fault, form_of
+from pytest_mnode.virtual.faults import FAULTS, Fault, form_of, odd_readings
 from pytest_mnode.virtual.machines import links_of
 from pytest_mnode.virtual.night import rehearse
 
@@ -27,6 +29,15 @@ CLUSTERS = Path(__file__).parents[1] / "fixtures" / "clusters"
 PAGE = Path(__file__).parents[1] / "docs" / "rehearse.md"
 HEADING = "## Limits of detection"
 SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
+LARGEST = 64
+"""Nodes of nights of a profile that is not one of `LARGE`."""
+LARGE = frozenset(
+    {
+        *("a100-ib", "h100-ib", "h100-roce", "h100-efa", "hgx-h200", "hgx-b200"),
+        *("a3-mega", "gb200-nvl72", "mi300x", "p5en"),
+    }
+)
+"""Ten platforms that have nights of all sizes: those of 512 nodes take half a minute each."""
 PROFILE_OF_FAULTS = "h100-ib"
 OF_ROCE = frozenset({"same_address"})
 """Faults that an InfiniBand fabric without IP does not have."""
@@ -88,7 +99,9 @@ def place(
     one, other = (f"node{i}" for i in chance.choice(nodes, 2, replace=False))
     nic = str(chance.choice(links_of(spec.fabric)))
     gpu = int(chance.integers(spec.accelerators.per_node or 1))
+    check = str(chance.choice(odd_readings(spec)))
     return {
+        "check": (f":{one}:{check}", {one}),
         "node": (f":{one}", {one}),
         "nic": (f":{one}:{nic}", {one}),
         "gpu": (f":{one}:{gpu}", {one}),
@@ -161,7 +174,7 @@ def found(name: str, seeds: Iterable[int], strength: float | None = None) -> Fou
         one, at = _night_of(name, strength, seed)
         failed, suspect = (_of_state(one, state) for state in (State.FAILED, State.SUSPECT))
         is_red = one.verdict is CertificateVerdict.NOT_CERTIFIED
-        sure = fault.place in ("node", "nic", "gpu")
+        sure = fault.place in ("node", "nic", "gpu", "check")
         nights, red = nights + 1, red + is_red
         named += is_red and (at <= failed if sure else not at or bool(at & (failed | suspect)))
         accused += bool(failed - at)
@@ -203,12 +216,17 @@ def half(fault: Fault, strength: float) -> float:
 
 
 def measure(
-    nights: int, faulty: int, sizes: Sequence[int] = SIZES, names: Sequence[str] = tuple(FAULTS)
+    nights: int,
+    faulty: int,
+    sizes: Sequence[int] = SIZES,
+    names: Sequence[str] = tuple(FAULTS),
+    jobs: int = 1,
 ) -> str:
-    """Both tables. nights: of each profile and size; faulty: of each fault."""
-    at_limits = (at_limit(name, faulty, search=True) for name in names)
-    healthy = (refused_of(profile, nights, sizes) for profile in profile_names())
-    return f"{of_faults(list(at_limits))}\n\n{of_healthy(list(healthy), sizes)}"
+    """Both tables. nights: of each profile and size; faulty: of each fault; jobs: processes."""
+    with ProcessPoolExecutor(jobs) as pool:
+        at_limits = pool.map(partial(at_limit, nights=faulty, search=True), names)
+        healthy = pool.map(partial(refused_of, nights=nights, sizes=sizes), profile_names())
+        return f"{of_faults(list(at_limits))}\n\n{of_healthy(list(healthy), sizes)}"
 
 
 Refused = tuple[str, list[tuple[int, list[tuple[int, str]]]]]
@@ -217,7 +235,10 @@ Refused = tuple[str, list[tuple[int, list[tuple[int, str]]]]]
 
 def refused_of(profile: str, nights: int, sizes: Sequence[int] = SIZES) -> Refused:
     """A night takes as long as its nodes are many: fewer seeds of large ones."""
-    counts = [max(1, nights * 16 // max(16, nodes)) for nodes in sizes]
+    counts = [
+        max(1, nights * 16 // max(16, nodes)) if nodes <= LARGEST or profile in LARGE else 0
+        for nodes in sizes
+    ]
     pairs = zip(sizes, counts, strict=True)
     return profile, [(count, refused(profile, nodes, range(count))) for nodes, count in pairs]
 
@@ -235,7 +256,8 @@ def of_healthy(every: Sequence[Refused], sizes: Sequence[int] = SIZES) -> str:
     least = f"95 % upper bound {1 - 0.05 ** (1 / count):.2%}" if not bad else f"{len(bad)} refused"
     title = f"Healthy nights refused, by nodes; seeds from 0; {count} nights, {least}:"
     rows = [
-        (profile, *(f"{len(red)} of {nights}" for nights, red in found)) for profile, found in every
+        (profile, *(f"{len(red)} of {nights}" if nights else "-" for nights, red in found))
+        for profile, found in every
     ]
     parts = (title, table.markdown(("profile", *map(str, sizes)), rows), "\n".join(bad))
     return "\n\n".join(filter(None, parts))
@@ -282,10 +304,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rehearsals", description=__doc__)
     parser.add_argument("--nights", type=int, default=7, help="healthy, of each profile and size")
     parser.add_argument("--faulty", type=int, default=20, help="of each fault")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     options = parser.parse_args()
     text, _, _ = PAGE.read_text().partition(HEADING)
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    tables = measure(options.nights, options.faulty)
+    tables = measure(options.nights, options.faulty, jobs=options.jobs)
     PAGE.write_text(
         f"{text}{HEADING}\n\nWritten by `python -m benchmarks.rehearsals` on {date}.\n\n{tables}\n"
     )

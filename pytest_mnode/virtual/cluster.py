@@ -21,7 +21,7 @@ from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective, line_rate_gbytes_s
 from pytest_mnode.spec.review import wire_allows_fraction
-from pytest_mnode.virtual.machines import surveys
+from pytest_mnode.virtual.machines import links_of, surveys
 
 Shares = NDArray[np.float64]
 
@@ -108,6 +108,10 @@ class VirtualCluster:
     miscomputes: set[int] = field(default_factory=set)
     slowed: dict[int, float] = field(default_factory=dict)
     clock_steps_s: dict[int, float] = field(default_factory=dict)
+    odd: list[tuple[int, str]] = field(default_factory=list)
+    settings: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    unbound: set[int] = field(default_factory=set)
+    dead: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod
     def healthy(cls, spec: Spec, count: int, seed: int) -> VirtualCluster:
@@ -250,6 +254,26 @@ class VirtualCluster:
             rank for rank, share in self.stale.items() if rng.random() < 1 - (1 - share) ** checked
         ]
         return [7 * bool(senders or rank in stale) for rank in range(self.ranks)], tuple(senders)
+
+    def carried(self, node: int, total: int) -> dict[str, int]:
+        """Bytes by link of a node that sends `total`, in equal parts. The next NIC has those of one
+        that is idle; the management network has all of them by TCP."""
+        names, management = links_of(self.spec.fabric), self.spec.management
+        other = links_of(management)[0] if management else "eth0"
+        if node in self.tcp:
+            return dict.fromkeys(names, 0) | {other: total}
+        idle = {nic for at, nic in self.dead if at == node}
+        idle |= {0} if node in self.crossed and len(names) > 1 else set()
+        sent = dict.fromkeys((*names, other), 0)
+        for nic in range(len(names)):
+            ways = (
+                names[(nic + i) % len(names)]
+                for i in range(len(names))
+                if (nic + i) % len(names) not in idle
+            )
+            if (name := next(ways, None)) is not None:
+                sent[name] += total // len(names)
+        return sent
 
     def change(self, node: int, **parts: object) -> None:
         """Replace parts of a node's machine, such as rdma=…."""

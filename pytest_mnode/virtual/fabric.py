@@ -173,16 +173,14 @@ def _traffic(
 ) -> tuple[SentByNode, ...]:
     """Bytes that each node counted: over its fabric, or over the management network by TCP."""
     sent = sum(row.timed_bytes for one in sweeps for row in one.sweep.rows)
-    names, management = links_of(cluster.spec.fabric), cluster.spec.management
-    other = links_of(management)[0] if management else "eth0"
-
-    def of_node(node: int, name: str) -> SentByNode:
-        least = 0 if node and collective == Collective.BROADCAST else sent
-        if node in cluster.tcp:
-            return SentByNode(name, {other: 2 * sent, **dict.fromkeys(names, 0)}, least)
-        return SentByNode(name, {other: 0, **dict.fromkeys(names, 2 * sent // len(names))}, least)
-
-    return tuple(of_node(node, name) for node, name in enumerate(cluster.nodes))
+    return tuple(
+        SentByNode(
+            name,
+            cluster.carried(node, 2 * sent),
+            0 if node and collective == Collective.BROADCAST else sent,
+        )
+        for node, name in enumerate(cluster.nodes)
+    )
 
 
 def locate(

@@ -7,20 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.errors import UsageError
+from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.rdma import Gid
+from pytest_mnode.spec import Spec
 from pytest_mnode.virtual.cluster import LEAF_NODES, VirtualCluster
 from pytest_mnode.virtual.machines import OTHER_DRIVER, OTHER_FIRMWARE, links_of, with_port
+from pytest_mnode.virtual.readings import judged
 
-Place = Literal["node", "nic", "gpu", "path", "leaf", "rail", "cluster"]
+Place = Literal["node", "nic", "gpu", "check", "path", "leaf", "rail", "cluster"]
 _FORM: Mapping[Place, str] = {
     "node": "{}:NODE",
     "nic": "{}:NODE:NIC",
     "gpu": "{}:NODE:NUMBER",
+    "check": "{}:NODE:CHECK",
     "path": "{}:NODE+NODE",
     "leaf": "{}:NODE",
     "rail": "{}:NIC",
@@ -39,6 +44,7 @@ class At:
     other: int = 0
     nic: int = 0
     gpu: int = 0
+    check: str = ""
 
     def rank(self, cluster: VirtualCluster) -> int:
         return self.node * cluster.per_node + self.gpu
@@ -96,10 +102,12 @@ def inject(cluster: VirtualCluster, text: str) -> None:
         if fault.place in ("leaf", "cluster"):
             nodes = f"more than the {LEAF_NODES} nodes of a leaf; it has {nodes}"
         nics = f"NICs {', '.join(links_of(cluster.spec.fabric))}"
+        if fault.place == "check":
+            nics = f"checks {', '.join(odd_readings(cluster.spec)) or 'none that are promised'}"
         raise UsageError(f"--fault={text}: accepted: {accepted}, with {nodes}, {nics}") from None
 
 
-def _at(cluster: VirtualCluster, fault: Fault, where: Sequence[str]) -> At:
+def _at(cluster: VirtualCluster, fault: Fault, where: Sequence[str]) -> At:  # noqa: PLR0911
     """Raises ValueError or IndexError for what is not there."""
     nodes, nics = list(cluster.nodes), list(links_of(cluster.spec.fabric))
     match fault.place, list(where):
@@ -117,10 +125,19 @@ def _at(cluster: VirtualCluster, fault: Fault, where: Sequence[str]) -> At:
             return At(0.0, nodes.index(node))
         case "nic", [node, nic]:
             return At(0.0, nodes.index(node), nic=nics.index(nic))
+        case "check", [node, key] if key in odd_readings(cluster.spec):
+            return At(0.0, nodes.index(node), check=key)
         case "gpu", [node, number] if 0 <= int(number) < cluster.per_node:
             return At(0.0, nodes.index(node), gpu=int(number))
         case _:
             raise ValueError(where)
+
+
+def odd_readings(spec: Spec) -> list[str]:
+    """Checks that read by themselves, that the spec promises, and whose breach can be rehearsed."""
+    asked = (one for one in catalogue() if one.reads() and one.on == "node")
+    checks = promised_checks(spec, asked)
+    return sorted({one.key.partition(".")[2] for one in checks if judged(one, ("node0", "node1"))})
 
 
 def _machine(cluster: VirtualCluster, at: At) -> Machine:
@@ -261,14 +278,19 @@ def _half_rate(cluster: VirtualCluster, at: At) -> None:
     _link(speed_mbits_s=round(fabric.line_rate_mbits_s / 2))(cluster, at)
 
 
-def _dead_port(cluster: VirtualCluster, at: At) -> None:
+def _failover(cluster: VirtualCluster, at: At) -> None:
     """NCCL moves the traffic of a dead port to the next one, which then carries twice as much."""
-    _port(state="DOWN", phys_state="Polling")(cluster, at)
-    _link(carrier=False, operstate="down")(cluster, at)
     share = 0.5 if cluster.spec.fabric.nics_per_node > 1 else 1e-3
     _shares(*_NICS)(cluster, replace(at, strength=share))
+    cluster.dead.add((at.node, at.nic))
     if cluster.spec.fabric.protocol is not None:
         _counts("link_downed", "")(cluster, replace(at, strength=1))
+
+
+def _dead_port(cluster: VirtualCluster, at: At) -> None:
+    _port(state="DOWN", phys_state="Polling")(cluster, at)
+    _link(carrier=False, operstate="down")(cluster, at)
+    _failover(cluster, at)
 
 
 def _missing_nic(cluster: VirtualCluster, at: At) -> None:
@@ -276,6 +298,7 @@ def _missing_nic(cluster: VirtualCluster, at: At) -> None:
     left = (one for one in machine.interfaces or () if one.name not in (name, f"net_{name}"))
     rdma = tuple(one for one in machine.rdma or () if one.name != name)
     cluster.change(at.node, rdma=rdma, interfaces=tuple(left))
+    cluster.dead.add((at.node, at.nic))
     _shares(*_NICS)(cluster, replace(at, strength=0.5))
 
 
@@ -367,6 +390,8 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("slow_rx", "nic", "a NIC that receives at a share", _shares("rx"), 0.91, 1, _FABRIC),
     ("half_rate", "nic", "a link that came up at half its rate", _half_rate),
     ("dead_port", "nic", "a port that is down; its traffic moves to another", _dead_port),
+    ("failover", "nic", "a port that dies after preflight; its traffic moves to another",
+     _failover, None, 1, _FABRIC),
     ("port_init", "nic", "a port that waits for a subnet manager", _port(state="INIT")),
     ("missing_nic", "nic", "a NIC that is not on the bus", _missing_nic),
     ("nic_slot", "nic", "a NIC in a slot of half its lanes",
@@ -457,6 +482,12 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("open_files", "node", "a small limit of open files",
      _of_node(lambda *_: {"limits": Limits(None, 256)})),
     ("small_shm", "node", "a small /dev/shm", _facts(_small_shm)),
+    ("reading", "check", "a node that reads other than a check promises",
+     lambda c, at: c.odd.append((at.node, at.check))),
+    ("setting", "node", "a setting of NCCL that costs speed",
+     lambda c, at: c.settings.__setitem__(at.node, (("NCCL_P2P_DISABLE", "1"),))),
+    ("wrong_numa", "node", "ranks and their memory on the other socket",
+     lambda c, at: c.unbound.add(at.node), None, 1, ("numa",)),
     ("clock_skew", "node", "a clock that is off, s", _skew, 0.06, 0),
     ("clock_step", "node", "a clock that is set during a criterion, s",
      lambda c, at: c.clock_steps_s.__setitem__(at.node, at.strength), 0.063, 0, _FABRIC),

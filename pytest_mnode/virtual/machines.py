@@ -22,9 +22,11 @@ from pytest_mnode.criteria.preflight.answers import (
 )
 from pytest_mnode.criteria.preflight.node_links import networks_of, promised_count
 from pytest_mnode.logs.kernel_log import Log
+from pytest_mnode.machine.cpus import Cpu, Cpus
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import NVIDIA, PciFunction, PciTree
 from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
@@ -38,6 +40,8 @@ FIRMWARE, OTHER_FIRMWARE = "28.43.2026", "28.39.1002"
 CLOCKS_DIFFER_S, CLOCK_ERROR_S = 5e-4, 1e-4
 """Of clocks that NTP keeps on a LAN, and of an exchange of time stamps. [choice]"""
 _ROOM = 1 << 40
+CORES = 48
+"""Of each of two sockets, that of NUMA node 0 and that of 1. [choice]"""
 _LOOKED_UP = 64
 _LAYERS = {
     "infiniband": ("InfiniBand", "CA", "IB/RoCE v1"),
@@ -45,6 +49,24 @@ _LAYERS = {
     "efa": ("Unknown", "unspecified", "IB/RoCE v1"),
 }
 _COUNTERS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
+
+
+def cores_of(socket: int) -> frozenset[int]:
+    return frozenset(range(socket * CORES, (socket + 1) * CORES))
+
+
+_CPUS = Cpus(
+    online=frozenset(range(2 * CORES)),
+    cpus=tuple(
+        Cpu(number=i, package=i // CORES, siblings=frozenset({i})) for i in range(2 * CORES)
+    ),
+)
+_NUMA = Numa(
+    nodes=tuple(
+        NumaNode(number=i, cpus=cores_of(i), distances={i: 10, 1 - i: 21}, memory_bytes=_ROOM)
+        for i in (0, 1)
+    )
+)
 
 
 def links_of(network: Network) -> tuple[str, ...]:
@@ -223,6 +245,8 @@ def _machine(
             packages={"numpy": "2.3.0"},
         ),
         kernel_log=Log(()),
+        cpus=_CPUS,
+        numa=_NUMA,
     )
 
 

@@ -33,8 +33,15 @@ _HEADERS = 1.01
 """Bytes of a port over its payload, with headers. [choice] 1 to 2 % at an MTU of 4096."""
 _BESIDE = 20_000
 """Bytes of other NICs meanwhile. [choice]"""
-_NETS = {"infiniband": "IB", "roce": "IB"}
-"""Fabrics of whose NCCL a log is known here, by its name for the network."""
+_NETS = {
+    "infiniband": ("IB", "NET/IB : Using"),
+    "roce": ("IB", "NET/IB : Using"),
+    "efa": ("AWS Libfabric", "NET/OFI Selected provider is efa, fabric is efa (found {} nics)"),
+    "cxi": ("AWS Libfabric", "NET/OFI Selected provider is cxi, fabric is cxi (found {} nics)"),
+    "tcpx": ("GPUDirectTCPX_v7", ""),
+    "tcpxo": ("FasTrak", ""),
+}
+"""NCCL's name for the network of a fabric, and a line of its log beside."""
 
 
 def mesh(cluster: VirtualCluster) -> Iterator[CaseResult]:
@@ -65,9 +72,7 @@ def mesh(cluster: VirtualCluster) -> Iterator[CaseResult]:
 def why_no_proof(cluster: VirtualCluster) -> str:
     """Why the proof of transport cannot be rehearsed; "" if it can."""
     if cluster.backend != "nccl" or cluster.spec.fabric.kind not in _NETS:
-        return f"what ranks log of {cluster.spec.fabric.kind} is not known here"
-    if cluster.spec.accelerators.nodes_of_a_domain > 1:
-        return "what ranks log of NVLink between nodes is not known here"
+        return f"what {cluster.backend} connects on {cluster.spec.fabric.kind} is not known here"
     return "" if len(cluster.nodes) > 1 else "one node has no other"
 
 
@@ -93,17 +98,15 @@ def proof(cluster: VirtualCluster, promise: TransportPromise) -> list[Measuremen
         backend="nccl", size_bytes=promise.size_bytes, calls=promise.calls, nodes=bare, ranks=ranks
     )
     sent = expected_bytes(facts, spec.fabric, promise).payload_bytes * _HEADERS
-    nodes = []
+    each, nodes = max(1, spec.accelerators.nodes_of_a_domain), []
     for index, node in enumerate(bare):
-        fallen = index in cluster.tcp
         counts = {nic.name: _BESIDE for nic in node.machine.interfaces or ()}
-        # NCCL gives each NIC an equal part; ranks that send over another rail's leave theirs idle.
-        used = names[1:] if index in cluster.crossed and len(names) > 1 else names
-        for name in names:
-            share = sent / len(names) * (1 + (name == used[0] and len(used) < len(names)))
-            counts[f"{name}:1"] = _BESIDE if fallen or name not in used else int(share)
-        if fallen:
-            counts[other] = int(sent)
+        # NVLink joins the nodes of a domain, and the last sends to the next domain.
+        last = (index + 1) % each == 0 or index + 1 == len(bare)
+        leaves = last and len(bare) > each
+        for name, moved in cluster.carried(index, int(sent) if leaves else 0).items():
+            nic = f"{name}:1" if spec.fabric.protocol and name in names else name
+            counts[nic] = max(moved, _BESIDE)
         nodes.append(replace(node, sent_bytes=counts, received_bytes=counts))
     return judge(replace(facts, nodes=tuple(nodes)), spec, promise)
 
@@ -112,32 +115,37 @@ def _log(cluster: VirtualCluster, rank: int, beside: str) -> str:
     """What NCCL prints of a rank's channels to the next node and from the one before."""
     each, names = cluster.per_node, links_of(cluster.spec.fabric)
     node, local = divmod(rank, each)
-    net = "Socket" if node in cluster.tcp else _NETS[cluster.spec.fabric.kind]
-    layer = "RoCE" if cluster.spec.fabric.kind == "roce" else "IB"
+    net, said = _NETS[cluster.spec.fabric.kind]
     first = local * len(names) // each
-    nics = range(first, max(first + 1, (local + 1) * len(names) // each))
+    nics = [*range(first, max(first + 1, (local + 1) * len(names) // each))]
     if node in cluster.crossed and len(names) > 1:
-        nics = range(max(1, nics.start), max(2, nics.stop))
-    if net == "Socket":
-        nics = range(1)
-    gdr = "" if node in cluster.staged or net == "Socket" else "/GDRDMA"
-    listed = " ".join(f"[{i}]{name}:1/{layer}" for i, name in enumerate(names))
-    found = f"NET/IB : Using {listed} [RO]; OOB {beside}:10.0.0.1<0>"
-    if net == "Socket":
-        found = f"NET/Socket : Using [0]{beside}:10.0.0.1<0>"
+        nics = [max(1, nics[0])]
+    gdr = "" if node in cluster.staged or cluster.spec.fabric.by_kernel else "/GDRDMA"
+    if net == "IB":
+        layer = "RoCE" if cluster.spec.fabric.kind == "roce" else "IB"
+        said += "".join(f" [{i}]{name}:1/{layer}" for i, name in enumerate(names))
+        said += f" [RO]; OOB {beside}:10.0.0.1<0>"
+    if node in cluster.tcp:
+        net, said, nics, gdr = "Socket", f"NET/Socket : Using [0]{beside}:10.0.0.1<0>", [0], ""
     comm = f"comm 0x7f1b0{rank:05x}000 rank {rank} nranks {cluster.ranks} cudaDev {local} nvmlDev "
     comm += f"{local} busId {local + 1}a000 commId 0x3c1d2e5f60718293"
     ahead, behind = ((rank + step) % cluster.ranks for step in (each, -each))
-    lines = (
-        found,
-        f"Using network {net}",
-        f"ncclCommInitRank {comm} - Init START",
-        *(
+    domain = max(1, cluster.spec.accelerators.nodes_of_a_domain)
+    channels = []
+    for one, other, way in ((behind, rank, "receive"), (rank, ahead, "send")):
+        if domain > 1 and one // each // domain == other // each // domain:
+            channels.append(f"Channel 00/0 : {one}[{local}] -> {other}[{local}] via P2P/MNNVL")
+            continue
+        channels += (
             f"Channel {nic:02d}/0 : {one}[{local}] -> {other}[{local}] [{way}] via "
             f"NET/{net}/{nic}{gdr}"
             for nic in nics
-            for one, other, way in ((behind, rank, "receive"), (rank, ahead, "send"))
-        ),
+        )
+    lines = (
+        *([said.format(len(names))] if said else []),
+        f"Using network {net}",
+        f"ncclCommInitRank {comm} - Init START",
+        *channels,
         "Connected all rings, use ring PXN 0 GDR 1",
         f"ncclCommInitRank {comm} - Init COMPLETE",
     )

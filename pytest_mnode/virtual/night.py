@@ -23,6 +23,7 @@ from pytest_mnode.virtual.devices import devices
 from pytest_mnode.virtual.fabric import fabric
 from pytest_mnode.virtual.faults import inject
 from pytest_mnode.virtual.messages import mesh
+from pytest_mnode.virtual.numa import numa
 from pytest_mnode.virtual.preflight import preflight
 from pytest_mnode.virtual.scaling import scaling
 
@@ -30,12 +31,12 @@ _CRITERIA: dict[str, Callable[[VirtualCluster], Iterator[CaseResult]]] = {
     "preflight": preflight,
     "mesh": mesh,
     "devices": devices,
+    "numa": numa,
     "fabric": fabric,
     "scaling": scaling,
 }
 """In the order of a run."""
 _BEYOND = {
-    "numa": "no virtual rank has a CPU or memory",
     "groups": "no virtual rank meets in a group",
     "data": "no virtual rank reads a sample",
     "storage": "no virtual file system answers",

@@ -18,7 +18,6 @@ from pytest_mnode.spec.scaling import ReferenceModel
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
 from pytest_mnode.virtual.fabric import locate
-from pytest_mnode.virtual.machines import links_of
 from pytest_mnode.virtual.ports import ports
 
 _FILE = "acceptance/test_scaling.py"
@@ -164,15 +163,8 @@ class _Job:
             steps,
             samples,
             samples * promise.model.context,
-            tuple(self._sent(node, moved if count > 1 else 0) for node in group),
+            tuple(cluster.carried(node, moved if count > 1 else 0) for node in group),
         )
-
-    def _sent(self, node: int, moved: int) -> dict[str, int]:
-        fabric, management = self._cluster.spec.fabric, self._cluster.spec.management
-        names = links_of(fabric)
-        if node in self._cluster.tcp:
-            return {links_of(management)[0] if management else "eth0": moved}
-        return dict.fromkeys(names, moved // len(names))
 
     def alone(self, turn: Turn, group: Group) -> Iterator[AllReduceTime]:
         """All-reduces of all gradients, and of the last bucket, on the idle fabric."""

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_mnode.certificate import Certificate, CertificateVerdict
 from pytest_mnode.errors import UsageError
+from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.path_rates import State
 from pytest_mnode.spec import load_spec
@@ -43,7 +44,12 @@ def test_a_seed_gives_the_same_night() -> None:
 
 _NOT_HERE = {"leaf", "spine", "slow_path", "rail", "same_address", "same_hostname"}
 """Of more nodes, of several nodes, or of what an InfiniBand fabric does not have."""
-_AT = {"node": ":node1", "nic": ":node1:mlx5_ib2", "gpu": ":node1:3"}
+_AT = {
+    "node": ":node1",
+    "nic": ":node1:mlx5_ib2",
+    "gpu": ":node1:3",
+    "check": ":node1:nvlink",
+}
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _NOT_HERE])
@@ -92,6 +98,63 @@ def test_programs_and_logs_of_a_night_go_through_their_readers() -> None:
     assert logged.culprit.nodes == {"node2"}
 
 
+@pytest.mark.parametrize("profile", ["p5", "a3-high", "a3-mega", "gb200-nvl72"])
+def test_transport_is_proven_on_other_fabrics(profile: str) -> None:
+    for fault, culprit in (("", set[str]()), ("tcp_fallback:node1", {"node1"})):
+        found = night(profile, 20, *filter(None, [fault]))
+        [fabric] = [one for one in found.criteria if one.name == "fabric"]
+        [proof] = [one for one in fabric.cases if one.test.endswith("_runs_on_the_fabric")]
+        bad = [one for one in proof.measurements if one.verdict not in (Verdict.PASS, None)]
+        named = set[str]().union(*(one.culprit.nodes for one in bad if one.culprit))
+        assert named == culprit or profile.startswith("gb200"), bad
+        assert bool(bad) is bool(fault), bad
+
+
+def test_bytes_of_a_dead_port_are_counted_on_the_next() -> None:
+    found = night("h100-ib", 2, "failover:node1:mlx5_ib2")
+    carried = {
+        (criterion.name, one.value): one.culprit
+        for criterion in found.criteria
+        for case in criterion.cases
+        for one in case.measurements
+        if one.name.startswith("NICs that carried") and one.verdict is Verdict.FAIL
+    }
+    assert carried.keys() == {("fabric", 7), ("scaling", 7)}
+    for culprit in carried.values():
+        assert culprit
+        assert [*culprit.parts.devices] == [("node1", "mlx5_ib2")]
+
+
+READ = {
+    "nvlink": "{links: 18, rate: 25 GB/s, errors_at_most: 100}",
+    "versions": '{driver: ">=570,<600", nccl: ">=2.27", firmware: same}',
+    "hardware": "{memory: 2 TiB, cpus: 192, sockets: 2, nvme: 8}",
+    "dcgm": "{level: 2}",
+    "huge_pages": "madvise",
+    "cpu_governor": "performance",
+    "memory_errors": "{uncorrected_at_most: 0}",
+    "nvme": "{}",
+    "power_limit": "700",
+    "amd": "{errors_at_most: 0}",
+}
+
+
+@pytest.mark.parametrize("key", READ)
+def test_a_check_that_reads_by_itself_is_rehearsed_by_its_own_rule(
+    key: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "cluster.yaml"
+    base = (CLUSTERS / "h100-ib.yaml").read_text()
+    page.write_text(f"{base}\ncriteria: {{preflight: {{{key}: {READ[key]}}}}}\n")
+    for fault, failed in (("", set[str]()), (f"reading:node1:{key}", {"node1"})):
+        found = rehearse(
+            load_spec(page), page, 3, faults=[fault] if fault else [], only=["preflight"]
+        )
+        assert of_state(found, State.FAILED) == failed, found.reasons
+        [name] = [one.case() for one in catalogue() if one.key == f"preflight.{key}"]
+        assert sum(f"::{name}[" in case.test for case in found.criteria[0].cases) == 3
+
+
 def test_shared_uplinks_are_no_slow_paths_and_their_limit_is_said() -> None:
     found = night("h100-ib", 40, "leaf:node1=0.5")
     [fabric] = [one for one in found.criteria if one.name == "fabric"]
@@ -113,6 +176,10 @@ def test_shared_uplinks_are_no_slow_paths_and_their_limit_is_said() -> None:
         ("slow_nic:node9:mlx5_ib0", "accepted: slow_nic:NODE:NIC"),
         ("slow_gpu:node1:8", "accepted: slow_gpu:NODE:NUMBER"),
         ("slow_gpu:node1:0=fast", "accepted: slow_gpu:NODE:NUMBER"),
+        (
+            "reading:node1:fan",
+            "accepted: reading:NODE:CHECK, with 4 nodes node0 to node3, checks nvl",
+        ),
         ("driver:node1=2", "driver has no strength; accepted: driver:NODE"),
         ("slow_path:node1+node1", "accepted: slow_path:NODE+NODE"),
         ("leaf:node1", "more than the 16 nodes of a leaf"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,8 @@ class RanksFindTheirEnvironment(RankCheck):
 
     def measured(self, ranks: Ranks, node: str) -> Measurement:
         mine = ranks.on(node)
-        faults = [fault for rank in mine for fault in _faults(rank, ranks.all)]
+        usual = {name: _most_common(ranks.all, name) for name in _COMMON[:2]}
+        faults = [f for rank in mine for f in _faults(rank, mine, len(ranks.all), usual)]
         note = listed(faults, 3) or f"{len(mine)} ranks of {len(ranks.all)}"
         culprit = Culprit(f"{node}: {listed(faults, 1)}", node) if faults else None
         return Measurement(self.counted, len(faults), "", equals(0), self.source, culprit, note)
@@ -149,12 +151,17 @@ class RanksNameRdmaDevicesThatAreThere(RankCheck):
         return Measurement(self.counted, len(absent), "", equals(0), self.source, culprit, note)
 
 
-def _faults(rank: RankEnvironment, ranks: Sequence[RankEnvironment]) -> list[str]:
-    """Faults of a rank's variables; `rank.number` is its actual position in the world."""
-    local = [other for other in ranks if other.node == rank.node]
+def _faults(
+    rank: RankEnvironment,
+    local: Sequence[RankEnvironment],
+    ranks: int,
+    usual: Mapping[str, str | None],
+) -> list[str]:
+    """Faults of a rank's variables; `rank.number` is its actual position in the world. local: ranks
+    of its node. ranks: of the world. usual: values that most ranks have."""
     expected = {
         "RANK": str(rank.number),
-        "WORLD_SIZE": str(len(ranks)),
+        "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(local.index(rank)),
         "LOCAL_WORLD_SIZE": str(len(local)),
     }
@@ -165,13 +172,11 @@ def _faults(rank: RankEnvironment, ranks: Sequence[RankEnvironment]) -> list[str
             found.append(f"rank {rank.number}: {variable} is not set")
         elif value != wanted:
             found.append(f"rank {rank.number}: {variable}={value}, expected {wanted}")
-    for variable in _COMMON[:2]:
-        value = rank.variables.get(variable)
-        usual = _most_common([other.variables.get(variable) for other in ranks])
-        if value is None or not value:
+    for variable, most in usual.items():
+        if not (value := rank.variables.get(variable)):
             found.append(f"rank {rank.number}: {variable} is not set")
-        elif value != usual:
-            found.append(f"rank {rank.number}: {variable}={value}, {usual} in most ranks")
+        elif value != most:
+            found.append(f"rank {rank.number}: {variable}={value}, {most} in most ranks")
     port = rank.variables.get("MASTER_PORT")
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         found.append(f"rank {rank.number}: MASTER_PORT={port} is not a port")
@@ -182,9 +187,9 @@ def _on_loopback(ranks: Sequence[RankEnvironment]) -> bool:
     return all(rank.variables.get("MASTER_ADDR", "").startswith("127.") for rank in ranks)
 
 
-def _most_common(values: Sequence[str | None]) -> str | None:
-    known = [value for value in values if value]
-    return max(known, key=known.count) if known else None
+def _most_common(ranks: Sequence[RankEnvironment], variable: str) -> str | None:
+    found = Counter(value for one in ranks if (value := one.variables.get(variable)))
+    return found.most_common(1)[0][0] if found else None
 
 
 def _not_fabric(variable: str, value: str, spec: Spec) -> bool:
