@@ -172,7 +172,8 @@ def _mfu(step: Step, promise: WorkloadCriterion) -> float | None:
 
 
 def _counted(ran: Ran, promise: WorkloadCriterion) -> tuple[Step, ...]:
-    return ran.said.steps[promise.warmup :]
+    steps = ran.said.steps
+    return tuple(one for one in steps if one.number >= steps[0].number + promise.warmup)
 
 
 def _rate(

@@ -5,26 +5,28 @@ carriage returns.
 
 Sources: torchtitan, components/metrics.py; Megatron-LM, training/training.py; NeMo, lightning
 progress_printer.py; DeepSpeed, utils/timer.py and runtime/engine.py; transformers,
-trainer_callback.py; tqdm.
+trainer_callback.py; tqdm. Seen printed: torchtitan 0.2.2; transformers 5.24 by trl 1.16.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_BAR = r"\| *(?P<step>\d+)/\d+ \[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<rest>\d\d)<"  # tqdm
+_BAR = r"\| *(?P<step>\d+)/(?P<total>\d+) \[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<rest>\d\d)<"
+"""The end of a bar of tqdm; a Trainer's has no words before it, unlike those of other work."""
+_WORDS = r"^(?:\[[^\]]*\]:)?\s*(?:[^|%]*\b(?:[Ss]teps?|[Tt]rain\w*)\b[^|%]*:)? *\d+%\|[^|]*"
 FORMATS: Mapping[str, str] = {
     "torchtitan": r"\bstep: +(?P<step>\d+) .*\bloss: .*\b(?:tps|wps): ",
     "megatron": r"\biteration +(?P<step>\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): ",
     "nemo": r"(?=.*reduced_train_loss).*\bglobal_step[:=] *(?P<step>\d+)\b",
     "deepspeed": r"\bglobal_step=(?P<step>\d+), RunningAvg|\bsteps: (?P<step_>\d+) loss: .*iter ",
     "lightning": rf"\bEpoch \d+: .*{_BAR}",
-    "huggingface": _BAR,
+    "huggingface": _WORDS + _BAR,
     "plain": r"\b(?:step|iter(?:ation)?)[ :=#]+(?P<step>\d+)\b.*\bloss\b",
 }
 """By the name of a format, a pattern of the lines about a step."""
@@ -41,7 +43,11 @@ _VALUES: Mapping[str, str] = {
 """Values of a step, each searched in such a line; a pattern of one's own names them as groups."""
 VALUE_NAMES = (*_VALUES, "step", "minutes", "rest", "hours")
 _COMPILED = {name: re.compile(pattern % _NUMBER) for name, pattern in _VALUES.items()}
+_BAR_RATE = re.compile(r"<[^,\]]*, *([\d.]+) ?(it/s|s/it)")
 _HF_LOSS = re.compile(rf"\{{'loss': '?{_NUMBER}'?, ")
+_HF_RAN = re.compile(
+    rf"\{{'train_runtime': '?{_NUMBER}'?, 'train_samples_per_second': '?{_NUMBER}'?, "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +92,49 @@ def _lines(text: str) -> Iterator[str]:
         yield from filter(None, line.split("\r"))
 
 
-def _steps(lines: Iterable[str], pattern: re.Pattern[str]) -> tuple[Step, ...]:
+def _steps(lines: Sequence[str], pattern: re.Pattern[str]) -> tuple[Step, ...]:
+    """Of a bar, the loss belongs to what is drawn after it: what was drawn before may be old."""
     said: dict[int, dict[str, list[float]]] = {}
     passed: dict[int, float] = {}
-    last = None
+    total = last = loss = None
     for line in lines:
-        if (match := pattern.search(line)) is not None:
-            values = _values(line, match)
-            last = int(values.pop("step"))
-            if "minutes" in values:
-                passed[last] = (
-                    60 * (60 * values.get("hours", 0) + values["minutes"]) + values["rest"]
-                )
-        elif last is not None and (loss := _HF_LOSS.search(line)):
-            values = {"loss": _number(loss[1])}
-        else:
+        if (match := pattern.search(line)) is None:
+            if last is not None and (found := _HF_LOSS.search(line)):
+                loss = _number(found[1])
             continue
+        values = _values(line, match)
+        last = int(values.pop("step"))
+        if "minutes" in values:
+            of = values.pop("total", None)
+            if (total := total or of) != of:
+                continue  # of an evaluation within the training
+            passed[last] = 60 * (60 * values.get("hours", 0) + values["minutes"]) + values["rest"]
+            if rate := _BAR_RATE.search(line):
+                values["shown"] = float(rate[1]) if rate[2] == "s/it" else 1 / float(rate[1])
+        if loss is not None:
+            values["loss"], loss = loss, None
         of_step = said.setdefault(last, {})
         for name, value in values.items():
             of_step.setdefault(name, []).append(value)
-    found = []
-    for number in sorted(said):
-        one = {name: median(values) for name, values in said[number].items()}
-        found.append(_step(number, one, _between(number, passed)))
-    return tuple(found)
+    if passed:
+        said.pop(0, None)
+    if loss is not None and said:
+        said[max(said)].setdefault("loss", []).append(loss)
+    batch = _batch(lines, total) if total else {}
+    return tuple(
+        _step(
+            number,
+            batch | {name: median(values) for name, values in said[number].items()},
+            _between(number, passed),
+        )
+        for number in sorted(said)
+    )
+
+
+def _batch(lines: Iterable[str], steps: float) -> dict[str, float]:
+    """Samples of a step, by what a Trainer says at its end."""
+    ran = next(filter(None, map(_HF_RAN.search, lines)), None)
+    return {"batch": round(_number(ran[1]) * _number(ran[2]) / steps)} if ran else {}
 
 
 def _values(line: str, match: re.Match[str]) -> dict[str, float]:
@@ -121,7 +146,7 @@ def _values(line: str, match: re.Match[str]) -> dict[str, float]:
 def _step(number: int, said: Mapping[str, float], seconds: float | None) -> Step:
     if "milliseconds" in said:
         seconds = said["milliseconds"] / 1000
-    seconds = said.get("seconds", seconds)
+    seconds = said.get("seconds", seconds or said.get("shown"))
     samples = said.get("samples_per_s")
     if samples is None and seconds and "batch" in said:
         samples = said["batch"] / seconds
@@ -138,7 +163,7 @@ def _step(number: int, said: Mapping[str, float], seconds: float | None) -> Step
 
 def _between(number: int, passed: Mapping[int, float]) -> float | None:
     """Seconds of a step by a progress bar, which shows whole seconds: those since ten steps before,
-    or as many as there are; None if that is too short to be told."""
+    or as many as there are; None if that is too short to be told: its smoothed rate then is."""
     before = [one for one in passed if one < number]
     if number not in passed or not before:
         return None

@@ -74,8 +74,47 @@ def test_a_progress_bar_tells_time_by_whole_seconds() -> None:
     bars.insert(30, "{'loss': 2.125, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}")
     found = read_progress(["\r".join(bars[:30]) + "\n" + "\n".join(bars[30:])])
     assert found.format == "huggingface"
-    assert (found.steps[40].seconds, found.steps[2].seconds) == (2.0, None)
+    assert (found.steps[39].seconds, found.steps[1].seconds) == (2.0, 1 / 1.02)
     assert found.steps[29].loss == 2.125
+
+
+TRAINER = """\
+Loading weights:   0%|          | 0/21 [00:00<?, ?it/s]\rLoading weights: 100%|####| 21/21 \
+[00:00<00:00, 36822.90it/s]
+
+  0%|          | 0/30 [00:00<?, ?it/s][rank0]:[W1129 reducer.cpp:1529] Warning: find_unused
+  7%|7         | 2/30 [00:00<00:01, 20.00it/s]
+                                              \r{'loss': '6.225', 'grad_norm': '2.405', \
+'epoch': '0.008'}
+
+  7%|7         | 2/30 [00:00<00:01, 20.00it/s]
+                                              \r{'loss': '6.223', 'grad_norm': '2.31', \
+'epoch': '0.016'}
+ 13%|#3        | 4/30 [00:00<00:01, 20.00it/s]
+  0%|          | 0/12 [00:00<?, ?it/s]\r 50%|#####     | 6/12 [00:00<00:00, 99.00it/s]
+Writing model shards:   0%|          | 0/1 [00:00<?, ?it/s]
+Writing model shards: 100%|##########| 1/1 [00:00<00:00, 781.94it/s]
+
+ 97%|#########7| 29/30 [00:00<00:00, 25.00it/s]
+{'loss': '6.168', 'grad_norm': '2.566', 'epoch': '0.12'}
+
+{'train_runtime': '0.8229', 'train_samples_per_second': '291.6', 'train_steps_per_second': \
+'36.45', 'train_loss': '6.189', 'epoch': '0.12'}
+100%|##########| 30/30 [00:00<00:00, 36.42it/s]
+"""
+"""As transformers 5.24 and trl 1.16 print it, shortened: bars of other work, one of an evaluation,
+and losses of steps that the bar before them does not show."""
+
+
+def test_a_trainer_prints_the_loss_before_the_bar_of_its_step() -> None:
+    found = read_progress([TRAINER])
+    assert [(one.number, one.loss) for one in found.steps] == [
+        (2, 6.225),
+        (4, 6.223),
+        (29, None),
+        (30, 6.168),
+    ]
+    assert [one.samples_per_s for one in found.steps[:3]] == [160, 160, 200]
 
 
 def test_lightning() -> None:
@@ -85,7 +124,7 @@ def test_lightning() -> None:
         for n in range(30)
     ]
     found = read_progress(["\r".join(bars)])
-    assert (found.format, found.steps[20]) == ("lightning", Step(20, 1.23, 1.0))
+    assert (found.format, found.steps[19]) == ("lightning", Step(20, 1.23, 1.0))
 
 
 def test_a_step_that_all_ranks_print_is_one() -> None:
