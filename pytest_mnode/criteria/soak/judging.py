@@ -1,4 +1,4 @@
-"""Judges the rounds of a soak: failures, the rates that they exclude, and drift. Pure.
+"""Judges the rounds of a soak: failures, and the rates that they exclude. Pure.
 
 A soak is a test plan of fixed length: so many failures are accepted in so many node-hours. What it
 shows besides is a limit: with k failures in H node-hours the true rate is below U(k) / H with 95 %,
@@ -11,38 +11,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from pytest_mnode.charts import Chart, Lines, Moment, Series, Span, Timeline
+from pytest_mnode.criteria.soak.drift import NAMED, blocks, drift
 from pytest_mnode.criteria.soak.found import Failure, Round
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.detection import Detection, smallest_share_wrong
-from pytest_mnode.intervals import interval_of, most_mean
-from pytest_mnode.measurement import (
-    Bound,
-    HeadlineMark,
-    Measurement,
-    all_of,
-    at_least,
-    at_most,
-    listed,
-)
+from pytest_mnode.detection import smallest_share_wrong
+from pytest_mnode.intervals import most_mean
+from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, at_least, at_most, listed
 from pytest_mnode.spec.quantity import DURATION
 from pytest_mnode.spec.soak import SoakCriterion
 
 CONFIDENCE = 0.95
-FALSE_ALARM = 0.01
-"""Chance that noise calls any node of a healthy cluster slower than before, by any of its rates."""
-FEWEST_AT_AN_END, MOST_AT_AN_END = 3, 6
-"""Values that are compared between the first quarter and the last: rounds, or medians of rounds
-that follow each other, as these have more in common than rounds of different minutes."""
-_PEERS = 3
-"""Nodes from which on a rate is compared with that of the median node of the same round."""
-_SLOWER = 0.1
 _MOST_LINES, _MOST_POINTS = 16, 200
-_NAMED = 16
 _LOADED, _FAILED = "under load", "a failure"
 
 
@@ -156,7 +139,7 @@ def culprit_of(bad: Sequence[Round]) -> Culprit | None:
             culprit = failure.culprit
             key = (failure.name, culprit.nodes, culprit.either) if culprit.nodes else failure.name
             found.setdefault((key,), []).append((one, failure))
-    return all_of((_named(some) for some in found.values()), _NAMED)
+    return all_of((_named(some) for some in found.values()), NAMED)
 
 
 def _named(some: Sequence[tuple[Round, Failure]]) -> Culprit:
@@ -228,136 +211,6 @@ def _excluded(rounds: Sequence[Round]) -> list[Measurement]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Trend:
-    """How a rate went from the first quarter to the last. node: "" for all of them.
-
-    ratio: of the last to the first. limit: below it a loss of more than is tolerated is sure.
-    """
-
-    node: str
-    ratio: float
-    limit: float
-    half: float
-
-
-def drift(
-    rounds: Sequence[Round], promise: SoakCriterion | None, *, shared: bool = False
-) -> list[Measurement]:
-    """By kind of rate: the node that lost most of it from the first quarter of rounds to the last.
-
-    Rounds with a failure do not count, nor does the first round, in which caches are cold. Where
-    there are other nodes, a rate is divided by that of the median node of the same round, and that
-    median is judged by itself: what all nodes lose alike has another cause. The bound is what is
-    tolerated, less what the scatter of the compared values explains with FALSE_ALARM, which all
-    nodes and kinds share: t-intervals of logarithms (`intervals.interval_of`), not trimmed, which
-    would not quite keep such a confidence. Simulated: 0.3 to 0.8 % of soaks of 8 to 240 rounds, 2 %
-    where rounds have a correlation of 0.5 with the one before (of 20 rounds 4.5 %), if nothing is
-    tolerated.
-    """
-    tolerated = promise.slower_at_most_fraction if promise is not None else _SLOWER
-    whole = [one for one in rounds[1:] if one.rates and not one.failures]
-    nodes: dict[str, set[str]] = {}
-    for rate in (rate for one in rounds for rate in one.rates):
-        nodes.setdefault(rate.what, set()).add(rate.node)
-    # Of few nodes that share a machine nothing tells a loss from a busier machine.
-    kinds = [what for what, those in nodes.items() if not shared or len(those) >= _PEERS]
-    series = {what: _series(what, whole, shared=shared) for what in kinds}
-    comparisons = sum(map(len, series.values()))
-    found = []
-    for what, by_node in series.items():
-        name = f"{what}, last quarter over first, worst node"
-        trends = [
-            _trend(node, values, tolerated, FALSE_ALARM / comparisons)
-            for node, values in by_node.items()
-        ]
-        known = [one for one in trends if one is not None]
-        if known and len(known) == len(trends):
-            found.append(_judged(name, known, tolerated, comparisons, shared=shared))
-        elif trends or len(whole) < 2 * FEWEST_AT_AN_END:
-            least = 2 * FEWEST_AT_AN_END + 1
-            why = f"{len(rounds)} rounds, of which {len(whole)} can be compared; {least} are needed"
-            expected = None if promise is None else at_least(1 - tolerated)
-            source = f"1 less slower_at_most_fraction {tolerated:g}"
-            found.append(Measurement(name, None, "", expected, source, note=why))
-    return found
-
-
-def _series(what: str, rounds: Sequence[Round], *, shared: bool) -> dict[str, list[float]]:
-    """Values of a rate by round, by node; "" for the median of all."""
-    by_round = [{r.node: r.value for r in one.rates if r.what == what} for one in rounds]
-    nodes = sorted({node for rates in by_round for node in rates})
-    by_round = [rates for rates in by_round if rates.keys() == set(nodes)]
-    if len(nodes) < _PEERS:
-        return {node: [rates[node] for rates in by_round] for node in nodes}
-    medians = [statistics.median(rates.values()) for rates in by_round]
-    found = {
-        node: [rates[node] / middle for rates, middle in zip(by_round, medians, strict=True)]
-        for node in nodes
-    }
-    return found if shared else {**found, "": medians}
-
-
-def _trend(node: str, values: Sequence[float], tolerated: float, chance: float) -> _Trend | None:
-    """None where there are too few values, or one is not above 0."""
-    count = max(FEWEST_AT_AN_END, len(values) // 4)
-    if len(values) < 2 * count:
-        return None
-    ends = [_blocks(some, MOST_AT_AN_END) for some in (values[:count], values[-count:])]
-    if not all(0 < value < math.inf for end in ends for value in end):
-        return None
-    ratios = [last / first for first, last in zip(*ends, strict=True)]
-    found = interval_of(ratios, 1 - 2 * chance, trimmed=False)
-    if found is None:
-        return None
-    ratio = math.sqrt(found.low) * math.sqrt(found.high)
-    half = math.log(found.high / ratio)
-    return _Trend(node, ratio, (1 - tolerated) * math.exp(-half), half)
-
-
-def _blocks(values: Sequence[float], most: int) -> list[float]:
-    """At most so many medians of values that follow each other."""
-    count = min(most, len(values))
-    edges = [len(values) * i // count for i in range(count + 1)]
-    return [statistics.median(values[a:b]) for a, b in pairwise(edges)]
-
-
-def _judged(
-    name: str,
-    trends: Sequence[_Trend],
-    tolerated: float,
-    comparisons: int,
-    *,
-    shared: bool,
-) -> Measurement:
-    worst = min(trends, key=lambda one: one.ratio / one.limit)
-    slower = [
-        Culprit(f"{one.node} ({100 * (1 - one.ratio):.3g} % slower)", one.node)
-        if one.node
-        else Culprit(f"all nodes alike ({100 * (1 - one.ratio):.3g} % slower)")
-        for one in trends
-        if one.ratio < one.limit
-    ]
-    blur = 1 - math.exp(-max(one.half for one in trends))
-    least = min(one.limit * math.exp(-one.half) for one in trends)
-    bound = Bound(at_least(0).relation, worst.limit).of("soak.slower_at_most_fraction", tolerated)
-    scatter = 100 * (1 - math.exp(-worst.half))
-    return Measurement(
-        name,
-        worst.ratio,
-        "",
-        bound,
-        f"1 less slower_at_most_fraction {tolerated:g}, less the scatter of rounds "
-        f"({scatter:.3g} %, {comparisons} comparisons)",
-        all_of(slower, _NAMED),
-        worst.node or "all nodes",
-        detection=Detection(
-            "less", 1 - least, len(trends), blur, None if shared else max(tolerated, 1e-9)
-        ),
-        false_alarm=FALSE_ALARM * len(trends) / comparisons,
-    )
-
-
 def charts(rounds: Sequence[Round]) -> list[Chart]:
     """Rates of nodes by time, a chart for each kind; and when what failed."""
     if not rounds:
@@ -387,7 +240,7 @@ def _last_over_first(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    xs, ys = (_blocks([p[i] for p in points], _MOST_POINTS) for i in (0, 1))
+    xs, ys = (blocks([p[i] for p in points], _MOST_POINTS) for i in (0, 1))
     return list(zip(xs, ys, strict=True))
 
 

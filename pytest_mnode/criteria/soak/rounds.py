@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 
 from pytest_mnode.criteria.devices import (
     LARGEST_CHECKED,
@@ -29,7 +30,7 @@ from pytest_mnode.measuring.locating.pairs import Pairs, Rails, chunk_bytes
 from pytest_mnode.measuring.locating.rounds import Pair, both_ways, circle
 from pytest_mnode.measuring.messages import exchange
 from pytest_mnode.measuring.naming import culprit_of
-from pytest_mnode.measuring.ranks import gathered
+from pytest_mnode.measuring.ranks import by_rank, gathered
 from pytest_mnode.measuring.repeated_products import compare_products
 from pytest_mnode.measuring.sweep import sweep
 from pytest_mnode.rank import here
@@ -53,6 +54,9 @@ STANDS_OUT = 0.8
 line rate, which the fabric criterion gives."""
 _MOST_EXCHANGED = 64
 """Number of nodes up to which every two ranks exchange messages in each round."""
+_MOST_PAIRS = 32
+"""Pairs that get an all-reduce of their own in each round, as every rank takes part in making the
+group of each; of more pairs other ones in each round."""
 _FEW_BYTES = 64 << 10
 _CALL_S = 0.02
 """[choice] Longest sum: the number of sums that are checked finds a wrong one, not their size."""
@@ -86,6 +90,8 @@ def measure_round(plan: Plan, *, world: World) -> Measured | None:
         _sums(plan, world, device, found)
     if len(world.nodes) > 1:
         _pairs(plan, world, device, found)
+    if len(world.nodes) > 2:  # of two, that of all ranks is theirs
+        _sums_of_pairs(plan, world, device, found)
     if plan.reads_log:
         found.logs = logs(world=world)
     return found if world.rank == 0 else None
@@ -187,6 +193,42 @@ def _sums(plan: Plan, world: World, device: torch.device, found: Measured) -> No
         )
         _checked(found, "sums", one.checked)
         found.rates.append(Rate("all_reduce", "", one.busbw_gbytes_s, "GB/s"))
+
+
+def _sums_of_pairs(plan: Plan, world: World, device: torch.device, found: Measured) -> None:
+    """An all-reduce of each pair by itself, all at once: of all ranks, other paths may be used."""
+    step = math.ceil(len(found.partners) / _MOST_PAIRS)
+    pairs = found.partners[plan.number % step :: step]
+    mine: tuple[list[int], dist.ProcessGroup] | None = None
+    members = [_ranks(world, a) + _ranks(world, b) for a, b in pairs]
+    for ranks in members:
+        group = dist.new_group(ranks)
+        if world.rank in ranks:
+            mine = ranks, group
+    wrong = 0
+    if mine is not None:
+        ranks, group = mine
+        cells = torch.arange(_FEW_BYTES, dtype=torch.float32, device=device) + plan.number
+        values = (cells + 31 * world.rank) % 1009
+        dist.all_reduce(values, group=group)
+        expected = sum((cells + 31 * rank) % 1009 for rank in ranks)
+        wrong = int((values != expected).sum())
+        dist.destroy_process_group(group)
+    every = [int(count) for [count] in by_rank([wrong], device)]
+    bad = [pair for pair, ranks in zip(pairs, members, strict=True) if any(every[r] for r in ranks)]
+    named = [(world.nodes[a], world.nodes[b]) for a, b in bad]
+    found.measurements.append(
+        Measurement.none_allowed(
+            "pairs with a wrong sum",
+            [Culprit(f"{a} or {b}", either=[[a, b]]) for a, b in named],
+            "a sum of whole numbers is exact",
+        )
+    )
+    _checked(found, "sums of pairs", len(pairs))
+
+
+def _ranks(world: World, node: int) -> list[int]:
+    return [*range(node * world.local_size, (node + 1) * world.local_size)]
 
 
 def _pairs(plan: Plan, world: World, device: torch.device, found: Measured) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.criteria.soak.drift import correlation, drift
 from pytest_mnode.criteria.soak.found import Failure, Rate, Round, asked, began, ended, kept_in
-from pytest_mnode.criteria.soak.judging import charts, drift, judge
+from pytest_mnode.criteria.soak.judging import charts, judge
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.file import rows_from_json, rows_to_json
 from pytest_mnode.measurement import Measurement, Verdict
@@ -213,6 +214,33 @@ def test_noise_calls_a_healthy_node_slower_in_less_than_one_of_a_hundred_soaks()
             some = soaked(rounds, noise=0.08, seed=seed)
             called[rounds] += any(one.culprit for one in drift(some, None))
     assert all(count <= 3 for count in called.values()), called
+
+
+def correlated(rounds: int, by: float, draw: random.Random) -> list[float]:
+    """Factors that differ by 2 %, each like the one before."""
+    at, found = draw.gauss(0, 1), list[float]()
+    for _ in range(rounds):
+        found.append(1 + 0.02 * at)
+        at = by * at + (1 - by**2) ** 0.5 * draw.gauss(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("by", [0.5, 0.7])
+def test_rounds_that_are_like_the_one_before_accuse_as_rarely(by: float) -> None:
+    promise = SoakCriterion.model_validate({"for": "1 h", "slower_at_most_fraction": 1e-6})
+    called, draw = 0, random.Random(7)
+    for _ in range(400):
+        speed = {node: correlated(21, by, draw) for node in NODES}
+        called += any(one.culprit for one in drift(soaked(21, speed=speed, noise=1e-6), promise))
+    assert called <= 8, "4 are expected; without the correlation it is 20 and more"
+
+
+def test_correlation_of_rounds() -> None:
+    draw = random.Random(3)
+    many = [correlated(60, 0.5, draw) for _ in range(9)]
+    assert correlation(many) == pytest.approx(0.5, abs=0.1)
+    assert correlation([[1.0] * 20]) == correlation([]) == 0.0
+    assert correlation([[1.0, 2.0] * 10]) == 0.0, "alternating values say nothing of drift"
 
 
 def test_too_few_rounds_to_compare_are_only_recorded_where_nothing_is_promised() -> None:
