@@ -160,7 +160,58 @@ class Map:
     kind: Literal["map"] = "map"
 
 
-Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | RequestedKeys
+@dataclass(frozen=True, slots=True)
+class AdviceRow:
+    """A metric under one setting. case: a size, or "" if there is only one. gain: over the first
+    setting, per cent: lowest, estimate, highest; None of the first and of what does not decide."""
+
+    case: str
+    setting: str
+    metric: str
+    value: float
+    unit: str
+    gain: tuple[float, float, float] | None = None
+    advised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Settings that were tried in turns, and the lines that make the best of them last.
+
+    rounds: measurements of each. took_s: of all. notes: what is not advised or measured, and why.
+    """
+
+    title: str
+    rounds: int
+    took_s: float
+    rows: tuple[AdviceRow, ...]
+    lines: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    kind: Literal["advice"] = "advice"
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """Case, setting, what was measured, and its gain, in words; headings first."""
+        rows = [("case", "setting", "measured", "gain over the first (95 % interval)")]
+        for one in self.rows:
+            gain = ""
+            if one.gain is not None:
+                low, middle, high = one.gain
+                gain = f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
+                gain += ", advised" * one.advised
+            measured = f"{one.metric} {one.value:.4g} {one.unit}".rstrip()
+            rows.append((one.case, one.setting, measured, gain))
+        return rows
+
+    @property
+    def conclusion(self) -> tuple[str, ...]:
+        """The lines to paste, or that nothing is to be changed; then the notes."""
+        nothing = ("nothing is gained beyond noise: leave it as it is",) if self.rows else ()
+        return (*(self.lines or nothing), *(f"# {note}" for note in self.notes))
+
+
+Chart = (
+    Curve | Lines | Bars | Matrix | Timeline | Map | Advice | PathRates | Installed | RequestedKeys
+)
 """Every type that `measure.chart` accepts. A `Curve` is the bus bandwidth of a collective by size;
 `PathRates` go to the certificate's coverage, `Installed` to its facts,
 `RequestedKeys` to the promises of a case."""

@@ -140,6 +140,20 @@ def patterns(given: Given) -> tuple[str, ...]:
     return tuple(p for p in re.split(r"\s*[,\n]\s*", given.text) if p)
 
 
+EXPERIMENTS = (
+    *("algorithm", "mtu", "overlap", "compression", "accumulation", "network", "topology"),
+    *("placement", "loader", "fsdp", "channels"),
+)
+"""Keys of criteria.tuning that are experiments, in the order of a run."""
+
+
+def experiments(given: Given) -> tuple[str, ...]:
+    names = patterns(given)
+    if unknown := [one for one in names if one not in {*EXPERIMENTS, "all"}]:
+        raise given.wrong(f"all, {', '.join(EXPERIMENTS)}", unknown[0])
+    return EXPERIMENTS if "all" in names else names
+
+
 def words(given: Given) -> tuple[str, ...]:
     import shlex
 

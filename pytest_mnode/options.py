@@ -41,6 +41,7 @@ class Settings:
     on: tuple[str, ...] = ()
     budget_s: float | None = None
     soak_s: float | None = None
+    tune: tuple[str, ...] = ()
     procs_per_node: int | None = None
     launcher: str = "auto"
     hostfile: Path | None = None
@@ -98,6 +99,12 @@ OPTIONS = {  # by field of Settings
         "transfers between changing pairs; with the --mnode-report of a soak that was cut, the "
         "time that it lasted counts (default: as criteria.soak.for promises, else none)",
         option_texts.budget, see="soak.md",
+    ),
+    "tune": Option(
+        "tune", "NAME[,…]|all",
+        "try settings in turns, and say what they gain and what to write to have them: "
+        f"{', '.join(option_texts.EXPERIMENTS)} (default: those that criteria.tuning names)",
+        option_texts.experiments, see="tuning.md",
     ),
     "procs_per_node": Option(
         "procs-per-node", "G",

@@ -9,6 +9,7 @@ from datetime import datetime
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
+from pytest_mnode.charts import Advice
 from pytest_mnode.table import Paint, aligned, measurement_table, plain
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
@@ -55,6 +56,7 @@ def summary_lines(
         *line,
         "",
         *(_measurements(certificate.criteria, width, paint) if every_measurement else ()),
+        *_advice(certificate.criteria),
         *aligned(rows, width, _SHRINKS, paint),
         *_folded(sentences, fold),
         *line,
@@ -80,6 +82,15 @@ def _measurements(
             yield f"{criterion.name}:"
             yield from measurement_table(measured, width, paint)
             yield ""
+
+
+def _advice(criteria: Sequence[CriterionResult]) -> Iterator[str]:
+    """What settings gained, and the lines to paste."""
+    for chart in (chart for one in criteria for case in one.cases for chart in case.charts):
+        if isinstance(chart, Advice):
+            yield f"{chart.title} ({chart.rounds} rounds, {chart.took_s:.0f} s)"
+            yield from aligned(chart.table())
+            yield from (*(f"  {line}" for line in chart.conclusion), "")
 
 
 def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:

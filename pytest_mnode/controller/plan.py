@@ -122,6 +122,15 @@ def _workload_s(workload: WorkloadCriterion | None) -> float:
     return workload.within_s * max(1, len(workload.nodes)) if workload is not None else 0.0
 
 
+def _tuning_s(spec: Spec) -> float:
+    """Some settings change from place to place: four each."""
+    from pytest_mnode.criteria.tuning.catalogue import CATALOGUE
+
+    promise = spec.criteria.tuning
+    asked = [one for name, one in CATALOGUE.items() if getattr(promise, name, None) is not None]
+    return sum(4 * one.takes_s * promise.rounds for one in asked) if promise else 0.0
+
+
 COSTS: Mapping[str, Cost] = {
     "preflight": Cost(
         "little: one reading of each node, and messages; with DCGM accelerators, fully",
@@ -146,6 +155,11 @@ COSTS: Mapping[str, Cost] = {
         "accelerators, NICs and storage, as the job does",
         "jobs on the same fabric",
         lambda spec, _: _workload_s(spec.criteria.workload),
+    ),
+    "tuning": Cost(
+        "accelerators and NICs, fully; with mtu the interfaces' MTU",
+        "jobs on the same fabric",
+        lambda spec, _: _tuning_s(spec),
     ),
     "soak": Cost(
         "accelerators and NICs, fully, until --mnode-soak is over",

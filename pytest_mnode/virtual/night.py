@@ -45,6 +45,7 @@ _BEYOND = {
     "gang": "there is no scheduler",
     "soak": "no hours pass",
     "workload": "no job is started",
+    "tuning": "no setting is tried",
 }
 """Why a criterion has no values."""
 

@@ -13,13 +13,13 @@ from typing import Any
 from pytest_mnode.certificate.page import plots
 from pytest_mnode.certificate.page.plots import BAD, FAINT, GOOD, GRID, INK, PAPER, SERIES, UNSURE
 from pytest_mnode.certificate.text import fit
-from pytest_mnode.charts import Bars, Chart, Lines, Map, Matrix, Timeline
+from pytest_mnode.charts import Advice, Bars, Chart, Lines, Map, Matrix, Timeline
 from pytest_mnode.measurement import Curve
 
 MISSING = "without pictures, because matplotlib is missing: pip install 'pytest-mnode[report]'"
 _WIDTH_IN = 6.6
 
-Drawn = Curve | Lines | Bars | Matrix | Timeline | Map
+Drawn = Curve | Lines | Bars | Matrix | Timeline | Map | Advice
 """Kinds of charts that are drawn; others have fields of their own in the certificate."""
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -106,8 +106,8 @@ def draw(charts: Sequence[Drawn], prefix: str) -> str:
                 plots.matrix(axes, first)
             case Timeline():
                 plots.timeline(axes, first)
-            case Map():
-                raise TypeError("a map is drawn by the template")
+            case Map() | Advice():
+                raise TypeError("maps and advice are drawn by the template")
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=nothing)

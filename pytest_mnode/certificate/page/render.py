@@ -21,11 +21,14 @@ from pytest_mnode.certificate.page.pictures import (
     together,
 )
 from pytest_mnode.certificate.text import fit
-from pytest_mnode.charts import Chart, Map
+from pytest_mnode.charts import Advice, Chart, Map
 from pytest_mnode.launchers.hosts import compress
 
 if TYPE_CHECKING:
     import jinja2
+
+_TABLES = (Map, Advice)
+"""Charts that need no matplotlib."""
 
 
 def missing_pictures(certificate: Certificate) -> str:
@@ -35,7 +38,7 @@ def missing_pictures(certificate: Certificate) -> str:
     drawn = (
         certificate.coverage.paths
         or (past and view.trend_lines(past))
-        or any(isinstance(c, Drawn) and not isinstance(c, Map) for c in charts)
+        or any(isinstance(c, Drawn) and not isinstance(c, _TABLES) for c in charts)
     )
     return MISSING if drawn and not can_draw() else ""
 
@@ -49,15 +52,15 @@ def page_text(certificate: Certificate, asked: datetime | None = None) -> str:
     number = count(1)
 
     def pictures(charts: Iterable[Chart]) -> list[tuple[str, Drawn, str]]:
-        """Title, chart and drawing of each picture; a map is drawn by the template."""
+        """Title, chart and drawing of each picture; the template draws `_TABLES`."""
         return [
             (title_of(some[0]), some[0], drawing(some))
             for some in together(charts)
-            if not missing or isinstance(some[0], Map)
+            if not missing or isinstance(some[0], _TABLES)
         ]
 
     def drawing(charts: Sequence[Drawn]) -> str:
-        if isinstance(charts[0], Map):
+        if isinstance(charts[0], _TABLES):
             return ""
         try:
             return Markup(draw(charts, f"s{next(number)}-"))

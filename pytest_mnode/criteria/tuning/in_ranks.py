@@ -1,0 +1,375 @@
+"""What is measured under a setting. All ranks of a world call each function together, and each
+returns `Values` of the slowest rank, or of all together: the same on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import resource
+import socket
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from pytest_mnode.criteria.tuning.experiment import Values
+from pytest_mnode.machine.cpus import read_cpulist
+from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
+from pytest_mnode.measuring.locating.rounds import circle
+from pytest_mnode.measuring.nic_counters import Counted
+from pytest_mnode.measuring.ranks import barrier, by_rank, elapsed_s, gathered
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.config import JobConfig, device_for
+from pytest_mnode.reference_job.data import Feed
+from pytest_mnode.reference_job.device import device_of
+from pytest_mnode.reference_job.model import Transformer
+from pytest_mnode.reference_job.parallel import parallel, summing_up
+from pytest_mnode.reference_job.randomness import seed_all
+from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
+from pytest_mnode.reference_job.timeline import Timeline
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.quantity import SIZE
+
+REPEAT_S = 0.2
+"""[choice] Calls of one size in a measurement: several bursts of a shaper."""
+_MOST_CALLS = 200
+_SAMPLE_BYTES, _SAMPLES = 1 << 18, 32
+_TRAFFIC_BYTES = 1 << 18
+
+
+def device_here(spec: Spec, world: World) -> torch.device:
+    """This rank's device."""
+    device = device_for(spec.accelerators.per_node)
+    return device_of(JobConfig(directory=".", device=device), world.local_rank)
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    return max(one for [one] in by_rank([seconds], device))
+
+
+def _call_s(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call by the slowest rank, over as many as fill `REPEAT_S`."""
+    call()
+    barrier(device)
+    once_s = _slowest(elapsed_s(call, 2, device) / 2, device)
+    calls = max(2, min(_MOST_CALLS, math.ceil(REPEAT_S / max(once_s, 1e-6))))
+    barrier(device)
+    return _slowest(elapsed_s(call, calls, device) / calls, device)
+
+
+def ring(values: torch.Tensor, group: Any = None) -> None:
+    """Sum over all ranks, in place: 2 (n-1) steps, in each of which 1/n of the values moves on."""
+    ranks, me = dist.get_world_size(), dist.get_rank()
+    parts = [*values.tensor_split(ranks)]
+    landing = torch.empty_like(parts[0])
+    for step in range(2 * (ranks - 1)):
+        given, taken = parts[(me - step) % ranks], parts[(me - step - 1) % ranks]
+        sums = step < ranks - 1
+        into = landing[: len(taken)] if sums else taken
+        ends = (dist.irecv, into, (me - 1) % ranks), (dist.isend, given, (me + 1) % ranks)
+        operations = [dist.P2POp(op, part, rank, group=group) for op, part, rank in ends]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        if sums:
+            taken += into
+
+
+def tree(values: torch.Tensor, group: Any = None) -> None:
+    """Sum over all ranks, in place: up a binomial tree to rank 0, and down again, whole."""
+    ranks, me = dist.get_world_size(), dist.get_rank()
+    landing = torch.empty_like(values)
+    distances = [1 << power for power in range((ranks - 1).bit_length())]
+    below = [d for d in distances if me % (2 * d) == 0 and me + d < ranks]
+    above = next((d for d in distances if me % (2 * d) == d), None)
+    for distance in below:
+        dist.recv(landing, me + distance, group=group)
+        values += landing
+    if above is not None:
+        dist.send(values, me - above, group=group)
+        dist.recv(values, me - above, group=group)
+    for distance in reversed(below):
+        dist.send(values, me + distance, group=group)
+
+
+def all_reduces(
+    spec: Spec, *, sizes: Sequence[int], how: str = "", world: World
+) -> dict[str, dict[str, float]]:
+    """Time of an all-reduce of each size. how: "ring" or "tree", our own over messages between
+    ranks; "" for the library's. Raises RuntimeError for a wrong sum."""
+    device, found = device_here(spec, world), {}
+    call = {"ring": ring, "tree": tree}.get(how, dist.all_reduce)
+    for size in sizes:
+        values = torch.full((max(1, size // 4),), float(world.rank + 1), device=device)
+        call(values)
+        if not bool((values == world.size * (world.size + 1) / 2).all()):
+            raise RuntimeError(f"wrong sum of {SIZE.text(size)} by {how or 'the library'}")
+        values.zero_()
+        time_s = _call_s(functools.partial(call, values), device)
+        found[SIZE.text(size)] = {"time": 1e6 * time_s}
+    return found
+
+
+def bandwidth(spec: Spec, *, size: int, world: World) -> Values:
+    """Rate and CPU time of an all-reduce over new connections, which have their own MTU."""
+    device = device_here(spec, world)
+    values = torch.zeros(size // 4, device=device)
+    with fresh_group(Algorithm(DEFAULT, False, True, ""), device) as group:
+        call = functools.partial(dist.all_reduce, values, group=group)
+        once_s = _slowest(elapsed_s(call, 1, device), device)
+        calls = max(2, math.ceil(5 * REPEAT_S / once_s))
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        time_s = _slowest(elapsed_s(call, calls, device) / calls, device)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    used = sum(one for [one] in by_rank([used_s], device))
+    moved = 2 * (world.size - 1) / world.size * size
+    cpu = 1e9 * used / calls / (moved * world.size)
+    return {"": {"rate": 8e-6 * moved / time_s, "CPU": cpu}}
+
+
+@contextlib.contextmanager
+def other_traffic(spec: Spec, network: str, world: World) -> Iterator[None]:
+    """Bytes by TCP from each node to the next over a network, as fast as they go, meanwhile."""
+    over = spec.fabric if network == "fabric" else spec.management
+    addresses = [
+        one.address
+        for name, every in psutil.net_if_addrs().items()
+        for one in every
+        if over is not None and over.has_interface(name) and one.family == socket.AF_INET
+    ]
+    there = socket.create_server((addresses[0] if addresses else "127.0.0.1", 0))
+    at = gathered((there.getsockname() if addresses else None, world.node))
+    if not all(where for where, _ in at):
+        there.close()
+        raise RuntimeError(f"no address of {network} on {next(n for where, n in at if not where)}")
+    over_s, sent = threading.Event(), bytes(_TRAFFIC_BYTES)
+    following: Any = at[(world.rank + world.local_size) % world.size][0]
+    client = socket.create_connection(following)  # the call has a limit
+    peer, _ = there.accept()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while not over_s.is_set():
+                client.sendall(sent)
+
+    def receive() -> None:
+        with contextlib.suppress(OSError):
+            while peer.recv(_TRAFFIC_BYTES):
+                pass
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (send, receive)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(REPEAT_S)
+        yield
+    finally:
+        over_s.set()
+        for end in (client, peer):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        for end in (client, peer, there):
+            end.close()
+
+
+def beside(spec: Spec, *, size: int, network: str = "", world: World) -> Values:
+    """Rate of an all-reduce beside other traffic of every node over this network."""
+    device = device_here(spec, world)
+    call = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=device))
+    call()
+    with other_traffic(spec, network, world) if network else contextlib.nullcontext():
+        time_s = _call_s(call, device)
+        barrier(device)
+    return {"": {"rate": 8e-6 * 2 * (world.size - 1) / world.size * size / time_s}}
+
+
+def pair_times(spec: Spec, *, size: int, world: World) -> list[list[float]]:
+    """Seconds of an exchange between every two nodes, by their first ranks; 0 of a node itself."""
+    device = device_here(spec, world)
+    nodes, each = len(world.nodes), world.local_size
+    found = [[0.0] * nodes for _ in range(nodes)]
+    out, into = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    node = world.rank // each
+    for pairs in circle(nodes):
+        mine = next((sum(pair) - node for pair in pairs if node in pair), None)
+
+        def exchange(partner: int | None = mine) -> None:
+            if partner is None or world.local_rank:
+                return
+            ends = (dist.irecv, into, partner * each), (dist.isend, out, partner * each)
+            for work in dist.batch_isend_irecv([dist.P2POp(*end) for end in ends]):
+                work.wait()
+
+        exchange()
+        barrier(device)
+        every = by_rank([elapsed_s(exchange, 4, device) / 4], device)
+        for a, b in pairs:
+            found[a][b] = found[b][a] = max(every[a * each][0], every[b * each][0])
+    return found
+
+
+def train(
+    spec: Spec, *, job: Mapping[str, Any], passes: int, hook: str = "", prefetch: int = 0,
+    sync_every: int = 0, world: World,
+) -> Values:  # fmt: skip
+    """Time of a pass, bytes that a node sends for it, and the loss at the end of all passes.
+
+    job: keys of `JobConfig`. hook: of DDP's, such as "fp16". prefetch: blocks that FSDP2 gathers
+    ahead; 0 as it does by itself. sync_every: passes between averages of all parameters, without
+    any sum of gradients (local SGD); 0 to sum gradients.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        config = JobConfig(
+            directory=directory, device=device_for(spec.accelerators.per_node),
+            deterministic=False, dropout=0.0, **job,
+        )  # fmt: skip
+        device = device_of(config, world.local_rank)
+        spans = Spans(Timeline(clock_of(device)), pace_of(config, device))
+        seed_all(config.seed)
+        bare = Transformer(config, spans).to(device)
+        model = _parallel(bare, config, device, spans, hook)
+        for number, block in enumerate(bare.blocks if prefetch else ()):
+            block.set_modules_to_forward_prefetch(  # type: ignore[operator]
+                [*bare.blocks[number + 1 : number + 1 + prefetch]]
+            )
+            block.set_modules_to_backward_prefetch(  # type: ignore[operator]
+                [*reversed([*bare.blocks[max(0, number - prefetch) : number]])]
+            )
+        optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+        feed = Feed(config, world.rank, world.size, device)
+        losses = list[float]()
+
+        def one(number: int) -> None:
+            _, tokens, targets = feed.next()
+            last = (number + 1) % config.accumulation == 0 and not sync_every
+            with summing_up(model, last):
+                total = model(tokens, targets)
+                (total * world.size / (config.global_batch * config.context)).backward()
+            losses.append(float(total.detach()))
+            if last or sync_every:
+                optimiser.step()
+                optimiser.zero_grad()
+                spans.next_step()
+            if sync_every and (number + 1) % sync_every == 0:
+                flat = torch.cat([p.detach().flatten() for p in bare.parameters()])
+                dist.all_reduce(flat.div_(world.size))
+                nn.utils.vector_to_parameters(flat, bare.parameters())
+
+        counted = Counted(world)
+        first = max(config.accumulation, sync_every, 4)  # PowerSGD sends all of its first ones
+        for number in range(first):
+            one(number)
+        barrier(device)
+        with counted:
+            began = time.perf_counter()
+            for number in range(first, first + passes):
+                one(number)
+            time_s = _slowest((time.perf_counter() - began) / passes, device)
+        sent = max(
+            sum(node.own_bytes().values()) for node in counted.by_node([1] * len(world.nodes))
+        )
+        feed.close()
+        loss = sum(sum(tail) for tail in by_rank(losses[-4:], device)) / (4 * world.size)
+        per_token = loss / (config.local_batch(world.size) * config.context)
+        return {"": {"time": 1e3 * time_s, "sent": sent / passes / 1e6, "loss": per_token}}
+
+
+def _parallel(
+    bare: Transformer, config: JobConfig, device: torch.device, spans: Spans, hook: str
+) -> nn.Module:
+    if config.parallel != "ddp" or not hook:
+        return parallel(bare, config, device, dist.group.WORLD, spans)
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    model = DistributedDataParallel(
+        bare,
+        device_ids=[device.index] if device.type != "cpu" else None,
+        bucket_cap_mb=config.bucket_bytes / (1 << 20),
+    )
+    if hook == "powerSGD":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        model.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
+    return model
+
+
+class _Samples(Dataset[torch.Tensor]):
+    """Samples that are decompressed, as images are decoded: 1 to 2 ms of CPU each."""
+
+    def __init__(self) -> None:
+        few = bytes(number & 63 for number in range(256))  # values, so that there is work to do
+        self._packed = zlib.compress(os.urandom(_SAMPLE_BYTES).translate(few), 1)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.frombuffer(bytearray(zlib.decompress(self._packed)), dtype=torch.uint8)
+
+
+def load(
+    spec: Spec, *, workers: int, prefetch: int = 2, pinned: bool = False, world: World
+) -> Values:
+    """Samples per second of all ranks' loaders together, on their devices."""
+    device = device_here(spec, world)
+    more: dict[str, Any] = {"prefetch_factor": prefetch} if workers else {}
+    batches = iter(
+        DataLoader(_Samples(), batch_size=4, num_workers=workers, pin_memory=pinned, **more)
+    )
+    for _ in range(2 * max(1, workers)):
+        next(batches)
+    barrier(device)
+
+    def call() -> None:
+        next(batches).to(device, non_blocking=pinned)
+
+    time_s = _slowest(elapsed_s(call, _SAMPLES // 4, device), device)
+    call = batches = None  # type: ignore[assignment]  # ends the workers
+    return {"": {"rate": _SAMPLES * world.size / time_s}}
+
+
+def copies(spec: Spec, *, where: str, size: int, world: World) -> Values:
+    """Rate at which a rank that is bound to CPUs near, or far from, its NIC moves its memory.
+
+    On accelerators to the device, else within the host's memory. Raises RuntimeError where all
+    CPUs are equally near.
+    """
+    device = device_here(spec, world)
+    near, bound = _near_cpus(spec), os.sched_getaffinity(0)
+    every = set(read_cpulist(Path("/sys/devices/system/cpu/online")) or bound)
+    if not all(gathered(bool(near & every and every - near))):
+        raise RuntimeError("all CPUs are equally near to the NIC, or nothing says which are")
+    os.sched_setaffinity(0, {"near": near & every, "far": every - near, "unbound": every}[where])
+    try:
+        source = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        target = torch.zeros(size, dtype=torch.uint8, device=device)
+        time_s = _call_s(lambda: target.copy_(source, non_blocking=True), device)
+    finally:
+        os.sched_setaffinity(0, bound)
+    return {"": {"rate": size / time_s / 1e9}}
+
+
+def _near_cpus(spec: Spec) -> set[int]:
+    """CPUs beside the first NIC of the fabric, by the kernel; empty if it does not say."""
+    for path in (Path("/sys/class/net"), Path("/sys/class/infiniband")):
+        for found in sorted(path.glob("*/device/local_cpulist")):
+            if spec.fabric.has_interface(found.parts[4]):
+                return set(read_cpulist(found) or ())
+    return set()

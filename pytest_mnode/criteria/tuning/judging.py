@@ -1,0 +1,247 @@
+"""What settings gain, which are advised, and where ring and tree cross. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from pytest_mnode.charts import Advice, AdviceRow
+from pytest_mnode.criteria.tuning.experiment import Experiment, Found, Metric, Setting
+from pytest_mnode.intervals import CONFIDENCE, Interval, interval_of
+from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, at_least, at_most
+from pytest_mnode.spec.quantity import SIZE, size_bytes
+from pytest_mnode.spec.tuning import GainPromise
+
+WORTH = 0.01
+"""[choice] A gain that may be smaller is not advised: it changes from day to day."""
+
+_BEYOND = 1 + 1e-6
+"""They cross beyond a size at which the tree is faster for sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A setting against the first, in one case. ratio: times as good; None if not known."""
+
+    case: str
+    setting: Setting
+    ratio: Interval | None
+
+    @property
+    def gain(self) -> tuple[float, float, float] | None:
+        """Per cent: the lowest that it may be, the estimate, the highest."""
+        if self.ratio is None:
+            return None
+        low, high = self.ratio.low, self.ratio.high
+        return tuple(100 * (one - 1) for one in (low, math.sqrt(low * high), high))  # type: ignore[return-value]
+
+    @property
+    def sure(self) -> bool:
+        return self.ratio is not None and self.ratio.low > 1 + WORTH
+
+
+def _measured(found: Found, setting: Setting, case: str, metric: Metric) -> list[float]:
+    return [one[case][metric.name] for one in found.values[setting.name]]
+
+
+def _cases(found: Found) -> list[str]:
+    first = found.values[found.settings[0].name]
+    return [*first[0]] if first else []
+
+
+def _there(found: Found) -> list[Setting]:
+    return [one for one in found.settings if one.name not in found.dropped]
+
+
+def _ratios(found: Found, case: str, metric: Metric, one: Setting, other: Setting) -> list[float]:
+    """How many times as good `other` is, round by round."""
+    pairs = zip(
+        _measured(found, one, case, metric), _measured(found, other, case, metric), strict=True
+    )
+    return [b / a if metric.more else a / b for a, b in pairs if a > 0 and b > 0]
+
+
+def compare(found: Found) -> list[Compared]:
+    """All settings against the first, by case. The intervals hold together with 95 %."""
+    first, *others = found.settings
+    others = [one for one in others if one in _there(found)]
+    cases = _cases(found) if first in _there(found) else []
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(others) * len(cases))
+    metric = found.experiment.metrics[0]
+    return [
+        Compared(case, one, interval_of(_ratios(found, case, metric, first, one), confidence))
+        for case in cases
+        for one in others
+    ]
+
+
+def worse(found: Found, setting: Setting) -> str:
+    """By what else a setting is too bad to be advised; "" if it is not."""
+    for metric in found.experiment.metrics:
+        for case in _cases(found) if metric.at_most_worse is not None else ():
+            ratios = _ratios(found, case, metric, found.settings[0], setting)
+            share = 1 / median(ratios) - 1 if ratios else 0.0
+            if share > (metric.at_most_worse or 0.0):
+                return f"{setting.name}: {metric.name} {share:.1%} worse"
+    return ""
+
+
+def best(found: Found, compared: Sequence[Compared]) -> dict[str, Compared]:
+    """The setting to advise, by case: that which gains most, of those whose gain is no noise."""
+    chosen: dict[str, Compared] = {}
+    for one in compared:
+        if not one.sure or worse(found, one.setting):
+            continue
+        other = chosen.get(one.case)
+        if other is None or (one.gain or (0, 0, 0))[1] > (other.gain or (0, 0, 0))[1]:
+            chosen[one.case] = one
+    return chosen
+
+
+def lines(found: Found, compared: Sequence[Compared]) -> Iterator[str]:
+    """What to put into nccl.conf or the job, with what it gains, and costs elsewhere."""
+    chosen = best(found, compared)
+    for setting in dict.fromkeys(one.setting.name for one in chosen.values()):
+        mine = [one for one in compared if one.setting.name == setting]
+        where = [one for one in mine if chosen.get(one.case) is one]
+        loses = [one for one in mine if one.ratio and one.ratio.high < 1 - WORTH]
+        text = _shown(where) + (f"; loses {_shown(loses)}" if loses else "")
+        if not mine[0].setting.lines:
+            yield f"# {setting}: gains {text}; it is no setting of this library"
+            continue
+        only = ", only for jobs of such sizes" if loses else ""
+        yield f"# gains {text}{only}"
+        yield from mine[0].setting.lines
+
+
+def _shown(every: Sequence[Compared]) -> str:
+    shown = [
+        f"{abs(one.gain[1]):.3g} %{f' at {one.case}' if one.case else ''}"
+        for one in every
+        if one.gain
+    ]
+    return ", ".join(shown)
+
+
+def advice(found: Found) -> Advice:
+    """The table of all settings, and the lines to paste."""
+    compared = compare(found)
+    chosen = best(found, compared)
+    rows = list[AdviceRow]()
+    gains = {(one.case, one.setting.name): one for one in compared}
+    for case in _cases(found):
+        for setting in _there(found):
+            for number, metric in enumerate(found.experiment.metrics):
+                one = None if number else gains.get((case, setting.name))
+                value = median(_measured(found, setting, case, metric))
+                what = case, setting.name, metric.name, value, metric.unit
+                advised = one is not None and chosen.get(case) is one
+                rows.append(AdviceRow(*what, one.gain if one else None, advised))
+    notes = [f"{name}: not measured: {why}" for name, why in found.dropped.items()]
+    notes += filter(None, (worse(found, one) for one in _there(found)[1:]))
+    rounds = max(map(len, found.values.values()), default=0)
+    question = f"{found.experiment.name}: {found.experiment.question}"
+    pasted = tuple(lines(found, compared))
+    return Advice(question, rounds, found.took_s, tuple(rows), pasted, tuple(notes))
+
+
+def not_tried(experiment: Experiment, why: str) -> Measurement:
+    """A promise that cannot be judged here."""
+    return Measurement.unknown(_name(experiment), why, unit="%")
+
+
+def _name(experiment: Experiment) -> str:
+    return f"{experiment.name}: gain of the best other setting"
+
+
+def judge(found: Found, promise: GainPromise | None) -> Iterator[Measurement]:
+    """The largest gain over the first setting, and where ring and tree cross."""
+    key, first = f"tuning.{found.experiment.name}", found.settings[0].name
+    least = promise.gain_at_least if promise else None
+    most = promise.gain_at_most if promise else None
+    known = [one for one in compare(found) if one.gain is not None]
+    name = _name(found.experiment)
+    bounds = [
+        (at_least(100 * least), f"{key}.gain_at_least", least) if least is not None else None,
+        (at_most(100 * most), f"{key}.gain_at_most", most) if most is not None else None,
+    ]
+    largest = max(known, key=lambda one: (one.gain or (0, 0, 0))[1], default=None)
+    judged: list[tuple[Bound, str, float] | None] = [one for one in bounds if one]
+    for bound in judged or [None]:
+        expected = bound and bound[0].of(f"criteria.{bound[1]}", bound[2])
+        source = f"{bound[1]} {bound[2]:g}" if bound else ""
+        if largest is None or largest.gain is None:
+            why = "; ".join(f"{one}: {why}" for one, why in found.dropped.items())
+            yield Measurement(name, None, "%", expected, source, note=why or "too few rounds")
+            continue
+        low, middle, high = largest.gain
+        at = f" at {largest.case}" if largest.case else ""
+        note = f"{largest.setting.name} over {first}{at}, {len(found.values[first])} rounds"
+        mark = HeadlineMark(found.experiment.name, "gained")
+        yield Measurement(
+            *(name, middle, "%", expected, source), note=note, interval=(low, high), headline=mark
+        )
+    if found.experiment.crosses:
+        yield from _crossing(found, promise)
+
+
+def _crossing(found: Found, promise: GainPromise | None) -> Iterator[Measurement]:
+    """The size from which on a ring is faster than a tree, on a line between logarithms."""
+    named = dict[str, Setting]()
+    for word in found.experiment.crosses or ():
+        for one in _there(found):
+            if one.name.lower().endswith(word) and word not in named:
+                named[word] = one
+    most = getattr(promise, "ring_and_tree_cross_at_most_bytes", None)
+    key = "tuning.algorithm.ring_and_tree_cross_at_most"
+    bound = None if most is None else at_most(most / 1024).of(f"criteria.{key}", most)
+    source = "" if most is None else f"{key} {SIZE.text(most)}"
+    name = "size from which on a ring is faster than a tree"
+    if len(named) < 2 or not _cases(found):
+        yield Measurement(name, None, "KiB", bound, source, note="not both were measured")
+        return
+    tree, ring = named["tree"], named["ring"]
+    metric = found.experiment.metrics[0]
+    points = [
+        (size_bytes(case), interval_of(_ratios(found, case, metric, tree, ring)))
+        for case in _cases(found)
+    ]
+    crossed = crossing([(size, one) for size, one in points if one is not None])
+    if isinstance(crossed, str):
+        sizes = f"{SIZE.text(points[0][0])} to {SIZE.text(points[-1][0])}"
+        if crossed == "ring" and bound is not None and bound.holds(points[0][0] / 1024):
+            crossed = (points[0][0],) * 3
+        elif (
+            crossed == "tree"
+            and bound is not None
+            and not bound.holds(points[-1][0] * _BEYOND / 1024)
+        ):
+            crossed = (points[-1][0] * _BEYOND,) * 3
+        else:
+            note = f"the {crossed} is faster at all sizes, {sizes}" if crossed else "all is noise"
+            yield Measurement(name, None, "KiB", bound, source, note=note)
+            return
+    low, middle, high = (one / 1024 for one in crossed)
+    yield Measurement(name, middle, "KiB", bound, source, interval=(low, high))
+
+
+def crossing(points: Sequence[tuple[float, Interval]]) -> tuple[float, float, float] | str:
+    """Size at which ratios, ring over tree, pass 1: lowest, estimate, highest. Otherwise the
+    faster of them at all sizes; "" without a sure ratio.
+
+    points: sizes in bytes, ascending, with the interval of how many times as fast the ring is.
+    """
+    surely_tree = [size for size, one in points if one.high < 1]
+    surely_ring = [size for size, one in points if one.low > 1]
+    if not (surely_tree and surely_ring):
+        return "tree" if surely_tree else "ring" if surely_ring else ""
+    low, high = max(surely_tree) * _BEYOND, min(surely_ring)
+    logs = [(math.log(size), math.log(one.low * one.high) / 2) for size, one in points]
+    for (x, y), (next_x, next_y) in pairwise(logs):
+        if y < 0 <= next_y and math.exp(next_x) > low:
+            middle = math.exp(x - y * (next_x - x) / (next_y - y))
+            return min(low, middle), middle, max(high, middle)
+    return low, math.sqrt(low * high), high

@@ -1,0 +1,146 @@
+"""Runs an experiment from the controller: its settings in turns, A B B A, in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.certificate.text import first_line
+from pytest_mnode.criteria.tuning.experiment import Experiment, Found, NotHere, Place, Setting
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.progress import progress
+from pytest_mnode.spec.inventory import Network
+from pytest_mnode.spec.quantity import DURATION
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster, RankWorld
+    from pytest_mnode.rank.world import World
+    from pytest_mnode.spec import Spec
+
+LIMIT_S = 60.0
+"""[choice] Limit of one measurement, which takes seconds; a path may carry nothing."""
+
+
+def cost(experiment: Experiment, settings: int, rounds: int) -> str:
+    """What an experiment takes, said before it begins."""
+    whole_s = max(1, round(rounds * settings * experiment.takes_s))
+    return (
+        f"tuning {experiment.name}: {settings} settings × {rounds}, about {DURATION.text(whole_s)}"
+    )
+
+
+class Runner:
+    """Measures settings; ranks are kept from one measurement to the next where they can be."""
+
+    def __init__(self, cluster: Cluster, spec: Spec, backend: str) -> None:
+        self.place = Place(
+            spec, tuple(cluster.nodes), cluster.procs_per_node, backend, self.in_ranks
+        )
+        self._cluster, self._spec = cluster, spec
+        self._world: RankWorld | None = None
+
+    def close(self) -> None:
+        """End the ranks that are kept."""
+        if self._world is not None:
+            self._world.close()
+            self._world = None
+
+    def in_ranks(self, function: str, **arguments: Any) -> Any:
+        """Call a function of `in_ranks` in ranks that are kept; its value, the same of all."""
+        if self._world is None:
+            self._world = self._cluster.world()
+        return self._call(self._world, function, arguments)
+
+    def _call(self, world: RankWorld, function: str, arguments: Mapping[str, Any]) -> Any:
+        arguments = {"spec": self._spec, **arguments}
+        try:
+            return world.run(_measure, function, arguments, timeout=LIMIT_S, group=True)[0]
+        except MnodeError:
+            self.close()
+            raise
+
+    def measure(self, function: str, setting: Setting) -> Any:
+        """The values under a setting, which is undone afterwards."""
+        with contextlib.ExitStack() as stack:
+            if setting.mtu is not None:
+                stack.enter_context(with_mtu(self._cluster, self._spec.fabric, setting.mtu))
+            if not (setting.env or setting.nodes):
+                return self.in_ranks(function, **setting.arguments)
+            self.close()
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for name, value in setting.env.items():
+                patch.setenv(name, value)  # ranks follow it, and read it when they start
+            nodes = setting.nodes or None
+            world = stack.enter_context(self._cluster.world(nodes, fresh=True))
+            return self._call(world, function, setting.arguments)
+
+    def run(self, experiment: Experiment, settings: tuple[Setting, ...], rounds: int) -> Found:
+        """Measure all settings in each round, in an order that is turned round each time.
+
+        A setting that fails is not tried again. Raises NotHere if the first one does.
+        """
+        began_s, dropped = time.monotonic(), dict[str, str]()
+        values: dict[str, list[Any]] = {one.name: [] for one in settings}
+        for number in range(rounds):
+            for place, setting in enumerate(settings[:: -1 if number % 2 else 1]):
+                if setting.name in dropped:
+                    continue
+                done = number * len(settings) + place
+                progress(f"{experiment.name}, {setting.name}", done, rounds * len(settings))
+                try:
+                    values[setting.name].append(self.measure(experiment.function, setting))
+                except (MnodeError, NotHere) as error:
+                    dropped[setting.name] = _reason(error)
+                    if setting is settings[0]:
+                        raise NotHere(f"{setting.name}: {dropped[setting.name]}") from error
+        return Found(experiment, settings, values, dropped, time.monotonic() - began_s)
+
+
+def _reason(error: Exception) -> str:
+    """The line of a failure of ranks that says what went wrong."""
+    lines = [line for line in str(error).splitlines() if "Error: " in line]
+    return first_line(lines[-1].removeprefix("E ").strip() if lines else str(error), 160)
+
+
+def _measure(function: str, arguments: Mapping[str, Any], *, world: World) -> Any:
+    """In ranks."""
+    from pytest_mnode.criteria.tuning import in_ranks
+
+    return getattr(in_ranks, function)(**arguments, world=world)
+
+
+@contextlib.contextmanager
+def with_mtu(cluster: Cluster, network: Network, mtu: int) -> Iterator[None]:
+    """The MTU of a network's interfaces on all nodes meanwhile. Raises NotHere where it cannot be
+    read or set."""
+    before: dict[str, list[tuple[str, str]]] = {}
+    shown = cluster.run(["sh", "-c", "cd /sys/class/net && grep -H . */mtu"])
+    for node, one in zip(cluster.nodes, shown, strict=True):
+        pairs = (line.partition("/mtu:")[::2] for line in one.stdout.splitlines())
+        before[node] = [(nic, was) for nic, was in pairs if network.has_interface(nic)]
+        if not before[node]:
+            raise NotHere(f"{node} shows no interface of {', '.join(network.interfaces)}")
+    try:
+        _set(cluster, {node: [(nic, str(mtu)) for nic, _ in of] for node, of in before.items()})
+        yield
+    finally:
+        _set(cluster, before)
+
+
+def _set(cluster: Cluster, mtus: Mapping[str, list[tuple[str, str]]]) -> None:
+    argvs = {
+        node: [
+            *("sh", "-ec", 'while [ "$1" ]; do ip link set dev "$1" mtu "$2"; shift 2; done', "sh"),
+            *(word for pair in of for word in pair),
+        ]
+        for node, of in mtus.items()
+    }
+    for node, one in zip(argvs, cluster.run_each(argvs), strict=True):
+        if not one.ok:
+            raise NotHere(
+                f"{node} ip link set mtu: {first_line(one.stderr, 120) or one.returncode}"
+            )

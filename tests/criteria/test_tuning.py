@@ -1,0 +1,191 @@
+"""What settings gain, which of them are advised, and where ring and tree cross."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.charts import Advice
+from pytest_mnode.criteria.tuning.catalogue import CATALOGUE, LOSS, RATE, TIME, nearest_first
+from pytest_mnode.criteria.tuning.experiment import Experiment, Found, NotHere, Place, Setting
+from pytest_mnode.criteria.tuning.judging import advice, crossing, judge
+from pytest_mnode.intervals import Interval
+from pytest_mnode.option_texts import EXPERIMENTS
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.tuning import AlgorithmPromise, GainPromise, TuningCriterion
+
+ROUNDS = 8
+OVERLAP = Experiment("overlap", "What?", "train", (TIME, LOSS), lambda _: (), 1.0)
+MTU = replace(OVERLAP, name="mtu", metrics=(RATE,))
+
+
+def found(
+    of: Experiment,
+    medians: Mapping[str, Mapping[str, Sequence[float]]],
+    *,
+    noise: float = 0.01,
+    dropped: Mapping[str, str] | None = None,
+) -> Found:
+    """medians: by setting and case, a value of each metric; all settings have the same noise."""
+    values = {
+        setting: [
+            {
+                case: {
+                    metric.name: value * (1 + noise * ((n * 5 + k * 3) % 7 - 3) / 3)
+                    for metric, value in zip(of.metrics, every, strict=True)
+                }
+                for case, every in cases.items()
+            }
+            for n in range(ROUNDS)
+        ]
+        for k, (setting, cases) in enumerate(medians.items())
+    }
+    settings = tuple(Setting(name, lines=(f"use {name}",)) for name in (*medians, *(dropped or {})))
+    return Found(of, settings, values | dict.fromkeys(dropped or {}, ()), dropped or {}, 9.0)
+
+
+def gains(one: Advice) -> dict[str, tuple[float, bool]]:
+    return {row.setting: (row.gain[1], row.advised) for row in one.rows if row.gain is not None}
+
+
+@pytest.mark.parametrize(
+    ("of", "a", "b", "noise", "gain", "advised"),
+    [
+        pytest.param(OVERLAP, 110, 100, 0.01, 10, True, id="less time"),
+        pytest.param(MTU, 100, 104, 0.005, 4, True, id="more rate"),
+        pytest.param(MTU, 104, 100, 0.005, -3.8, False, id="less rate"),
+        pytest.param(MTU, 100, 104, 0.2, 4, False, id="noise"),
+        pytest.param(MTU, 100, 100.5, 1e-4, 0.5, False, id="not worth it"),
+    ],
+)
+def test_a_gain_is_advised_outside_noise(  # noqa: PLR0917  a row of the table
+    of: Experiment, a: float, b: float, noise: float, gain: float, advised: bool
+) -> None:
+    values = {"a": {"": [a] * len(of.metrics)}, "b": {"": [b] * len(of.metrics)}}
+    one = advice(found(of, values, noise=noise))
+    [(measured, is_advised)] = gains(one).values()
+    assert measured == pytest.approx(gain, abs=0.1 + 50 * noise)
+    assert is_advised is advised
+    assert one.lines == ((f"# gains {measured:.3g} %", "use b") if advised else ())
+    assert ("leave it as it is" in one.conclusion[0]) is not advised
+    assert [len(row) for row in one.table()] == [4] * (1 + 2 * len(of.metrics))
+
+
+def test_a_gain_that_costs_loss_is_not_advised_and_says_so() -> None:
+    values = {"a": {"": [100, 2.0]}, "b": {"": [50, 2.2]}}
+    one = advice(found(OVERLAP, values, noise=1e-5))
+    assert gains(one)["b"][1] is False
+    assert one.lines == ()
+    assert one.notes == ("b: loss 10.0% worse",)
+
+
+def test_a_setting_that_gains_here_and_loses_there_is_for_some_jobs_only() -> None:
+    algorithm = replace(MTU, name="algorithm", metrics=(TIME,))
+    values = {"a": {"4 KiB": [100], "1 MiB": [100]}, "b": {"4 KiB": [50], "1 MiB": [200]}}
+    [comment, line] = advice(found(algorithm, values)).lines
+    assert "at 4 KiB; loses 50.1 % at 1 MiB, only for jobs" in comment
+    assert line == "use b"
+
+
+def test_settings_that_failed_are_named() -> None:
+    values = {"a": {"": [100]}, "b": {"": [100]}}
+    one = advice(found(MTU, values, dropped={"NVLS": "no switch reduces"}))
+    assert one.notes == ("NVLS: not measured: no switch reduces",)
+    promise = GainPromise(gain_at_least=0.1)
+    [judged] = judge(found(MTU, {"a": {"": [100]}}, dropped={"b": "hangs"}), promise)
+    assert judged.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict"),
+    [
+        ({}, None),
+        ({"gain_at_least": 0.03}, "pass"),
+        ({"gain_at_least": 0.2}, "fail"),
+        ({"gain_at_least": 0.1}, "inconclusive"),
+        ({"gain_at_most": 0.05}, "fail"),
+        ({"gain_at_most": 0.2}, "pass"),
+    ],
+)
+def test_a_gain_is_judged_where_it_is_promised(
+    keys: Mapping[str, float], verdict: str | None
+) -> None:
+    values = {"a": {"": [110, 2]}, "b": {"": [100, 2]}, "c": {"": [120, 2]}}
+    [judged] = judge(found(OVERLAP, values), GainPromise(**keys))
+    assert judged.verdict == verdict
+    assert judged.note == f"b over a, {ROUNDS} rounds"
+    low, high = judged.interval or (0, 0)
+    assert low < 10 < high
+    assert high - low < 6
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ([0.5, 0.8, 1.5, 2.0], (4, 5.1, 8)),
+        ([0.5, 0.5, 0.99, 2.0], (4, 8.1, 16)),
+        ([0.5, 0.5, 0.5, 0.5], "tree"),
+        ([2, 2, 2, 2], "ring"),
+        ([1, 1, 1, 1], ""),
+    ],
+)
+def test_ring_and_tree_cross_between_the_sure_ones(
+    ratios: Sequence[float], expected: tuple[float, ...] | str
+) -> None:
+    points = [(2.0**n, Interval(one * 0.95, one * 1.05)) for n, one in enumerate(ratios, 1)]
+    where = crossing(points)
+    assert where == expected or where == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("most", "tree", "verdict"),
+    [
+        ("64 KiB", (50, 100, 200), "pass"),
+        ("4 KiB", (50, 100, 200), "fail"),
+        ("16 KiB", (50, 100, 200), "inconclusive"),
+        ("1 MiB", (200, 200, 200), "pass"),
+        ("1 MiB", (50, 50, 50), "inconclusive"),
+        ("64 KiB", (50, 50, 50), "fail"),
+    ],
+)
+def test_a_crossing_is_judged(most: str, tree: Sequence[float], verdict: str) -> None:
+    of = CATALOGUE["algorithm"]
+    sizes = ("4 KiB", "16 KiB", "64 KiB")
+    values = {
+        "gloo's choice": {size: [100.0] for size in sizes},
+        "own ring": {size: [100.0] for size in sizes},
+        "own tree": {size: [float(one)] for size, one in zip(sizes, tree, strict=True)},
+    }
+    promise = AlgorithmPromise.model_validate({"ring_and_tree_cross_at_most": most})
+    *_, judged = judge(found(of, values), promise)
+    assert judged.verdict == verdict, judged
+
+
+def test_nodes_follow_their_nearest() -> None:
+    far, near = 9.0, 1.0
+    times = [[0, far, near, far], [far, 0, far, near], [near, far, 0, far], [far, near, far, 0]]
+    assert nearest_first(times) == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_has_settings_or_says_why_not(name: str, backend: str) -> None:
+    spec = load_spec(default_spec_path())
+    if backend == "nccl":
+        spec = load_spec(Path("profile:h100-ib"))
+    nodes = tuple(f"node{n}" for n in range(4))
+    times = [[float(a != b) for b in range(4)] for a in range(4)]
+    place = Place(spec, nodes, 1, backend, lambda *_, **__: times)
+    assert name in TuningCriterion.model_fields
+    absent = {"gloo": ("channels",), "nccl": ("mtu", "network")}[backend]
+    if name in absent:
+        with pytest.raises(NotHere):
+            CATALOGUE[name].settings(place)
+        return
+    settings = CATALOGUE[name].settings(place)
+    assert len(settings) > 1
+    assert len({one.name for one in settings}) == len(settings)
+    assert any(one.lines for one in settings) or backend == "gloo"
