@@ -111,7 +111,6 @@ FOR_EVER = {
         "controller/live_line.py self._thread.join",
         "faults/tools.py thread.join",
         "machine/load_readings.py self._thread.join",
-        "machine/nvml.py self._thread.join",
     ),
     "each thread ends by the limit of its store": (
         "criteria/launching/store_clients.py thread.join",

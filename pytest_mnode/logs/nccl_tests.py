@@ -7,15 +7,12 @@ error or a #wrong column, with one or two blocks of results are all read. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.logs.lines import began_in_tmp, plain_lines
-from pytest_mnode.logs.nccl_tests_json import JsonTest, read_json
-from pytest_mnode.logs.nccl_tests_rows import NcclTestsRow, Table, Timing, heading
-from pytest_mnode.logs.nvls import NvlsFacts
-from pytest_mnode.spec.alpha_beta import Nvls
+from pytest_mnode.logs.nccl_tests_json import read_json
+from pytest_mnode.logs.nccl_tests_rows import NcclTest, NcclTestsRow, Table, Timing, heading
 
 __all__ = ["NcclTest", "NcclTestsRow", "Timing", "read_nccl_tests"]
 
@@ -35,7 +32,6 @@ _NAMED = re.compile(r"\b([a-z_]+_perf)(?:\s+-{1,2}\w|\s*$)")
 """A program in a command line: older versions do not print which one they are."""
 _COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )[\"']?([\w,:^-]+)")
-_ONE_BYTE = re.compile(r"u?int8|f(?:p|loat)?8|f8")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
 _VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
@@ -52,104 +48,6 @@ _EXIT = re.compile(
 )
 """Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
 
-_NO_FACTS = NvlsFacts({})
-
-
-@dataclass(frozen=True, slots=True)
-class NcclTest:
-    """One test's table and the lines around it.
-
-    program: such as all_reduce_perf, by its output or the command line above it. nccl: what the
-    heading and NCCL's log say of NVLS. ranks: number
-    listed under "Using devices", else that of NCCL's log, 0 if both are missing. hosts: hosts of
-    the ranks, each once. nodes: their number, else that of NCCL's log, 0 if both are missing.
-    groups: number of independent groups of ranks. settings: NCCL's variables and their values, by
-    the command line and NCCL's log.
-    separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
-        and no rate is one of the fabric.
-    validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
-        if the test did not reach it. failed: that line says FAILED.
-    closed: a closing line was printed, so that no row is missing. faults: lines of an abort,
-        without those of a launcher about the exit status of a test with wrong results.
-    """
-
-    program: str | None = None
-    version: str | None = None
-    nccl: NvlsFacts = _NO_FACTS
-    ranks: int = 0
-    groups: int = 1
-    hosts: tuple[str, ...] = ()
-    nodes: int = 0
-    settings: Mapping[str, str] = field(default_factory=dict)
-    separate_runs: bool = False
-    validated: bool | None = None
-    rows: tuple[NcclTestsRow, ...] = ()
-    out_of_bounds: int | None = None
-    failed: bool = False
-    closed: bool = False
-    faults: tuple[str, ...] = ()
-
-    @property
-    def pins_ring(self) -> bool:
-        """Whether NCCL was told to use a ring."""
-        return self.settings.get("NCCL_ALGO", "").lower() == "ring"
-
-    def nvls(self, *, across: bool) -> Nvls:
-        """Whether NCCL let the switches of NVLink reduce: not values of one byte, which the
-        instruction for it, multimem.ld_reduce, lacks on Hopper (PTX ISA).
-
-        across: over several NVLink domains.
-        """
-        if small := next((row.dtype for row in self.rows if _ONE_BYTE.match(row.dtype)), None):
-            return Nvls(used=False, why=f"values of {small}")
-        return replace(self.nccl, settings=self.settings).used(across=across)
-
-    @property
-    def wrong(self) -> int | None:
-        """Wrong values over all rows, in and out of place; None if results were not checked.
-
-        Old versions print a deviation instead of a count: their closing line decides.
-        """
-        if self.failed and not self.out_of_bounds:
-            return None
-        total = max(sum(self.wrong_by_size.values()), self.out_of_bounds or 0)
-        if self.validated is False:
-            return total or None
-        if all(row.out_of_place.wrong is not None for row in self.rows):
-            return total if self.rows else None
-        counted_at_the_end = self.validated and self.out_of_bounds is not None
-        if counted_at_the_end and all(row.out_of_place.deviation is not None for row in self.rows):
-            return total
-        return total or None
-
-    @property
-    def wrong_by_size(self) -> dict[int, int]:
-        """Wrong values of each size in bytes that has any, in and out of place."""
-        found: dict[int, int] = {}
-        for row in self.rows:
-            wrong = sum(t.wrong or 0 for t in (row.out_of_place, row.in_place) if t)
-            if wrong:
-                found[row.size_bytes] = found.get(row.size_bytes, 0) + wrong
-        return found
-
-    @property
-    def only_cut_off(self) -> bool:
-        """Whether rows were read, and nothing is wrong but a missing end."""
-        return bool(self.rows) and not (self.closed or self.faults or self.separate_runs)
-
-    @property
-    def why_incomplete(self) -> str | None:
-        """Reason why the table must not be used; None if it can be used."""
-        if self.faults:
-            return f"aborted: {self.faults[0]}"
-        if not self.rows:
-            return "no row of results"
-        if self.separate_runs:
-            return "every process ran alone, as rank 0: nccl-tests was built without MPI"
-        if not self.closed:
-            return f"cut off after {self.rows[-1].size_bytes} bytes: no closing line"
-        return None
-
 
 def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
     """The tests in `output`, in order; empty if it has no output of nccl-tests.
@@ -163,27 +61,7 @@ def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
     lines = plain_lines(output)
     for line in lines:
         reader.read(line)
-    return (*reader.finished(), *map(_of_json, read_json("\n".join(lines))))
-
-
-def _of_json(test: JsonTest) -> NcclTest:
-    faults = test.errors if not test.rows else ()
-    if test.damaged:
-        faults = (*faults, "its JSON has no end")
-    return NcclTest(
-        program=test.program,
-        ranks=test.ranks,
-        groups=test.groups,
-        hosts=test.hosts,
-        nodes=len(test.hosts),
-        separate_runs=test.separate_runs,
-        validated=test.validated,
-        rows=test.rows,
-        out_of_bounds=test.out_of_bounds,
-        failed=test.failed,
-        closed=test.closed,
-        faults=faults,
-    )
+    return (*reader.finished(), *read_json("\n".join(lines)))
 
 
 class _Reader:

@@ -9,44 +9,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from pytest_mnode.logs.lines import number, whole
-from pytest_mnode.logs.nccl_tests_rows import NcclTestsRow, Timing
+from pytest_mnode.logs.nccl_tests_rows import NcclTest, NcclTestsRow, Timing
 
 _MARK = re.compile(r'"(?:out_of_place|average_bus_bandwidth|nccl-tests structured output|busBw)"')
 _BEGIN = re.compile(r"[\[{]\s*[\"{\[]")
+_DAMAGED = NcclTest(faults=("its JSON has no end",))
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-@dataclass(frozen=True, slots=True)
-class JsonTest:
-    """Facts of one test; see `NcclTest`. damaged: its end is missing, or it is no JSON."""
-
-    rows: tuple[NcclTestsRow, ...] = ()
-    program: str | None = None
-    ranks: int = 0
-    groups: int = 1
-    hosts: tuple[str, ...] = ()
-    separate_runs: bool = False
-    validated: bool | None = None
-    out_of_bounds: int | None = None
-    failed: bool = False
-    closed: bool = False
-    errors: tuple[str, ...] = ()
-    damaged: bool = False
-
-
-def read_json(text: str) -> list[JsonTest]:
+def read_json(text: str) -> list[NcclTest]:
     """The tests in a text that has JSON anywhere; empty for any other text."""
     if _MARK.search(text) is None:
         return []
     found, rows_of_rccl, closed = [], list[Mapping[str, Any]](), False
     for value in _values(text):
         if value is None:
-            found.append(JsonTest(damaged=True))
+            found.append(_DAMAGED)
         elif isinstance(value, list) and all(map(_is_row_of_rccl, value)):
             rows_of_rccl, closed = rows_of_rccl + value, True
         elif _is_row_of_rccl(value):
@@ -57,7 +39,7 @@ def read_json(text: str) -> list[JsonTest]:
     for row in rows_of_rccl:
         by_name.setdefault(str(row.get("name")), []).append(row)
     found += [_of_rccl(name, rows, closed) for name, rows in by_name.items()]
-    return found or [JsonTest(damaged=True)]
+    return found or [_DAMAGED]
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -82,7 +64,7 @@ def _is_row_of_rccl(value: Any) -> bool:
     return isinstance(value, dict) and {"busBw", "size", "inPlace"} <= value.keys()
 
 
-def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
+def _of_file(file: Mapping[str, Any]) -> NcclTest | None:
     results, config = file.get("results"), _object(file.get("config"))
     if not isinstance(results, list) or not all(isinstance(row, dict) for row in results):
         return None
@@ -100,19 +82,21 @@ def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
         )
         for row in results
     )
-    argv = _list(file.get("args"))
-    return JsonTest(
-        rows=tuple(row for row in rows if row is not None),
+    argv, found = _list(file.get("args")), tuple(row for row in rows if row is not None)
+    hosts = tuple(dict.fromkeys(str(one.get("hostname")) for one in devices))
+    return NcclTest(
+        rows=found,
         program=PurePath(str(argv[0])).name if argv else None,
         ranks=len(places) * per_process,
         groups=max(1, len({group for group, _ in places})),
-        hosts=tuple(dict.fromkeys(str(one.get("hostname")) for one in devices)),
+        hosts=hosts,
+        nodes=len(hosts),
         separate_runs=len(devices) > len(places),
         validated=None if validation is None else validation > 0,
         out_of_bounds=_int(bounds.get("count")),
         failed=str(bounds.get("okay")).lower() == "false",
         closed="average_bus_bandwidth" in file,
-        errors=tuple(str(one) for one in _list(file.get("errors")) if one),
+        faults=() if found else tuple(str(one) for one in _list(file.get("errors")) if one),
     )
 
 
@@ -123,7 +107,7 @@ def _timing(block: Any) -> Timing | None:
     return Timing(_rate(block.get("bus_bw")), *_wrong(block.get("nwrong")), algbw)
 
 
-def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
+def _of_fork(file: Mapping[str, Any]) -> NcclTest | None:
     sizes = file.get("benchmark")
     if not isinstance(sizes, list):
         return None
@@ -147,10 +131,10 @@ def _of_fork(file: Mapping[str, Any]) -> JsonTest | None:
         for size, row in by_size.items()
         if isinstance(row, dict)
     ]
-    return JsonTest(rows=tuple(row for row in rows if row is not None), closed=True)
+    return NcclTest(rows=tuple(row for row in rows if row is not None), closed=True)
 
 
-def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> JsonTest:
+def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> NcclTest:
     blocks: dict[int, dict[bool, Timing]] = {}
     for row in rows:
         if (size := _int(row["size"])) is not None:
@@ -160,7 +144,7 @@ def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> Json
     dtype = str(rows[0].get("type", ""))
     found = (_row(size, [both.get(False), both.get(True)], dtype) for size, both in blocks.items())
     ranks = (_int(rows[0].get("ranks")) or 1) * (_int(rows[0].get("gpusPerRank")) or 1)
-    return JsonTest(
+    return NcclTest(
         rows=tuple(row for row in found if row is not None),
         program=f"{_CAPITAL.sub('_', name).lower()}_perf",
         ranks=_int(rows[0].get("gpus")) or ranks,

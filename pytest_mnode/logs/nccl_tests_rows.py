@@ -1,16 +1,20 @@
-"""Rows of the tables of nccl-tests. Pure."""
+"""Tests of nccl-tests, and the rows of their tables. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from pytest_mnode.logs.lines import number, whole
+from pytest_mnode.logs.nvls import NvlsFacts
+from pytest_mnode.spec.alpha_beta import Nvls
 
 _SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
+_ONE_BYTE = re.compile(r"u?int8|f(?:p|loat)?8|f8")
+_NO_FACTS = NvlsFacts({})
 _TIMES = ("time", "cputime")
 _DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
 _RANK_IN_A_ROW = re.compile(r"(?<=[\w.])\[\d{1,6}\](?=\s)", re.ASCII)
@@ -48,6 +52,102 @@ class NcclTestsRow:
     out_of_place: Timing
     in_place: Timing | None = None
     dtype: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTest:
+    """One test's table and the lines around it.
+
+    program: such as all_reduce_perf, by its output or the command line above it. nccl: what the
+    heading and NCCL's log say of NVLS. ranks: number
+    listed under "Using devices", else that of NCCL's log, 0 if both are missing. hosts: hosts of
+    the ranks, each once. nodes: their number, else that of NCCL's log, 0 if both are missing.
+    groups: number of independent groups of ranks. settings: NCCL's variables and their values, by
+    the command line and NCCL's log.
+    separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
+        and no rate is one of the fabric.
+    validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
+        if the test did not reach it. failed: that line says FAILED.
+    closed: a closing line was printed, so that no row is missing. faults: lines of an abort,
+        without those of a launcher about the exit status of a test with wrong results.
+    """
+
+    program: str | None = None
+    version: str | None = None
+    nccl: NvlsFacts = _NO_FACTS
+    ranks: int = 0
+    groups: int = 1
+    hosts: tuple[str, ...] = ()
+    nodes: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    separate_runs: bool = False
+    validated: bool | None = None
+    rows: tuple[NcclTestsRow, ...] = ()
+    out_of_bounds: int | None = None
+    failed: bool = False
+    closed: bool = False
+    faults: tuple[str, ...] = ()
+
+    @property
+    def pins_ring(self) -> bool:
+        """Whether NCCL was told to use a ring."""
+        return self.settings.get("NCCL_ALGO", "").lower() == "ring"
+
+    def nvls(self, *, across: bool) -> Nvls:
+        """Whether NCCL let the switches of NVLink reduce: not values of one byte, which the
+        instruction for it, multimem.ld_reduce, lacks on Hopper (PTX ISA).
+
+        across: over several NVLink domains.
+        """
+        if small := next((row.dtype for row in self.rows if _ONE_BYTE.match(row.dtype)), None):
+            return Nvls(used=False, why=f"values of {small}")
+        return replace(self.nccl, settings=self.settings).used(across=across)
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong values over all rows, in and out of place; None if results were not checked.
+
+        Old versions print a deviation instead of a count: their closing line decides.
+        """
+        if self.failed and not self.out_of_bounds:
+            return None
+        total = max(sum(self.wrong_by_size.values()), self.out_of_bounds or 0)
+        if self.validated is False:
+            return total or None
+        if all(row.out_of_place.wrong is not None for row in self.rows):
+            return total if self.rows else None
+        counted_at_the_end = self.validated and self.out_of_bounds is not None
+        if counted_at_the_end and all(row.out_of_place.deviation is not None for row in self.rows):
+            return total
+        return total or None
+
+    @property
+    def wrong_by_size(self) -> dict[int, int]:
+        """Wrong values of each size in bytes that has any, in and out of place."""
+        found: dict[int, int] = {}
+        for row in self.rows:
+            wrong = sum(t.wrong or 0 for t in (row.out_of_place, row.in_place) if t)
+            if wrong:
+                found[row.size_bytes] = found.get(row.size_bytes, 0) + wrong
+        return found
+
+    @property
+    def only_cut_off(self) -> bool:
+        """Whether rows were read, and nothing is wrong but a missing end."""
+        return bool(self.rows) and not (self.closed or self.faults or self.separate_runs)
+
+    @property
+    def why_incomplete(self) -> str | None:
+        """Reason why the table must not be used; None if it can be used."""
+        if self.faults:
+            return f"aborted: {self.faults[0]}"
+        if not self.rows:
+            return "no row of results"
+        if self.separate_runs:
+            return "every process ran alone, as rank 0: nccl-tests was built without MPI"
+        if not self.closed:
+            return f"cut off after {self.rows[-1].size_bytes} bytes: no closing line"
+        return None
 
 
 @dataclass(slots=True)

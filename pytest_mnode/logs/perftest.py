@@ -1,17 +1,21 @@
-"""Reader of perftest's tables of bandwidth (ib_write_bw) and latency (ib_write_lat).
+"""Reader of perftest's tables of bandwidth (ib_write_bw) and latency (ib_write_lat), and of what it
+writes to a file (`--out_json`). Pure; never raises.
 
-Pure; never raises.
+Until 4.5 keys and words of that file have no quotes, and a comma stands before each closing brace,
+so that it is no JSON: pairs of keys and values are looked for instead. No key says the unit of a
+rate; it follows from the rate of messages, whose size is known.
+
+Source of the file: perftest 4.5 and 24.01, src/perftest_parameters.c and perftest_resources.c.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole, without_prefix
-from pytest_mnode.logs.perftest_json import JsonRun, read_json
 
 _TITLE = re.compile(
     r"\w[\w ]*?\s+(?P<both>Bidirectional\s+)?(?:[A-Za-z]+\s+){0,2}?BW\s+(?:Multicast\s+)?Test\b.*",
@@ -49,6 +53,13 @@ _MEANINGS = {
 """Statuses of failed requests. Source: ibv_poll_cq(3), enum ibv_wc_status."""
 _HARMLESS = re.compile(r"\W*(?:lib\w+: )?warning\b|# |--?\w", re.IGNORECASE)
 """Warnings, a shell's comments, and the lines of a help text."""
+_TEST = re.compile(r'\btest_info"?\s*:\s*\{')
+_PAIR = re.compile(r'\b([A-Za-z][\w.]*)"?\s*:\s*(?:"([^"\n]*)"|([^\s",{}\[\]][^,{}\[\]\n]*))')
+_TEST_KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send|Atomic)\b.*\b(?P<what>BW|Latency)\b")
+_FACTORS = (1.0, 8 * (1 << 20) / 1e9)
+"""Of --report_gbits, and of MiB (2^20 bytes), which is the default."""
+_SAME = 0.03
+"""Part by which a printed rate may differ from that of its messages."""
 _GBITS_S = {"Gb/sec": 1.0, "MB/sec": 8 * (1 << 20) / 1e9, "MiB/sec": 8 * (1 << 20) / 1e9}
 
 
@@ -125,18 +136,8 @@ def read_perftests(output: str | bytes) -> tuple[Perftest, ...]:
     found = [read_perftest("\n".join(lines[begin:end])) for begin, end in pairwise(edges)]
     if not any(one.rates_gbits_s or one.typical_us for one in found):
         written = "\n".join(_without_prefix(lines, "test_info"))
-        found = [*map(_of_json, read_json(written))] or found
+        found = [*_read_json(written)] or found
     return tuple(one for one in found if one.rates_gbits_s or one.typical_us or one.program)
-
-
-def _of_json(run: JsonRun) -> Perftest:
-    return Perftest(
-        run.bidirectional,
-        run.rates_gbits_s,
-        run.typical_us,
-        closed=run.closed,
-        program=run.program,
-    )
 
 
 def _without_prefix(lines: Sequence[str], first: str = "#bytes") -> list[str]:
@@ -239,3 +240,52 @@ def _positive(cell: str) -> float | None:
     """A number of 0 or more: a clock that is set back causes negative numbers."""
     value = number(cell)
     return value if value is not None and value >= 0 else None
+
+
+def _read_json(text: str) -> tuple[Perftest, ...]:
+    """The runs in a text, each from its `test_info` on; empty for any other text."""
+    edges = [*(match.start() for match in _TEST.finditer(text)), len(text)]
+    return tuple(_run(text[begin:end]) for begin, end in pairwise(edges))
+
+
+def _run(text: str) -> Perftest:
+    rows = list(_rows(text))
+    test = next((row["test"] for row in rows if "test" in row), "").replace("_", " ")
+    kind = _TEST_KIND.search(test.replace("RDMA ", ""))
+    what = "bw" if kind and kind["what"] == "BW" else "lat"
+    rates, latencies = dict[int, float | None](), dict[int, float | None]()
+    for row in rows:
+        if (size := whole(row.get("msgsize", ""))) is None:
+            continue
+        if (rate := row.get("bw_average") or row.get("bw_avg")) is not None:
+            rates[size] = _by_messages(rate, row.get("msgrate") or row.get("msgrate_avg", ""), size)
+        else:
+            typical = row.get("t_typical") or row.get("t_avg") or row.get("avg_lat", "")
+            latencies[size] = number(typical) or None
+    return Perftest(
+        "Bidirectional" in test,
+        tuple(rates.items()),
+        tuple(latencies.items()),
+        closed=text.count("}") >= text.count("{"),
+        program=f"ib_{kind['verb'].lower()}_{what}" if kind else None,
+    )
+
+
+def _rows(text: str) -> Iterator[dict[str, str]]:
+    """Pairs by key in lower case: those before the first size, then those of each size."""
+    row = dict[str, str]()
+    for key, quoted, plain in _PAIR.findall(text):
+        if key.lower() == "msgsize":
+            yield row
+            row = {}
+        row[key.lower()] = (quoted or plain).strip()
+    yield row
+
+
+def _by_messages(rate: str, messages: str, size_bytes: int) -> float | None:
+    """A rate in Gbit/s; None if its messages, in millions per second, fit no unit."""
+    value, of_messages = number(rate), (number(messages) or 0.0) * 8 * size_bytes / 1e3
+    if value is None or not of_messages:
+        return None
+    found = [value * factor for factor in _FACTORS]
+    return next((one for one in found if abs(one / of_messages - 1) <= _SAME), None)
