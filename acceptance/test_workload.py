@@ -48,6 +48,16 @@ def test_the_workload_is_as_fast_as_promised(
     measure.record(workload.judge_rates(ran, promise, per))
 
 
+def test_the_workload_spends_its_time_on_steps(
+    ran: list[workload.Ran], spec: Spec, measure: Measure
+) -> None:
+    """Does the training command make progress as much of its time as promised?"""
+    promise = promised(spec, "workload")
+    if not promise.at_most:
+        promised(spec, "workload.goodput_at_least")
+    measure.record(workload.judge_goodput(ran[-1], promise))
+
+
 def test_the_workload_learns(ran: list[workload.Ran], spec: Spec, measure: Measure) -> None:
     """Is the loss at the promised steps that of the reference?"""
     promised(spec, "workload.loss")

@@ -167,6 +167,8 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_silent_pods.py::test_a_pod_that_outlives_its_object",
     "jobs/kubernetes/pod_start.py _ORDERED_S":
         "jobs/test_silent_pods.py::test_a_pod_that_takes_no_order",
+    "jobs/observed.py _DUMPED_S":
+        "jobs/test_observer.py::test_ranks_that_say_nothing_are_not_awaited",
     "jobs/running.py _FOLLOW_S":
         "jobs/test_running.py::test_local_commands_of_a_job_end_without_their_nodes",
     "jobs/slurm/files.py NFS_DELAY_S":
@@ -345,6 +347,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "gang/watch.py _OTHERS_EVERY_S",
         "jobs/kubernetes/job_pods.py _LOOK_S",
         "jobs/launched.py POLL_S",
+        "jobs/observed.py _LOOK_S",
+        "jobs/observer.py _LOOK_S",
         "jobs/running.py _ASK_AGAIN_S",
         "jobs/slurm/nodes.py _LOOK_S",
         "jobs/slurm/queued.py LOOK_S",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger, read_notes, where
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.intervals import interval_of
-from pytest_mnode.jobs import Job
+from pytest_mnode.jobs import Job, observed
+from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.launchers.node import count
-from pytest_mnode.logs.causes import Cause, first_cause
+from pytest_mnode.logs.causes import ENDINGS, Cause, first_cause
+from pytest_mnode.logs.flight_recorder import dump_causes, read_dump
 from pytest_mnode.logs.training import FORMATS, Progress, Step, read_progress
-from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, equals
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals
 from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
-    from pytest_mnode.spec.workload import WorkloadCriterion
+    from pytest_mnode.spec.workload import PartName, WorkloadCriterion
 
 _KEY = "criteria.workload"
 _BLOCKS = 4
@@ -39,6 +43,10 @@ class Ran:
     said: Progress
     cause: Cause | None
     seconds: float
+    ledger: Ledger | None = None
+    unobserved: str = ""
+    hung: bool = False
+    places: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[str]:
@@ -65,40 +73,103 @@ class Runs:
 
 def run(cluster: Cluster, promise: WorkloadCriterion, nodes: Sequence[str], per_node: int) -> Ran:
     """Run the command on these nodes, within its limit."""
-    job = Job(
-        promise.command,
-        nodes=tuple(nodes),
-        procs_per_node=per_node,
-        env=promise.env,
-        torchrun=promise.torchrun,
-    )
-    started_s, codes, why, output = time.monotonic(), {}, "", {}
+    with contextlib.ExitStack() as stack:
+        notes, unobserved = None, "no part of the ledger is promised"
+        if promise.observed:
+            unobserved = "" if cluster.share_files else NO_SHARED_DIR
+            notes = stack.enter_context(observed.notes(cluster)) if cluster.share_files else None
+        given = {**cluster.given_env, **promise.env}
+        job = Job(
+            promise.command,
+            nodes=tuple(nodes),
+            procs_per_node=per_node,
+            env=promise.env if notes is None else {**promise.env, **notes.env(given)},
+            torchrun=promise.torchrun,
+            restarts=promise.restarts,
+        )
+        return _run(cluster, promise, job, notes, unobserved)
+
+
+def _run(
+    cluster: Cluster,
+    promise: WorkloadCriterion,
+    job: Job,
+    notes: observed.Notes | None,
+    unobserved: str,
+) -> Ran:
+    nodes = cast("tuple[str, ...]", job.nodes)
+    began_s, codes, why, output, hung = time.time(), {}, "", {}, False
     try:
         running = cluster.launch(job)
         try:
-            result = running.wait(promise.within_s)
+            if notes is None:
+                result = running.wait(promise.within_s)
+            else:
+                result = notes.wait(running, promise.within_s, promise.stalled_after_s)
             codes, output = result.returncodes, result.output
         except TimeLimitError as error:
-            why = f"{error} (criteria.workload.within)"
+            hung = isinstance(error, observed.StalledError)
+            why = f"{error} (criteria.workload.{'stalled_after' if hung else 'within'})"
             output = {node: running.output(node) for node in nodes}
         finally:
+            ended_s = time.time()
             running.close()
     except MnodeError as error:
-        why = why or str(error)
+        why, ended_s = why or str(error), time.time()
     patterns = FORMATS
     if promise.reads in FORMATS:
         patterns = {promise.reads: FORMATS[promise.reads]}
     elif promise.reads != "auto":
         patterns = {"own": promise.reads}
+    said = read_progress(output.values(), patterns)
+    files = notes.files() if notes else {}
+    starts = read_notes(files)
+    places = {one.rank: one.node for ranks in starts for one in ranks}
     return Ran(
-        tuple(nodes),
-        len(nodes) * per_node,
+        nodes,
+        len(nodes) * job.procs_per_node,
         codes,
         why,
-        read_progress(output.values(), patterns),
-        first_cause(output) if why or any(codes.values()) else None,
-        time.monotonic() - started_s,
+        said,
+        _cause(output, files, places) if why or any(codes.values()) else None,
+        ended_s - began_s,
+        None
+        if notes is None
+        else ledger(starts, began_s, ended_s, last_step=_last_step(said), hung=hung),
+        unobserved,
+        hung,
+        places,
     )
+
+
+def _cause(
+    output: Mapping[str, str], files: Mapping[str, bytes], places: Mapping[int, str]
+) -> Cause | None:
+    """Why it failed: a root cause that its output names, else what dumps of its ranks say."""
+    dumps = [one for name, content in files.items() if (one := read_dump(name, content))]
+    found = first_cause(output)
+    waits = next(iter(dump_causes(dumps)), None)
+    if waits is None or (found is not None and found.root and found.name not in ENDINGS):
+        return found
+    hosts = {places.get(rank) for rank in waits.ranks}
+    stacks = {
+        rank: at
+        for rank in waits.ranks
+        if (at := where(files.get(f"stack_rank_{rank}.txt", b"").decode(errors="replace")))
+    }
+    detail = "; ".join(
+        [waits.detail or "", *(f"rank {rank} is at {at}" for rank, at in stacks.items())]
+    )
+    return replace(waits, host=hosts.pop() if len(hosts) == 1 else None, detail=detail)
+
+
+def _last_step(said: Progress) -> int | None:
+    """The number of steps from the beginning, by a log that may print only some: at most."""
+    numbers = [one.number for one in said.steps]
+    if len(numbers) < 2:
+        return None
+    apart = numbers[1] - numbers[0]
+    return numbers[-1] + apart - 1 - max(0, numbers[0] - apart)
 
 
 def judge_end(runs: Sequence[Ran]) -> Iterator[Measurement]:
@@ -107,6 +178,11 @@ def judge_end(runs: Sequence[Ran]) -> Iterator[Measurement]:
         name = f"nodes on which the workload failed, of {count(len(ran.nodes))}"
         source = "every process ends with status 0"
         cause = f"; {ran.cause.text}" if ran.cause else ""
+        if ran.hung:
+            culprit = _named(ran) or Culprit("one of its ranks", either=[ran.nodes])
+            note = f"{ran.why}{cause}"
+            yield Measurement.none_allowed(name, [culprit], source, note=note)
+            continue
         if ran.why:
             yield Measurement.unknown(name, f"{ran.why}{cause}", source=source, culprit=_named(ran))
             continue
@@ -121,7 +197,9 @@ def _named(ran: Ran) -> Culprit | None:
     cause = ran.cause
     if cause is None or not cause.culprit:
         return None
-    return Culprit(cause.culprit, [one for one in ran.nodes if one == cause.host])
+    nodes = {cause.host, *(ran.places.get(rank) for rank in cause.ranks)}
+    named = [one for one in ran.nodes if one in nodes]
+    return Culprit(cause.culprit, named, parts=Parts(ranks=cause.ranks))
 
 
 def judge_rates(
@@ -237,6 +315,62 @@ def _samples_of(ran: Ran) -> Callable[[Step], float | None]:
 
 def _speed(step: Step) -> float | None:
     return 1 / step.seconds if step.seconds else None
+
+
+def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
+    """The ledger of the largest run: its goodput, and each of its parts."""
+    book, source = ran.ledger, f"{_KEY}.goodput_at_least"
+    bound = None
+    if promise.goodput_at_least is not None:
+        bound = at_least(promise.goodput_at_least)
+        bound = bound.of("workload.goodput_at_least", promise.goodput_at_least)
+    goodput = book.goodput if book else None
+    if book is None or goodput is None:
+        why = ran.unobserved or "no rank noted a step: it imports no torch, or has a PYTHONPATH"
+        yield Measurement.unknown("goodput", why, expected=bound, source=source)
+    else:
+        note = f"{book.wall:.1f} s: " + ", ".join(
+            f"{name} {seconds:.1f} s" for name, seconds in book.parts.items() if seconds >= 0.05
+        )
+        mark = HeadlineMark("goodput", order=4)
+        yield Measurement("goodput", goodput, "", bound, source, note=note, headline=mark)
+    for name in PARTS:
+        limit = promise.at_most.get(name)
+        expected = None if limit is None else at_most(limit).of(f"workload.at_most.{name}", limit)
+        title, source = f"{name}, of the wall time", f"{_KEY}.at_most.{name}"
+        if book is None or goodput is None:
+            if expected is not None:
+                yield Measurement.unknown(title, ran.unobserved, expected=expected, source=source)
+        elif book.parts[name] or expected is not None:
+            yield Measurement(
+                title,
+                book.parts[name] / book.wall,
+                "",
+                expected,
+                source,
+                _slow(ran, book.slow.get(name)),
+                note=f"{book.parts[name]:.2f} s{_evidence(name, book)}",
+            )
+
+
+def _slow(ran: Ran, rank: int | None) -> Culprit | None:
+    if rank is None:
+        return None
+    node = ran.places.get(rank, "")
+    parts = Parts(ranks=(rank,))
+    return Culprit(f"rank {rank} on {node}", filter(None, [node]), parts=parts)
+
+
+def _evidence(name: PartName, book: Ledger) -> str:
+    """What a part is known by, where that is not all steps of all ranks."""
+    if name in ("stepping", "communicating", "slow rank"):
+        if not book.traces:
+            return "; no trace: communication is within stepping"
+        hidden = f"; hidden besides: {book.hidden:.3g} s a step" if book.hidden is not None else ""
+        return f"; by {book.traces} traces of two steps{hidden}"
+    if name == "lost steps" and book.lost:
+        return f"; {book.lost} steps were made twice, over {book.starts} starts"
+    return ""
 
 
 def judge_loss(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:

@@ -19,7 +19,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
 _BAR = r"\| *(?P<step>\d+)/(?P<total>\d+) \[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<rest>\d\d)<"
 """The end of a bar of tqdm; a Trainer's has no words before it, unlike those of other work."""
-_WORDS = r"^(?:\[[^\]]*\]:)?\s*(?:[^|%]*\b(?:[Ss]teps?|[Tt]rain\w*)\b[^|%]*:)? *\d+%\|[^|]*"
+_WORDS = r"^(?:\[[^\]]*\]:)?\s*(?:(?:[Tt]rain(?:ing)?|(?:[Tt]raining )?[Ss]teps?) *:)? *\d+%\|[^|]*"
 FORMATS: Mapping[str, str] = {
     "torchtitan": r"\bstep: +(?P<step>\d+) .*\bloss: .*\b(?:tps|wps): ",
     "megatron": r"\biteration +(?P<step>\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): ",

@@ -9,12 +9,27 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pytest_mnode.logs.training import FORMATS, VALUE_NAMES
-from pytest_mnode.spec.fields import Count, Fraction, Page, Seconds, Some, Text, rising
+from pytest_mnode.spec.fields import Count, Fraction, Page, Seconds, Share, Some, Text, rising
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Format = Literal[
     "auto", "torchtitan", "megatron", "nemo", "deepspeed", "lightning", "huggingface", "plain"
+]
+PartName = Literal[
+    "starting",
+    "compiling",
+    "stepping",
+    "input",
+    "communicating",
+    "slow rank",
+    "checkpointing",
+    "stalled",
+    "restarting",
+    "lost steps",
+    "observing",
+    "ending",
+    "unattributed",
 ]
 
 
@@ -62,6 +77,21 @@ class WorkloadCriterion(Criterion):
     """Rate of one accelerator on each number of nodes, as a fraction of that on the smallest. A
     program that prints no rate has to do the same work on each rank."""
     loss: LossPromise | None = None
+    restarts: Count = 0
+    """How often torchrun may start all ranks again after one failed; they resume by themselves."""
+    goodput_at_least: Annotated[Fraction, Field(le=1)] | None = None
+    """Fraction of the wall time in which the job makes progress: stepping and communicating."""
+    at_most: dict[PartName, Share] = Field(default_factory=dict)
+    """Fractions of the wall time that parts of the ledger may take, such as {input: 0.02}."""
+    stalled_after_s: Seconds | None = Field(None, alias="stalled_after")
+    """A job that makes no step for this long hangs: it is ended, and the ranks that others wait for
+    are named. Longer than its longest checkpoint or evaluation."""
+
+    @property
+    def observed(self) -> bool:
+        """Whether the ranks note where their time goes."""
+        asked = (self.goodput_at_least, self.stalled_after_s)
+        return bool(self.at_most) or any(one is not None for one in asked)
 
     @field_validator("nodes")
     @classmethod
@@ -101,6 +131,7 @@ class WorkloadCriterion(Criterion):
             self.samples_per_s_at_least,
             self.mfu_at_least,
             self.efficiency_at_least,
+            self.goodput_at_least,
         )
         if not any(promised):
             yield f"{key}: no rate is promised: a job at a tenth of its speed passes"

@@ -6,6 +6,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pytest
+
 from tests.acceptance.certified import PORTS, certify, spec_of
 from tests.acceptance.test_ports_turn_red import UNPLUGGED
 from tests.red import turns_red
@@ -30,16 +32,47 @@ JOB = """
     dist.barrier()
     dist.destroy_process_group()
 """
-ENDS, FAST, LEARNS = (
+TRAINING = """
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    dist.init_process_group("gloo")
+    fault, node = sys.argv[1], os.uname().nodename
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, number):
+            time.sleep(0.3 if fault == f"reads slowly:{node}" else 0)
+            return torch.full((8,), float(number % 3))
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    for step, batch in enumerate(DataLoader(Data(), 2), 1):
+        if fault == f"hangs:{node}" and step == 12:
+            time.sleep(1000)
+        loss = model(batch).square().mean()
+        time.sleep(0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step} loss {loss.item():.3f}", flush=True)
+    dist.destroy_process_group()
+"""
+ENDS, FAST, LEARNS, PROGRESSES = (
     "test_the_workload_ends_well",
     "test_the_workload_is_as_fast_as_promised",
     "test_the_workload_learns",
+    "test_the_workload_spends_its_time_on_steps",
 )
 
 
-def promised(tmp_path: Path, *arguments: str, **keys: Any) -> str:
+def promised(tmp_path: Path, *arguments: str, job: str = JOB, **keys: Any) -> str:
     script = tmp_path / "train.py"
-    script.write_text(dedent(JOB))
+    script.write_text(dedent(job))
     workload = {"command": [str(script), *arguments], "warmup": 2, "within": "60 s", **keys}
     return spec_of(tmp_path, criteria={"workload": workload})
 
@@ -67,3 +100,30 @@ def test_a_job_that_breaks_names_the_node(tmp_path: Path) -> None:
     assert verdict == "fail", done.run.output
     [failed] = found.values()
     assert failed["culprit_nodes"] == ["node2"]
+
+
+@turns_red("workload", PROGRESSES)
+def test_a_job_with_slow_input_names_the_rank(tmp_path: Path) -> None:
+    limits = {"input": 0.05, "checkpointing": 0.05}
+    page = promised(tmp_path, "reads slowly:node2", job=TRAINING, at_most=limits)
+    done = certify(tmp_path, page, files=[f"test_workload.py::{PROGRESSES}"])
+    verdict, found = done.case("workload", PROGRESSES)
+    assert verdict == "fail", done.run.output
+    slow = found["input, of the wall time"]
+    assert slow["culprit_nodes"] == ["node2"]
+    assert sum(one["value"] for name, one in found.items() if "wall" in name) == pytest.approx(1)
+    assert [name for name, one in found.items() if one["verdict"] == "fail"] == [
+        "input, of the wall time"
+    ]
+
+
+@turns_red("workload", ENDS)
+def test_a_job_that_hangs_names_who_did_not_come(tmp_path: Path) -> None:
+    page = promised(tmp_path, "hangs:node1", job=TRAINING, stalled_after="4 s")
+    done = certify(tmp_path, page, files=[f"test_workload.py::{ENDS}"])
+    verdict, found = done.case("workload", ENDS)
+    assert verdict == "fail", done.run.output
+    [failed] = found.values()
+    assert failed["culprit_nodes"] == ["node1"]
+    assert failed["culprit_parts"]["ranks"] == [1]
+    assert "train.py:23" in failed["note"]

@@ -79,6 +79,7 @@ def test_a_progress_bar_tells_time_by_whole_seconds() -> None:
 
 
 TRAINER = """\
+Tokenizing train dataset: 100%|##########| 2000/2000 [00:00<00:00, 9120.15 examples/s]
 Loading weights:   0%|          | 0/21 [00:00<?, ?it/s]\rLoading weights: 100%|####| 21/21 \
 [00:00<00:00, 36822.90it/s]
 
@@ -104,6 +105,14 @@ Writing model shards: 100%|##########| 1/1 [00:00<00:00, 781.94it/s]
 """
 """As transformers 5.24 and trl 1.16 print it, shortened: bars of other work, one of an evaluation,
 and losses of steps that the bar before them does not show."""
+
+
+def test_bars_with_words_of_training() -> None:
+    texts = (
+        " 50%|##| 5/10 [00:05<00:05, 1.00s/it]",
+        "Steps:  50%|##| 5/10 [00:05<00:05, 1.00s/it]",
+    )
+    assert [read_progress([one]).steps for one in texts] == [(Step(5, None, 1.0),)] * 2
 
 
 def test_a_trainer_prints_the_loss_before_the_bar_of_its_step() -> None:

@@ -1,0 +1,281 @@
+"""The ledger of a job's time: parts that add up to its wall time, by what its ranks noted. Pure.
+
+Ranks run in lockstep, so a step takes as long as its slowest rank. Its input and its checkpoint
+are those of the rank that waits longest; it communicates as long as the rank that waits least,
+by traces of some steps; what is left of the median rank is stepping, and what the slowest rank
+takes beyond it is waiting for a slow rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median, median_low
+from typing import get_args
+
+from pytest_mnode.jobs.observer import TRACED_STEPS
+from pytest_mnode.logs.kineto import Traced, read_trace
+from pytest_mnode.spec.workload import PartName
+
+PARTS: tuple[PartName, ...] = get_args(PartName)
+PRODUCTIVE: tuple[PartName, ...] = ("stepping", "communicating")
+_STALLED = 3.0
+"""[choice] A step that takes this many times the usual has stalled, for what is beyond that."""
+_SLOW = 0.05
+"""[choice] A rank is slow if it takes this fraction of a step longer than the median rank."""
+_KINDS: Mapping[str, PartName] = {
+    "input": "input",
+    "save": "checkpointing",
+    "observing": "observing",
+}
+_NOTES = re.compile(r"rank(\d+)\.(\d+)\.(\d+)\.\d+(?:\.(\d+)\.trace\.json\.gz|\.jsonl)$")
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class RankNotes:
+    """What a rank noted between its start and its end; times in seconds since 1970. steps: their
+    ends. forward: its first call of a module. traces: by the number of their last step."""
+
+    rank: int
+    node: str = ""
+    began: float | None = None
+    forward: float | None = None
+    steps: list[float] = field(default_factory=list)
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    traces: dict[int, Traced] = field(default_factory=dict)
+
+    def during(self, kind: str, begin: float, end: float) -> float:
+        """Seconds of this kind within a span."""
+        return sum(max(0.0, min(end, e) - max(begin, b)) for b, e in self.spans.get(kind, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The parts of a wall time, in seconds, which add up to it. slow: ranks that make others wait,
+    by the part in which they do. traces: number of traces of which communication is known.
+    hidden: seconds per step of communication beside computing. lost: steps done twice. ranks: that
+    noted something."""
+
+    wall: float
+    parts: Mapping[PartName, float]
+    slow: Mapping[PartName, int] = field(default_factory=dict)
+    traces: int = 0
+    hidden: float | None = None
+    steps: int = 0
+    lost: int = 0
+    starts: int = 0
+    ranks: int = 0
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of the wall time in which the job made progress; None if no step is known."""
+        if not self.steps:
+            return None
+        return sum(self.parts[name] for name in PRODUCTIVE) / self.wall
+
+
+def read_notes(files: Mapping[str, bytes]) -> list[list[RankNotes]]:
+    """What ranks noted, by file name; one list for each start of the job, in their order."""
+    found: dict[tuple[int, int], dict[int, RankNotes]] = {}
+    traces: dict[tuple[int, int, int], dict[int, Traced]] = {}
+    for name, content in files.items():
+        if (match := _NOTES.search(name)) is None:
+            continue
+        rank, start = int(match[1]), (int(match[2]), int(match[3]))
+        if match[4]:
+            if (trace := read_trace(content)) is not None:
+                traces.setdefault((*start, rank), {})[int(match[4])] = trace
+            continue
+        one, of_start = _notes(rank, content.decode(errors="replace")), found.setdefault(start, {})
+        if rank not in of_start or len(of_start[rank].steps) < len(one.steps):
+            of_start[rank] = one  # others are of programs that the rank started
+    for start, ranks in found.items():
+        for rank, one in ranks.items():
+            one.traces = traces.get((*start, rank), {})
+    return [list(found[start].values()) for start in sorted(found)]
+
+
+def _notes(rank: int, text: str) -> RankNotes:
+    notes = RankNotes(rank)
+    for line in text.splitlines():
+        try:
+            kind, time_s, *rest = json.loads(line)
+            begin = float(time_s)
+            if kind == "begin":
+                notes.began, notes.node = begin, str(*rest)
+            elif kind == "forward":
+                notes.forward = begin
+            elif kind == "step":
+                notes.steps.append(begin)
+            else:
+                notes.spans.setdefault(kind, []).append((begin, float(*rest)))
+        except (ValueError, TypeError):
+            continue  # torn by a kill
+    return notes
+
+
+def ledger(
+    starts: Sequence[Sequence[RankNotes]],
+    begin: float,
+    end: float,
+    *,
+    last_step: int | None = None,
+    hung: bool = False,
+) -> Ledger:
+    """The ledger of a job that ran from `begin` to `end`.
+
+    last_step: the number of steps that its log counts, from its beginning; None if unknown.
+    hung: whether it was ended because it made no step.
+    """
+    books: list[list[dict[PartName, float]]] = []
+    between: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
+    slow: Counter[tuple[PartName, int]] = Counter()
+    traces, hidden, at = 0, [], begin
+    for number, ranks in enumerate(starts):
+        firsts = [one.forward for one in ranks if one.forward is not None]
+        if not firsts:
+            continue
+        first = max(at, *firsts)
+        between["restarting" if number else "starting"] += first - at
+        at = first
+        done = Steps.of(ranks, first)
+        books.append(done.book(slow))
+        traces += len(done.traced)
+        hidden += [one.hidden / TRACED_STEPS for some in done.traced.values() for one in some]
+        at = done.ends[-1] if done.ends else at
+    lost = _lose(books, last_step)
+    steps = sum(map(len, books))
+    if starts and (steps or hung):
+        saved = max((one.during("save", at, end) for one in starts[-1]), default=0.0)
+        between["checkpointing"] += saved
+        between["stalled" if hung else "ending"] += max(0.0, end - at - saved)
+    for book in books:
+        for parts in book:
+            for name, seconds in parts.items():
+                between[name] += seconds
+    between["unattributed"] = (end - begin) - sum(between.values())
+    culprits: dict[PartName, int] = {}
+    for (name, rank), count in slow.most_common():
+        of_part = sum(n for (part, _), n in slow.items() if part == name)
+        if count > of_part / 2:
+            culprits.setdefault(name, rank)
+    return Ledger(
+        end - begin,
+        between,
+        culprits,
+        traces,
+        fmean(hidden) if hidden else None,
+        steps,
+        lost,
+        len(starts),
+        max(map(len, starts), default=0),
+    )
+
+
+def _lose(books: Sequence[list[dict[PartName, float]]], last_step: int | None) -> int:
+    """Enter steps that were done twice as lost: the last ones before a restart."""
+    lost = left = max(0, sum(map(len, books)) - last_step) if last_step is not None else 0
+    for book in reversed(books[:-1]):
+        for number in range(len(book) - 1, max(-1, len(book) - 1 - left), -1):
+            book[number] = {"lost steps": sum(book[number].values())}
+            left -= 1
+    return lost - left
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of one start of a job. first: the begin of the first one. ends: of each, on its slowest
+    rank. traced: what ranks traced, by the number of the last step."""
+
+    ranks: Sequence[RankNotes]
+    first: float
+    ends: Sequence[float]
+    traced: Mapping[int, Sequence[Traced]]
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankNotes], first: float) -> Steps:
+        """Steps that any rank ended."""
+        count = max(len(one.steps) for one in ranks)
+        ends = [max(one.steps[at] for one in ranks if len(one.steps) > at) for at in range(count)]
+        numbers = {number for one in ranks for number in one.traces if number <= count}
+        complete = {
+            number: [one.traces[number] for one in ranks]
+            for number in sorted(numbers)
+            if all(number in one.traces for one in ranks)
+        }
+        return cls(ranks, first, ends, complete)
+
+    def book(self, slow: Counter[tuple[PartName, int]]) -> list[dict[PartName, float]]:
+        """The parts of each step. slow: counts ranks that others wait for, by part."""
+        if not self.ends:
+            return []
+        book = [self._noted(number, slow) for number in range(len(self.ends))]
+        rests = [self._length(number) - sum(parts.values()) for number, parts in enumerate(book)]
+        usual = median(rests[1:] or rests)
+        exposed, behind = self._waits(usual, slow)
+        for number, (parts, rest) in enumerate(zip(book, rests, strict=True)):
+            beyond = rest - usual
+            if beyond > 0 and (number == 0 or rest > _STALLED * usual):
+                parts["stalled" if number else "compiling"] = beyond
+                rest -= beyond  # noqa: PLW2901
+            parts["communicating"] = min(rest, exposed)
+            parts["slow rank"] = min(rest - parts["communicating"], behind)
+            parts["stepping"] = rest - parts["communicating"] - parts["slow rank"]
+        return book
+
+    def _length(self, number: int, steps: int = 1) -> float:
+        """Seconds of this step and the ones before it."""
+        before = number - steps
+        return self.ends[number] - (self.ends[before] if before >= 0 else self.first)
+
+    def _noted(self, number: int, slow: Counter[tuple[PartName, int]]) -> dict[PartName, float]:
+        """Parts that a rank timed: of the rank that took longest. No more than the step took."""
+        length = left = self._length(number)
+        parts: dict[PartName, float] = {}
+        for kind, name in _KINDS.items():
+            took = {
+                r.rank: r.during(kind, self.ends[number] - length, self.ends[number])
+                for r in self.ranks
+            }
+            most = max(took, key=lambda rank: took[rank])
+            if name != "observing" and took[most] - median_low(took.values()) > _SLOW * length:
+                slow[name, most] += 1
+            parts[name] = min(took[most], left)
+            left -= parts[name]
+        return parts
+
+    def _waits(self, usual: float, slow: Counter[tuple[PartName, int]]) -> tuple[float, float]:
+        """Seconds per step in which all ranks wait for the network, and for the slowest rank."""
+        waits, behind = [], []
+        for number, traced in self.traced.items():
+            length = self._length(number - 1, TRACED_STEPS)
+            end = self.ends[number - 1]
+            own = {
+                rank.rank: length
+                - one.exposed
+                - sum(rank.during(kind, end - length, end) for kind in _KINDS)
+                for rank, one in zip(self.ranks, traced, strict=True)
+            }
+            waits.append(min(one.exposed for one in traced) / TRACED_STEPS)
+            slowest = max(own, key=lambda rank: own[rank])
+            more = (own[slowest] - median_low(own.values())) / TRACED_STEPS
+            if more > _SLOW * usual:
+                slow["slow rank", slowest] += 1
+                behind.append(more)
+        many = 2 * len(behind) > len(waits)
+        return (fmean(waits) if waits else 0.0), (fmean(behind) if many else 0.0)
+
+
+def where(stacks: str) -> str:
+    """Where a rank is, by the stacks that faulthandler wrote: the innermost line of its main thread
+    outside of torch, such as "train.py:31 in load"; "" if there is none."""
+    for stack in re.split(r"\n(?=(?:Current thread|Thread) 0x)", stacks):
+        if stack.rstrip().endswith("in <module>") and "threading.py" not in stack:
+            frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
+            own = [one for one in frames if "/torch/" not in one[0]]
+            return next((f"{one[0].rpartition('/')[2]}:{one[1]} in {one[2]}" for one in own), "")
+    return ""

@@ -1,0 +1,96 @@
+"""A job whose ranks note where their time goes, by `observer`; the job itself is as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.jobs import observer
+from pytest_mnode.jobs.job import JobResult
+from pytest_mnode.jobs.launched import LaunchedJob
+from pytest_mnode.launchers.nodes import Nodes
+
+_LOOK_S = 0.2
+_DUMPED_S = 5.0
+
+
+class StalledError(TimeLimitError):
+    """A job that made no step for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The folder of the notes, which all nodes see."""
+
+    folder: Path
+
+    def env(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Variables of the job. given: those that it has otherwise."""
+        paths = [str(self.folder), *filter(None, [given.get("PYTHONPATH")])]
+        dumps = {
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(self.folder / "nccl_trace_rank_"),
+        }
+        own = {"PYTHONPATH": ":".join(paths), observer.DIRECTORY: str(self.folder)}
+        return {name: value for name, value in dumps.items() if name not in given} | own
+
+    def files(self) -> dict[str, bytes]:
+        """What ranks have written, by name."""
+        return {one.name: one.read_bytes() for one in self.folder.iterdir() if one.is_file()}
+
+    def wait(self, job: LaunchedJob, limit_s: float, stalled_after_s: float | None) -> JobResult:
+        """Wait for its end. Raises StalledError, after ranks were asked what they wait for;
+        TimeLimitError."""
+        end = time.monotonic() + limit_s
+        size, grew = 0, time.monotonic()
+        while True:
+            try:
+                return job.wait(min(_LOOK_S, max(0.0, end - time.monotonic())))
+            except TimeLimitError as error:
+                now = time.monotonic()
+                if (found := self._size(known=size > 0)) != size:
+                    size, grew = found, now
+                if stalled_after_s is not None and size and now - grew > stalled_after_s:
+                    self._ask()
+                    raise StalledError(f"no step for {stalled_after_s:g} s") from None
+                if now >= end:
+                    self._ask()
+                    still = str(error).rpartition(" after ")[0]
+                    raise TimeLimitError(f"{still} after {limit_s:g} s") from None
+
+    def _size(self, *, known: bool) -> int:
+        """Bytes of notes; 0 before the first step. known: whether there has been one."""
+        notes = list(self.folder.glob("rank*.jsonl"))
+        if known or any('["step"' in one.read_text(errors="replace") for one in notes):
+            return sum(one.stat().st_size for one in notes)
+        return 0
+
+    def _ask(self) -> None:
+        """Let the ranks write what they wait for."""
+        (self.folder / "DUMP").touch()
+        ranks = {one.name.partition(".")[0] for one in self.folder.glob("rank*.jsonl")}
+        end = time.monotonic() + _DUMPED_S
+        while time.monotonic() < end:
+            if len(list(self.folder.glob("flight_recorder_rank_*"))) >= len(ranks):
+                return
+            time.sleep(_LOOK_S)
+
+
+@contextlib.contextmanager
+def notes(cluster: Nodes) -> Iterator[Notes]:
+    """A folder for the notes of a job, which is removed in the end."""
+    folder = Path(tempfile.mkdtemp(prefix="observed-", dir=cluster.scratch))
+    try:
+        text = Path(observer.__file__).read_text(encoding="utf-8")
+        (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
+        yield Notes(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

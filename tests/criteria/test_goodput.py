@@ -1,0 +1,137 @@
+"""The ledger of a job, by what its ranks noted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger, read_notes, where
+
+T = 1_000_000.0
+
+
+def trace(rank: int, *, exposed: float, hidden: float = 0.0) -> bytes:
+    """Two steps, of which the rank computes 0.1 s, as torch's profiler writes them on CPUs."""
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 1e5},
+        {"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "ts": 9e4, "dur": 10},
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": "gloo:all_reduce",
+            "ts": 1e5 - hidden * 1e6,
+            "dur": (hidden + exposed) * 1e6,
+        },
+        {"ph": "i", "name": "instant", "ts": 5},
+    ]
+    data = {"distributedInfo": {"rank": rank}, "traceEvents": events}
+    return gzip.compress(json.dumps(data).encode())
+
+
+def notes(
+    rank: int,
+    begin: float,
+    steps: int,
+    *,
+    each: float = 1.0,
+    first: float = 0.0,
+    spans: Sequence[tuple[object, ...]] = (),
+    start: int = 0,
+    stall: Mapping[int, float] | None = None,
+) -> dict[str, bytes]:
+    """A rank that begins at T + begin, calls a module 5 s later and then makes steps."""
+    lines: list[tuple[object, ...]] = [("begin", T + begin, f"node{rank}")]
+    now = T + begin + 5
+    lines.append(("forward", now))
+    for number in range(1, steps + 1):
+        now += each + (first if number == 1 else 0) + (stall or {}).get(number, 0.0)
+        lines.append(("step", now))
+    lines += [(kind, T + float(b), T + float(e)) for kind, b, e in spans]  # type: ignore[arg-type]
+    text = "".join(json.dumps(one) + "\n" for one in lines)
+    return {f"rank{rank}.0.{start}.{100 + rank}.jsonl": text.encode() + b'["step", 1'}
+
+
+def made(*files: Mapping[str, bytes], wall: float, **keys: object) -> Ledger:
+    every = {name: content for some in files for name, content in some.items()}
+    found = ledger(read_notes(every), T, T + wall, **keys)  # type: ignore[arg-type]
+    assert sum(found.parts.values()) == pytest.approx(wall)
+    return found
+
+
+def parts(found: Ledger) -> dict[str, float]:
+    return {name: round(s, 6) for name in PARTS if (s := found.parts[name]) > 1e-9}
+
+
+def test_a_plain_job() -> None:
+    found = made(notes(0, 2, 10, first=3), notes(1, 2.5, 10, first=2.5), wall=25)
+    expected = {"starting": 7.5, "compiling": 2.5, "stepping": 10.0, "ending": 5.0}
+    assert parts(found) == expected
+    assert found.goodput == pytest.approx(10 / 25)
+
+
+def test_input_and_checkpoints_are_those_of_the_slowest_rank() -> None:
+    of_0 = [("save", 9.2, 9.5), ("input", 7.1, 7.15)]
+    of_1 = [("input", 5.0 + n, 5.4 + n) for n in range(10)]
+    found = made(notes(0, 0, 10, spans=of_0), notes(1, 0, 10, spans=of_1), wall=16)
+    expected = {"starting": 5, "stepping": 5.7, "input": 4, "checkpointing": 0.3, "ending": 1}
+    assert parts(found) == expected
+    assert found.slow == {"input": 1, "checkpointing": 0}
+
+
+def test_traces_tell_communication_and_the_rank_that_others_wait_for() -> None:
+    traces = {
+        f"rank{rank}.0.0.{100 + rank}.7.trace.json.gz": trace(rank, exposed=seconds, hidden=0.02)
+        for rank, seconds in enumerate((1.2, 0.4, 1.2))
+    }
+    found = made(traces, *(notes(rank, 0, 10) for rank in range(3)), wall=15)
+    assert parts(found) == {"starting": 5, "stepping": 4, "communicating": 2, "slow rank": 4}
+    assert found.slow == {"slow rank": 1}
+    assert found.traces == 1
+    assert found.hidden == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "lost"), [(16, {"lost steps": 4.0, "stepping": 16.0}), (None, {"stepping": 20.0})]
+)
+def test_a_restart(last_step: int | None, lost: Mapping[str, float]) -> None:
+    """Ten steps, a kill, ten more of which four were made before."""
+    found = made(notes(0, 0, 10), notes(0, 18, 10, start=1), wall=33, last_step=last_step)
+    assert parts(found) == {"starting": 5, "restarting": 8, **lost}
+
+
+def test_a_stall_and_a_hang() -> None:
+    found = made(notes(0, 0, 10, stall={6: 7.0}), wall=22)
+    assert parts(found) == {"starting": 5, "stepping": 10, "stalled": 7}
+    assert parts(made(notes(0, 0, 10), wall=35, hung=True))["stalled"] == 20
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"rank0.0.0.7.jsonl": b'["begin", 1.0, "a"]\n'}, {"rank0.0.0.7.5.trace.json.gz": b""}],
+)
+def test_what_was_not_noted_is_unattributed(files: Mapping[str, bytes]) -> None:
+    found = made(files, wall=9)
+    assert (parts(found), found.goodput) == ({"unattributed": 9}, None)
+
+
+def test_programs_that_a_rank_starts_do_not_count() -> None:
+    other = {"rank0.0.0.999.jsonl": b'["begin", 1000001.0, ""]\n'}
+    assert made(other, notes(0, 0, 10), wall=15).steps == 10
+
+
+def test_where_a_rank_is() -> None:
+    stacks = """\
+Thread 0x00007f01 (most recent call first):
+  File "/x/observer.py", line 9 in _dump_when_asked
+  File "/usr/lib/python3.11/threading.py", line 975 in run
+
+Thread 0x00007f02 (most recent call first):
+  File "/v/site-packages/torch/autograd/graph.py", line 9 in backward
+  File "/job/train.py", line 23 in load
+  File "/job/train.py", line 31 in <module>
+"""
+    assert where(stacks) == "train.py:23 in load"
+    assert where("") == ""
