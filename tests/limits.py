@@ -31,6 +31,8 @@ PATIENCE_S = 300.0
 _TREE = "MNODE_TREE_OF_LIMITS"
 
 LIMITS: Mapping[str, str] = {
+    "agent/agent.py _FINALIZERS_S":
+        "agent/test_agent.py::test_a_fork_server_whose_finalizers_hang_is_not_awaited_for_long",
     "agent/agent.py _STATUS_S":
         "agent/test_agent.py::test_the_status_of_the_fork_server_is_not_awaited_for_long",
     "agent/rank_stacks.py _CHILD_LIMIT_S":
@@ -321,6 +323,8 @@ LIMITS: Mapping[str, str] = {
         "test_an_example_is_not_shrunk_if_other_ranks_wait_in_a_collective",
     "rank/leaks.py _SETTLE_S":
         "rank/test_leak_check.py::test_a_child_that_does_not_end_is_left_after_a_moment",
+    "rank/trial.py _FINALIZERS_S":
+        "rank/test_trial.py::test_finalizers_of_an_import_have_a_limit",
 }  # fmt: skip
 """By module and name: the test, from `tests` on."""
 

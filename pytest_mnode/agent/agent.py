@@ -57,6 +57,8 @@ _BEAT_S = 1.0
 _ENDING_TURN_S = 0.02
 _STATUS_S = 1.0
 """Time until the exit status of the fork server is known, after its pipe has ended."""
+_FINALIZERS_S = 3.0
+"""Time for finalizers of the modules that were imported for ranks, when the run ends."""
 
 
 def main() -> None:
@@ -73,7 +75,9 @@ def main() -> None:
     server, pid = _fork_server(order)  # before zmq, which does not survive a fork
     try:
         hub = Line(order.peer, order.endpoint, Keys(**order.keys))
-        Agent(order, hub, server, pid).serve()
+        agent = Agent(order, hub, server, pid)
+        agent.serve()
+        agent.end_fork_server()
     finally:
         processes.kill_descendants()
         # Processes that the controller started on nodes would outlive it if a node is this machine.
@@ -211,12 +215,22 @@ class Agent:
     def _send(self, message: Any) -> None:
         self.line.send(HUB, message)
 
-    def _how_it_ended(self) -> str:
-        limit = time.monotonic() + _STATUS_S
+    def end_fork_server(self) -> None:
+        """Have it end by itself, if it has imported tests."""
+        self.fork_server.close()
+        if self._ready:
+            self._await_fork_server(_FINALIZERS_S)
+
+    def _await_fork_server(self, limit_s: float) -> int | None:
+        """Its wait status; None if it has not ended within the limit."""
+        limit = time.monotonic() + limit_s
         while self._fork_server_status is None and time.monotonic() < limit:
             time.sleep(0.01)
             self._reap()
-        status = self._fork_server_status
+        return self._fork_server_status
+
+    def _how_it_ended(self) -> str:
+        status = self._await_fork_server(_STATUS_S)
         how = "ended" if status is None else returncode_text(os.waitstatus_to_exitcode(status))
         log = agent_log(self.order.log_dir, self.order.agent, self.order.incarnation)
         tail = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""

@@ -77,13 +77,10 @@ class Collector:
                 lambda text: self.server.send(ForkServerFailed(text)),
                 trial,
             )
-        except EOFError:
-            os._exit(0)
         except BaseException:
             text = f"could not import or collect the tests:\n{traceback.format_exc()}"
             self.server.send(ForkServerFailed(text))
-        sys.stderr.flush()
-        os._exit(0)
+        _end()
 
     def _serve(self, rank_main: RankMain, trial: Trial | None, files: frozenset[str]) -> None:
         """Fork for ever; pytest's run loop calls this when all tests are collected."""
@@ -102,14 +99,29 @@ class Collector:
             processes.reap()
             more = forks >= _MORE_TO_COME and next(joined, False)
             if select.select([self.server], [], [], 0 if more else _REAP_S)[0]:
-                for message in map(pickle.loads, self.server.receive()):
+                for message in map(pickle.loads, self._orders()):
                     assert isinstance(message, ForkLauncher)
                     self.server.send(fork_launcher(self.order, message, self.server, rank_main))
                     forks += 1
 
+    def _orders(self) -> list[bytes]:
+        try:
+            return self.server.receive()
+        except EOFError:  # the run has ended
+            processes.kill_descendants()  # ranks, which share temporary directories of modules
+            _end()
+
     def _unfit(self, files: dict[str, str]) -> NoReturn:
         self.server.send(Unfit(files))
-        os._exit(0)
+        _end()
+
+
+def _end() -> NoReturn:
+    from pytest_mnode.rank import exit_handlers
+
+    exit_handlers.finalize()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def lost() -> str:

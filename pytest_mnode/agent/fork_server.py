@@ -52,7 +52,7 @@ def main(order: AgentOrder, agent: Pipe) -> None:
             server.import_torch()
         server.serve(server.wait_for(Collect))
     except EOFError:
-        os._exit(0)
+        server.end()
     except WorldError as error:
         server.fail(str(error))
     except BaseException:
@@ -88,6 +88,12 @@ class ForkServer:
 
     def fail(self, text: str) -> None:
         self.agent.send(ForkServerFailed(text))
+
+    def end(self) -> None:
+        """Wait until the collector has removed its temporary directories; the agent has a limit."""
+        if self._collector is not None:
+            self._collector.close()
+            os.waitpid(self._collector_pid, 0)
 
     def wait_for(self, kind: type[Any]) -> Any:
         """The next message of this kind; messages that arrive before it are kept for later."""

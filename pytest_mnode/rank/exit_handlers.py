@@ -1,18 +1,19 @@
-"""Handlers of atexit that tests and their modules register. Ranks end by SIGKILL, so Python would
+"""Handlers of atexit that tests and their modules register, and finalizers of their objects, such as
+temporary directories. Processes that run or import tests end by SIGKILL or os._exit, so Python would
 not call them. Imports no torch, because the controller names `run`."""
 
 from __future__ import annotations
 
 import atexit
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _NOT_OF_TESTS = ("weakref", "coverage")
-"""weakref's handler would also remove temporary directories that a test module made when it was
-imported, before the fork: all ranks share them. That of coverage would save again what the
-controller got with each test."""
+"""`finalize` calls weakref's handler. That of coverage would save again what the controller got with
+each test."""
 _handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
 
@@ -33,8 +34,23 @@ def install() -> None:
     atexit.register, atexit.unregister = noted, forgotten
 
 
+def disown() -> None:
+    """In a forked child: leave objects to the process that made them, as all its children share
+    them."""
+    finalizers: Any = weakref.finalize
+    for one in finalizers._registry:
+        one.atexit = False
+
+
+def finalize() -> None:
+    """Call the finalizers of this process's objects, as Python does when it ends."""
+    finalizers: Any = weakref.finalize
+    finalizers._exitfunc()
+
+
 def run() -> list[str]:
-    """Call the handlers, the last registered first; returns what they raised, a line each."""
+    """Call the handlers, the last registered first, then the finalizers; returns what the handlers
+    raised, a line each."""
     raised = []
     while _handlers:
         function, args, kwargs = _handlers.pop()
@@ -44,4 +60,5 @@ def run() -> list[str]:
             place = traceback.extract_tb(error.__traceback__)[-1]
             text = "".join(traceback.format_exception_only(error)).strip()
             raised.append(f"{text} ({Path(place.filename).name}:{place.lineno})")
+    finalize()
     return raised

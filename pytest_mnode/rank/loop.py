@@ -23,7 +23,7 @@ from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL, give_output
 from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, Returned, RunItem
 from pytest_mnode.protocol.world import HUB
-from pytest_mnode.rank import binding, coverage_plugin, of_plugins
+from pytest_mnode.rank import binding, coverage_plugin, exit_handlers, of_plugins
 from pytest_mnode.rank.debugger import Debugger
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.session import RankSession
@@ -42,6 +42,7 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
         signal.signal(number, signal.SIG_DFL)  # the fork inherited the launcher's handlers
     signal.signal(signal.SIGINT, signal.default_int_handler)
     processes.adopt_orphans()  # so that processes of a test are found at any depth
+    exit_handlers.disown()
     world = World.from_env(os.environ, launch.world.nodes)
     binding.bind(launch.binding, world.local_rank, world.local_size, by_torch)
     if launch.binding.start.first:

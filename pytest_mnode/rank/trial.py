@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -21,9 +22,12 @@ import pytest
 from pytest_mnode import processes
 from pytest_mnode.env_reads import READS
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.rank import exit_handlers
 
 _UNKNOWN = "a plugin or a conftest.py, when pytest was configured,"
 _SLOWER = "each rank imports these files itself (slower)"
+_FINALIZERS_S = 3.0
+"""Time for finalizers of what an import made, such as its temporary directories."""
 _running: list[tuple[str, int]] = []
 """Number of running threads after each plugin, or conftest.py by its path, was imported."""
 
@@ -82,6 +86,7 @@ class Trial:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
+            exit_handlers.disown()
             processes.adopt_orphans()  # so that daemons of the import end with this child too
             # An error is reported by the import itself.
             with contextlib.suppress(BaseException), READS.collecting(module.path):
@@ -92,6 +97,9 @@ class Trial:
                 traceback.print_exc()
                 os._exit(1)
             processes.kill_descendants()
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+            signal.setitimer(signal.ITIMER_REAL, _FINALIZERS_S)
+            exit_handlers.finalize()
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(write)

@@ -309,6 +309,16 @@ def test_the_status_of_the_fork_server_is_not_awaited_for_long(
     assert failed.text == "the process that imports torch and the tests ended"
 
 
+def test_a_fork_server_whose_finalizers_hang_is_not_awaited_for_long(
+    around: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "_FINALIZERS_S", 0.1)
+    monkeypatch.setattr(processes, "reap", list)
+    around.agent.end_fork_server()
+    with pytest.raises(EOFError):
+        around.fork_server.receive()
+
+
 def test_silence_of_the_hub_ends_an_agent_on_another_machine(
     around: World, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,16 @@ def environment(engine: Engine, env: Mapping[str, str] | None = None) -> dict[st
     return {**clean_env(), **(env or {}), **engine.env}
 
 
+def own_temporary(directory: Path) -> tuple[str, dict[str, str]]:
+    """Option and variable of a run whose temporary files are in its directory.
+
+    Those on a node whose power is cut remain until an agent starts there again.
+    """
+    made = directory / "tmp"
+    made.mkdir()
+    return "--mnode-env=TMPDIR", {"TMPDIR": str(made)}
+
+
 def run_pytest(
     engine: Engine,
     directory: Path,

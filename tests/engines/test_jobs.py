@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.engines.inside import run_pytest, running_pytest, spec_for
+from tests.engines.inside import own_temporary, run_pytest, running_pytest, spec_for
 from tests.engines.job_helpers import JOB_HELPERS, PREEMPTED, assert_passed, write
 from tests.engines.slurm import SlurmOnRack
 
@@ -187,7 +187,8 @@ def test_jobs_of_a_run_that_leaves_them_room(slurm: SlurmOnRack, tmp_path: Path)
     write(tmp_path, TESTS)
     spec = spec_for(slurm, tmp_path, "jobs on slurm")
     args = ("--mnode-launcher=slurm", "--mnode-nodes=3", SHARED, spec, "--durations=12")
-    run = run_pytest(slurm, tmp_path, *args, "test_it.py", limit_s=420)
+    option, env = own_temporary(tmp_path)
+    run = run_pytest(slurm, tmp_path, *args, option, "test_it.py", env=env, limit_s=420)
     assert_passed(run, 12)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.acceptance.certified import ACCEPTANCE, certificate_of, promised
-from tests.engines.inside import run_pytest, spec_for
+from tests.engines.inside import own_temporary, run_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
 from tests.engines.test_jobs import SHARED
 
@@ -20,6 +20,7 @@ def test_slurm_requeues_preempted_jobs_and_jobs_that_lost_a_node(
     restart = promised("restart") | changes
     spec = spec_for(slurm, tmp_path, "jobs are submitted", criteria={"restart": restart})
     slurm.set_down_after(5)
+    option, env = own_temporary(tmp_path)
     run = run_pytest(
         slurm,
         tmp_path,
@@ -27,8 +28,10 @@ def test_slurm_requeues_preempted_jobs_and_jobs_that_lost_a_node(
         "--mnode-nodes=3",
         SHARED,
         spec,
+        option,
         *("-k", KILL, "-rA", f"--mnode-report={tmp_path}/report"),
         str(ACCEPTANCE / "test_restart.py"),
+        env=env,
         limit_s=420,
     )
     cases = certificate_of(run, tmp_path / "report").cases("restart")

@@ -14,7 +14,14 @@ from pytest_mnode.launchers.choose import choose
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.engines.debugged import debug
-from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest, spec_for
+from tests.engines.inside import (
+    COVERAGE,
+    lines_run,
+    own_temporary,
+    run_pytest,
+    running_pytest,
+    spec_for,
+)
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import InnerRun, junit_command, released_plugins, write_files
 
@@ -144,14 +151,10 @@ def test_a_run_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
 def running(
     slurm: SlurmOnRack, directory: Path, *args: str
 ) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A run of test_it.py whose temporary files are in its directory.
-
-    Those on a node remain when its power is cut.
-    """
-    temporary = directory / "tmp"
-    temporary.mkdir()
-    given = ("--mnode-launcher=slurm", "--mnode-env=TMPDIR", *args, "test_it.py")
-    return running_pytest(slurm, directory, *given, env={"TMPDIR": str(temporary)})
+    """A run of test_it.py whose temporary files are in its directory."""
+    option, env = own_temporary(directory)
+    given = ("--mnode-launcher=slurm", option, *args, "test_it.py")
+    return running_pytest(slurm, directory, *given, env=env)
 
 
 def await_busy(

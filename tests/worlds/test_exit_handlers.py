@@ -1,10 +1,15 @@
-"""Handlers of atexit are called in ranks, within a limit, and what they raise is said."""
+"""Handlers of atexit are called in ranks, within a limit, and what they raise is said. Finalizers of
+objects are called where the objects were made."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests.inner import InnerRun, run_pytest, write_files
+from tests.test_leaves_nothing import Watched
+from tests.waiting import until
 
 TESTS = """
     import atexit, os, tempfile, time
@@ -40,15 +45,44 @@ TESTS = """
         if world.rank: atexit.register(time.sleep, 60)
 
     def test_shared(world):
+        global OWN
+        OWN = tempfile.TemporaryDirectory()
         assert Path(SHARED.name).is_dir()
+"""
+OWN_IMPORTS = """
+    import tempfile, threading, time
+
+    threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+    MADE = tempfile.TemporaryDirectory()
+
+    def test_own_imports(world): pass
+"""
+KILLED = """
+    import os, time, weakref
+    from pathlib import Path
+    from pytest_mnode import processes
+
+    PID = Path(__file__).with_name("busy")
+
+    def note():
+        (PID.parent / "ended").write_text(str(processes.has_ended(int(PID.read_text()))))
+
+    weakref.finalize(note, note)
+
+    def test_it(world):
+        PID.write_text(str(os.getpid()))
+        time.sleep(120)
 """
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("exit_handlers")
-    write_files(directory, test_it=TESTS)
-    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local", limit_s=100)
+    write_files(directory, test_it=TESTS, test_own=OWN_IMPORTS)
+    (directory / "temporary").mkdir()
+    env = {"TMPDIR": str(directory / "temporary")}
+    args = ("--mnode-nodes=2", "--mnode-launcher=local")
+    return run_pytest(directory, *args, env=env, limit_s=100)
 
 
 def test_they_run_in_every_rank(run: InnerRun) -> None:
@@ -58,6 +92,7 @@ def test_they_run_in_every_rank(run: InnerRun) -> None:
         "test_fails": "failure",
         "test_slow": "passed",
         "test_shared": "passed",
+        "test_own_imports": "passed",
     }, run.output
     for what in ("import", "pass", "fresh", "failure"):
         for rank in (0, 1):
@@ -69,3 +104,17 @@ def test_what_they_raise_is_said(run: InnerRun) -> None:
     assert f"{both}raised ValueError: not flushed (test_it.py:" in run.output
     slow = "mnode: rank 1 of 2 on local1: a handler of atexit "
     assert f"{slow}did not end within 5 s" in run.output
+
+
+def test_no_temporary_directory_is_left(run: InnerRun) -> None:
+    """Of a module that ranks share, of a test, and of a module that each rank imports."""
+    assert list((run.junit.parent / "temporary").glob("tmp*")) == []
+
+
+def test_ranks_of_a_killed_run_end_before_what_they_share(tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=KILLED)
+    with Watched(tmp_path, "--mnode-nodes=1", "--mnode-launcher=local") as run:
+        run.wait_until_busy(1)
+        until((tmp_path / "busy").read_text, "no pid")
+        run.kill()
+    assert (tmp_path / "ended").read_text() == "True"

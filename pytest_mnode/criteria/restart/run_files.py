@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.restart.history import History, history_of
 from pytest_mnode.criteria.restart.resuming import StoreListing
+from pytest_mnode.criteria.storage.meeting import guarded
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.processes import KILLED_S
 from pytest_mnode.reference_job.config import JobConfig
@@ -93,16 +95,18 @@ def shared_directory(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
 
 @contextlib.contextmanager
 def run_directory(cluster: Cluster, node: str, parent: Path, name: str) -> Iterator[str]:
-    """A directory for one run, created on `node` and removed at the end."""
-    [made] = cluster.run(["mktemp", "-d", str(parent / f"mnode-{name}-XXXXXX")], node)
-    if not made.ok:
-        raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
-    directory = made.stdout.strip()
-    try:
-        yield directory
-    finally:
-        with contextlib.suppress(MnodeError):
-            cluster.run(["rm", "-rf", "--", directory], node, timeout=_LIMIT_S)
+    """A directory for one run, created on `node` and removed at the end; where this machine sees
+    it also after a kill of this process."""
+    directory = str(parent / f"mnode-{name}-{secrets.token_hex(4)}")
+    with guarded(Path(directory), _LIMIT_S):
+        [made] = cluster.run(["mkdir", "-m", "700", "--", directory], node)
+        if not made.ok:
+            raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
+        try:
+            yield directory
+        finally:
+            with contextlib.suppress(MnodeError):
+                cluster.run(["rm", "-rf", "--", directory], node, timeout=_LIMIT_S)
 
 
 def write_config(cluster: Cluster, node: str, config: JobConfig) -> str:

@@ -21,12 +21,41 @@ from pytest_mnode.criteria.restart.run_files import (
     _seen,
     await_steps,
 )
+from tests.waiting import until
 
 START, TORN = '{"kind":"start","rank":1}\n', '{"kind":"step","rank":1,"wor\n'
 
 
 def steps(first: int, last: int) -> str:
     return "".join(f'{{"kind":"step","step":{n}}}\n' for n in range(first, last + 1))
+
+
+KILLED = """
+import subprocess, sys, time
+from pathlib import Path
+from types import SimpleNamespace as Of
+from pytest_mnode.criteria.restart.run_files import run_directory
+
+def run(argv, node, timeout=None):
+    done = subprocess.run(argv, capture_output=True, text=True)
+    return [Of(ok=done.returncode == 0, stderr=done.stderr)]
+
+with run_directory(Of(run=run), "n0", Path(sys.argv[1]), "killed") as directory:
+    Path(directory, "checkpoint").touch()
+    print(flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_directory_of_a_run_goes_with_a_killed_controller(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None
+        controller.stdout.readline()
+        [made] = tmp_path.iterdir()
+        assert (made.stat().st_mode & 0o777, [*made.iterdir()]) == (0o700, [made / "checkpoint"])
+        controller.kill()
+    until(lambda: not made.exists(), "it is removed")
 
 
 class Waiting:
