@@ -1,6 +1,6 @@
-"""Handlers of atexit that tests and their modules register, and finalizers of their objects, such as
-temporary directories. Processes that run or import tests end by SIGKILL or os._exit, so Python would
-not call them. Imports no torch, because the controller names `run`."""
+"""Handlers of atexit that tests and their modules register, and finalizers of their objects, such
+as temporary directories. Processes that run or import tests end by SIGKILL or os._exit, so Python
+would not call them. Imports no torch, because the controller names `run`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _NOT_OF_TESTS = ("weakref", "coverage")
-"""`finalize` calls weakref's handler. That of coverage would save again what the controller got with
-each test."""
+"""`finalize` calls weakref's handler. That of coverage would save again what the controller got
+with each test."""
 _handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
 

@@ -1,5 +1,6 @@
-"""Handlers of atexit are called in ranks, within a limit, and what they raise is said. Finalizers of
-objects are called where the objects were made."""
+"""Handlers of atexit are called in ranks, within a limit, and what they raise is said.
+
+Finalizers of objects are called where the objects were made."""
 
 from __future__ import annotations
 
