@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.options import setting
+from pytest_mnode.option_texts import Given
+from pytest_mnode.options import OPTIONS, Settings, setting
 from pytest_mnode.spec import default_spec_path
 
 NODES = "accepted: a whole number of 1 or more"
@@ -171,3 +172,10 @@ def test_a_test_with_controller_and_rank_fixtures(
     result.stdout.fnmatch_lines(
         ["*test_it asks for cluster, which lives in the controller, and for rank, world, which*"]
     )
+
+
+def test_defaults_are_those_of_the_help(tmp_path: Path) -> None:
+    told = {name: option for name, option in OPTIONS.items() if option.initial.isalnum()}
+    read = {name: one.read(Given(one.flag, one.initial, tmp_path)) for name, one in told.items()}
+    assert read == {name: getattr(Settings(), name) for name in told}
+    assert {"start_limit_s", "silence_limit_s", "timeout_s", "k8s_wait_s"} <= told.keys()

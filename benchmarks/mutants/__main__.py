@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="mutations to draw")
     parser.add_argument("--jobs", type=int, default=2, help="mutations tried at the same time")
     parser.add_argument("--under", default="pytest_mnode", help="only modules below this path")
+    parser.add_argument("--operators", nargs="+", help="only these, such as handler clean-up")
     parser.add_argument("--limit-s", type=float, default=900.0, help="for the tests of a mutation")
     parser.add_argument("--test-limit-s", type=float, default=120.0, help="for one test")
     parser.add_argument("--files", type=int, help="only this many test files, the nearest")
@@ -103,6 +104,8 @@ def _drawn(options: argparse.Namespace, sources: dict[str, str]) -> list[Mutatio
         room = room_of(path)
         weights[room] = weights.get(room, 0) + len(source.splitlines()) * (1 + (room in _HEAVY))
         for mutation in mutations(path, source):
+            if mutation.operator not in (options.operators or [mutation.operator]):
+                continue
             rooms.setdefault(room, {}).setdefault(mutation.operator, []).append(mutation)
     drawn: dict[Mutation, None] = {}
     names = list(rooms)

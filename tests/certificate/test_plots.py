@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_mnode.certificate.page import plots
-from pytest_mnode.charts import Bars, Level, Lines, Matrix, Part, Series
+from pytest_mnode.charts import (
+    Bars,
+    Level,
+    Lines,
+    Matrix,
+    Moment,
+    Part,
+    Series,
+    Span,
+    Timeline,
+)
 from pytest_mnode.measurement import Curve, Point, at_least
 
 
@@ -96,3 +106,12 @@ def test_curves_show_bound_and_line_rate_once() -> None:
     assert [text for text in legend(axes) if "line rate" in text] == ["line rate 400"]
     assert len([text for text in legend(axes) if text.startswith("bound")]) == 1
     assert ticks(axes)[0] == ["1 MiB", "4 MiB"]
+
+
+def test_a_timeline_has_a_bar_for_each_span() -> None:
+    spans = (Span("node0", 1.0, 3.0, "runs"), Span("node1", 2.0, 2.5, "waits"))
+    chart = Timeline("t", ("node0", "node1"), spans, (Moment(4.0, "killed"),))
+    axes = drawn(plots.timeline, chart)
+    shown = [(bar.get_x(), bar.get_width()) for part in axes.containers for bar in part]
+    assert shown == [(1.0, 2.0), (2.0, 0.5)]
+    assert ticks(axes)[1] == ["node0", "node1"]

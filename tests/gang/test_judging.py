@@ -73,6 +73,11 @@ def test_a_rank_that_did_not_run_to_its_end() -> None:
     }
 
 
+def test_a_gang_that_is_seen_whole_may_have_lost_heartbeats() -> None:
+    beats = [beat for beat in RACED if (beat.job, beat.rank) != ("2", 1)]
+    assert raced(watched(RACE, beats, 118), 115.0)[ALONE][0] == UNKNOWN
+
+
 def test_a_gang_ended_by_the_cleanup_needs_no_end() -> None:
     shown = both(course("1", 101, 107), course("2", 108, 110.3, "CANCELLED"))
     beats = [b for b in RACED if b.job == "1" or b.at_s < 110.2]

@@ -242,6 +242,12 @@ def test_each_part_of_a_merged_device_is_a_rail(listed: str) -> None:
     assert adapters(log) == ("mlx5_0", "mlx5_1")
 
 
+def test_a_listed_device_is_not_replaced_by_one_that_is_named_alone() -> None:
+    listed = "NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eno1:10.4.0.1<0>"
+    [device] = read(listed, "NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'").devices
+    assert (device.name, device.link_layer) == ("mlx5_0", "RoCE")
+
+
 LISTS = [
     "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_10:1/RoCE [3]mlx5_11:1/RoCE [RO]; "
     "OOB eno1:10.4.0.1<0>",

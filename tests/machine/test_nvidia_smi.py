@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
+from pytest_mnode.machine.model import read_accelerators
 from pytest_mnode.machine.nvidia_smi import parse_query, read_nvidia_smi
 from pytest_mnode.machine.nvml import Accelerator
 from tests.criteria.preflight.made import asked, everyone, healthy, promising, with_facts
@@ -248,3 +249,12 @@ def test_a_damaged_inforom_is_said_beside_the_rest(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     [gpu] = read_nvidia_smi().found or ()
     assert (gpu.inforom_valid, gpu.ecc_uncorrected) == (False, 0)
+
+
+def test_it_is_asked_where_nvml_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path / "nvidia-smi", f"#!/bin/sh\ncat <<'E'\n{HEAD + GPU}\nE\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    [gpu] = read_accelerators(tmp_path)
+    assert [gpu] == list(read_nvidia_smi().found or ())

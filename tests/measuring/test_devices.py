@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -77,10 +78,11 @@ def loaded(nvml: Nvml) -> Load:
         time.sleep(0.1)
         nvml.works = False
 
-    sampler = Sampler(lambda: nvml_reading(nvml, "handle"), 0.02)
+    sampler, running = Sampler(lambda: nvml_reading(nvml, "handle"), 0.02), threading.active_count()
     for _ in range(2):
         devices.repeat_s(devices.Work(1.0, call, CPU), 1, False, sampler)
         time.sleep(0.05)
+        assert threading.active_count() == running
     return load_of(sampler.samples)
 
 

@@ -49,6 +49,7 @@ TESTS = """
         global OWN
         OWN = tempfile.TemporaryDirectory()
         assert Path(SHARED.name).is_dir()
+        assert Path(SHARED.name).parent == Path(OWN.name).parent == HERE / "temporary"
 """
 OWN_IMPORTS = """
     import tempfile, threading, time

@@ -45,8 +45,10 @@ class RankTransport:
             # If runs share a file, the last run counts, with its largest communicator.
             largest = max(one.size or 0 for one in same)
             return [one for one in same if (one.size or 0) == largest][-1]
-        unnamed = len(ranks) == 1 and ranks[0].rank is None
-        return ranks[0] if unnamed else None
+        match ranks:
+            case [one] if one.rank is None:
+                return one
+        return None
 
     @property
     def logged_settings(self) -> dict[str, str]:

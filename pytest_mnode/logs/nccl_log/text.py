@@ -118,7 +118,7 @@ def first_line_is_cut(text: Text) -> bool:
     return any(other.host and other.host != host and other.host.endswith(host) for other in others)
 
 
-def messages(text: Text, *, start: int = 0) -> Iterator[Message]:
+def messages(text: Text, *, start: int) -> Iterator[Message]:
     """NCCL's messages from line `start` on, without immediate repetitions."""
     before: Message | None = None
     last = len(text.lines) - 1

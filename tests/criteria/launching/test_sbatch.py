@@ -19,6 +19,7 @@ from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission, Ste
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.slurm import JobState, nodes_from_text
+from pytest_mnode.processes import has_ended
 from tests.programs import write_program
 from tests.waiting import until
 
@@ -185,7 +186,8 @@ def test_a_script_that_waits_for_room_waits_until_its_limit(
 
 def test_a_step_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP_END_S", 0.2)
-    made = a_step(tmp_path, monkeypatch, f"trap '' TERM; : > {tmp_path}/up; exec sleep 60")
-    until((tmp_path / "up").exists)
+    made = a_step(tmp_path, monkeypatch, f"trap '' TERM; echo $$ > {tmp_path}/up; exec sleep 60")
+    until(lambda: (tmp_path / "up").exists() and (tmp_path / "up").read_text())
     with pytest.raises(ClusterError, match=r"did not end its step within 0\.2 s"):
         made.close()
+    assert has_ended(int((tmp_path / "up").read_text()))

@@ -10,7 +10,7 @@ from pytest_mnode.criteria.restart.resharding import judge_size
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.reference_job.records import StepRecord
-from tests.criteria.restart.made import KILLED, TERMS, WHOLE, is_right, only, resumed
+from tests.criteria.restart.made import KILLED, TERMS, WHOLE, incarnation, is_right, only, resumed
 
 CONTINUED, LOST = "runs that did not continue", "steps lost"
 FINAL = {"w": np.ones(2)}
@@ -40,6 +40,12 @@ def test_a_resume_from_an_earlier_checkpoint_lost_steps() -> None:
     lost = judged(first=1, loaded=None)[LOST]
     assert (lost.value, lost.passed) == (4, False)
     assert "continued from step 0, and step 4 was saved" in str(lost.culprit)
+
+
+def test_the_last_checkpoint_counts() -> None:
+    cut = history_of(incarnation(1, 10) + resumed(9, loaded=8))
+    lost = {one.name: one for one in judge_size(FINAL, history_of(WHOLE), FINAL, cut, TERMS)}[LOST]
+    assert (lost.value, lost.note) == (0, "from 8")
 
 
 @pytest.mark.parametrize("changed", [{"w": np.zeros(2)}, {"w": np.full(2, 1.5)}])

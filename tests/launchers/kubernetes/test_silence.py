@@ -30,6 +30,7 @@ from tests.launchers.kubernetes.test_broken_off import (
     serve,
 )
 from tests.launchers.kubernetes.test_moved import FIRST, Run
+from tests.waiting import until
 
 __all__ = ["serve"]
 
@@ -184,3 +185,27 @@ def test_a_node_that_is_not_back_after_it_was_switched_on(run: Run) -> None:
     run.launcher.ask(PowerOff("n1"))
     with pytest.raises(ClusterError, match=r"^n1 was not back 0\.2 s after power\.switch_on: "):
         run.launcher.ask(PowerOn("n1"))
+
+
+def test_starts_and_ends_of_watches_are_counted(
+    silent: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        def __aiter__(self) -> Ended:
+            return self
+
+        async def __anext__(self) -> str:
+            raise StopAsyncIteration
+
+        async def close(self) -> None:
+            pass
+
+    async def connected(*_: object) -> Ended:
+        return Ended()
+
+    monkeypatch.setattr(pod_streams, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(pod_streams, "connected", connected)
+    made = PodStreams(silent, "run=1")
+    until(lambda: made.watches >= 4, "two watches began and ended")
+    made.close()
+    assert made.watches % 2 == 0

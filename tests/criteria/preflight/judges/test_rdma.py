@@ -270,6 +270,16 @@ def test_gpudirect_of_other_makers(
     )
 
 
+def test_gpudirect_beside_another_makers_accelerator() -> None:
+    """Such as that of a BMC or of an integrated GPU."""
+    functions = tuple(
+        PciFunction(address=f"0000:0{number}:00.0", kind=kind, vendor=vendor)
+        for number, (kind, vendor) in enumerate((("0302", "10de"), ("1200", "1002")))
+    )
+    survey = everyone(healthy(2), software=SOFTWARE, pci=PciTree(functions=functions))
+    assert verdicts(GpudirectIsThere, survey, promising("{gpudirect: dma-buf}")) == {}
+
+
 def test_ethernet_ports_are_no_links_of_an_infiniband_fabric() -> None:
     promised = "{interfaces: {}, speed: {}, mtu: {networks: [fabric]}, rdma: {errors_at_most: 0}}"
     spec = promising(promised, "infiniband", '"mlx5_*"', nics=2)
