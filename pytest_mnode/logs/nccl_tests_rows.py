@@ -45,13 +45,16 @@ class Timing:
 class NcclTestsRow:
     """Results of one message size. in_place is None if the table has only one block.
 
-    dtype: of its values, as printed, such as float or fp8_e4m3; "" if it is not.
+    dtype: of its values, as printed, such as float or fp8_e4m3; "" if it is not. reduces: whether
+    an operation such as sum is printed; None without that column. root: -1 for none; None likewise.
     """
 
     size_bytes: int
     out_of_place: Timing
     in_place: Timing | None = None
     dtype: str = field(default="", compare=False)
+    reduces: bool | None = field(default=None, compare=False)
+    root: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +209,12 @@ def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTes
     if blocks[0] is None or (count and size_bytes % count):
         return None
     in_place = blocks[1] if len(blocks) > 1 else None
-    dtype = cells[columns.index("type")]
-    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place, dtype)
+    named = dict(zip(columns, cells, strict=True))
+    reduces = named["redop"] != "none" if "redop" in named else None
+    root = whole(named.get("root", "").removeprefix("-"))
+    root = -1 if named.get("root") == "-1" else root
+    row = NcclTestsRow(size_bytes, blocks[0], in_place, named["type"], reduces, root)
+    return tuple(cells), row
 
 
 def _fits(column: str, cell: str) -> bool:

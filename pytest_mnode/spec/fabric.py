@@ -162,7 +162,7 @@ class BusbwPromise(Page):
         ring = self.bound_gbytes_s(model, algorithms, size_bytes).accepted[0]
         more = self.bound_with_nvls(model, size_bytes)
         busbw = judged.known
-        if busbw is None or busbw < ring or (judged.interval or (busbw,))[0] >= more:
+        if busbw is None or busbw < ring or busbw >= more:
             return ""
         return (
             f"{busbw:.4g} GB/s keeps the bound of a ring, {ring:.4g}, and not that of "

@@ -46,11 +46,14 @@ PROFILES = {
     "mi325x-8x400": "mi325x",
 }
 EXCEPTIONS = {
-    "040": "76 of 100 is below its bound, 79.5, by less than what one run may be off",
-    "068": "0.56 over 16 nodes with one GPU and two NICs each; 0.96 over two (067)",
-    "078": "NCCL_IB_DATA_DIRECT=0: 56 GB/s are what PCIe 5.0 leaves of a NIC of 800 Gbit/s",
+    "040": "undecided: 76 of 100 is below its bound, 79.5, by less than what one run may be off",
+    "068": "its source: 0.56 over 16 nodes with one GPU and two NICs each, 0.96 over two (067); "
+    "0.56 is what PCIe leaves (078), so the example is no healthy one",
+    "078": "its source: NCCL_IB_DATA_DIRECT=0 leaves what PCIe 5.0 does of a NIC of 800 Gbit/s, 56 "
+    "of 100 GB/s; no promise of a line at 800 Gbit/s is kept, and the first reason says this",
     "080": "as 078",
-    "142": "slow only beside 456 of the same nodes (143): 0.8 of the model",
+    "142": "undecided: 0.8 of what the same nodes reach without one setting (143); whether "
+    "switches of NVLink reduced is not said, and a ring's bound is kept",
 }
 """By table, why it is judged otherwise than its source calls it."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pytest_mnode.criteria.transport.settings import cost
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.busbw_csv import ACCEPTED, CsvRow, CsvTable, read_csv
 from pytest_mnode.logs.lines import plain_lines
@@ -19,7 +20,7 @@ from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.logs.nccl_log.text import plain_text
 from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, Timing, read_nccl_tests
 from pytest_mnode.logs.perftest import Perftest, read_perftests
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict, listed
 from pytest_mnode.measuring.tools import nccl_tests, perftest
 from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
@@ -53,9 +54,21 @@ _LEAST_BYTES = 16 << 20
 _CLEAR_GBYTES_S = 1.0
 """From this algbw on, two printed decimals leave the ratio busbw / algbw within 1 %."""
 _SAME_RATIO = 0.015
+_HCA = "NCCL_IB_HCA"
+_WHOLE_NAME = re.compile(r"_\d+$")
+"""Of one device, such as mlx5_0; mlx5 would be the beginning of several."""
+_NEUTRAL = frozenset({"NCCL_ALGO", "NCCL_NVLS_ENABLE", "NCCL_IB_GID_INDEX", "NCCL_TOPO_FILE"})
+"""Settings that many clusters need, or that the bound knows."""
+_REDUCE = ("all_reduce", "reduce_scatter", "reduce")
+_ROOTED = ("broadcast", "reduce")
+_ROUNDED = 0.006
+"""GB/s by which a printed rate may be off, and a little."""
 _LARGE_BYTES, _LARGE_SHARE = 1 << 16, 0.9
 """A rate of this size, perftest's default, is unusual below this part of the line: of 200 Gbit/s 64
 KiB reach 0.951 (HDR, Azure/aks-rdma-infiniband, tests/expected-output.md)."""
+_USUAL_PORT = RdmaBandwidthPromise.model_validate(
+    {"program": "perftest", "size": "64 KiB", "at_least_fraction": _LARGE_SHARE}
+)
 PORT_USUAL = (0.96, 0.99)
 """Usual part of a port's line rate that large messages reach. Sources: 196.55 of 200 Gbit/s (HDR,
 Azure/aks-rdma-infiniband, tests/expected-output.md), 392.6 of 400 (RoCE, NVIDIA/nccl issue 2409),
@@ -152,8 +165,8 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
     groups: dict[tuple[str, int, int, bool, bool | None], list[NcclRun]] = {}
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
-        collective = _collective(test, asked.collective)
-        nodes, per_node = _shape(test, asked)
+        collective = _collective(test, asked)
+        nodes, per_node = _shape(test, asked, collective)
         _agrees(test, collective, nodes * per_node)
         # Complete rows of a table that is cut off are measured all the same.
         why = "" if test.only_cut_off else test.why_incomplete
@@ -163,7 +176,10 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         key = (collective, nodes, per_node, test.pins_ring, used)
         groups.setdefault(key, []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
-    return [_judge_runs(runs, asked.spec, logged) for runs in groups.values()]
+    return [
+        _judge_runs(runs, asked.spec, (*_reasons_in_settings(runs, asked.spec), *logged))
+        for runs in groups.values()
+    ]
 
 
 def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> Result:
@@ -228,7 +244,7 @@ def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
 
 def _dips(measured: Mapping[int, Measurement]) -> dict[int, Measurement]:
     """Sizes that fall a little short although all larger ones pass: inconclusive, as faults slow
-    large ones."""
+    large ones. Those that only the error of one run leaves open pass by the larger ones."""
     found: dict[int, Measurement] = {}
     sizes = sorted(measured, reverse=True)
     count = next((i for i, s in enumerate(sizes) if not measured[s].passed), len(sizes))
@@ -238,6 +254,8 @@ def _dips(measured: Mapping[int, Measurement]) -> dict[int, Measurement]:
         if one.verdict is Verdict.FAIL and (one.value or 0.0) >= _LITTLE * edge:
             note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
             found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
+        elif one.verdict is Verdict.INCONCLUSIVE and (one.value or 0.0) >= edge:
+            found[size] = replace(one, interval=None, note=f"{one.note}; larger sizes pass")
     return found
 
 
@@ -295,22 +313,73 @@ def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
     return replace(test, settings={**test.settings, "NCCL_ALGO": "ring"})
 
 
-def _collective(test: NcclTest, asked: str | None) -> str:
-    said = _name_of(test.program)
+def _collective(test: NcclTest, given: Asked) -> str:
+    asked, said = given.collective, _name_of(test.program)
     if test.program and said is None:
         raise UsageError(f"{test.program}; accepted: {', '.join(_COLLECTIVES)}")
     if said and asked and said != asked:
         raise UsageError(f"--collective={asked}, but the file has {test.program}")
-    if found := said or asked:
+    if found := said or asked or _by_columns(test, given):
         return found
     raise UsageError(
         f"--collective: missing, and the file does not say it; accepted: {', '.join(_COLLECTIVES)}"
     )
 
 
-def _shape(test: NcclTest, asked: Asked) -> tuple[int, int]:
-    """Nodes and ranks of each, from the file where it says them."""
+def _clearest(test: NcclTest) -> tuple[NcclTestsRow, float, float] | None:
+    """The row with the largest algbw, its busbw / algbw, and by how much that may be off."""
+    rows = [
+        (one.algbw_gbytes_s, one.busbw_gbytes_s, row)
+        for row in test.rows
+        if (one := row.out_of_place).busbw_gbytes_s and one.algbw_gbytes_s
+    ]
+    algbw, busbw, row = max(rows, key=lambda one: one[0] or 0.0, default=(None, None, None))
+    if not algbw or not busbw or row is None or algbw < _CLEAR_GBYTES_S:
+        return None
+    return row, busbw / algbw, (1 + busbw / algbw) * _ROUNDED / algbw
+
+
+def _by_columns(test: NcclTest, given: Asked) -> str | None:
+    """The collective, if only one of all has such columns and such a ratio of its rates: programs
+    older than nccl-tests 2.17 do not print their names."""
+    clearest = _clearest(test)
+    if clearest is None or clearest[0].reduces is None:
+        return None
+    row, ratio, _ = clearest
+    per_node = given.procs_per_node or given.spec.accelerators.per_node or 1
+    ranks = test.ranks or (given.nodes or 0) * per_node
+    found = [
+        name
+        for name in _COLLECTIVES
+        if (name in _REDUCE) is row.reduces
+        and (row.root is None or (name in _ROOTED) is (row.root >= 0))
+        and (
+            abs(ratio / bus_factor(name, ranks) - 1) <= _SAME_RATIO
+            if ranks > 1
+            else (ratio > 1 + _SAME_RATIO) is (name == "all_reduce")
+        )
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _ranks_by_ratio(test: NcclTest, collective: str, per_node: int) -> int:
+    """The only number of ranks, on two nodes or more, that busbw / algbw fits; 0 without one."""
+    if (clearest := _clearest(test)) is None or bus_factor(collective, 2) == bus_factor(
+        collective, 3
+    ):
+        return 0
+    _, ratio, off = clearest
+    several = range(2 * per_node, 64 * per_node, per_node)
+    fits = [n for n in several if abs(bus_factor(collective, n) - ratio) <= off]
+    return fits[0] if len(fits) == 1 else 0
+
+
+def _shape(test: NcclTest, asked: Asked, collective: str) -> tuple[int, int]:
+    """Nodes and ranks of each, from the file where it says them, or its rates show them."""
     nodes, per_node, ranks = asked.nodes, asked.procs_per_node, test.ranks
+    if not ranks and not nodes:
+        per_node = per_node or asked.spec.accelerators.per_node
+        ranks = _ranks_by_ratio(test, collective, per_node) if per_node else 0
     if nodes and test.nodes and nodes != test.nodes:
         raise UsageError(f"--nodes={nodes}, but the file has ranks on {test.nodes} hosts")
     nodes = nodes or test.nodes
@@ -353,8 +422,8 @@ def _of_table(table: CsvTable, asked: Asked) -> NcclTest:
         nodes=table.nodes or 0,
         closed=True,
     )
-    collective = _collective(test, asked.collective)
-    nodes, per_node = _shape(test, asked)
+    collective = _collective(test, asked)
+    nodes, per_node = _shape(test, asked, collective)
     factor = bus_factor(collective, nodes * per_node)
     rows: list[NcclTestsRow] = []
     for line in table.rows:
@@ -380,6 +449,24 @@ def _timing(row: CsvRow, factor: float) -> Timing:
     if busbw is None and algbw is not None:
         busbw = algbw * factor
     return Timing(busbw, row.wrong, algbw_gbytes_s=algbw)
+
+
+def _reasons_in_settings(runs: Sequence[NcclRun], spec: Spec) -> Iterator[str]:
+    """Settings of the runs, by their command lines and logs, that cost speed."""
+    kind, found = spec.fabric.kind, dict[str, None]()
+    for test in (run.test for run in runs if run.test):
+        version = ".".join(map(str, test.nccl.version or ())) or None
+        for name, value in test.settings.items():
+            if name == _HCA:
+                ports = {one.partition(":")[0] for one in value.lstrip("=").split(",")}
+                few = len(ports) < spec.nics_of_ranks(runs[0].ranks_per_node)
+                whole = value.startswith("=") or all(map(_WHOLE_NAME.search, ports))
+                if few and whole and "^" not in value:
+                    found[f"{name}={value} (ranks may use {len(ports)} NICs a node)"] = None
+            elif name not in _NEUTRAL and (why := cost(name, value, kind, version)):
+                found[f"{name}={value} ({why})"] = None
+    if found:
+        yield f"settings of this run that cost speed, or override NCCL's choice: {listed(found)}"
 
 
 def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
@@ -425,11 +512,14 @@ def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result
     fabric, key = spec.criteria.fabric, _PROMISES.get(program, "")
     promise = getattr(fabric, key, None) if fabric and key else None
     why = next((why for run in runs if (why := run.why_incomplete)), "") or ""
+    rates = not any(run.typical_us for run in runs)
+    usual = ""
     if not key:
         why = why or "no promise of a spec is about it"
-    elif promise is None:
+    elif promise is None and not rates:
         why = why or f"the spec has no criteria.fabric.{key}"
-    rates = not any(run.typical_us for run in runs)
+    elif promise is None:
+        promise, usual = _USUAL_PORT, ", held to what is usual as the spec promises none"
     if rates and any(run.bidirectional is None for run in runs):
         why = why or "no title, which says whether rates are of both directions"
     values: dict[int, list[float]] = {}
@@ -454,7 +544,7 @@ def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result
             " or more" if rates else ""
         )
     both = ", half of both directions" if any(run.bidirectional for run in runs) else ""
-    return Result(f"{program}, one port{both}", "Gbit/s" if rates else "µs", found, why=why)
+    return Result(f"{program}, one port{both}{usual}", "Gbit/s" if rates else "µs", found, why=why)
 
 
 def _pair(values: Sequence[float]) -> PairResult:
@@ -469,8 +559,14 @@ def _judged(
     promise: RdmaBandwidthPromise | WriteLatencyPromise | None,
     why: str,
 ) -> Measurement | None:
-    """None if the promise is not of this size: a rate of its size or more, a latency of its own."""
-    if promise is None or size_bytes < promise.size_bytes:
+    """None if the promise is not of this size: a rate of its size or more, a latency of its own.
+    Rates from perftest's default size on are held to what is usual."""
+    if promise is None:
+        return None
+    if isinstance(promise, RdmaBandwidthPromise) and size_bytes < promise.size_bytes:
+        fraction = min(promise.at_least_fraction, _LARGE_SHARE)
+        promise = _USUAL_PORT.model_copy(update={"at_least_fraction": fraction})
+    if size_bytes < promise.size_bytes:
         return None
     if isinstance(promise, WriteLatencyPromise) and size_bytes != promise.size_bytes:
         return None
