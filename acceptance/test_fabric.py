@@ -10,6 +10,7 @@ from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
 from pytest_mnode.criteria import at_once as judges_at_once
 from pytest_mnode.criteria import fabric as judges
+from pytest_mnode.criteria.failover import judge_failover
 from pytest_mnode.criteria.preflight.payload_paths import changed_paths
 from pytest_mnode.criteria.switches import judge_switches
 from pytest_mnode.measuring import at_once, limits
@@ -246,3 +247,16 @@ def test_switches_are_sound(
     promise = promised(spec, "fabric.switches")
     found = bench.look_at_switches(world, spec, promise, device)
     measure.record(judge_switches(found, promise, world.nodes))
+
+
+@needs_group
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.mnode(timeout=limits.failover_limit_s)
+def test_other_ports_take_over_from_one_that_goes_down(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does traffic go on as promised while a port is down, and once it is up again?"""
+    promise = promised(spec, "fabric.failover")
+    if len(world.nodes) < 2:
+        pytest.skip("a port fails over between two nodes; give --mnode-nodes=2 or more")
+    measure.record(judge_failover(bench.fail_over(world, spec, promise, device), promise))

@@ -52,11 +52,19 @@ def children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         if not _CHILDREN.exists():
             pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
-            return [one for one in pids if int(_stat(one)[1]) == pid]
+            found = [one for one in pids if int(_stat(one)[1]) == pid]
+            return [one for one in found if not _restores_a_port(one)]
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 found += [int(word) for word in (task / "children").read_text().split()]
-    return found
+    return [one for one in found if not _restores_a_port(one)]
+
+
+def _restores_a_port(pid: int) -> bool:
+    """Whether this is `measuring/port_down.py`, which ends by itself, and must not be killed."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_bytes() == b"mnode-port\n"
+    return False
 
 
 def descendants(pid: int) -> list[int]:

@@ -301,6 +301,8 @@ LIMITS: Mapping[str, str] = {
         "test_silent_programs.py::test_a_program_that_never_answers[perftest]",
     "measuring/tools/perftest.py _READ_LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[RDMA devices]",
+    "measuring/port_down.py TRIES_S":
+        "measuring/test_port_down.py::test_a_port_that_is_gone_is_given_up",
     "measuring/tools/perftest_pairs.py _FAILED_END_S":
         "measuring/tools/test_silent_pairs.py::"
         "test_a_server_that_never_does_is_not_waited_for[fails]",
@@ -412,6 +414,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "measuring/at_once.py _LEAD_S",
         "measuring/at_once.py _MESSAGE_S",
         "measuring/devices.py REPEAT_S",
+        "measuring/failover.py STEADY_S",
+        "measuring/failover.py _CALL_S",
         "measuring/limits.py REPEAT_S",
         "measuring/locating/pairs.py _CHUNK_S",
         "measuring/locating/pairs.py _ENOUGH_S",
@@ -438,6 +442,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "spec/gang.py _FEWEST_RUN_S",
     ),
     "a part of a model": (
+        "controller/plan.py _A_KILL_S",
         "spec/alpha_beta.py _START_S",
         "spec/alpha_beta.py _TCPXO_MORE_S",
         "spec/alpha_beta.py _AMD_INSIDE_S",
@@ -564,6 +569,7 @@ GIVEN: Mapping[str, str] = {
 
 JUDGED: Mapping[str, tuple[str, ...]] = {
     "what came later fails the judgement": (
+        "spec/at_once.py FailoverPromise.within_s",
         "spec/gang.py GangCriterion.next_within_s",
         "spec/gang.py GangCriterion.waits_s",
         "spec/restart.py RestartCriterion.checkpoint_within_s",

@@ -28,6 +28,7 @@ from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.measuring import at_once, limits
+from pytest_mnode.measuring.failover import STEADY_S
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 from pytest_mnode.table import aligned
@@ -50,8 +51,9 @@ class Shape:
 
     @property
     def start_s(self) -> float:
-        """[choice] Seconds until ranks of such a world are ready: forked, and a process group."""
-        return 3 + 0.02 * self.nodes * self.ranks_per_node
+        """Seconds until ranks of such a world are ready: forked, and a process group. Measured on
+        the rack; [choice] of the part that grows with ranks."""
+        return 1 + 0.02 * self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,12 @@ def _fabric_s(spec: Spec, shape: Shape) -> float:
         found += once_s * (2 if spec.accelerators.per_node else 1)  # and by nccl-tests
     if spec.fabric.kind in ("infiniband", "roce"):
         found += 10.0 * spec.fabric.nics_per_node  # perftest, pairs beside one another
+    if (failover := fabric.failover) is not None:
+        each_s = failover.down_for_s + failover.within_s + 2 * STEADY_S
+        found += each_s * len(failover.ports) * min(shape.nodes, at_once.MOST_TARGETS)
     asked = (fabric.switches, fabric.bisection, fabric.incast, fabric.congestion)
-    each_s = (30.0, 5.0, 0.3 * min(shape.nodes, at_once.MOST_TARGETS) * at_once.REPEATS, 10.0)
-    return found + sum(s for one, s in zip(asked, each_s, strict=True) if one is not None)
+    seconds = (30.0, 5.0, 0.3 * min(shape.nodes, at_once.MOST_TARGETS) * at_once.REPEATS, 10.0)
+    return found + sum(s for one, s in zip(asked, seconds, strict=True) if one is not None)
 
 
 def _devices_s(spec: Spec, shape: Shape) -> float:
@@ -98,7 +103,8 @@ def _devices_s(spec: Spec, shape: Shape) -> float:
     tests_memory = promise is not None and promise.memory_test is not None
     # Walking bits pass over all of an accelerator's memory 500 times, at terabytes a second.
     memory_s = 60.0 if tests_memory and spec.accelerators.per_node else 0.0
-    return shape.start_s + 20 + memory_s + (promise.promised_s if promise else 0.0)
+    own_s = 20.0 if spec.accelerators.per_node else 6.0
+    return shape.start_s + own_s + memory_s + (promise.promised_s if promise else 0.0)
 
 
 def _scaling_s(spec: Spec, shape: Shape) -> float:
@@ -107,7 +113,7 @@ def _scaling_s(spec: Spec, shape: Shape) -> float:
         return 0.0
     worlds = 1 + int(math.log2(shape.nodes))
     step_s = scaling.compute_s or 0.5
-    return worlds * (10.0 + scaling.rounds * (scaling.warmup + scaling.steps) * step_s)
+    return worlds * (shape.start_s + scaling.rounds * (scaling.warmup + scaling.steps) * step_s)
 
 
 def _storage_s(spec: Spec, shape: Shape) -> float:
@@ -131,25 +137,33 @@ def _tuning_s(spec: Spec) -> float:
     return sum(4 * one.takes_s * promise.rounds for one in asked) if promise else 0.0
 
 
+_A_KILL_S = 20.0
+"""As `COSTS`."""
 COSTS: Mapping[str, Cost] = {
     "preflight": Cost(
         "little: one reading of each node, and messages; with DCGM accelerators, fully",
         "nothing; with DCGM the same nodes' jobs",
-        lambda spec, _: 20.0 + _longest_reading_s(spec),
+        lambda spec, _: 10.0 + _longest_reading_s(spec),
     ),
-    "mesh": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 3),
-    "numa": Cost("memory, seconds", "nothing", lambda _, shape: shape.start_s + 5),
+    "mesh": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 1),
+    "numa": Cost("memory, seconds", "nothing", lambda _, shape: shape.start_s + 1),
     "devices": Cost("all accelerators, fully", "the same nodes' jobs", _devices_s),
-    "fabric": Cost("all NICs, fully", "jobs on the same fabric", _fabric_s),
-    "groups": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 10),
-    "data": Cost("files, little", "nothing", lambda _, shape: shape.start_s + 10),
+    "fabric": Cost(
+        "all NICs, fully; with failover ports that go down",
+        "jobs on the same fabric",
+        _fabric_s,
+    ),
+    "groups": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 1),
+    "data": Cost("files, little", "nothing", lambda _, shape: shape.start_s + 7),
     "storage": Cost("file servers, fully", "jobs that read and write there", _storage_s),
-    "launch": Cost("jobs that start and end", "the queue", lambda *_: 60.0),
+    "launch": Cost("jobs that start and end", "the queue", lambda *_: 45.0),
     "scaling": Cost("accelerators and NICs, fully", "jobs on the same fabric", _scaling_s),
     "restart": Cost(
         "a job that is killed, and storage",
         "the queue; a node, where it is switched off",
-        lambda spec, _: 30.0 * len(spec.criteria.restart.kills) if spec.criteria.restart else 0.0,
+        lambda spec, _: (
+            _A_KILL_S * len(spec.criteria.restart.kills) if spec.criteria.restart else 0.0
+        ),
     ),
     "workload": Cost(
         "accelerators, NICs and storage, as the job does",
@@ -166,8 +180,13 @@ COSTS: Mapping[str, Cost] = {
         "jobs on the same nodes and fabric",
         lambda spec, _: spec.criteria.soak.for_s if spec.criteria.soak else 0.0,
     ),
-    "gang": Cost("jobs of all nodes but one", "the queue, of the nodes given", lambda *_: 120.0),
+    "gang": Cost(
+        "jobs of all nodes but one",
+        "the queue, of the nodes given",
+        lambda spec, _: 120.0 if spec.criteria.gang else 0.0,
+    ),
 }
+"""Seconds as a night of the rack took them, where nothing of the spec says how long it takes."""
 _OWN = Cost("", "", lambda _, shape: shape.start_s)
 """A criterion of somebody else."""
 

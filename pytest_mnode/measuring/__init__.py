@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from pytest_mnode.measuring.copies import near_and_far
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul
+    from pytest_mnode.measuring.failover import fail_over
     from pytest_mnode.measuring.host_memory import compare_host_memory
     from pytest_mnode.measuring.inside_node import compare_inside_nodes
     from pytest_mnode.measuring.latency import latencies
@@ -46,6 +47,7 @@ _HOMES = {
     "checked_calls": ("wrong_values",),
     "copies": ("near_and_far",),
     "devices": ("compare_copy", "compare_matmul"),
+    "failover": ("fail_over",),
     "host_memory": ("compare_host_memory",),
     "inside_node": ("compare_inside_nodes",),
     "latency": ("latencies",),
@@ -82,6 +84,7 @@ __all__ = [
     "culprit_of",
     "devices_under_load",
     "exchange",
+    "fail_over",
     "find_slow_links",
     "incast",
     "latencies",

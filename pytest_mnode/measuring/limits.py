@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pytest_mnode.detection import LOOKS
+from pytest_mnode.measuring.port_down import TRIES_S
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 
@@ -138,6 +139,17 @@ def at_once_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) ->
     """Limit of a test of traffic of many nodes at once: 100 repeats, and some of each node."""
     repeats = 100 + 8 * nodes
     return _start_up_s(spec, nodes * ranks_per_node) + FACTOR * repeats * REPEAT_S
+
+
+def failover_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of the test that takes ports down: each of up to 16 nodes, with a minute to come up."""
+    fabric = spec.criteria.fabric
+    base_s = at_once_limit_s(spec, settings, nodes, ranks_per_node)
+    if fabric is None or fabric.failover is None:
+        return base_s
+    promise = fabric.failover
+    each_s = TRIES_S + promise.down_for_s + promise.within_s
+    return base_s + each_s * len(promise.ports) * min(nodes, 16)
 
 
 SCAN_S = 120.0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import Count, Fraction, OnOff, Page, Share, Text
+from pytest_mnode.spec.fields import Count, Fraction, OnOff, Page, Seconds, Share, Text
 
 HostList = Text
 """Nodes as Slurm lists them, of which a run may have only some."""
@@ -56,6 +56,25 @@ class CongestionPromise(Page):
         if self.victims is not None and self.victims == self.aggressors:
             raise ValueError(f"victims and aggressors: {self.victims}; accepted: different nodes")
         return self
+
+
+class FailoverPromise(Page):
+    """A port of the fabric goes down under load, and the others take over."""
+
+    ports: Annotated[tuple[Text, ...], Field(min_length=2)]
+    """Interfaces of each node, such as those of a bond. Naming them permits a run to set them down,
+    one of one node at a time; name none that anything else needs. Each comes up again also if the
+    run is killed, unless its whole node, or container, is."""
+    at_least_fraction: Annotated[Fraction, Field(le=1)]
+    """Part of the rate of before that is kept while one is down: 1 of a bond with a spare port, 0.5
+    where two share the traffic."""
+    within_s: Seconds = Field(alias="within")
+    """Longest pause of the traffic, when a port goes down and when it comes up."""
+    down_for_s: Seconds = Field(5.0, alias="down_for")
+    """How long each is down."""
+    after_at_least_fraction: Annotated[Fraction, Field(le=1)] = 0.9
+    """Part of the rate of before that is there `within` after it is up again. [choice] Two rates of
+    seconds differ by a few per cent."""
 
 
 class SwitchesPromise(Page):

@@ -14,6 +14,7 @@ from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel
 from pytest_mnode.spec.at_once import (
     BisectionPromise,
     CongestionPromise,
+    FailoverPromise,
     IncastPromise,
     SwitchesPromise,
 )
@@ -352,6 +353,8 @@ class FabricCriterion(NonEmptyCriterion):
     """All nodes send to one, in turns: what arrives, and what is lost."""
     congestion: CongestionPromise | None = None
     """What an all-reduce of some nodes loses beside traffic of others."""
+    failover: FailoverPromise | None = None
+    """What a port costs that goes down under load: each named port is taken down."""
     switches: SwitchesPromise | None = None
     """The switches of an InfiniBand fabric: their links, errors and subnet manager."""
 

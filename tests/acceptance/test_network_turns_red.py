@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.acceptance import hardware
 from tests.acceptance.certified import certify, spec_edited
 from tests.inner import need_rack
@@ -183,3 +185,32 @@ def test_losses_of_an_incast_are_found(tmp_path: Path) -> None:
     assert (least["verdict"], least["culprit_nodes"]) == ("fail", ["node1"]), done.run.output
     assert found["packets lost, worst fabric port, in an incast"]["verdict"] is None
     assert found["pause frames in an incast"]["verdict"] == "inconclusive"
+
+
+@turns_red("fabric", "test_other_ports_take_over_from_one_that_goes_down")
+@pytest.mark.parametrize(
+    ("fault", "failed"),
+    [
+        ("slow_link:node1:50:fab0b", {"rate while a port is down"}),
+        (
+            "link_down:node1:fab0b",
+            {"rate while a port is down", "longest pause when a port goes down or up"},
+        ),
+    ],
+)
+def test_a_spare_port_that_is_slow_or_dead_is_found(
+    tmp_path: Path, fault: str, failed: set[str]
+) -> None:
+    """Two ports of each node, of which the second is used while the first is down."""
+    ports = {"ports": ["fab0a", "fab0b"], "within": "1 s", "down_for": "2 s"}
+    promises = {"failover": {**ports, "at_least_fraction": 0.8, "after_at_least_fraction": 0.5}}
+    done = certify(
+        tmp_path,
+        spec_edited(tmp_path, lambda page: page.update(criteria={"fabric": promises})),
+        *("--mnode-nodes=2", f"--mnode-fault={fault}", "-k", "take_over"),
+        files=["test_fabric.py"],
+    )
+    _, found = done.case("fabric", "test_other_ports_take_over_from_one_that_goes_down")
+    bad = {name: one["culprit_nodes"] for name, one in found.items() if one["verdict"] == "fail"}
+    assert bad.keys() - {"rate after it is up"} == failed, done.run.output
+    assert set(map(tuple, bad.values())) == {("node1",)}

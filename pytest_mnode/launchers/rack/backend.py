@@ -22,9 +22,18 @@ class RackBackend(Backend):
         if (reason := Rack.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=rack: {reason}; use local, or allow namespaces")
         spec, at = request.spec, request.cleanup_dirs
-        fabric = Link(
-            spec.fabric.interfaces[0], spec.fabric.line_rate_mbits_s, spec.fabric.mtu_bytes
+        criterion = spec.criteria.fabric
+        failover = criterion.failover if criterion else None
+        name, ports = spec.fabric.interfaces[0], failover.ports if failover else ()
+        fabric, *spare = (
+            Link(one, spec.fabric.line_rate_mbits_s, spec.fabric.mtu_bytes)
+            for one in (ports or [name])
         )
+        if len(spare) > 1 or name in ports:
+            raise UsageError(
+                f"criteria.fabric.failover.ports [{', '.join(ports)}]: accepted on the rack: two "
+                f"names other than {name}, which joins them"
+            )
         management = None
         if spec.management is not None:
             management = Link(
@@ -43,6 +52,8 @@ class RackBackend(Backend):
         return Rack(
             request.nodes,
             fabric=fabric,
+            spare=spare[0] if spare else None,
+            joined=name if spare else "",
             management=management,
             layout=layout,
             shown_at=Path(at[0], "sysfs") if layout else "",

@@ -56,6 +56,7 @@ class Rack(Launcher):
     nodes: number of nodes.
     fabric, management: the two links of every node; management has a tenth of the fabric's rate
         if it is not given.
+    spare, joined: a second port of each node at the fabric's switch; see Plan.
     mode: "root", "rootless" (by a user namespace), or "auto": "root" if this process may.
     shm_bytes: limit of each node's /dev/shm.
     layout: the sockets that nodes show, made of the CPUs that this process may use; None if
@@ -75,6 +76,8 @@ class Rack(Launcher):
         fabric: Link = FABRIC,
         management: Link | None = None,
         *,
+        spare: Link | None = None,
+        joined: str = "",
         mode: str = "auto",
         shm_bytes: int = SHM_BYTES,
         layout: Layout | None = None,
@@ -89,7 +92,9 @@ class Rack(Launcher):
             )
         machine = tuple(numa_cores()) if layout is not None else ()
         place = str(Path(shown_at).absolute()) if shown_at else ""
-        self.plan = Plan(nodes, fabric, management, shm_bytes, layout, machine, place)
+        self.plan = Plan(
+            *(nodes, fabric, management, shm_bytes, layout, machine, place), spare, joined
+        )
         self.nodes: Sequence[Node] = self.plan.members()
         self._rootless = probe.is_rootless(mode)
         self._cleanup_dirs = tuple(str(Path(path).absolute()) for path in cleanup_dirs)

@@ -52,6 +52,8 @@ def check_rate(link_name: str, rate_mbit_s: float) -> None:
 class Plan:
     """A rack before it is built. Its subnets exist only inside its namespaces.
 
+    spare: a second port of each node at the fabric's switch; the two are joined by `joined`, an
+        interface that has the fabric's address, and uses the second while the first is down.
     layout, machine: the sockets that nodes show, made of this machine's CPUs; None if nodes show
     this machine as it is. shown_at: an empty directory, over which each node mounts its files.
     """
@@ -63,6 +65,8 @@ class Plan:
     layout: Layout | None = None
     machine: tuple[NumaCores, ...] = ()
     shown_at: str = ""
+    spare: Link | None = None
+    joined: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -74,9 +78,9 @@ class Plan:
             raise UsageError(f"rack: shm_bytes {self.shm_bytes}: needs 1 to 2**63 - 1")
 
     @property
-    def links(self) -> tuple[Link, Link]:
-        """Both links; management first, because a node's name resolves to its address there."""
-        return (self.management, self.fabric)
+    def links(self) -> tuple[Link, ...]:
+        """All links; management first, because a node's name resolves to its address there."""
+        return (self.management, self.fabric, *([self.spare] if self.spare else []))
 
     def link(self, name: str) -> Link:
         """The link of this name; raises UsageError that lists the existing links."""
@@ -99,7 +103,8 @@ class Plan:
 
     def mac(self, index: int, link_name: str) -> str:
         """Fixed MAC address, so that other nodes' ARP tables stay right when a node reboots."""
-        network = 77 if link_name == self.management.name else 78
+        spare = self.spare is not None and link_name == self.spare.name
+        network = 77 if link_name == self.management.name else 79 if spare else 78
         return f"02:6d:6e:{network:02x}:00:{index + 1:02x}"
 
     def port(self, index: int, link_name: str) -> str:
@@ -112,7 +117,7 @@ class Plan:
                 index=index,
                 address=self.address(index, self.management.name),
                 fabric_address=self.address(index, self.fabric.name),
-                fabric_interface=self.fabric.name,
+                fabric_interface=self.joined or self.fabric.name,
                 shown=self._shown(index),
             )
             for index in range(self.nodes)

@@ -55,6 +55,8 @@ class Switch:
         self._absent: set[tuple[int, str]] = set()
         self._up("lo")
         for link in plan.links:
+            if link is plan.spare:
+                continue
             with _step(f"bridge {link.name} at the switch"):
                 self._netlink.link(
                     "add", ifname=link.name, kind="bridge", br_stp_state=0, br_forward_delay=0
@@ -70,13 +72,14 @@ class Switch:
         links = [one for one in links or plan.links if (index, one.name) not in self._absent]
         for link in links:
             port = plan.port(index, link.name)
+            switch = plan.fabric if link is plan.spare else link
             with _step(f"veth {port}"):
                 self._netlink.link(
                     "add",
                     ifname=port,
                     kind="veth",
                     mtu=link.mtu,
-                    master=socket.if_nametoindex(link.name),
+                    master=socket.if_nametoindex(switch.name),
                     peer={
                         "ifname": link.name,
                         "address": plan.mac(index, link.name),
@@ -88,16 +91,43 @@ class Switch:
             there.link("set", index=socket.if_nametoindex("lo"), state="up")
             for link in links:
                 interface = socket.if_nametoindex(link.name)
-                address = plan.address(index, link.name)
-                with _step(f"address {address}"):
-                    there.addr("add", index=interface, address=address, prefixlen=24)
+                if plan.spare is None or link is plan.management:
+                    _add_address(there, interface, plan.address(index, link.name))
                 _shape(there, interface, self._rates[index, link.name, "tx"])
                 there.link("set", index=interface, state="up")
+            if plan.spare is not None and plan.spare in links:
+                self._join(there, index, plan.spare)
+        if plan.spare is not None and plan.spare in links:
+            with _step("spare port at the switch"):
+                ends = [plan.port(index, one.name) for one in (plan.fabric, plan.spare)]
+                _use_second_as_spare(self._netlink, *ends)
         for link in links:
             port = plan.port(index, link.name)
             self._shape_port(index, link.name)
             if (index, link.name) not in self._pulled:
                 self._up(port)
+
+    def _join(self, there: IPRoute, index: int, spare: Link) -> None:
+        """Make one interface of a node's two ports, as a bond with a spare port does, which not
+        every kernel has: a bridge."""
+        plan = self._plan
+        names = plan.fabric.name, spare.name
+        with _step(f"bridge {plan.joined}"):
+            there.link(
+                "add",
+                ifname=plan.joined,
+                kind="bridge",
+                address=plan.mac(index, plan.fabric.name),
+                mtu=plan.fabric.mtu,
+                br_stp_state=0,
+                br_forward_delay=0,
+            )
+            joined = socket.if_nametoindex(plan.joined)
+            for name in names:
+                there.link("set", index=socket.if_nametoindex(name), master=joined)
+            _use_second_as_spare(there, *names)
+            there.link("set", index=joined, state="up")
+        _add_address(there, joined, plan.address(index, plan.fabric.name))
 
     def await_forwarding(self, indices: list[int]) -> None:
         """Wait until the switch forwards packets; raises TimeoutError that names a silent port."""
@@ -192,6 +222,19 @@ class Switch:
 
     def _down(self, name: str) -> None:
         self._netlink.link("set", index=socket.if_nametoindex(name), state="down")
+
+
+def _add_address(netlink: IPRoute, interface: int, address: str) -> None:
+    with _step(f"address {address}"):
+        netlink.addr("add", index=interface, address=address, prefixlen=24)
+
+
+def _use_second_as_spare(netlink: IPRoute, first: str, second: str) -> None:
+    """Have a bridge send by its second port what it would send by the first, while that has no
+    carrier, and nothing else."""
+    port, spare = socket.if_nametoindex(first), socket.if_nametoindex(second)
+    netlink.brport("set", index=spare, unicast_flood=0, mcast_flood=0, bcast_flood=0, learning=0)
+    netlink.brport("set", index=port, backup_port=spare)
 
 
 def _shape(netlink: IPRoute, interface: int, rate_mbit_s: float) -> None:

@@ -1,0 +1,105 @@
+"""Takes a network port down for a while: `port_down.py NAME SECONDS`. The port comes up again.
+
+Run by its path, without site-packages, by a rank with the right to do it. It alone touches the
+port: down at its start, and up after SECONDS, or as soon as its input ends, which it does when the
+rank is killed, or at a signal. So a SIGKILL of the rank, of the agent and of the controller, in any
+order, leaves the port up: it has a session of its own, leaves its control groups, which a scheduler
+kills as a whole, and is not among the processes that a clean-up kills (`processes.children`).
+
+It prints "down S" and "up S", with the time (time.monotonic), or one line "error WHY".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+NAME = "mnode-port"
+"""Of this process, in /proc/PID/comm."""
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+_IPOIB = 32
+_FIRST_PIDS = 0xEFFFFFFC
+"""Inode of the machine's own PID namespace. Source: Linux, include/linux/proc_ns.h."""
+TRIES_S = 60.0
+"""How long it goes on if the kernel refuses to set the port up."""
+_REQUEST = struct.Struct("16sH14x")
+
+
+def is_up(name: str) -> bool:
+    """Whether a port is set up. Raises OSError."""
+    return bool(_asked(_GET_FLAGS, name) & _UP)
+
+
+def set_port(name: str, *, up: bool) -> None:
+    """Raises OSError."""
+    flags = _asked(_GET_FLAGS, name)
+    _asked(_SET_FLAGS, name, flags | _UP if up else flags & ~_UP)
+
+
+def _asked(request: int, name: str, flags: int = 0) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
+        answer = fcntl.ioctl(there, request, _REQUEST.pack(name.encode(), flags))
+    found: int = _REQUEST.unpack(answer)[1]
+    return found
+
+
+def why_not(name: str, sys_net: Path = Path("/sys/class/net")) -> str:
+    """Why this port must not be taken down from here; "" if it may."""
+    with contextlib.suppress(OSError, ValueError):
+        if int((sys_net / name / "type").read_text()) == _IPOIB:
+            return f"{name} is an interface of InfiniBand (IPoIB): its port stays up without it"
+    contained = Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PIDS
+    if contained and (sys_net / name / "device").exists():
+        return f"{name} is the machine's, and this a container: if it is killed, nobody sets it up"
+    return ""
+
+
+def _leave_groups() -> None:
+    for group in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")):
+        with contextlib.suppress(OSError):
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def main(name: str, down_s: float) -> None:
+    ended, wake = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: os.write(wake, b"x"))
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(15, NAME.encode(), 0, 0, 0)  # PR_SET_NAME
+    if why := why_not(name):
+        print("error", why)
+        return
+    _leave_groups()
+    try:
+        set_port(name, up=False)
+    except OSError as error:
+        print("error", f"{name} cannot be set down: {error.strerror}")
+        return
+    until = time.monotonic() + down_s
+    with contextlib.suppress(OSError):
+        print("down", time.monotonic(), flush=True)
+    select.select([0, ended], [], [], down_s)
+    while True:
+        try:
+            set_port(name, up=True)
+        except OSError:
+            if time.monotonic() > until + TRIES_S:
+                raise
+            time.sleep(0.05)
+        else:
+            break
+    with contextlib.suppress(OSError):
+        print("up", time.monotonic(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))
