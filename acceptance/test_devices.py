@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode import measuring as bench
-from pytest_mnode.criteria import devices, loads
+from pytest_mnode.criteria import devices
 from pytest_mnode.measuring import limits
 from pytest_mnode.skipping import promised
 
@@ -80,7 +80,7 @@ def test_devices_stay_cool_and_fast_under_load(
     """Is every device as cool and as fast as promised at the end of a load?"""
     promise = promised(spec, "devices.under_load")
     found = bench.devices_under_load(promise, world, device)
-    measure.record(loads.judge_load(found, promise, devices.comparisons(spec)))
+    measure.record(devices.judge_load(found, promise, devices.comparisons(spec)))
 
 
 @needs_group

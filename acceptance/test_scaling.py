@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.scaling.charts import charts
 from pytest_mnode.criteria.scaling.job import JobOnce
 from pytest_mnode.criteria.scaling.judge import ScalingResult, judge_efficiency, judge_parts
 from pytest_mnode.criteria.scaling.network import judge_network
-from pytest_mnode.criteria.scaling.table import table
+from pytest_mnode.criteria.scaling.table import charts, table
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measuring.limits import locating_s
 from pytest_mnode.options import locate_budget_s

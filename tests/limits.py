@@ -43,9 +43,9 @@ LIMITS: Mapping[str, str] = {
         "agent/test_world_part.py::test_a_process_that_outlives_sigkill_is_not_waited_for",
     "certificate/run_facts.py _GIT_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[commit]",
-    "certificate/signed.py _LIMIT_S":
+    "certificate/statement.py _CHECK_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[signature that is checked]",
-    "certificate/ssh_keygen.py _LIMIT_S":
+    "certificate/statement.py _LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[signature that is made]",
     "controller/agents.py _FIRST_WORD_S":
         "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from pytest_mnode.certificate import run_facts, signed, ssh_keygen
+from pytest_mnode.certificate import run_facts, statement
 from pytest_mnode.certificate.statement import signature_path, statement_path, statement_text
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.jobs.job import Job
@@ -38,7 +38,7 @@ def signed_file(directory: Path) -> Path:
 def signature(directory: Path) -> object:
     key = directory / "key"
     key.touch()
-    return ssh_keygen.sign(b"", key)
+    return statement.sign(b"", key)
 
 
 def kernel_log_of_dmesg(_: Path) -> object:
@@ -54,10 +54,15 @@ def requested_host_names(directory: Path) -> object:
 
 CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
     "signature that is checked": (
-        *(signed, "_LIMIT_S", "ssh-keygen", lambda d: signed.signing_fault(signed_file(d))),
+        *(
+            statement,
+            "_CHECK_LIMIT_S",
+            "ssh-keygen",
+            lambda d: statement.signing_fault(signed_file(d)),
+        ),
         "cannot be checked: Command '['ssh-keygen",
     ),
-    "signature that is made": (ssh_keygen, "_LIMIT_S", "ssh-keygen", signature, "ssh-keygen did"),
+    "signature that is made": (statement, "_LIMIT_S", "ssh-keygen", signature, "ssh-keygen did"),
     "commit": (run_facts, "_GIT_LIMIT_S", "git", run_facts.git_commit, "None"),
     "kernel log": (
         *(kernel_log, "LIMIT_S", "dmesg", kernel_log_of_dmesg),

@@ -17,8 +17,8 @@ from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, without_pa
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
 from pytest_mnode.certificate.node_states import coverage_of
 from pytest_mnode.certificate.rejudge import by_facts
-from pytest_mnode.certificate.signed import signing_fault
 from pytest_mnode.certificate.spec_facts import SpecFacts, changes, in_words
+from pytest_mnode.certificate.statement import signing_fault
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -21,13 +22,44 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.certificate.manifest import Manifest
 from pytest_mnode.certificate.spec_facts import SpecFacts
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
+from pytest_mnode.measurement import listed
 
+_MOST_NAMED = 4
 _GIT_LIMIT_S = 10.0
 DEFAULT_VALIDITY_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The tests of criteria that pytest made while it collected, before anything left one out.
+
+    collected: their number. deselected: ids that options, or plugins that announced it, left out.
+    removed: ids that a plugin or a conftest.py took away without a word. not_run: ids of the others
+    that have no result, or one without a run of the test. repeated: ids that ran more than once,
+    without a plugin's report of a rerun, so that an earlier result may be lost.
+    """
+
+    collected: NonNegativeInt = 0
+    deselected: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    not_run: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+
+    def reasons(self, ended_early: bool) -> Iterator[str]:
+        """Why it is no manifest of a whole run. ended_early: whether another reason, which is given
+        elsewhere, explains tests that have no result."""
+        for tests, text in (
+            (self.deselected, "deselected"),
+            (self.removed, "removed by a plugin or conftest.py, without announcing it"),
+            (() if ended_early else self.not_run, "not run (a plugin?)"),
+            (self.repeated, "run more than once, by no plugin that reports reruns"),
+        ):
+            if tests:
+                named = listed([test.rpartition("/")[2] for test in tests], _MOST_NAMED, ", ")
+                yield f"{count(len(tests), 'test')} {text}: {named}"
 
 
 def _in_utc(moment: datetime) -> datetime:

@@ -18,8 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.files import certificate_path, read_certificate, replace_file
-    from pytest_mnode.certificate.ssh_keygen import sign
-    from pytest_mnode.certificate.statement import signature_path, statement_path, statement_text
+    from pytest_mnode.certificate.statement import (
+        sign,
+        signature_path,
+        statement_path,
+        statement_text,
+    )
     from pytest_mnode.errors import UsageError
 
     path = certificate_path(options.certificate)

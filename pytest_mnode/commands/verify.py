@@ -23,8 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.files import certificate_path, content_of, parse_certificate
     from pytest_mnode.certificate.headline import headline
-    from pytest_mnode.certificate.ssh_keygen import is_signed
-    from pytest_mnode.certificate.statement import changes, signature_path, statement_path
+    from pytest_mnode.certificate.statement import (
+        changes,
+        is_signed,
+        signature_path,
+        statement_path,
+    )
 
     path = certificate_path(options.certificate)
     content, statement = content_of(path), statement_path(path)

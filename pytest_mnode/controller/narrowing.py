@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_mnode.certificate.gathered import CaseRecord
-    from pytest_mnode.certificate.manifest import Manifest
+    from pytest_mnode.certificate.run_facts import Manifest
 
 _WHY = "mnode_narrowed"
 _TESTS = "mnode_criterion_tests"
@@ -90,7 +90,7 @@ class Narrowing:
 
     def manifest(self, cases: Mapping[str, CaseRecord] | None) -> Manifest:
         """The manifest of the run. cases: what reports say of each test; None before the end."""
-        from pytest_mnode.certificate.manifest import Manifest  # not for runs without nodes
+        from pytest_mnode.certificate.run_facts import Manifest  # not for runs without nodes
 
         own, others = self._tests(), self._of_workers
         collected = own.collected | others.collected

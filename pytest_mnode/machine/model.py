@@ -15,11 +15,9 @@ from typing import Any, ClassVar, Self, TypeVar
 from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.logs.kernel_log import read as read_kernel_log
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.amd_smi import read_amd_smi
-from pytest_mnode.machine.amdsmi import read_amdsmi
+from pytest_mnode.machine.amdsmi import read_amd_smi, read_amdsmi
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.dmi import Dmi, read_dmi
-from pytest_mnode.machine.limits import Limits, read_limits
 from pytest_mnode.machine.mounts import Mount, read_mounts
 from pytest_mnode.machine.netdev import (
     Interface,
@@ -28,15 +26,15 @@ from pytest_mnode.machine.netdev import (
     rate_mbits_s,
     read_interfaces,
 )
+from pytest_mnode.machine.netlink import Refusal, read_refusals
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvidia_smi import read_nvidia_smi
 from pytest_mnode.machine.nvml import Accelerator, NvmlAnswer, read_nvml
 from pytest_mnode.machine.pci import AMD, NVIDIA, PciTree, read_pci
+from pytest_mnode.machine.process import Limits, read_limits
 from pytest_mnode.machine.programs import NoOutput, output_of
-from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
-from pytest_mnode.machine.routes import Refusal, read_refusals
+from pytest_mnode.machine.rdma import Port, RdmaDevice, VerbsDevice, read_rdma, read_verbs
 from pytest_mnode.machine.software import Software, kernel_settings, read_software
-from pytest_mnode.machine.verbs import VerbsDevice, read_verbs
 
 T = TypeVar("T")
 PART_LIMIT_S = 10.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6
 
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.shaping import shaped_mbits_s
+from pytest_mnode.machine.netlink import shaped_mbits_s
 
 _IFF_UP = 0x1
 _INFINIBAND, _LOOPBACK = 32, 772

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.logs.nvls import release
+from pytest_mnode.logs.lines import plain_lines
+from pytest_mnode.logs.nccl_files import log_of_process, settings_of_files
+from pytest_mnode.logs.nvls import NvlsFacts, release
 from pytest_mnode.machine.software import nccl_version
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measurement import Bound, at_most
@@ -28,14 +30,13 @@ from pytest_mnode.measuring.locating.leave_one_out import (
 )
 from pytest_mnode.measuring.locating.locate import BUDGET_S, SlowLinks, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
-from pytest_mnode.measuring.nvls import nvls_of_ranks
-from pytest_mnode.measuring.ranks import barrier, by_rank
+from pytest_mnode.measuring.ranks import barrier, by_rank, gathered
 from pytest_mnode.measuring.sweep import Row, Sweep, sweep
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.alpha_beta import Algorithm as Moves
-from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Nvls, Platform
 from pytest_mnode.spec.bandwidth import Collective, least_node_bytes
 from pytest_mnode.spec.fabric import BusbwPromise
 
@@ -359,3 +360,17 @@ def culprit_by(
 
         culprit = slow_in_collectives(found.world.nodes, enough, rates(size))
     return culprit or links.summary, bool(culprit)
+
+
+def nvls_of_ranks(*, across: bool) -> Nvls:
+    """What the settings, the release and the log of all ranks say; the same on every rank.
+
+    across: over several NVLink domains. All ranks call this after their first use of NCCL, which
+    writes the log. One rank without it is enough for NCCL to do without it everywhere.
+    """
+    files = {name: value for name, (value, _) in settings_of_files(os.environ).items()}
+    settings = files | dict(os.environ)
+    log = log_of_process(settings.get("NCCL_DEBUG_FILE", "")) or b""
+    facts = NvlsFacts(settings, release(nccl_version() or "")).with_log(plain_lines(log))
+    every = gathered(facts.used(across=across))
+    return next((one for used in (False, None) for one in every if one.used is used), every[0])

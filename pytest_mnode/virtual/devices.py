@@ -12,13 +12,13 @@ from pytest_mnode.certificate import CaseResult
 from pytest_mnode.criteria.devices import (
     LARGEST_CHECKED,
     comparisons,
+    judge_load,
     judge_memory,
     judge_products,
     judge_rates,
     judge_repeated,
     judge_steps,
 )
-from pytest_mnode.criteria.loads import judge_load
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.machine.nvml import Load

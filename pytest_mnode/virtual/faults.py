@@ -11,9 +11,9 @@ from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.process import Limits
 from pytest_mnode.machine.rdma import Gid
 from pytest_mnode.spec import Spec
 from pytest_mnode.virtual.cluster import LEAF_NODES, VirtualCluster

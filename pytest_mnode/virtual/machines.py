@@ -23,15 +23,14 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.node_links import networks_of, promised_count
 from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.machine.cpus import Cpu, Cpus
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import NVIDIA, PciFunction, PciTree
-from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
+from pytest_mnode.machine.process import Limits
+from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice, VerbsDevice
 from pytest_mnode.machine.software import Software
-from pytest_mnode.machine.verbs import VerbsDevice
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.certificate.manifest import Manifest
+from pytest_mnode.certificate.run_facts import Manifest
 from tests.certificate.conftest import RIGHT, certify
 
 PASSED = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))

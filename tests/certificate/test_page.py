@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.certificate.page import page_text, view
+from pytest_mnode.certificate.page import page_text, render
 from pytest_mnode.certificate.page.pictures import MISSING
-from pytest_mnode.certificate.page.view import path_matrix
+from pytest_mnode.certificate.page.render import path_matrix
 from pytest_mnode.charts import (
     Bars,
     Chart,
@@ -260,9 +260,9 @@ def test_a_page_with_too_many_values_lists_the_worst_of_each_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nodes, questions = 90, 4
-    monkeypatch.setattr(view, "MOST_VALUES", 200)
+    monkeypatch.setattr(render, "MOST_VALUES", 200)
     certificate = composed(nodes, questions)
-    most = view.most_listed(certificate.criteria)
+    most = render.most_listed(certificate.criteria)
     assert most == 40
     page = page_text(certificate)
     assert page.count("the worst 40 of 90 values: 90 pass; certificate.json has all") == questions

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_mnode.certificate.page import plots
+from pytest_mnode.certificate.page import pictures
 from pytest_mnode.charts import (
     Bars,
     Level,
@@ -45,7 +45,9 @@ def legend(axes: Axes) -> list[str]:
 
 def test_a_matrix_names_rows_and_columns_and_shows_values() -> None:
     values = ((None, 1.0), (2.0, 1234.0))
-    axes = drawn(plots.matrix, Matrix("t", "GB/s", ("a", "b"), ("c", "d"), values, at_least(1.5)))
+    axes = drawn(
+        pictures.matrix, Matrix("t", "GB/s", ("a", "b"), ("c", "d"), values, at_least(1.5))
+    )
     assert ticks(axes) == (["c", "d"], ["a", "b"])
     cells = {one.get_position(): one.get_text() for one in axes.texts}
     assert cells == {(1, 0): "1", (0, 1): "2", (1, 1): "1.23k"}
@@ -65,7 +67,7 @@ def test_a_large_matrix_shows_the_worst_of_each_block() -> None:
     rows = [[5.0] * size for _ in names]
     rows[7][200] = 1.0
     chart = Matrix("t", "GB/s", names, names, tuple(map(tuple, rows)), at_least(4.0))
-    axes = drawn(plots.matrix, chart)
+    axes = drawn(pictures.matrix, chart)
     image = axes.images[0].get_array()
     assert image is not None
     assert image.shape[:2] == (128, 128)
@@ -77,7 +79,7 @@ def test_a_large_matrix_shows_the_worst_of_each_block() -> None:
 
 def test_bars_are_named_and_stacked() -> None:
     parts = (Part("compute", (2.0, 3.0)), Part("wait", (1.0, 1.5)), Part("less", (-1.0, 0.0)))
-    axes = drawn(plots.bars, Bars("t", "ms", ("node0", "node1"), parts))
+    axes = drawn(pictures.bars, Bars("t", "ms", ("node0", "node1"), parts))
     assert ticks(axes)[1] == ["node0", "node1"]
     assert legend(axes) == ["compute", "wait", "less"]
     starts = [[round(bar.get_x(), 3) for bar in part] for part in axes.containers]
@@ -88,7 +90,7 @@ def test_bars_are_named_and_stacked() -> None:
 @pytest.mark.parametrize(("last", "scale"), [(8, "linear"), (64, "log")])
 def test_lines_are_named_with_their_levels(last: int, scale: str) -> None:
     series = (Series("measured", ((1, 2.0), (last, 3.0))),)
-    axes = drawn(plots.lines, Lines("t", "nodes", "share", series, (Level("bound", 0.9),)))
+    axes = drawn(pictures.lines, Lines("t", "nodes", "share", series, (Level("bound", 0.9),)))
     assert legend(axes) == ["measured", "bound 0.9"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("nodes", "share")
     assert axes.get_xscale() == scale
@@ -101,7 +103,7 @@ def test_curves_show_bound_and_line_rate_once() -> None:
         Curve("all_reduce", name, "nccl", 4, points, 400.0, at_least(150.0), (1 << 22,))
         for name in ("ring", "tree")
     ]
-    axes = drawn(plots.curves, made)
+    axes = drawn(pictures.curves, made)
     assert [text.partition(":")[0] for text in legend(axes)[:2]] == ["ring", "tree"]
     assert [text for text in legend(axes) if "line rate" in text] == ["line rate 400"]
     assert len([text for text in legend(axes) if text.startswith("bound")]) == 1
@@ -111,7 +113,7 @@ def test_curves_show_bound_and_line_rate_once() -> None:
 def test_a_timeline_has_a_bar_for_each_span() -> None:
     spans = (Span("node0", 1.0, 3.0, "runs"), Span("node1", 2.0, 2.5, "waits"))
     chart = Timeline("t", ("node0", "node1"), spans, (Moment(4.0, "killed"),))
-    axes = drawn(plots.timeline, chart)
+    axes = drawn(pictures.timeline, chart)
     shown = [(bar.get_x(), bar.get_width()) for part in axes.containers for bar in part]
     assert shown == [(1.0, 2.0), (2.0, 0.5)]
     assert ticks(axes)[1] == ["node0", "node1"]

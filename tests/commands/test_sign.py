@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, write_report
-from pytest_mnode.certificate.ssh_keygen import sign
+from pytest_mnode.certificate.statement import sign
 from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.loads import judge_load
+from pytest_mnode.criteria.devices import judge_load
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.measurement import Measurement

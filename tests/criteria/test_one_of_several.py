@@ -45,12 +45,12 @@ from pytest_mnode.criteria.preflight.survey_check import of_node
 from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.cpus import Cpus
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator, Load
 from pytest_mnode.machine.pci import PciFunction, PciTree
-from pytest_mnode.machine.verbs import VerbsDevice
+from pytest_mnode.machine.process import Limits
+from pytest_mnode.machine.rdma import VerbsDevice
 from pytest_mnode.measurement import Measurement, Verdict, equals
 from pytest_mnode.measuring.latency import Latencies
 from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, diagnose

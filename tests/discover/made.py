@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.discover.nodes import FoundCluster, FoundNode
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.machine.process import Limits
 from pytest_mnode.machine.rdma import RdmaDevice
 from pytest_mnode.machine.software import Software
 from tests.criteria.preflight.made import interface, rdma_device, rdma_port

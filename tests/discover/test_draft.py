@@ -17,9 +17,9 @@ from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.discover.nodes import FoundCluster
 from pytest_mnode.errors import SpecError
 from pytest_mnode.evidence.row import row
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount
+from pytest_mnode.machine.process import Limits
 from pytest_mnode.spec import Spec, doubts, load_spec
 from tests.discover.made import (
     H100,

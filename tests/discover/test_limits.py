@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.discover.draft import draft
-from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.process import Limits
 from pytest_mnode.spec import Spec
 from tests.discover.made import changed, cluster_of
 from tests.discover.test_draft import loaded

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.machine.amd_smi import parse_amd_smi, parse_rocm_smi, read_amd_smi
+from pytest_mnode.machine.amdsmi import parse_amd_smi, parse_rocm_smi, read_amd_smi
 from tests.programs import write_program
 
 STATIC: dict[str, Any] = {

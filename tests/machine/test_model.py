@@ -12,8 +12,8 @@ import pytest
 from pytest_mnode.machine import __main__ as program
 from pytest_mnode.machine import model
 from pytest_mnode.machine.encoding import decode, encode
-from pytest_mnode.machine.limits import Limits, read_limits
 from pytest_mnode.machine.model import PARTS, Machine, parse_active_mtus
+from pytest_mnode.machine.process import Limits, read_limits
 from tests.recorded import NAMES, Recorded
 from tests.trees import NIC, Tree, gpu_server
 

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from pytest_mnode.machine import software
 from pytest_mnode.machine.mounts import Mount, mount_of, parse_mounts
-from pytest_mnode.machine.netlink import dumped, messages
-from pytest_mnode.machine.routes import parse_refusals
-from pytest_mnode.machine.shaping import parse_queues
+from pytest_mnode.machine.netlink import dumped, messages, parse_queues, parse_refusals
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.machine.verbs import VerbsDevice, read_verbs
+from pytest_mnode.machine.rdma import VerbsDevice, read_verbs
 from tests.trees import Tree
 
 

@@ -1,8 +1,7 @@
 """The certificate as one HTML page: nothing is loaded from outside, and no script is needed.
 
-`view` selects the content (pure), `template.html.j2` and `style.css` lay it out, `pictures` draws
-charts by matplotlib (`plots`) and embeds them in the page. All data of the page are in
-certificate.json.
+`render` selects the content, `template.html.j2` and `style.css` lay it out, and `pictures` draws
+charts by matplotlib. All data of the page are in certificate.json.
 """
 
 from pytest_mnode.certificate.page.render import missing_pictures, page_text

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from pytest_mnode.checks.node.same import PARTS, items_of
 from pytest_mnode.cluster import NodesOfRun, nodes_of_run
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.environment import RankEnvironment, Ranks, read_environment
-from pytest_mnode.criteria.preflight.installed import installed
 from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.criteria.preflight.survey_check import of_node, promised_checks, read_orders
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.evidence.file import record_rows
 from pytest_mnode.evidence.rules import to_evidence
+from pytest_mnode.installed import Fact, Installed
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.skipping import not_promised, promised
+from pytest_mnode.spec import Spec
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.check import Check, Evidence
@@ -28,6 +33,8 @@ _CHECK = "mnode_check"
 _CHECKS: pytest.StashKey[dict[tuple[type[Check], str], Check]] = pytest.StashKey()
 _SURVEY: pytest.StashKey[Survey] = pytest.StashKey()
 _RANKS: pytest.StashKey[Ranks] = pytest.StashKey()
+_MOST_VALUES = 8
+"""Most values kept of one fact; 512 different values would be useless."""
 
 
 def case_of(one: type[Check], file: str) -> Callable[..., None]:
@@ -136,3 +143,21 @@ class NodeJudgement:
         finally:
             cluster.close()
         return tuple(replace(rank, number=i) for i, rank in enumerate(found))
+
+
+def installed(survey: Survey, spec: Spec) -> Installed:
+    """Versions, firmware, settings and a digest of the code; unread items are left out."""
+    facts = []
+    for part in PARTS:
+        nodes: dict[str, dict[str, list[str]]] = {}
+        for node in survey.nodes:
+            items = items_of(node, spec, part)
+            if part == "code" and items:
+                text = json.dumps(dict(items), sort_keys=True)
+                items = {part: hashlib.sha256(text.encode()).hexdigest()[:16]}
+            for item, value in items.items():
+                nodes.setdefault(item, {}).setdefault(value, []).append(node.name)
+        for item, values in sorted(nodes.items()):
+            most = sorted(values.items(), key=lambda entry: -len(entry[1]))[:_MOST_VALUES]
+            facts.append(Fact(part, item, tuple((value, compress(who)) for value, who in most)))
+    return Installed(tuple(facts))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pytest_mnode.criteria.preflight.answers import Connection, LookUp, Rail
 from pytest_mnode.criteria.preflight.orders import Peer, ProbeOrder
-from pytest_mnode.machine.routes import leaves_by
+from pytest_mnode.machine.netlink import leaves_by
 from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"

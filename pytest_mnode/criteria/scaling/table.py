@@ -1,10 +1,12 @@
-"""Text tables of a scaling job: rows by number of nodes, rows by rank, and the causes."""
+"""Text tables of a scaling job, by number of nodes and by rank, and its charts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_mnode.charts import Bars, Chart, Level, Lines, Part, Series
 from pytest_mnode.criteria.scaling.judge import PART_NAMES, CountResult, ScalingResult
+from pytest_mnode.criteria.scaling.plan import nodes
 from pytest_mnode.criteria.scaling.timings import PARTS
 
 _HEADS = ("nodes", "ms/step", "mean", "samples/s", "tokens/s", "efficiency", "±")
@@ -81,3 +83,38 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}"
+
+
+def charts(found: ScalingResult) -> list[Chart]:
+    """The scaling curve with its 95 % interval and bounds, and the loss split by its parts."""
+    more = [one for one in found.counts if one.row.count > 1]
+    if not more:
+        return []
+
+    def series(name: str, values: list[float]) -> Series:
+        points = zip((one.row.count for one in more), values, strict=True)
+        return Series(name, ((1, 1.0), *points))
+
+    bounds = dict.fromkeys((one.bound, one.source) for one in more)
+    return [
+        Lines(
+            f"Efficiency by nodes: {found.how}",
+            "nodes",
+            "efficiency",
+            (
+                series("measured", [one.row.efficiency for one in more]),
+                series("95 % interval, low", [one.row.low for one in more]),
+                series("95 % interval, high", [one.row.high for one in more]),
+            ),
+            tuple(Level("bound", bound) for bound, _ in bounds),
+        ),
+        Bars(
+            "Where the time of a step is lost, more than on one node",
+            "ms of a step of the mean rank",
+            tuple(nodes(one.row.count) for one in more),
+            tuple(
+                Part(name, tuple(one.parts.lost[n] * 1e3 for one in more))
+                for n, name in enumerate(PART_NAMES)
+            ),
+        ),
+    ]

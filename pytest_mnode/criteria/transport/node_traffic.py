@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pytest_mnode.criteria.transport.selection import Selection
+from pytest_mnode.criteria.transport.settings import Selection
 from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
 from pytest_mnode.machine.fabric_nics import fabric_ports, named_ports
 from pytest_mnode.machine.model import Machine

@@ -9,11 +9,11 @@ from functools import partial
 from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport, is_rdma
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, gid_types, state_of
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
-from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import (
     FAILOVER,
     GID_CHOSEN_SINCE,
     MUST_BE_EQUAL,
+    Selection,
     cost,
     distance,
     effect,

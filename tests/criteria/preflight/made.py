@@ -25,10 +25,10 @@ from pytest_mnode.criteria.preflight.answers import (
 )
 from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.evidence.check import Check
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.process import Limits
 from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
 from pytest_mnode.machine.software import Software
 from pytest_mnode.measurement import Measurement, Verdict

@@ -27,7 +27,7 @@ from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.logs.nccl_files import settings_of_files
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.machine.verbs import VerbsDevice
+from pytest_mnode.machine.rdma import VerbsDevice
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.rank import loop
 from pytest_mnode.spec import Spec, default_spec_path, load_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_mnode.criteria.preflight.installed import installed
+from pytest_mnode.criteria.preflight.survey_fixture import installed
 from pytest_mnode.installed import Fact
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import SOFTWARE, healthy, with_facts

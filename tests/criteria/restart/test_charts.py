@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_mnode.criteria.restart.charts import kill_timeline
+from pytest_mnode.criteria.restart.experiments import kill_timeline
 from pytest_mnode.criteria.restart.history import history_of
 from pytest_mnode.jobs import JobEvent
 from tests.criteria.restart import made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.charts import Bars, Lines
-from pytest_mnode.criteria.scaling.charts import charts
+from pytest_mnode.criteria.scaling.table import charts
 from tests.criteria.scaling import made
 
 

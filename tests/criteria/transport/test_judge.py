@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.transport.expected import expected_bytes
+from pytest_mnode.criteria.transport.counted import expected_bytes
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.logs.nccl_log import read_nccl_log

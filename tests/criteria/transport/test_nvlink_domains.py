@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.criteria.transport.counted import expected_bytes
 from pytest_mnode.criteria.transport.evidence import Evidence
-from pytest_mnode.criteria.transport.expected import expected_bytes
 from pytest_mnode.criteria.transport.remarks import Case
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import Spec

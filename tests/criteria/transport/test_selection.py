@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.criteria.transport.selection import Selection
+from pytest_mnode.criteria.transport.settings import Selection
 
 THERE = ("eth0", "eth1", "eth10", "docker0", "ib0")
 

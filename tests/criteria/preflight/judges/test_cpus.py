@@ -10,9 +10,9 @@ import pytest
 from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.survey_check import judged
-from pytest_mnode.machine.limits import Limits
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.process import Limits
 from tests.criteria.preflight.made import (
     asked,
     culprits,

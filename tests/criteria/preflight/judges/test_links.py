@@ -12,8 +12,7 @@ from pytest_mnode.checks.node.rdma import RdmaDevicesCanBeOpened, RdmaPortsAreAc
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import PciFunction, PciTree
-from pytest_mnode.machine.rdma import RdmaDevice
-from pytest_mnode.machine.verbs import VerbsDevice
+from pytest_mnode.machine.rdma import RdmaDevice, VerbsDevice
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,

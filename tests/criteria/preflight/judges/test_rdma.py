@@ -19,8 +19,7 @@ from pytest_mnode.checks.node.rdma import (
 from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
 from pytest_mnode.evidence.check import Check
 from pytest_mnode.machine.pci import PciFunction, PciTree
-from pytest_mnode.machine.rdma import Gid, Port, read_rdma
-from pytest_mnode.machine.verbs import VerbsDevice
+from pytest_mnode.machine.rdma import Gid, Port, VerbsDevice, read_rdma
 from tests.criteria.preflight.made import (
     ANY,
     IB,

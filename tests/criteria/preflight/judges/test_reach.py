@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached, FirstNodeIsReached
 from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Survey
-from pytest_mnode.machine.routes import Refusal, leaves_by
+from pytest_mnode.machine.netlink import Refusal, leaves_by
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,

@@ -18,7 +18,7 @@ from pytest_mnode.checks.node.limits import (
 from pytest_mnode.checks.node.same import PARTS, NodesAreTheSame, Part
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.survey_check import judged
-from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.process import Limits
 from tests.criteria.preflight.made import (
     SETTINGS,
     SOFTWARE,
