@@ -430,7 +430,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/launching/store_clients.py _LONG_S",
         "criteria/preflight/datagrams.py _GOOD_ERROR_S",
         "criteria/preflight/directories.py _STALE_S",
-        "criteria/restart/resuming.py _CLOCK_TOLERANCE_S",
+        "criteria/restart/judging.py _CLOCK_TOLERANCE_S",
         "gang/heartbeats.py GAP_S",
         "gang/kubernetes/engine.py _REPORTED_S",
         "gang/timeline.py BLIND_S",

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.certificate.coverage import Coverage, merged
+from pytest_mnode.certificate.coverage import Coverage, coverage_of, merged
 from pytest_mnode.certificate.false_alarms import FalseAlarms, false_alarms
 from pytest_mnode.certificate.history import History
-from pytest_mnode.certificate.node_states import coverage_of
 from pytest_mnode.certificate.requirements import Clause, clauses_of
 from pytest_mnode.certificate.results import (
     CaseResult,

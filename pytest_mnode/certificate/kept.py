@@ -13,9 +13,8 @@ from typing import Any
 
 from pytest_mnode.certificate import difference
 from pytest_mnode.certificate.certificate import SCHEMA_VERSION, Certificate
-from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, without_passes
+from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, coverage_of, without_passes
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
-from pytest_mnode.certificate.node_states import coverage_of
 from pytest_mnode.certificate.rejudge import by_facts
 from pytest_mnode.certificate.spec_facts import SpecFacts, changes, in_words
 from pytest_mnode.certificate.statement import signing_fault

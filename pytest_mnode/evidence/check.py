@@ -75,6 +75,8 @@ class Check:
     node, without ranks, and by what is the node's own."""
     needs: ClassVar[str] = ""
     """Key below `key` without which there is nothing to judge."""
+    of_accelerators: ClassVar[bool] = False
+    """Whether it is about accelerators: of a cluster without any, its promise is doubtful."""
     each: ClassVar[tuple[str, ...]] = ()
     """Parts that are cases of their own, `part` of which is judged; () for a single case."""
     fault: ClassVar[str] = ""
@@ -119,9 +121,10 @@ class Check:
         read: Evidence = evidence
         return self.rule(Rows(node, self.key, self.promise, read.rows(self.case())))
 
-    def doubts(self, cluster: Any) -> Iterator[str]:  # noqa: ARG002
+    def doubts(self, cluster: Any) -> Iterator[str]:
         """One line, without its key, for each promise that cannot be right, given the cluster."""
-        return iter(())
+        if self.of_accelerators and not cluster.accelerators.per_node:
+            yield ": given, but accelerators.per_node is 0"
 
     @classmethod
     def programs(cls, promise: Any) -> Iterable[str]:  # noqa: ARG003

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.criteria.port_counters.reading import PortReading, read
 from pytest_mnode.launchers.hosts import expand
-from pytest_mnode.machine.pauses import pause_frames
+from pytest_mnode.machine.counters import pause_frames
 from pytest_mnode.measuring.limits import REPEAT_S
 
 if TYPE_CHECKING:

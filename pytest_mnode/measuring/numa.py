@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.charts import Map
-from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.memory import judge_memory
+from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus, judge_memory
 from pytest_mnode.criteria.placement.near import beside_nic
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
 from pytest_mnode.criteria.placement.numa_map import numa_map, on_map

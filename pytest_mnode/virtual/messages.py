@@ -10,7 +10,7 @@ from pytest_mnode.criteria.transport.counted import expected_bytes
 from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
 from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
-from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.limits import CHECKED_CALLS
 from pytest_mnode.measuring.messages import (

@@ -123,7 +123,7 @@ FORGETFUL = """
     from pytest_mnode.criteria.restart import run_files, warm_runs
     from pytest_mnode.criteria.restart.comparing import Tolerance
     from pytest_mnode.criteria.restart.judging import Terms, judge
-    from pytest_mnode.criteria.restart.resuming import KillReport
+    from pytest_mnode.criteria.restart.judging import KillReport
     from pytest_mnode.reference_job.config import JobConfig
     from tests.criteria.restart.bookkeeping import bookkeeping
 

@@ -438,7 +438,7 @@ def test_rows_of_checks_are_judged_by_their_rules(
             "failed",
             measurements=(kept,),
             nodes=(name,),
-            promises=("preflight", "preflight.huge_pages"),
+            promises=("preflight.huge_pages",),
             by_bounds=True,
         )
         for name in nodes

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.criteria.at_once import judge_bisection, judge_congestion, judge_incast
 from pytest_mnode.criteria.port_counters.reading import PortReading
-from pytest_mnode.machine.pauses import frames_in
+from pytest_mnode.machine.counters import frames_in
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.at_once import (
     Beside,

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.logs.nccl_log import (
-    Absence,
-    NcclLog,
-    NcclProcess,
-    NetworkKind,
-    RankLog,
-    read_nccl_log,
-)
+from pytest_mnode.logs.nccl_log.model import Absence, NcclLog, NcclProcess, NetworkKind, RankLog
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 BOTH_RAILS = ("mlx5_0", "mlx5_3")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pytest_mnode.logs.nccl_log import Channel, NcclLog, read_nccl_log
+from pytest_mnode.logs.nccl_log.model import Channel, NcclLog
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 LOGS = {
     path.name: path.read_text()

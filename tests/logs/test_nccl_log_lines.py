@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.logs.nccl_log import (
+from pytest_mnode.logs.nccl_log.model import (
     Absence,
     Channel,
     Direction,
@@ -14,8 +14,8 @@ from pytest_mnode.logs.nccl_log import (
     Transport,
     network_of,
     provider_network,
-    read_nccl_log,
 )
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 WHO = "birch7:311:340 [1] NCCL INFO "
 

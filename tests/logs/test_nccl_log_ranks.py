@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.logs.nccl_log import NcclProcess, read_nccl_log
+from pytest_mnode.logs.nccl_log.model import NcclProcess
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 WARN = "fir1:7:8 [0] misc/socket.cc:9 NCCL WARN Connect failed\n"
 

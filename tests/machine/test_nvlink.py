@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_mnode.machine import nvlink, programs
-from pytest_mnode.machine.nvlink import parse_errors, parse_status, read_nvlinks
-from pytest_mnode.machine.nvlink_fabric import (
+from pytest_mnode.machine.nvlink import (
     Registration,
     imex_nodes,
+    parse_errors,
     parse_fabric,
     parse_imex,
+    parse_status,
     read_imex,
+    read_nvlinks,
     service,
 )
 from tests.programs import write_program

@@ -26,7 +26,7 @@ UNEVEN = Hardware(
 JUDGED = """
 import json, subprocess, sys
 from pytest_mnode.criteria.placement.binding import judge_cpus
-from pytest_mnode.criteria.placement.memory import judge_memory
+from pytest_mnode.criteria.placement.binding import judge_memory
 from pytest_mnode.criteria.placement.near import beside_nic
 from pytest_mnode.criteria.placement.rank_placement import PARTS, RankPlacement
 from pytest_mnode.machine.model import Machine

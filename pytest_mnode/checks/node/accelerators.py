@@ -14,7 +14,6 @@ from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.fields import Count, OnOff, Page
-from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.quantity import SIZE
 
 _COUNT, _MODEL, _MEMORY = "accelerators", "accelerator model", "memory of an accelerator"
@@ -75,6 +74,7 @@ class AcceleratorsAreAsPromised(SurveyCheck):
     """Does this node have the accelerators promised, in the state promised?"""
 
     promise: AcceleratorHealth
+    of_accelerators = True
     parts = ("accelerators", "pci")
     alone = True
     stops = ("mesh", "fabric", "numa", "devices", "accelerators")
@@ -151,10 +151,6 @@ class AcceleratorsAreAsPromised(SurveyCheck):
                 parts = rows.of(_BLOCKS) if metric == _ERRORS else []
                 of = [f"{one.device}: {one.shown}" for one in parts]
                 yield replace(found, note="; ".join([found.note, *of])) if of else found
-
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
 
 
 def _switch(is_on: bool | None) -> str | None:

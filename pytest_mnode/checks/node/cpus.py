@@ -14,7 +14,6 @@ from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.devices import Near
-from pytest_mnode.spec.inventory import Inventory
 
 
 @check("preflight.cpus")
@@ -27,6 +26,7 @@ class CpusAreBesideAccelerators(SurveyCheck):
 
     promise: Literal["near"]
     """A process's cpuset has CPUs beside each accelerator that the process has."""
+    of_accelerators = True
     parts = ("accelerators", "limits", "cpus", "numa")
     alone = True
 
@@ -34,10 +34,6 @@ class CpusAreBesideAccelerators(SurveyCheck):
         if self.spec.accelerators.per_node:
             numa = self.spec.criteria.numa
             yield _far(survey, name, numa.near if numa else "socket")
-
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
 
 
 def _far(survey: Survey, name: str, within: Near) -> Measurement:

@@ -15,7 +15,6 @@ from pytest_mnode.logs.dcgm import DcgmResult, parse
 from pytest_mnode.machine.programs import output_of
 from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.fields import Page, Seconds, Some, Text
-from pytest_mnode.spec.inventory import Inventory
 
 _TESTED, _FAILED = "tests that DCGM ran", "failed tests of DCGM"
 _WARNED, _SKIPPED, _REASON = "warnings of DCGM", "skipped tests of DCGM", "reason that DCGM gives"
@@ -68,6 +67,7 @@ class DcgmDiagnosticPasses(Check):
 
     promise: Dcgm
     """Run level, what may be skipped, and the limit."""
+    of_accelerators = True
     alone = True
 
     @property
@@ -97,10 +97,6 @@ class DcgmDiagnosticPasses(Check):
     def programs(cls, promise: object) -> tuple[str, ...]:  # noqa: ARG003
         return ("dcgmi",)
 
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
-
     fault = (
         'other_program:{node}:dcgmi:{{"DCGM Diagnostic":{{"test_categories":[{{"tests":[{{'
         '"results":[{{"status":"Fail"}}]}}]}}]}}}}'
@@ -118,6 +114,7 @@ class DcgmNodesPass(Check):
 
     promise: DcgmNodes
     """Test, load and limit."""
+    of_accelerators = True
 
     @property
     def limit_s(self) -> float | None:
@@ -157,10 +154,6 @@ class DcgmNodesPass(Check):
     @classmethod
     def programs(cls, promise: object) -> tuple[str, ...]:  # noqa: ARG003
         return ("dcgmi", "mpirun")
-
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
 
 
 def _asked(

@@ -40,6 +40,7 @@ class GpudirectIsThere(SurveyCheck):
     promise: Literal["peermem", "dma-buf", "either"]
     """How NICs reach the memory of accelerators. either: dma-buf, of NVIDIA; nvidia_peermem alone
     is inconclusive. Whether NCCL uses it, its log shows: `fabric.gpudirect`."""
+    of_accelerators = True
     parts = ("software", "pci")
     alone = True
 
@@ -72,9 +73,8 @@ class GpudirectIsThere(SurveyCheck):
                 yield subject.measured(len(there), f"{node}: {why}", note)
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
-        elif not cluster.fabric.gpudirect:
+        yield from super().doubts(cluster)
+        if cluster.accelerators.per_node and not cluster.fabric.gpudirect:
             yield (
                 ": given without fabric.gpudirect: true, so that NCCL's log, which shows whether it"
                 " is used, is not asked"

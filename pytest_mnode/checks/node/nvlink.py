@@ -13,7 +13,6 @@ from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine.nvlink import NvLink, read_nvlinks
 from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.fields import BytesPerSecond, Count, Fraction, Page, Some
-from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.quantity import BYTE_RATE
 
 _ACTIVE, _SPEED, _DOWN = "active NVLinks", "rate of the slowest NVLink", "inactive NVLinks"
@@ -52,6 +51,7 @@ class NvLinksAreUp(Check):
 
     promise: NvLinks
     """Active links of each accelerator, their rate, and their errors."""
+    of_accelerators = True
     alone = True
 
     def read(self, root: Path) -> Iterator[Row]:
@@ -79,10 +79,6 @@ class NvLinksAreUp(Check):
     @classmethod
     def programs(cls, promise: object) -> tuple[str, ...]:  # noqa: ARG003
         return ("nvidia-smi",)
-
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
 
     fault = STAND_IN
     promised_as = "{links: 1}"

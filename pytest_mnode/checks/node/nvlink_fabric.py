@@ -12,10 +12,10 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows, Subject, Unread
-from pytest_mnode.machine.nvlink import nvidia_smi
-from pytest_mnode.machine.nvlink_fabric import (
+from pytest_mnode.machine.nvlink import (
     Registration,
     imex_nodes,
+    nvidia_smi,
     parse_fabric,
     read_imex,
     service,
@@ -58,6 +58,7 @@ class NvLinkFabricIsComplete(Check):
 
     promise: NvLinkFabric
     """Registration of accelerators with NVSwitches, fabric manager, and IMEX."""
+    of_accelerators = True
 
     def read(self, root: Path) -> Iterator[Row]:
         promise = self.promise
@@ -121,8 +122,7 @@ class NvLinkFabricIsComplete(Check):
         return ("nvidia-smi", *imex) if promise.state is not None else imex
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
+        yield from super().doubts(cluster)
         if self.promise.imex is not None and cluster.accelerators.nodes_of_a_domain == 1:
             yield ".imex: given, but no accelerators.domain spans nodes"
 

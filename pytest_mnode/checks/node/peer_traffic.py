@@ -18,7 +18,6 @@ from pytest_mnode.machine.pci import PciTree, read_pci
 from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.fields import Page
-from pytest_mnode.spec.inventory import Inventory
 
 _ACS, _IOMMU = "ACS of PCIe bridges", "IOMMU of accelerators and NICs"
 _OFF, _IDENTITY = "off", "identity"
@@ -63,6 +62,7 @@ class PeerTrafficIsDirect(Check):
 
     promise: PeerTraffic
     """Ways of PCIe traffic between accelerators and NICs, on which GPUDirect's rate depends."""
+    of_accelerators = True
     alone = True
 
     def read(self, root: Path) -> Iterator[Row]:
@@ -91,10 +91,6 @@ class PeerTrafficIsDirect(Check):
         if self.promise.iommu is not None:
             name = "accelerators and NICs whose addresses an IOMMU translates"
             yield rows.none(_IOMMU, name, lambda one: one.value not in _UNTRANSLATED, part="iommu")
-
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        if not cluster.accelerators.per_node:
-            yield ": given, but accelerators.per_node is 0"
 
     @classmethod
     def draft(cls, rows: Mapping[str, Sequence[Row]]) -> dict[str, str] | None:

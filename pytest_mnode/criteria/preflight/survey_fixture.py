@@ -76,7 +76,7 @@ class NodeJudgement:
     def __call__(self, one: type[Check], part: str = "") -> None:
         """Record the findings of a check about this node, from a survey that is made once per run,
         or from the ranks of a world over all nodes, read once per run."""
-        for key in ("preflight", one.key, f"{one.key}.{one.needs}".rstrip(".")):
+        for key in (one.key, f"{one.key}.{one.needs}".rstrip(".")):
             promised(self._spec, key)
         evidence = self._surveyed() if one.on == "node" else self._ranks()
         found = [*self._checks[one, part].judge(evidence, self._node)]

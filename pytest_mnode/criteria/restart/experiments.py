@@ -12,7 +12,12 @@ from pytest_mnode.charts import Moment, Span, Timeline
 from pytest_mnode.criteria.restart import run_files, warm_runs
 from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
 from pytest_mnode.criteria.restart.history import History, Incarnation, history_of
-from pytest_mnode.criteria.restart.judging import checkpoint_bound, checkpoint_costs, judge
+from pytest_mnode.criteria.restart.judging import (
+    KillReport,
+    checkpoint_bound,
+    checkpoint_costs,
+    judge,
+)
 from pytest_mnode.criteria.restart.kill_run import KillRun
 from pytest_mnode.criteria.restart.plan import (
     CHECKPOINT_EVERY,
@@ -20,7 +25,6 @@ from pytest_mnode.criteria.restart.plan import (
     kills_in_order,
     plan,
 )
-from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
 from pytest_mnode.measurement import Measurement

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.restart import run_files
 from pytest_mnode.criteria.restart.history import History, Incarnation
+from pytest_mnode.criteria.restart.judging import KillReport
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
-from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
 from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.restart import run_files, warm_runs
 from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
 from pytest_mnode.criteria.restart.history import History
-from pytest_mnode.criteria.restart.judging import Terms, judge_resume
+from pytest_mnode.criteria.restart.judging import Terms, completed, judge_resume
 from pytest_mnode.criteria.restart.plan import (
     config_for,
     resharded_tolerance,
     terms_of,
 )
-from pytest_mnode.criteria.restart.resuming import completed
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement

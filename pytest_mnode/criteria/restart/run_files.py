@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.restart.history import History, history_of
-from pytest_mnode.criteria.restart.resuming import StoreListing
+from pytest_mnode.criteria.restart.judging import StoreListing
 from pytest_mnode.criteria.storage.meeting import guarded
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.processes import KILLED_S

@@ -17,7 +17,8 @@ from pytest_mnode.criteria.transport.settings import (
     why_silent,
 )
 from pytest_mnode.logs.causes import causes
-from pytest_mnode.logs.nccl_log import (
+from pytest_mnode.logs.nccl_log.gids import WRONG_GID
+from pytest_mnode.logs.nccl_log.model import (
     Channel,
     NcclGid,
     NcclLog,
@@ -29,7 +30,6 @@ from pytest_mnode.logs.nccl_log import (
     network_of,
     provider_network,
 )
-from pytest_mnode.logs.nccl_log.gids import WRONG_GID
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.spec.models import Spec
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.settings import of_networks, why_silent
 from pytest_mnode.logs import nccl_files
-from pytest_mnode.logs.nccl_log import NcclLog, RankLog, read_nccl_log
+from pytest_mnode.logs.nccl_log.model import NcclLog, RankLog
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.machine.tcp import established
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.models import Spec

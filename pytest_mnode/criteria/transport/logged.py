@@ -19,7 +19,7 @@ from pytest_mnode.criteria.transport.evidence import (
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, state_of
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import is_off, why_silent
-from pytest_mnode.logs.nccl_log import NetworkKind, Transport
+from pytest_mnode.logs.nccl_log.model import NetworkKind, Transport
 from pytest_mnode.spec.models import Spec
 
 

@@ -1,9 +1,80 @@
-"""Facts in an NCCL log, as values. None: the log does not contain the fact."""
+"""An NCCL log and the facts in it, as values. None: the log does not contain the fact."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+class NetworkKind(StrEnum):
+    """How a network carries its bytes."""
+
+    RDMA = "RDMA"
+    """The adapter itself reads and writes memory: InfiniBand, RoCE, EFA, Slingshot."""
+    SOCKETS = "sockets"
+    """The kernel's TCP."""
+    GPUDIRECT_TCP = "GPUDirect-TCP"
+    """TCP whose payload the adapter writes to GPU memory (GPUDirect-TCPX, TCPXO, FasTrak)."""
+    UNKNOWN = "unknown"
+    """A name that no known document explains: inconclusive."""
+
+
+_RDMA = re.compile(
+    r"(?:NET[/ ])?(?:IB(?:ext)?(?:_v\d+)?|gIB(?:_v\d+)?|SHARP(?:_v\d+)?|UCX(?:[-_][\w-]+)?|"
+    r"SPCX(?:_v\d+)?|IB-CAST|(?:RCCL-)?ANP|NCCL RDMA Plugin(?: v\d+)?|EFA)",
+    re.IGNORECASE,
+)
+_SOCKETS = re.compile(r"(?:NET[/ ])?(?:Socket|FastSocket|Fast ?Socket)(?:_v\d+)?", re.IGNORECASE)
+_GPUDIRECT_TCP = re.compile(r"(?:GPUDirectTCPX\w*|FasTrak\w*|TCPXO?\w*)", re.IGNORECASE)
+_LIBFABRIC = re.compile(r"(?:AWS )?(?:Libfabric|OFI)(?:_v\d+)?", re.IGNORECASE)
+_RDMA_PROVIDERS = ("efa", "efa-direct", "verbs", "cxi", "opx", "psm2", "psm3", "gni", "ucx", "mlx")
+_SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
+
+
+def network_of(name: str, providers: Sequence[str] = ()) -> NetworkKind:
+    """Kind of the network called `name` in channel lines or `Using network …`.
+
+    providers: those that libfabric selected (`efa`, `verbs;ofi_rxm`, `tcp` …). Libfabric
+    without a provider, or with providers of different kinds, is unknown, as is any unlisted name.
+
+    Sources: NCCL's internal networks (IB, Socket); nccl-rdma-sharp-plugins (IBext, UCX, SHARP);
+    aws-ofi-nccl; Google's gIB, GPUDirect-TCPX and FasTrak, Fast Socket; NVIDIA Spectrum-X (SPCX);
+    RCCL (IB-CAST); fi_provider(7).
+    """
+    name = name.strip()
+    if _SOCKETS.fullmatch(name):
+        return NetworkKind.SOCKETS
+    if _GPUDIRECT_TCP.fullmatch(name):
+        return NetworkKind.GPUDIRECT_TCP
+    if _LIBFABRIC.fullmatch(name):
+        kinds = {provider_network(provider) for provider in providers}
+        return kinds.pop() if len(kinds) == 1 else NetworkKind.UNKNOWN
+    return NetworkKind.RDMA if _RDMA.fullmatch(name) else NetworkKind.UNKNOWN
+
+
+def is_offloaded(name: str) -> bool:
+    """Whether a network of GPUDirect-TCP passes the kernel's TCP by: FasTrak, which is TCPXO."""
+    return name.strip().lower().startswith(("fastrak", "tcpxo"))
+
+
+def provider_network(provider: str) -> NetworkKind:
+    """Kind of a libfabric provider's network; for `verbs;ofi_rxm`, the core provider decides."""
+    core = provider.strip().lower().split(";")[0]
+    if core in _RDMA_PROVIDERS:
+        return NetworkKind.RDMA
+    return NetworkKind.SOCKETS if core in _SOCKET_PROVIDERS else NetworkKind.UNKNOWN
+
+
+def family_of(name: str) -> str:
+    """The network under which NCCL lists the devices of `name`: IB for plugins over verbs."""
+    name = name.strip()
+    if _LIBFABRIC.fullmatch(name):
+        return "OFI"
+    if _SOCKETS.fullmatch(name):
+        return "Socket"
+    return "IB" if _RDMA.fullmatch(name) else name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -223,3 +294,92 @@ class UcxConfig:
     process: NcclProcess
     rdma: tuple[str, ...]
     tcp: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog:
+    """The lines of one rank.
+
+    cuda_device: known only if one process has several ranks, each on its own device.
+    rank, size: in the largest communicator, which is the world if the log contains it.
+    channels: those that the rank printed, of all its communicators.
+    complete: whether every communicator that it began is complete; None without communicators.
+    """
+
+    process: NcclProcess
+    cuda_device: int | None
+    rank: int | None
+    size: int | None
+    comms: tuple[Comm, ...]
+    channels: tuple[Channel, ...]
+    complete: bool | None
+
+    @property
+    def net_channels(self) -> tuple[Channel, ...]:
+        """Channels that go through a network."""
+        return tuple(channel for channel in self.channels if channel.crosses_network)
+
+
+@dataclass(frozen=True, slots=True)
+class NcclLog:
+    """All facts of a log in its order; a line printed twice counts once.
+
+    versions: such as `2.27.5+cuda12.9`; several if ranks differ.
+    truncated: evidence that lines are missing: a cut last line, bytes that are not text.
+    unknown_lines: lines about a channel's transport that cannot be read; then nothing is proven.
+    ucx: configurations of UCX, if it logs to the same file.
+    """
+
+    versions: tuple[str, ...]
+    ranks: tuple[RankLog, ...]
+    networks: tuple[NetworkUse, ...]
+    providers: tuple[Provider, ...]
+    devices: tuple[NcclDevice, ...]
+    channels: tuple[Channel, ...]
+    gpu_direct: tuple[GpuDirect, ...]
+    settings: tuple[NcclSetting, ...]
+    no_device: tuple[NoDevice, ...]
+    gids: tuple[NcclGid, ...]
+    warnings: tuple[Warn, ...]
+    truncated: tuple[str, ...]
+    unknown_lines: tuple[str, ...]
+    ucx: tuple[UcxConfig, ...] = ()
+
+    @property
+    def nccl_version(self) -> str | None:
+        """The version, if the log shows exactly one."""
+        return self.versions[0] if len(self.versions) == 1 else None
+
+    def providers_of(self, process: NcclProcess) -> tuple[str, ...]:
+        """Libfabric providers that `process` selected."""
+        return tuple(dict.fromkeys(p.name for p in self.providers if p.process == process))
+
+    def kind_of(self, channel: Channel) -> NetworkKind | None:
+        """Kind of the network that carries a channel's bytes; None within a node."""
+        if not channel.crosses_network or channel.network is None:
+            return None
+        return network_of(channel.network, self.providers_of(channel.process))
+
+    def networks_of(self, process: NcclProcess) -> tuple[str, ...]:
+        """Networks that `process` chose."""
+        uses = (use for use in self.networks if use.process == process and not use.failed)
+        return tuple(dict.fromkeys(use.name for use in uses))
+
+    def adapters(self, channels: Iterable[Channel]) -> tuple[dict[str, NcclDevice], bool]:
+        """Devices of these channels by adapter name, and whether the log names all of them."""
+        places = {(d.process, family_of(d.network), d.index): d for d in self.devices}
+        found: dict[str, NcclDevice] = {}
+        all_named = True
+        for channel in channels:
+            if channel.network is None or channel.device is None:
+                all_named = False
+                continue
+            place = (channel.process, family_of(channel.network))
+            device = places.get((*place, channel.device))
+            if channel.transport is Transport.COLLNET:
+                device = places.get((*place, None), device)
+            if device is None:
+                all_named = False
+            else:
+                found |= dict.fromkeys(device.members, device)
+        return found, all_named

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_mnode.logs.nccl_log.log import RankLog
-from pytest_mnode.logs.nccl_log.model import NOBODY, Channel, Comm, NcclProcess
+from pytest_mnode.logs.nccl_log.model import NOBODY, Channel, Comm, NcclProcess, RankLog
 from pytest_mnode.logs.nccl_log.text import Message
 
 _COMM = re.compile(

@@ -17,13 +17,13 @@ from pytest_mnode.logs.nccl_log.devices import (
     read_use,
 )
 from pytest_mnode.logs.nccl_log.gids import read_gid
-from pytest_mnode.logs.nccl_log.log import NcclLog
 from pytest_mnode.logs.nccl_log.model import (
     Channel,
     Comm,
     GpuDirect,
     NcclDevice,
     NcclGid,
+    NcclLog,
     NcclProcess,
     NcclSetting,
     NetworkUse,

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.transport.settings import cost
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.busbw_csv import ACCEPTED, CsvRow, CsvTable, read_csv
 from pytest_mnode.logs.lines import plain_lines
-from pytest_mnode.logs.nccl_log.networks import NetworkKind
+from pytest_mnode.logs.nccl_log.model import NetworkKind
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.logs.nccl_log.text import plain_text
 from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, Timing, read_nccl_tests

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.criteria.placement.binding import judge_cpus
-from pytest_mnode.criteria.placement.memory import judge_memory
+from pytest_mnode.criteria.placement.binding import judge_cpus, judge_memory
 from pytest_mnode.criteria.placement.nics import judge_nics
 from pytest_mnode.criteria.placement.rank_placement import PARTS, RankPlacement
 from pytest_mnode.machine.cpus import parse_cpulist

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from pytest_mnode.criteria.preflight.survey_fixture import installed
+import pytest
+
+from pytest_mnode.checks.node.interfaces import InterfacesAreUp
+from pytest_mnode.criteria.preflight.survey_fixture import NodeJudgement, installed
 from pytest_mnode.installed import Fact
+from pytest_mnode.skipping import REQUESTED_KEYS
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import SOFTWARE, healthy, with_facts
 
@@ -37,3 +42,14 @@ def test_a_differing_node_is_listed_after_the_others(spec: Spec) -> None:
 def test_unread_values_are_left_out(spec: Spec) -> None:
     unread: dict[str, Any] = {"software": None, "settings": None, "code": {}}
     assert facts(spec, dict.fromkeys(range(4), unread)) == {}
+
+
+def test_a_check_asks_for_its_own_key_only(spec: Spec) -> None:
+    """Else another spec's value for one check would leave all others undecided."""
+    nothing = spec.criteria.model_copy(update={"preflight": None})
+    without = spec.model_copy(update={"criteria": nothing})
+    ask = NodeJudgement(cast(Any, SimpleNamespace(session=None)), without, "gpu0", cast(Any, None))
+    REQUESTED_KEYS.clear()
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        ask(InterfacesAreUp)
+    assert [*REQUESTED_KEYS] == [InterfacesAreUp.key] == [vars(skipped.value)["mnode_lacks"]]

@@ -8,8 +8,7 @@ from typing import Any
 
 from pytest_mnode.criteria.restart.comparing import Tolerance
 from pytest_mnode.criteria.restart.history import history_of
-from pytest_mnode.criteria.restart.judging import Terms, judge
-from pytest_mnode.criteria.restart.resuming import KillReport, StoreListing
+from pytest_mnode.criteria.restart.judging import KillReport, StoreListing, Terms, judge
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.reference_job.records import (
     CheckpointRecord,

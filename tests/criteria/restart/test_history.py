@@ -9,8 +9,8 @@ import numpy as np
 
 from pytest_mnode.criteria.restart.experiments import Killed, judge_killed
 from pytest_mnode.criteria.restart.history import History, history_of
+from pytest_mnode.criteria.restart.judging import KillReport
 from pytest_mnode.criteria.restart.plan import plan
-from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.reference_job.records import CheckpointRecord, StartRecord
 from pytest_mnode.spec.restart import RestartCriterion
 

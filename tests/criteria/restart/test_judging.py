@@ -10,8 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.restart.comparing import Tolerance
 from pytest_mnode.criteria.restart.history import history_of
-from pytest_mnode.criteria.restart.judging import judge
-from pytest_mnode.criteria.restart.resuming import StoreListing
+from pytest_mnode.criteria.restart.judging import StoreListing, judge
 from pytest_mnode.reference_job.records import (
     CheckpointRecord,
     EndRecord,

@@ -12,7 +12,8 @@ from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
 from pytest_mnode.criteria.transport.judge import judge, remarks_on
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact, Remark, in_words
-from pytest_mnode.logs.nccl_log import NcclLog, read_nccl_log
+from pytest_mnode.logs.nccl_log.model import NcclLog
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice

@@ -9,7 +9,7 @@ import pytest
 from pytest_mnode.criteria.transport.counted import expected_bytes
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
-from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.transport.evidence import Evidence
-from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from tests.machines.all_reduce import evidence_of
 from tests.machines.four_facts import PROMISE, faults, faults_on_tcp
 

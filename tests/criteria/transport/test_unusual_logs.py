@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
-from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.measurement import Verdict
 from tests.criteria.transport.compose import (
     RAILS,
