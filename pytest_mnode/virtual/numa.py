@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
+from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus, judge_memory
 from pytest_mnode.criteria.placement.copies import CopyRates, judge_copies
-from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import judge_nics
 from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement, over_ranks
 from pytest_mnode.machine.process import Thread
