@@ -91,7 +91,7 @@ class Flows:
         self._in, self._out = [new() for _ in self._from], new()
 
     def run(self, group: Any = None) -> None:
-        """Send and receive everything once; the receives first, see `collectives.SendRecv`."""
+        """Send and receive everything once; the receives first, see `ranks.send_and_receive`."""
         import torch.distributed as dist
 
         operations = [

@@ -23,6 +23,7 @@ from pytest_mnode.measuring.patterns import (
     Summed,
     parts_of,
 )
+from pytest_mnode.measuring.ranks import send_and_receive
 from pytest_mnode.spec.bandwidth import Collective
 
 Sent = list[tuple[torch.Tensor, int]]
@@ -220,17 +221,9 @@ class SendRecv(Prepared):
         self._input, self._output = empty(self._part), empty(self._part)
         self._before = (self._rank - self.step) % self._ranks
 
-    def run(self) -> object:
-        # The receive goes first: gloo announces a receive on the connection that carries the data.
-        # It would wait behind the data, and the two directions would take turns.
+    def run(self) -> None:
         following = (self._rank + self.step) % self._ranks
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.irecv, self._output, self._before, group=self._group),
-                dist.P2POp(dist.isend, self._input, following, group=self._group),
-            ]
-        )
-        return [work.wait() for work in works]
+        send_and_receive(self._input, following, self._output, self._before, self._group)
 
     def _received(self) -> Received:
         return [(self._output, self._before, self._before)]

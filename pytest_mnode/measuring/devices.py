@@ -81,12 +81,10 @@ class Task:
         """Of one comparison; see `rank_rates.peer_bound`."""
         return FALSE_ALARM / self.comparisons
 
-    def compared(
-        self, rows: tuple[RankRate, ...], how: str, *, shared: bool = False, of: str = "rank"
-    ) -> Comparison:
+    def compared(self, rows: tuple[RankRate, ...], how: str, *, shared: bool) -> Comparison:
         """The comparison of these rates."""
         names = self.name, self.unit, self.promise, self.floor
-        return Comparison(*names, rows, how, shared, self.false_alarm, of)
+        return Comparison(*names, rows, how, shared, self.false_alarm)
 
 
 def compare_matmul(
@@ -170,7 +168,7 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
         if not all(has for [has] in by_rank([float(work is not None)], device)):
             why = why or "not measured, because another rank could not be measured"
             row = RankRate(rank, None, why)
-            return task.compared(gathered(row), "")
+            return task.compared(gathered(row), "", shared=shared)
         assert work is not None
         sampler = _sampler(work.on)
         rates, spent = _rounds(task, work, world, device, shared=shared, sampler=sampler)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.numa import NumaNode, read_numa
-from pytest_mnode.measuring.devices import ROUNDS, Task, Work, calls_to_fill, repeat_s
-from pytest_mnode.measuring.rank_rates import COMPARISONS, Comparison, RankRate, cause
+from pytest_mnode.measuring.devices import ROUNDS, Work, calls_to_fill, repeat_s
+from pytest_mnode.measuring.rank_rates import COMPARISONS, FALSE_ALARM, Comparison, RankRate, cause
 from pytest_mnode.measuring.ranks import barrier, gathered, share_a_machine
 from pytest_mnode.rank import mempolicy
 from pytest_mnode.rank.world import World
@@ -56,8 +56,7 @@ def compare_host_memory(
     slots = max(gathered(len(mine)))
     found: dict[int, RankRate] = {}
     again = {node.number for node in mine}
-    name, floor = "host memory", promise.at_least_gbytes_s
-    task = Task(name, "GB/s", promise, floor, _nothing, comparisons=comparisons)
+    kind = ("host memory", "GB/s", promise, promise.at_least_gbytes_s)
     how = f"median of {promise.repeats}, " + (
         "one node at a time and one thread, because nodes share a machine"
         if shared
@@ -75,17 +74,14 @@ def compare_host_memory(
                 if before is None or (row.rate or 0.0) > (before.rate or 0.0):
                     found[numa.number] = row
         rows = tuple(row for of_rank in gathered(tuple(found.values())) for row in of_rank)
-        compared = task.compared(rows, how, shared=shared, of="NUMA node")
+        share = FALSE_ALARM / comparisons
+        compared = Comparison(*kind, rows, how, shared, share, "NUMA node")
         bound = compared.bound
         slow = {rows[i].name for i in (*bound.slow, *bound.unsure)} if bound else set()
         again = {number for number, row in found.items() if row.name in slow}
         if not slow:
             break
     return compared
-
-
-def _nothing() -> Work:
-    raise NotImplementedError("a NUMA node's work is not a rank's")
 
 
 def _measured(

@@ -18,7 +18,14 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.measuring.devices import MOST_CALLS, REPEAT_S, ROUNDS
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import COMPARISONS, FALSE_ALARM, Comparison, RankRate
-from pytest_mnode.measuring.ranks import backend_on, by_rank, elapsed_s, finish, share_a_machine
+from pytest_mnode.measuring.ranks import (
+    backend_on,
+    by_rank,
+    elapsed_s,
+    finish,
+    send_and_receive,
+    share_a_machine,
+)
 from pytest_mnode.rank.world import World
 from pytest_mnode.skipping import not_promised
 from pytest_mnode.spec import Spec
@@ -60,7 +67,7 @@ def compare_inside_nodes(
             for away in range(1, each):
                 place = own.index(world.rank)
                 to, source = own[(place + away) % each], own[(place - away) % each]
-                call = functools.partial(_exchange, buffer, arrived, to, source, mine)
+                call = functools.partial(send_and_receive, buffer, to, arrived, source, mine)
                 exchanges.append((call, buffer.nbytes / 1e9))
             return exchanges
 
@@ -81,14 +88,6 @@ def compare_inside_nodes(
         finish(device)
         dist.destroy_process_group(mine)
     return all_reduce, exchanged
-
-
-def _exchange(
-    sent: torch.Tensor, into: torch.Tensor, to: int, source: int, group: dist.ProcessGroup
-) -> None:
-    both = [dist.P2POp(dist.isend, sent, to, group), dist.P2POp(dist.irecv, into, source, group)]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
 
 
 def floor_gbytes_s(

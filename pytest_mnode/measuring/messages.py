@@ -17,7 +17,7 @@ from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, equals
 from pytest_mnode.measuring.checked_calls import votes
 from pytest_mnode.measuring.limits import CHECKED_CALLS
 from pytest_mnode.measuring.naming import culprit_of, rank_name
-from pytest_mnode.measuring.ranks import by_rank
+from pytest_mnode.measuring.ranks import by_rank, send_and_receive
 from pytest_mnode.rank.world import World
 
 _VALUES = 1024
@@ -149,10 +149,7 @@ def exchange(world: World, device: torch.device) -> Exchange:
         sender = (world.rank - distance) % world.size
         sent = message(world.rank, receiver, world.size, device, turn)
         received = torch.zeros_like(sent)
-        for work in dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, sent, receiver), dist.P2POp(dist.irecv, received, sender)]
-        ):
-            work.wait()
+        send_and_receive(sent, receiver, received, sender)
         expected = message(sender, world.rank, world.size, device, turn)
         wrong[sender] |= not torch.equal(received, expected)
     return Exchange(world, wrong_messages(by_rank(wrong, device)))

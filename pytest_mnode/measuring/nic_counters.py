@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 
 from pytest_mnode.machine.counters import increases, sent_so_far
-from pytest_mnode.measuring.ranks import barrier, gathered, share_a_machine
+from pytest_mnode.measuring.ranks import barrier, gathered, send_and_receive, share_a_machine
 from pytest_mnode.measuring.traffic import SentByNode, lower_devices_here
 from pytest_mnode.rank.world import World
 
@@ -101,7 +100,4 @@ def _send_to_next_node(world: World, device: torch.device) -> None:
     received = torch.empty_like(sent)
     following = (world.rank + world.local_size) % world.size
     before = (world.rank - world.local_size) % world.size
-    for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, sent, following), dist.P2POp(dist.irecv, received, before)]
-    ):
-        work.wait()
+    send_and_receive(sent, following, received, before)

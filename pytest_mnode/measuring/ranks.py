@@ -53,6 +53,23 @@ def barrier(device: torch.device) -> None:
     by_rank([0.0], device)
 
 
+def send_and_receive(
+    sent: torch.Tensor, receiver: int, received: torch.Tensor, sender: int, group: Any = None
+) -> None:
+    """Send to one rank while receiving from one; a group's ranks call this for each other.
+
+    The receive goes first: gloo announces a receive on the connection that carries the data. It
+    would wait behind the data, and the two directions would take turns.
+    """
+    for work in dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.irecv, received, sender, group=group),
+            dist.P2POp(dist.isend, sent, receiver, group=group),
+        ]
+    ):
+        work.wait()
+
+
 def backend_on(device: torch.device) -> str:
     """The default group's backend for tensors on `device`: a group may have one per device type."""
     group: Any = dist.group.WORLD
