@@ -95,7 +95,7 @@ def certify(
     page = report / "certificate.json"
     for left in reversed(range(_RUNS)):
         page.unlink(missing_ok=True)
-        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s, cold=True)
+        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
         text = page.read_text() if page.exists() else ""
         if not left or AGAIN not in text:
             break

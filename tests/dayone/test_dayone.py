@@ -35,10 +35,12 @@ def run_project(directory: Path, *args: str, beside: tuple[Path, ...]) -> InnerR
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    """Those tests without plugins that fail, or record values."""
-    words = ["accelerate", "ddp_trains", "redistributed", *FAILED]
+    """Without plugins those tests that fail, or record values, and use torch alone: each rank
+    takes seconds to import the libraries."""
+    chosen = "-k", " or ".join(["ddp_trains", "redistributed", *FAILED])
+    files = "test_training.py", "test_sharding.py"
     directory = tmp_path_factory.mktemp("plain")
-    return run_project(directory, "-k", " or ".join(words), beside=(released_libraries(),))
+    return run_project(directory, *chosen, *files, beside=(released_libraries(),))
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +80,11 @@ def test_every_test_of_the_project_passes(beside_all: InnerRun) -> None:
 
 
 def test_results_are_the_same_without_plugins(plain: InnerRun, beside_all: InnerRun) -> None:
-    assert len(plain.outcomes()) == 5, plain.output
+    assert len(plain.outcomes()) == 4, plain.output
     assert plain.outcomes().items() <= beside_all.outcomes().items(), plain.output
     assert messages(plain) == messages(beside_all)
-    assert recorded(plain) == recorded(beside_all)
-    assert len(recorded(plain)) == 3
+    assert recorded(plain).items() <= recorded(beside_all).items()
+    assert len(recorded(plain)) == 2
 
 
 def test_the_plugins_were_loaded(beside_all: InnerRun) -> None:

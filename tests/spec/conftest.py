@@ -2,18 +2,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, json_schema, load_spec
 from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.spec.preflight import PreflightCriterion
 
 Page = Callable[[str, str], Path]
 Load = Callable[[str, str], Spec]
+
+
+@pytest.fixture(scope="session")
+def validator() -> Any:
+    """Of the spec's JSON schema."""
+    draft, schema = import_module("jsonschema").Draft202012Validator, json_schema()
+    draft.check_schema(schema)
+    return draft(schema)
 
 
 @pytest.fixture

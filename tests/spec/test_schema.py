@@ -2,24 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from pytest_mnode.spec import default_spec_path, json_schema
+from pytest_mnode.spec import default_spec_path
 from tests.spec.conftest import Page
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures" / "clusters"
-
-
-@pytest.fixture(scope="module")
-def validator() -> Any:
-    draft = import_module("jsonschema").Draft202012Validator
-    draft.check_schema(json_schema())
-    return draft(json_schema())
 
 
 def test_the_published_schema_is_current() -> None:
