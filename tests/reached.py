@@ -81,6 +81,8 @@ ROOMS = {
 _TOPS = ("pytest_mnode", "tests", "acceptance", "benchmarks")
 _FOLDERS = (*_TOPS, "docs", "fixtures", ".ci")
 _PROGRAM = re.compile(r"[\"'](pytest_mnode(?:\.\w+)+)")
+_ENTRY = re.compile(r"[\"'](pytest_mnode(?:\.\w+)+):\w+[\"']")
+"""Modules that are imported once a name of them is asked for."""
 _DOTTED = re.compile(rf"\b(?:{'|'.join(_TOPS)})(?:\.\w+)+")
 _FROM = re.compile(r"\bfrom\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)")
 _NAMED = re.compile(r"(?<=[\"'/`(])[\w.-]+(?=[\"'/:`)])")
@@ -204,6 +206,7 @@ def uses(files: frozenset[str]) -> Uses:
             text = re.sub("#.*", "", text)  # sources of its numbers name files of others
         if file in python and (file.startswith("pytest_mnode/") or file.endswith("/conftest.py")):
             dotted = set(_PROGRAM.findall(text)) if re.search(r"\"-[mp]\"", text) else set()
+            _add_late(found, file, _modules_named(_ENTRY.findall(text), modules, homes))
         else:
             dotted = _dotted(text)
         found.add(file, _modules_named(dotted, modules, homes))
@@ -272,13 +275,22 @@ def _add_imports(found: Uses, modules: Mapping[str, str]) -> None:
             used = modules[name]
             lines = graph.get_import_details(importer=module, imported=name)
             inside = all(line["line_number"] in lazy for line in lines)
-            room = next((room for room in ROOMS if used.startswith(room)), None)
             if fixtures and (names := _given_on(file, name)):
                 found.maybe.setdefault(file, []).append((used, _mentions(rf"\b({names})\b")))
-            elif inside and room and file.startswith("pytest_mnode/") and room not in file:
-                found.maybe.setdefault(file, []).append((used, _mentions(ROOMS[room])))
+            elif inside and file.startswith("pytest_mnode/"):
+                _add_late(found, file, [used])
             else:
                 found.add(file, [used])
+
+
+def _add_late(found: Uses, file: str, late: Iterable[str]) -> None:
+    """What the package imports inside functions: of another room for tests that mention it."""
+    for used in late:
+        room = next((room for room in ROOMS if used.startswith(room)), None)
+        if room and room not in file:
+            found.maybe.setdefault(file, []).append((used, _mentions(ROOMS[room])))
+        else:
+            found.add(file, [used])
 
 
 @functools.cache
