@@ -75,11 +75,12 @@ def certify(
     env: Mapping[str, str] | None = None,
     files: Sequence[str] = (),
     limit_s: float = LIMIT_S,
+    cold: bool = True,
 ) -> Certified:
     """Run acceptance/, or the named files of it, on four nodes of a rack.
 
-    fault: the text of a pytest plugin. files: names such as "test_mesh.py". The run is repeated at
-    most twice, if its certificate advises that; repeats are counted.
+    fault: the text of a pytest plugin. files: names such as "test_mesh.py". cold: see `run_pytest`.
+    The run is repeated at most twice, if its certificate advises that; repeats are counted.
     """
     need_rack()
     if fault is not None:
@@ -95,7 +96,7 @@ def certify(
     page = report / "certificate.json"
     for left in reversed(range(_RUNS)):
         page.unlink(missing_ok=True)
-        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
+        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s, cold=cold)
         text = page.read_text() if page.exists() else ""
         if not left or AGAIN not in text:
             break

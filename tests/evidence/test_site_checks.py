@@ -72,7 +72,6 @@ def run_preflight(
         CASE,
         str(PREFLIGHT),
         env=env,
-        cold=True,
     )
     assert (directory / "report/certificate.json").exists(), done.output
     return cases(directory)
@@ -202,7 +201,6 @@ def test_a_broken_package_is_one_line_and_no_run(
         "--mnode-nodes=2",
         str(PREFLIGHT),
         env=path_with(broken),
-        cold=True,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.output
     [line] = [one for one in done.output.splitlines() if one.strip()]

@@ -34,11 +34,7 @@ def test_the_racks_spec_has_no_doubts() -> None:
             "tolerance_fraction: 0.4",
             f"{FRACTION}: 0.75 less tolerance_fraction 0.4 is below half of what the wire allows, ",
         ),
-        (
-            "20 Mbit/s",
-            "200 Mbit/s",
-            "management.line_rate: 200 Mbit/s is no slower than the fabric's 200 Mbit/s: ",
-        ),
+        ("20 Mbit/s", "200 Mbit/s", "management.line_rate: 200 Mbit/s is no slower than the"),
         ("[mgmt0]", "['*b0']", "management.interfaces: fab0 is in fabric.interfaces too: "),
         ("[fab0]", "['*0']", "management.interfaces: mgmt0 is in fabric.interfaces too: "),
         ("[fab0]", "[a, b]", "fabric.nics_per_node: 1, but fabric.interfaces names 2 (a, b)"),
@@ -46,16 +42,8 @@ def test_the_racks_spec_has_no_doubts() -> None:
         ("per_node: 0", "per_node: 0\n  memory: 80 GB", "accelerators.memory: given, but "),
         ("per_node: 0", "per_node: 0\n  model: H100", "accelerators.model: given, but "),
         ("kind: ethernet", "gpudirect: true\n  kind: ethernet", "fabric.gpudirect: promised, with"),
-        (
-            "question: gang",
-            "question: mesh",
-            "not_promised[1].question: mesh is promised by criteria.mesh at once",
-        ),
-        (
-            "question: gang",
-            "question: accelerators",
-            "not_promised[1].question: accelerators is li",
-        ),
+        ("question: gang", "question: mesh", "not_promised[1].question: mesh is promised by"),
+        ("question: gang", "question: accelerators", "not_promised[1].question: accel"),
     ],
 )
 def test_a_doubt_names_key_value_and_what_the_wire_allows(

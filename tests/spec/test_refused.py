@@ -31,11 +31,7 @@ REFUSED = [
     ("launch.absent", "{said_within: 3 s}", "absent: unknown key; accepted: torchrun, "),
     ("restart.refuses_damaged", "true", "refuses_damaged: unknown key; accepted: kills, "),
     ("fabric.write_bandwidth.at_least_fraction", "96", "96; accepted: a number of 1 or less"),
-    (
-        "preflight.kernel_log.since",
-        "yesterday",
-        "'yesterday'; accepted: boot, last_pass, or a time",
-    ),
+    ("preflight.kernel_log.since", "yesterday", "'yesterday'; accepted: boot, last_pass"),
     # numa
     ("numa.near", "nodes", "'nodes'; accepted: node, socket, or a {distance: 12} from 10 to 254"),
     ("numa.near", "{distance: 5}", "{'distance': 5}; accepted: node, socket, or a {distance: 12}"),
@@ -86,11 +82,7 @@ REFUSED = [
     ("restart.kills", "[rank, rank]", "kills lists one twice; accepted: each of rank, node,"),
     ("restart.kills", "[power]", "'rank', 'node', 'preemption' or 'checkpoint'"),
     ("restart.node_loss", "none", "'spare', 'fewer' or 'rebooted'"),
-    (
-        "restart",
-        "{within: 60 s, node_loss: fewer}",
-        "accepted: with resharded_tolerance, such as 0.01",
-    ),
+    ("restart", "{within: 60 s, node_loss: fewer}", "accepted: with resharded_tolerance"),
     ("restart.tolerance", "1.0", "1.0; accepted: a number below 1"),
     ("restart.tolerance", "-0.1", "-0.1; accepted: a number of 0 or more"),
     ("restart.resharded_tolerance", "0", "0; accepted: a number above 0"),
@@ -144,30 +136,15 @@ def test_impossible_values_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"accelerators.per_node": "8"},
-            "criteria: scaling.compute: 0.6 s, with accelerators.per_node 8: real acc",
-        ),
-        (
-            {"scheduler": "{kind: pbs}", "criteria.scaling": ""},
-            "scheduler.kind: 'pbs'; accepted: 'slurm' or 'kubernetes'",
-        ),
-        (
-            {"scheduler": "{kind: kubernetes}"},
-            "scheduler: kind kubernetes without engine; accepted: engine: default, native, kueue",
-        ),
-        (
-            {"scheduler": "{kind: kubernetes, engine: kueue}"},
-            "scheduler: engine kueue without queue; accepted: queue: its LocalQueue",
-        ),
+        ({"accelerators.per_node": "8"}, "criteria: scaling.compute: 0.6 s"),
+        ({"scheduler": "{kind: pbs}", "criteria.scaling": ""}, "scheduler.kind: 'pbs'"),
+        ({"scheduler": "{kind: kubernetes}"}, "scheduler: kind kubernetes without engine;"),
+        ({"scheduler": "{kind: kubernetes, engine: kueue}"}, "scheduler: engine kueue without"),
         (
             {"scheduler": "{kind: kubernetes, engine: native, names: {partition: gpu}}"},
             "scheduler: names: not with kind kubernetes; accepted: namespace, queue",
         ),
-        (
-            {"scheduler": "{kind: slurm, queue: gpu}"},
-            "scheduler: queue: not with kind slurm; accepted: with kind kubernetes",
-        ),
+        ({"scheduler": "{kind: slurm, queue: gpu}"}, "scheduler: queue: not with kind slurm;"),
         (
             {"accelerators.per_node": "4", "accelerators.domain": "{gpus: 6}"},
             "accelerators.domain: gpus: 6 with accelerators.per_node 4; accepted: a multiple of",
@@ -177,18 +154,9 @@ def test_impossible_values_are_refused_in_one_line(
             "domain.bandwidth: '900 Gbit/s' is in bits a second; accepted: bytes a second, such",
         ),
         ({"topology.sockets": "1"}, "topology.sockets: 1; accepted: a number of 2 or more"),
-        (
-            {"topology.fabric_socket": "2"},
-            "topology.fabric_socket: socket 2 of 2; accepted: 0 to 1",
-        ),
-        (
-            {"topology.accelerator_sockets": "[0, 5]"},
-            "topology.accelerator_sockets: socket 5 of 2; accepted: 0 to 1",
-        ),
-        (
-            {"topology.accelerator_sockets": "[]"},
-            "topology.accelerator_sockets: []; accepted: a list of 1 or more",
-        ),
+        ({"topology.fabric_socket": "2"}, "topology.fabric_socket: socket 2 of 2; accepted"),
+        ({"topology.accelerator_sockets": "[0, 5]"}, "accelerator_sockets: socket 5 of 2"),
+        ({"topology.accelerator_sockets": "[]"}, "topology.accelerator_sockets: []; accepted"),
     ],
 )
 def test_promises_beyond_the_cluster_are_refused(

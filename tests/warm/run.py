@@ -33,6 +33,7 @@ _READ_AT_START = (
 _PATH = "PYTHONPATH"
 """Not among them, unless its directories hold one of these: an agent is sent sys.path."""
 _BEFORE = ("sitecustomize.py", "usercustomize.py", "pytest_mnode", "torch")
+_ROOT = Path(__file__).parents[2]
 AGENT = ["-m", "pytest_mnode.agent.agent"]
 
 
@@ -49,6 +50,8 @@ def same_start(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
 
 
 def _imported_before(directory: str) -> bool:
+    if Path(directory) == _ROOT:
+        return False  # the package that is there
     return any((Path(directory) / name).exists() for name in _BEFORE)
 
 

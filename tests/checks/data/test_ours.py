@@ -70,15 +70,14 @@ SECOND = """
 """
 
 
-def _with(directory: Path, fault: str | None) -> Certified:
+def _with(directory: Path, fault: str) -> Certified:
     spec = spec_of(directory, criteria={"mesh": {}}, not_promised=[])
-    return certify(directory, spec, "--mnode-nodes=2", fault=fault, files=[str(OURS)])
+    return certify(directory, spec, "--mnode-nodes=2", fault=fault, files=[str(OURS)], cold=False)
 
 
 @pytest.mark.parametrize(
     ("fault", "culprits"),
     [
-        (None, {}),
         (
             FIRST,
             {
@@ -98,10 +97,10 @@ def _with(directory: Path, fault: str | None) -> Certified:
     ],
 )
 def test_what_is_ours_is_right_or_named(
-    tmp_path: Path, fault: str | None, culprits: dict[str, str]
+    tmp_path: Path, fault: str, culprits: dict[str, str]
 ) -> None:
     failed = _with(tmp_path, fault).failed("ours")
     for name, start in culprits.items():
         assert failed.pop(name).startswith(start)
-    if len(culprits) < 2:
+    if fault == SECOND:  # which leaves all others right
         assert not failed

@@ -40,7 +40,7 @@ def test_a_one_dimensional_mesh_is_certified(tmp_path: Path) -> None:
         page["criteria"] = {"groups": {"meshes": [{"dp": "rest"}]}}
 
     spec = spec_edited(tmp_path, edit)
-    done = certify(tmp_path, spec, "--mnode-nodes=2", files=["test_groups.py"])
+    done = certify(tmp_path, spec, "--mnode-nodes=2", files=["test_groups.py"], cold=False)
     assert done.criterion("groups")["verdict"] == "pass", done.run.output
     assert {name for name, outcome in done.run.outcomes().items() if outcome == "skipped"} == {
         "test_tensor_parallel_groups_stay_inside_a_node",
