@@ -19,7 +19,10 @@ from pytest_mnode.option_texts import Given, Option
 RUN: pytest.StashKey[Any] = pytest.StashKey()
 """Stash key of a config's run (controller.session.Run), once there is one."""
 
-LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm", "kubernetes")
+LAUNCHERS = (
+    *("auto", "local", "rack", "ssh", "slurm", "kubernetes"),
+    *("pbs", "lsf", "flux", "mpi", "exec"),
+)
 """Our own; packages add others (launchers.backends)."""
 BACKENDS_GROUP = "pytest_mnode.backends"
 REUSE = ("warm", "group", "fresh")
@@ -45,7 +48,9 @@ class Settings:
     procs_per_node: int | None = None
     launcher: str = "auto"
     hostfile: Path | None = None
+    exec: tuple[str, ...] = ()
     slurm_args: tuple[str, ...] = ()
+    srun_args: tuple[str, ...] = ()
     k8s_context: str = ""
     k8s_namespace: str = ""
     k8s_template: Path | None = None
@@ -54,6 +59,7 @@ class Settings:
     start_limit_s: float = 60.0
     silence_limit_s: float = 6.0
     python: str = ""
+    prologue: Path | None = None
     shared_dir: Path | None = None
     discover: Path | None = None
     spec: Path | None = None
@@ -112,22 +118,34 @@ OPTIONS = {  # by field of Settings
         option_texts.whole(1),
     ),
     "launcher": Option(
-        "launcher", "auto|local|rack|ssh|slurm|kubernetes",
-        "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, "
-        "kubernetes with a --mnode-k8s option, else the rack, or plain processes (local) where "
-        "namespaces are not allowed",
+        "launcher", "auto|local|rack|ssh|slurm|…",
+        f"how commands reach the nodes: {', '.join(LAUNCHERS[1:])}; auto: slurm, pbs, lsf or flux "
+        "inside an allocation, ssh with a hostfile, kubernetes with a --mnode-k8s option, else the "
+        "rack, or plain processes (local) where namespaces are not allowed",
         option_texts.choice_or_installed(LAUNCHERS, BACKENDS_GROUP), initial="auto",
     ),
     "hostfile": Option(
         "hostfile", "FILE",
-        "nodes to reach by ssh: one 'host slots=8' per line, ranges node[01-16]",
+        "nodes to reach by ssh, mpi or exec: one 'host slots=8' per line, ranges node[01-16]",
         option_texts.path, see="ssh.md",
+    ),
+    "exec": Option(
+        "exec", "COMMAND",
+        "the site's command that starts a program on nodes, such as 'pdsh -w {hosts}', or one for "
+        "each node, such as 'blaunch {host}'; {nodes}: their number",
+        option_texts.words, see="backends.md",
     ),
     "slurm_args": Option(
         "slurm-args", "ARGS",
         "extra arguments of the allocation that the run asks Slurm for, such as '--partition=gpu'; "
         "used only outside an allocation",
         option_texts.words, see="slurm.md",
+    ),
+    "srun_args": Option(
+        "srun-args", "ARGS",
+        "extra arguments of every job step of the run on Slurm, such as the site's container: "
+        "'--container-image=… --container-mounts=…'",
+        option_texts.words, see="backends.md#options-of-a-site",
     ),
     "k8s_context": Option(
         "k8s-context", "NAME",
@@ -158,7 +176,7 @@ OPTIONS = {  # by field of Settings
     ),
     "start_limit_s": Option(
         "start-limit", "SECONDS",
-        "how long a node of ssh, slurm and kubernetes may take to start a command: Slurm's Prolog, "
+        "how long a node may take to start a command, or to dial in: Slurm's Prolog, "
         "the login, and Python from storage that is slow at the first access",
         option_texts.seconds, initial="60", see="slurm.md#slow-starts",
     ),
@@ -173,6 +191,12 @@ OPTIONS = {  # by field of Settings
         "the Python on the nodes of ssh, slurm (default: this one) and kubernetes (default: "
         "python3)",
         option_texts.text,
+    ),
+    "prologue": Option(
+        "prologue", "FILE",
+        "a script on the nodes that bash reads before each command there, such as one that loads "
+        "modules",
+        option_texts.path, see="backends.md#options-of-a-site",
     ),
     "shared_dir": Option(
         "shared-dir", "DIR",

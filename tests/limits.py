@@ -183,6 +183,16 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_slurm_programs.py::test_a_slurm_that_is_restarted_is_asked_again",
     "jobs/slurm/queued.py _END_S":
         "jobs/test_slurm_programs.py::test_a_job_that_stays_in_the_queue_is_not_awaited",
+    "launchers/backends.py ANSWER_S":
+        "launchers/dial_in/test_backends.py::test_a_schedulers_command_that_never_answers",
+    "launchers/dial_in/bridge.py ENDS_S":
+        "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
+    "launchers/dial_in/bridge.py TERM_S":
+        "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
+    "launchers/dial_in/node.py CONNECT_S":
+        "launchers/dial_in/test_ended.py::test_an_address_that_never_answers_is_given_up",
+    "launchers/dial_in/node.py END_S":
+        "launchers/dial_in/test_ended.py::test_a_command_that_does_not_end_is_not_awaited_for_long",
     "launchers/cleanup/client.py _CLOSE_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_does_not_end_is_killed",
     "launchers/cleanup/client.py _ENDS_S":
@@ -363,6 +373,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/cleanup/queue_cleanup.py _PAUSE_S",
         "launchers/cleanup/ssh_connections.py AGAIN_S",
         "launchers/cleanup/ssh_connections.py POLL_S",
+        "launchers/dial_in/bridge.py _LOOK_S",
         "launchers/kubernetes/bridge.py AGAIN_S",
         "launchers/kubernetes/bridge.py EVENTS_S",
         "launchers/kubernetes/bridge.py LOOK_S",
@@ -389,6 +400,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "agent/agent.py _BEAT_S",
         "controller/hub.py _BEAT_S",
         "gang/heartbeat_rank.py EVERY_S",
+        "launchers/dial_in/messages.py BEAT_S",
         "launchers/kubernetes/relay.py BEAT_S",
         "launchers/remote/wire.py BEAT_S",
     ),
@@ -467,6 +479,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     ),
     "an option of another program, or a field of its object: that program waits": (
         "gang/kubernetes/rank_pod.py _GRACE_S",
+        "launchers/dial_in/launcher.py END_S",
         "launchers/kubernetes/launcher.py DELETE_S",
         "launchers/kubernetes/launcher.py SILENCE_S",
         "launchers/kubernetes/manifest.py KEPT_S",
@@ -488,6 +501,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/tuning/running.py LIMIT_S",
         "gang/experiments.py _SPARE_S",
         "jobs/kubernetes/pod_start.py PLACED_S",
+        "launchers/dial_in/launcher.py _SLACK_S",
         "launchers/remote/run_all.py REPORT_S",
         "measuring/limits.py CONNECT_OF_A_RANK_S",
         "measuring/limits.py CONNECT_PAIRS_S",

@@ -121,13 +121,17 @@ FOR_EVER = {
         "gang/watch.py doing.result",
     ),
     "awaited with a limit around it, or until the program's own end": (
+        "launchers/dial_in/bridge.py ended.wait",
+        "launchers/dial_in/node.py command.wanted[kind].wait",
+        "launchers/dial_in/node.py program.wait",
+        "launchers/dial_in/node.py self._over.wait",
         "launchers/kubernetes/bridge.py ended.wait",
-        "launchers/kubernetes/bridge.py ready.wait",
+        "launchers/remote/bridge_server.py ready.wait",
         "launchers/kubernetes/pod_streams.py asyncio.run_coroutine_threadsafe(work, self._loop)"
         ".result",
         "launchers/kubernetes/pod_streams.py ended.wait",
         "launchers/kubernetes/relay.py self._open.wait",
-        "launchers/kubernetes/streams.py event.wait",
+        "launchers/remote/bridge_server.py event.wait",
     ),
     "a pod's main process: its command's end is that of the pod": (
         "jobs/kubernetes/in_pod.py os.wait",

@@ -11,7 +11,7 @@ from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, ol
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.backends import chosen
+from pytest_mnode.launchers.backends import Here, chosen
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.node import count
 from pytest_mnode.marks import FEWEST_NODES
@@ -83,7 +83,7 @@ def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[Fre
 def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
     """Free nodes, and a text on the other nodes; None if the run makes its own nodes."""
     backend, why = chosen(settings)
-    names = backend.names(settings, os.environ)
+    names = backend.names(Here(settings, os.environ))
     if names is not None:  # an allocation or a list of hosts: all of them
         return [FreeNode(name, name) for name in names], f" ({why})"
     if backend.name == "slurm":

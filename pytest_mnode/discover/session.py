@@ -198,10 +198,10 @@ def node_count(settings: Settings, environment: Mapping[str, str]) -> int:
     """
     if settings.nodes is not None:
         return settings.nodes
-    from pytest_mnode.launchers.backends import chosen
+    from pytest_mnode.launchers.backends import Here, chosen
 
     backend, _ = chosen(settings, environment)
     try:
-        return backend.count(settings, environment) or FEWEST_NODES
+        return backend.count(Here(settings, environment)) or FEWEST_NODES
     except UsageError as error:
         raise UsageError(f"{FLAG}: {error}") from None

@@ -22,7 +22,7 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
         return _in_pods(cluster, job, cluster.pods)
     allocation = cluster.allocation
     if allocation is None:
-        return RunningJob.start(cluster, job)
+        return RunningJob.start(cluster, job, cluster.not_submitted)
     nodes = job.placed_on(cluster.nodes)
     why = NO_SHARED_DIR
     if cluster.share_files:

@@ -7,6 +7,7 @@ backends in the order of `known`, and takes the first that says why it is meant.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,18 +17,25 @@ from pathlib import Path
 from typing import ClassVar
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import read_hostfile
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.options import BACKENDS_GROUP, Settings
 from pytest_mnode.spec import Spec
 
 _BUILT_IN = (
+    "pytest_mnode.launchers.site_command:SiteCommandBackend",
+    "pytest_mnode.launchers.flux:FluxBackend",
     "pytest_mnode.launchers.slurm.backend:SlurmBackend",
+    "pytest_mnode.launchers.pbs:PbsBackend",
+    "pytest_mnode.launchers.lsf:LsfBackend",
     "pytest_mnode.launchers.ssh:SshBackend",
+    "pytest_mnode.launchers.mpi:MpiBackend",
     "pytest_mnode.launchers.kubernetes.backend:KubernetesBackend",
     "pytest_mnode.launchers.rack.backend:RackBackend",
     "pytest_mnode.launchers.local:LocalBackend",
 )
+ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +52,36 @@ class NodeRequest:
     cleanup_dirs: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where a run starts: what the user set for it, and the environment of its process."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+
+
 class Backend:
-    """A kind of nodes. environ: of this process."""
+    """A kind of nodes."""
 
     name: ClassVar[str]
     """--mnode-launcher=NAME."""
     reads_hostfile: ClassVar[bool] = False
     """Whether --mnode-hostfile names its nodes."""
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
+    def meant(self, here: Here) -> str | None:  # noqa: ARG002
         """Why `auto` takes this backend, in a few words; None if it does not."""
         return None
 
-    def names(
-        self,
-        settings: Settings,  # noqa: ARG002
-        environ: Mapping[str, str],  # noqa: ARG002
-    ) -> tuple[str, ...] | None:
+    def names(self, here: Here) -> tuple[str, ...] | None:  # noqa: ARG002
         """Names of the nodes that are there to be used; None if the run makes or requests its own.
 
         Raises UsageError if they are named wrongly.
         """
         return None
 
-    def count(self, settings: Settings, environ: Mapping[str, str]) -> int | None:
+    def count(self, here: Here) -> int | None:
         """Number of `names`, where it is known without them too."""
-        names = self.names(settings, environ)
+        names = self.names(here)
         return None if names is None else len(names)
 
     def slots(self, settings: Settings) -> int | None:  # noqa: ARG002
@@ -113,11 +125,37 @@ def named(name: str) -> Backend:
 
 def chosen(settings: Settings, environ: Mapping[str, str] | None = None) -> tuple[Backend, str]:
     """The backend of these settings, and why in a few words. environ: None for os.environ."""
-    environ = os.environ if environ is None else environ
     if settings.launcher != "auto":
         return named(settings.launcher), "requested"
-    meant = ((backend, backend.meant(settings, environ)) for backend in known())
+    here = Here(settings, os.environ if environ is None else environ)
+    meant = ((backend, backend.meant(here)) for backend in known())
     return next((backend, why) for backend, why in meant if why is not None)
+
+
+def listed_nodes(here: Here) -> tuple[str, ...] | None:
+    """Nodes of the hostfile, else of the allocation that this process is in; None without both."""
+    if here.settings.hostfile is not None:
+        return tuple(host.name for host in read_hostfile(here.settings.hostfile))
+    for backend in known():
+        if not backend.reads_hostfile and backend.meant(here) is not None:
+            return backend.names(here)
+    return None
+
+
+def printed(*argv: str) -> str:
+    """What a scheduler's command prints. Raises UsageError, in one line, if it fails."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{' '.join(argv)}: no answer within {ANSWER_S:g} s") from None
+    except OSError as error:
+        raise UsageError(f"{' '.join(argv)}: {error.strerror}; see PATH") from None
+    if done.returncode != 0 or not done.stdout.strip():
+        lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        raise UsageError(f"{' '.join(argv)}: {lines[-1]}")
+    return done.stdout
 
 
 def hostfile_without_users(path: Path, wanted: str) -> str | None:

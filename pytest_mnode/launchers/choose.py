@@ -30,7 +30,12 @@ def choose(
     backend, why = chosen(settings)
     run_dir = cleanup_dirs[0] if cleanup_dirs else ""
     remote = RemoteOptions(
-        run_dir, root, settings.shared_dir, settings.python, settings.start_limit_s
+        run_dir,
+        root,
+        settings.shared_dir,
+        settings.python,
+        settings.start_limit_s,
+        prologue=str(settings.prologue or ""),
     )
     launcher = backend.launcher(NodeRequest(settings, nodes, spec, remote, cleanup_dirs))
     launcher.env = RunEnv.of_launcher(launcher.name, settings.env)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.rack import Rack
-from pytest_mnode.options import Settings
 
 
 class Local(Launcher):
@@ -44,7 +43,7 @@ class Local(Launcher):
 class LocalBackend(Backend):
     name = "local"
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
+    def meant(self, here: Here) -> str | None:  # noqa: ARG002
         return f"no rack: {Rack.unavailable()}"
 
     def launcher(self, request: NodeRequest) -> Launcher:

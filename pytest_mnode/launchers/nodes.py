@@ -51,6 +51,7 @@ class RunDescription:
     the variable RUN in the run's processes. python: path of the Python that runs this package's
     programs on nodes. allocation: number of the scheduler's job that holds the nodes; None if there
     is none. pods: None if nodes are not pods. env: the environment of programs on the nodes.
+    not_submitted: see Launcher.
     """
 
     nodes: tuple[Node, ...]
@@ -62,6 +63,7 @@ class RunDescription:
     allocation: int | None
     pods: RunInPods | None = None
     env: RunEnv = field(default_factory=RunEnv)
+    not_submitted: str = ""
 
 
 class Nodes:
@@ -215,6 +217,11 @@ class Nodes:
     def allocation(self) -> int | None:
         """Number of the scheduler's job that holds the nodes; None if there is none."""
         return self._run_facts.allocation
+
+    @property
+    def not_submitted(self) -> str:
+        """Why jobs are not submitted to the scheduler that gave the nodes; "" otherwise."""
+        return self._run_facts.not_submitted
 
     @property
     def pods(self) -> RunInPods | None:

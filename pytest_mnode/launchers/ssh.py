@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.hosts import Host, first_hosts, read_hostfile, slots_of
 from pytest_mnode.launchers.node import Launcher, Node
@@ -150,15 +150,11 @@ class SshBackend(Backend):
     name = "ssh"
     reads_hostfile = True
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
-        return f"hostfile {settings.hostfile}" if settings.hostfile else None
+    def meant(self, here: Here) -> str | None:
+        return f"hostfile {file}" if (file := here.settings.hostfile) else None
 
-    def names(
-        self,
-        settings: Settings,
-        environ: Mapping[str, str],  # noqa: ARG002
-    ) -> tuple[str, ...]:
-        return tuple(host.name for host in _hosts(settings))
+    def names(self, here: Here) -> tuple[str, ...]:
+        return tuple(host.name for host in _hosts(here.settings))
 
     def slots(self, settings: Settings) -> int | None:
         """The fewest of any host that the run uses."""

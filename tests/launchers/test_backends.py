@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers import backends
-from pytest_mnode.launchers.backends import Backend, NodeRequest, chosen, known
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest, chosen, known
 from pytest_mnode.launchers.choose import choose
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
@@ -25,11 +25,11 @@ SPEC = load_spec(default_spec_path())
 class Hall(Backend):
     """A site's own: its nodes are named by a variable."""
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:
-        return "in the hall" if "HALL" in environ else None
+    def meant(self, here: Here) -> str | None:
+        return "in the hall" if "HALL" in here.environ else None
 
-    def names(self, settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(environ["HALL"].split())
+    def names(self, here: Here) -> tuple[str, ...]:
+        return tuple(here.environ["HALL"].split())
 
     def launcher(self, request: NodeRequest) -> Launcher:
         return Local(request.nodes)

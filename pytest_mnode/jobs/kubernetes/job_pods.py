@@ -13,8 +13,9 @@ from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.jobs.kubernetes.job_pod import LOST, JobPod
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
-from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Exec
+from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.node import CommandResult
+from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
 
 MOST_AT_ONCE = 32
 """Maximum number of exec streams that are open at the same time."""

@@ -6,19 +6,16 @@ are not meant to create pods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pytest_mnode.launchers.backends import Backend, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.node import Launcher
-from pytest_mnode.options import Settings
 
 
 class KubernetesBackend(Backend):
     name = "kubernetes"
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
-        return KubernetesOptions.of(settings).given
+    def meant(self, here: Here) -> str | None:
+        return KubernetesOptions.of(here.settings).given
 
     def launcher(self, request: NodeRequest) -> Launcher:
         from pytest_mnode.launchers.kubernetes.launcher import Kubernetes

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,8 @@ from pytest_mnode.launchers.kubernetes.manifest import GROUPS, PodsOfRun, pods_o
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
-from pytest_mnode.launchers.kubernetes.streams import LOST, STDERR, Descriptors, Exec
+from pytest_mnode.launchers.kubernetes.streams import Exec
+from pytest_mnode.launchers.remote.bridge_server import LOST, BridgeServer, Descriptors
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
@@ -86,7 +87,6 @@ class Bridge:
         self.pods = RunPods(settings.nodes, replaced=self.run.replaces)
         self.owner: dict[str, str] = {}
         self._listener: asyncio.StreamWriter | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._relays: Relays | None = None
 
     # The object.
@@ -199,56 +199,7 @@ class Bridge:
 
     async def serve(self, path: Path) -> None:
         """Take connections until the task is cancelled."""
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as server:
-            draft = path.with_name(f"{path.name}.new")
-            server.bind(str(draft))
-            server.listen(512)
-            draft.rename(path)  # whoever finds the path can connect
-            while True:
-                connection, _ = await loop.sock_accept(server)
-                connection.setblocking(False)
-                self._spawn(self._take(connection))
-
-    async def _take(self, connection: socket.socket) -> None:
-        """Read the first line and the descriptors of a connection, and serve it."""
-        loop, data, fds = asyncio.get_running_loop(), b"", []
-        while b"\n" not in data:
-            ready = asyncio.Event()
-            loop.add_reader(connection, ready.set)
-            await ready.wait()
-            loop.remove_reader(connection)
-            more, given, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-            fds += given
-            if not more:
-                break
-            data += more
-        order = json.loads(data or b"{}")
-        if "exec" in order and len(fds) == 3:
-            await self._exec(connection, order["exec"], order["argv"], Descriptors(fds))
-        elif "events" in order:
-            await self._events(connection)
-        else:
-            connection.close()
-
-    async def _exec(
-        self, caller: socket.socket, host: str, argv: list[str], streams: Descriptors
-    ) -> None:
-        """Run a command in a pod, and report its exit status. The command ends with its caller."""
-        running = asyncio.ensure_future(self._run(host, argv, streams))
-        gone = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(caller, 1))
-        with caller:
-            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (running, gone):
-                if not task.done():
-                    task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                status, problem = await running
-                await streams.write(STDERR, f"{problem}\n".encode() if problem else b"")
-                with contextlib.suppress(OSError):
-                    await asyncio.get_running_loop().sock_sendall(caller, str(status).encode())
-            await asyncio.gather(gone, return_exceptions=True)
-        streams.close()
+        await BridgeServer(self._run, self._events).serve(path)
 
     async def _run(self, host: str, argv: list[str], streams: Descriptors) -> tuple[int, str]:
         pod = self.pods.hosts.get(host)
@@ -260,8 +211,11 @@ class Bridge:
             return LOST, str(error)
         return await command.run(streams)
 
-    async def _events(self, connection: socket.socket) -> None:
+    async def _events(self, connection: socket.socket, order: dict[str, Any]) -> None:
         """Serve the launcher's connection."""
+        if "events" not in order:
+            connection.close()
+            return
         reader, self._listener = await asyncio.open_connection(sock=connection)
         self.tell({"owner": self.owner})
         if self.pods.up:
@@ -282,11 +236,6 @@ class Bridge:
         """Report an event to the launcher, if it listens."""
         if self._listener is not None:
             self._listener.write(json.dumps(event).encode() + b"\n")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def serve(bridge: Bridge, path: Path) -> None:

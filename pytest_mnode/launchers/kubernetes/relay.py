@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from pytest_mnode.launchers.kubernetes.pod_relay import CHUNK_BYTES, HEADER
-from pytest_mnode.launchers.kubernetes.streams import STDERR
+from pytest_mnode.launchers.remote.bridge_server import STDERR
 
 BEAT_S = 5.0
 OPEN_S = 30.0

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
 
 from pytest_mnode.launchers.kubernetes.api import KEEPALIVE, Api, ApiError, refusal
+from pytest_mnode.launchers.remote.bridge_server import LOST, STDERR, STDIN, STDOUT
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
+STATUS, CLOSE = 3, 255
 _V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 """Version 5 can report the end of standard input."""
 CONNECT_S = 15.0
-CHUNK_BYTES = 1 << 15
-LOST = 255
 _AT_ONCE = 32
 """Most connections that one event loop opens at the same time: if there were more, each would take
 longer than CONNECT_S."""
@@ -143,45 +141,3 @@ def status_of(data: bytes) -> tuple[int, str]:
             return int(cause["message"]), ""
     message = " ".join(str(found.get("message", "no reason")).split())
     return (127 if "executable file not found" in message else LOST), message
-
-
-class Descriptors:
-    """Streams over three descriptors of the caller; `close` closes them."""
-
-    def __init__(self, fds: Sequence[int]) -> None:
-        self._fds = tuple(fds)
-        self._loop = asyncio.get_running_loop()
-        for fd in self._fds:
-            os.set_blocking(fd, False)
-
-    async def read(self) -> bytes:
-        await self._ready(self._loop.add_reader, self._loop.remove_reader, self._fds[0])
-        try:
-            return os.read(self._fds[0], CHUNK_BYTES)
-        except BlockingIOError:
-            return await self.read()
-
-    async def write(self, channel: int, data: bytes) -> None:
-        fd = self._fds[channel]
-        while data:
-            try:
-                data = data[os.write(fd, data) :]
-            except BlockingIOError:
-                await self._ready(self._loop.add_writer, self._loop.remove_writer, fd)
-            except OSError:  # nobody reads it any more
-                return
-
-    async def _ready(self, add: Any, remove: Any, fd: int) -> None:
-        event = asyncio.Event()
-        try:
-            add(fd, event.set)
-        except OSError:  # a file, which is always ready; epoll refuses it
-            return
-        try:
-            await event.wait()
-        finally:
-            remove(fd)
-
-    def close(self) -> None:
-        for fd in self._fds:
-            os.close(fd)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.rack import Layout, Link, Rack
-from pytest_mnode.options import Settings
 
 
 class RackBackend(Backend):
     name = "rack"
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
+    def meant(self, here: Here) -> str | None:  # noqa: ARG002
         return "no cluster was named" if Rack.unavailable() is None else None
 
     def launcher(self, request: NodeRequest) -> Launcher:

@@ -23,6 +23,8 @@ from pytest_mnode.spec import Spec
 
 POWERED_OFF = "powered off"
 _TRY_AGAIN_S = 1.0
+_PROLOGUE = '. "$0" || { echo "--mnode-prologue: $0 ended with $?" >&2; exit 126; }; exec "$@"'
+"""A program of bash, whose arguments are the script and the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class RemoteOptions:
 
     run_dir: the run's directory on this machine. root: where the shared directory may be made if
     shared_dir is None. python: path of Python on the nodes; "" for the launcher's default.
-    start_limit_s: how long a node may take to start a command.
+    start_limit_s: how long a node may take to start a command. prologue: path, on the nodes, of a
+    script that bash reads before each command; "" for none.
     """
 
     run_dir: str
@@ -39,6 +42,7 @@ class RemoteOptions:
     shared_dir: Path | None = None
     python: str = ""
     start_limit_s: float = Launcher.start_limit_s
+    prologue: str = ""
 
 
 class RemoteLauncher(Launcher):
@@ -54,6 +58,7 @@ class RemoteLauncher(Launcher):
         self.start_limit_s = remote.start_limit_s
         self._spec = spec
         self._run_dir = remote.run_dir
+        self._prologue = ["bash", "-c", _PROLOGUE, remote.prologue] if remote.prologue else []
         self._wanted_shared_dir = (remote.shared_dir, remote.root)
         self._shared: SharedDir | None = None
         self._config = Path(self._run_dir) / f"{self.name}.json"
@@ -166,7 +171,7 @@ class RemoteLauncher(Launcher):
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
         python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]
         there = node_report.as_there(argv, self.python, self._package_dirs.get(host, ""))
-        return [*python, str(self._config), host, *there]
+        return [*python, str(self._config), host, *self._prologue, *there]
 
     def _reports(self, hosts: Sequence[str]) -> tuple[dict[str, NodeReport], dict[str, str]]:
         """Reports by host, and reasons of the hosts that cannot be used."""

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.slurm.allocation import Granted
-from pytest_mnode.options import Settings
 
 
 class SlurmBackend(Backend):
     name = "slurm"
 
-    def meant(self, settings: Settings, environ: Mapping[str, str]) -> str | None:  # noqa: ARG002
-        job = environ.get("SLURM_JOB_ID")
+    def meant(self, here: Here) -> str | None:
+        job = here.environ.get("SLURM_JOB_ID")
         return f"inside of job {job}" if job else None
 
-    def names(
-        self,
-        settings: Settings,  # noqa: ARG002
-        environ: Mapping[str, str],
-    ) -> tuple[str, ...] | None:
-        return Granted.read(environ).names if environ.get("SLURM_JOB_ID") else None
+    def names(self, here: Here) -> tuple[str, ...] | None:
+        return Granted.read(here.environ).names if here.environ.get("SLURM_JOB_ID") else None
 
-    def count(self, settings: Settings, environ: Mapping[str, str]) -> int | None:  # noqa: ARG002
+    def count(self, here: Here) -> int | None:
         """Slurm's own number: a heterogeneous job has one too. Raises UsageError if unknown."""
-        count = environ.get("SLURM_JOB_NUM_NODES", "")
+        count = here.environ.get("SLURM_JOB_NUM_NODES", "")
         if count.isascii() and count.isdigit() and int(count):
             return int(count)
         raise UsageError("the number of nodes is unknown; pass --mnode-nodes=N")
@@ -36,4 +29,11 @@ class SlurmBackend(Backend):
         from pytest_mnode.launchers.slurm.launcher import Slurm
 
         settings = request.settings
-        return Slurm(request.nodes, request.spec, request.remote, settings.slurm_args, settings.on)
+        return Slurm(
+            request.nodes,
+            request.spec,
+            request.remote,
+            settings.slurm_args,
+            settings.on,
+            srun_arguments=settings.srun_args,
+        )

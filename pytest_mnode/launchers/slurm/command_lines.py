@@ -105,10 +105,13 @@ def hopeless(job: JobState | None, nodes: Iterable[NodeState], wanted: int) -> s
     return shortage(nodes, wanted, one)
 
 
-def step_command(job_id: int, node: str, argv: Sequence[str], gpus: int = 0) -> list[str]:
+def step_command(
+    job_id: int, node: str, argv: Sequence[str], gpus: int = 0, more: Sequence[str] = ()
+) -> list[str]:
     """srun command that runs `argv` once on a node, with all of its resources, beside other steps.
 
-    gpus: GPUs that the allocation holds there without having requested them.
+    gpus: GPUs that the allocation holds there without having requested them. more: the user's
+    options, which come last and win.
 
     The step has srun's standard streams. Of srun's environment it has what nodes get of pytest's,
     and PATH, because a step has no variables of its own but those of Slurm and of a TaskProlog.
@@ -131,5 +134,6 @@ def step_command(job_id: int, node: str, argv: Sequence[str], gpus: int = 0) -> 
         # Without it, output that is not a whole line, such as a heartbeat, stays on the node.
         "--unbuffered",
         *([f"--gres=gpu:{gpus}"] if gpus else []),
+        *more,
     ]
     return ["env", *unset, "srun", *options, "--", *argv]

@@ -30,6 +30,7 @@ class Slurm(RemoteLauncher):
     """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
     arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
+    srun_arguments: of every step.
     """
 
     name = "slurm"
@@ -42,6 +43,8 @@ class Slurm(RemoteLauncher):
         remote: RemoteOptions,
         arguments: Sequence[str] = (),
         on: Sequence[str] = (),
+        *,
+        srun_arguments: Sequence[str] = (),
     ) -> None:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
@@ -63,6 +66,7 @@ class Slurm(RemoteLauncher):
         self.granted: Granted | None = None
         self._count = nodes
         self._on = tuple(on)
+        self._srun_arguments = tuple(srun_arguments)
         self._watch: Watch | None = None
 
     @property
@@ -85,7 +89,10 @@ class Slurm(RemoteLauncher):
         there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
         self._write_config(
             daemon.pid,
-            {name: step_command(self._job, name, there, gpus.get(name, 0)) for name in names},
+            {
+                name: step_command(self._job, name, there, gpus.get(name, 0), self._srun_arguments)
+                for name in names
+            },
         )
         what = f"slurm: allocation {self.job_id}"
         reports, problems = self._reports(names)

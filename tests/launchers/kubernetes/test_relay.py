@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_mnode.launchers.kubernetes import pod_relay
 from pytest_mnode.launchers.kubernetes.relay import Relay
-from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT
+from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
 
 BIG = bytes(range(256)) * 4096  # 1 MiB
 LIMIT_S = 30.0

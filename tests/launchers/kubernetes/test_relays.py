@@ -13,7 +13,8 @@ from pytest_mnode.launchers.kubernetes.pod_relay import HEADER
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import RunPods
-from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Streams
+from pytest_mnode.launchers.kubernetes.streams import Streams
+from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
 
 POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
 EVICTED = "its pod was disrupted: Eviction API: evicting"

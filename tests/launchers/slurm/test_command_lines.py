@@ -56,6 +56,11 @@ def test_a_step_requests_gpus_that_the_allocation_holds_without_a_request() -> N
     assert not [word for word in step_command(7, "n0", ["true"]) if word.startswith("--gres")]
 
 
+def test_a_users_options_of_a_step_come_last() -> None:
+    command = step_command(7, "n0", ["true"], 4, ["--container-image=train.sqsh", "--mem=8G"])
+    assert command[-4:] == ["--container-image=train.sqsh", "--mem=8G", "--", "true"]
+
+
 def test_free_nodes_are_requested_by_name_without_waiting() -> None:
     assert on_nodes(["-w", "n[0-9]"], ["n3", "n1"]) == [
         *("--immediate=60", "-w", "n[0-9]", "--nodelist=n[1,3]"),

@@ -1,0 +1,153 @@
+"""The launcher of nodes that dial in, and the base of backends whose nodes do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
+from pytest_mnode.launchers.cleanup.client import Connections
+from pytest_mnode.launchers.dial_in.bridge import DialSettings
+from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.launchers.remote import bootstrap
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.run_all import unusable_nodes
+from pytest_mnode.options import Settings
+
+END_S = 9.0
+"""Time for the bridge to end what it started (bridge.ENDS_S and more)."""
+_SLACK_S = 10.0
+_BRIDGE = "pytest_mnode.launchers.dial_in.bridge"
+_NODE = "pytest_mnode.launchers.dial_in.node"
+
+
+class DialIn(RemoteLauncher):
+    """Nodes that a site's commands start a program on. Thread-safe.
+
+    hosts: their names in a host list; () for any that dial in. A node that is lost is not started
+    on again: the commands start it once.
+    """
+
+    def __init__(
+        self, backend: DialInBackend, request: NodeRequest, hosts: Sequence[str] = ()
+    ) -> None:
+        self.name = backend.name
+        super().__init__(request.spec, request.remote)
+        self._backend, self._request = backend, request
+        self._hosts = tuple(hosts)
+        self._socket = str(Path(self._run_dir) / "dial-in")
+        self._connections = Connections(self._bridge_ended)
+        self._bridge_why = ""
+        self._off: set[str] = set()
+        self.not_submitted = (
+            f"by commands on the nodes: pytest-mnode submits no jobs with {self.name}"
+        )
+
+    def _start(self) -> None:
+        """Start the site's commands, and collect a report of each node. Raises ClusterError."""
+        daemon_pid = self._connections.start(self._prepare())
+        assert self._shared is not None
+        directory = self._shared.directory
+        order = str(directory / "dial-in") if directory else ""
+        settings = DialSettings(
+            hosts=self._hosts,
+            nodes=self._request.nodes,
+            commands=self._backend.commands(
+                Start(
+                    self._hosts,
+                    self._request.nodes,
+                    (self.python, "-m", _NODE, order or "-"),
+                    self._request.settings,
+                )
+            ),
+            order=order,
+            start_s=self.start_limit_s,
+            silence_s=self.silence_limit_s,
+            env=self._backend.env,
+        )
+        file = Path(self._run_dir) / "dial-in.json"
+        file.write_text(json.dumps(asdict(settings)))
+        argv = [sys.executable, "-m", _BRIDGE, str(file), self._socket]
+        problems = self._connections.connect(
+            {self.name: (argv, self._socket)}, self.start_limit_s + _SLACK_S, end_s=END_S
+        )
+        if problems:
+            raise ClusterError(f"{self.name}: {problems[self.name]}")
+        hosts: list[str] = json.loads(Path(f"{self._socket}.hosts").read_text())
+        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+        self._write_config(daemon_pid, dict.fromkeys(hosts, there), self._socket)
+        reports, problems = self._reports(hosts)
+        if problems:
+            raise unusable_nodes(problems, len(hosts), self.name)
+        self._take({host: reports[host] for host in hosts}, {h: h for h in hosts}, self.name)
+
+    def _bridge_ended(self, _: str, why: str) -> None:
+        self._bridge_why = f"the connection to the nodes ended: {why}"
+        for name in self._hosts_by_name:
+            self._watchers.lost(name, self._bridge_why)
+
+    def _why_gone(self, node: Node) -> str | None:
+        if self._closed:
+            return "the run is over"
+        return self._bridge_why or (POWERED_OFF if node.name in self._off else None)
+
+    def _went_off(self, node: Node) -> None:
+        self._off.add(node.name)
+
+    def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
+        _, problems = self._reports([self._host_of(node.name)])
+        if not problems:
+            self._off.discard(node.name)
+            return None
+        raise ClusterError(
+            f"{node.name} does not come back in this run: with {self.name}, nodes are started "
+            f"once, at its beginning ({problems[self._host_of(node.name)]})"
+        )
+
+    def _give_back(self) -> None:
+        self._connections.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What to start: `argv` on these hosts; () for any `nodes` hosts."""
+
+    hosts: tuple[str, ...]
+    nodes: int
+    argv: tuple[str, ...]
+    settings: Settings
+
+
+class DialInBackend(Backend):
+    """A backend whose nodes dial in: it names them, and the commands that start a program there.
+
+    outside: how to get nodes, where there are none. env: variables of these commands.
+    """
+
+    outside: ClassVar[str]
+    env: ClassVar[Mapping[str, str]] = {}
+
+    def commands(self, start: Start) -> list[list[str]]:
+        """Local commands that together start `argv` on the hosts, at least once on each."""
+        raise NotImplementedError
+
+    def launcher(self, request: NodeRequest) -> Launcher:
+        names = self.names(Here(request.settings, os.environ))
+        if names is None:
+            raise UsageError(f"--mnode-launcher={self.name}: {self.outside}")
+        on = request.settings.on
+        used = [name for name in names if not on or name in on][: request.nodes]
+        if len(used) < request.nodes:
+            raise UsageError(
+                f"{request.nodes} nodes are needed, but there are {len(names)}: {compress(names)}"
+            )
+        made = DialIn(self, request, used)
+        made.unused = [name for name in names if name not in used]
+        return made

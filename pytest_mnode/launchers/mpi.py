@@ -1,0 +1,44 @@
+"""Nodes that `mpirun` reaches: those of a hostfile, of the job it is in, or those it finds itself.
+
+Open MPI (and PRRTE) and Hydra (MPICH, Intel MPI) are told apart by --version.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pytest_mnode.launchers.backends import Here, NodeRequest, listed_nodes, printed
+from pytest_mnode.launchers.dial_in.launcher import DialIn, DialInBackend, Start
+from pytest_mnode.launchers.node import Launcher
+
+_AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+class MpiBackend(DialInBackend):
+    name = "mpi"
+    reads_hostfile = True
+    # Containers have no other user; who runs pytest as root has decided so.
+    env = dict.fromkeys((*_AS_ROOT, *(f"PRTE_{name[5:]}" for name in _AS_ROOT)), "1")
+
+    def names(self, here: Here) -> tuple[str, ...] | None:
+        return listed_nodes(here)
+
+    def launcher(self, request: NodeRequest) -> Launcher:
+        """Without names, mpirun's own list holds."""
+        if listed_nodes(Here(request.settings, os.environ)) is None:
+            return DialIn(self, request)
+        return super().launcher(request)
+
+    def commands(self, start: Start) -> list[list[str]]:
+        """One process for each node, bound to no core: all ranks of a node come from it."""
+        count = str(start.nodes)
+        if _is_hydra():
+            on = ["-hosts", ",".join(start.hosts)] if start.hosts else []
+            return [["mpirun", *on, "-ppn", "1", "-n", count, *start.argv]]
+        on = ["--host", ",".join(start.hosts)] if start.hosts else []
+        place = ["--map-by", "ppr:1:node", "--bind-to", "none"]
+        return [["mpirun", *on, "-np", count, *place, *start.argv]]
+
+
+def _is_hydra() -> bool:
+    return any(word in printed("mpirun", "--version") for word in ("HYDRA", "Intel(R) MPI"))

@@ -1,0 +1,132 @@
+"""The bridge's end of its callers' connections: commands (remote.bridged), and other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+CHUNK_BYTES = 1 << 15
+LOST = 255
+
+
+class Descriptors:
+    """Streams over three descriptors of the caller; `close` closes them."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._fds = tuple(fds)
+        self._loop = asyncio.get_running_loop()
+        for fd in self._fds:
+            os.set_blocking(fd, False)
+
+    async def read(self) -> bytes:
+        """The command's next input; empty at the end."""
+        await self._ready(self._loop.add_reader, self._loop.remove_reader, self._fds[0])
+        try:
+            return os.read(self._fds[0], CHUNK_BYTES)
+        except BlockingIOError:
+            return await self.read()
+
+    async def write(self, channel: int, data: bytes) -> None:
+        """Pass on the command's output; waits if the reader is slow."""
+        fd = self._fds[channel]
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer, fd)
+            except OSError:  # nobody reads it any more
+                return
+
+    async def _ready(self, add: Any, remove: Any, fd: int) -> None:
+        event = asyncio.Event()
+        try:
+            add(fd, event.set)
+        except OSError:  # a file, which is always ready; epoll refuses it
+            return
+        try:
+            await event.wait()
+        finally:
+            remove(fd)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+class BridgeServer:
+    """Serves connections in the running event loop.
+
+    run(host, argv, streams): runs a command, and returns its exit status and, if it has none, the
+    reason; cancelled if the caller ends. other(connection, order): serves any other connection.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[str, list[str], Descriptors], Coroutine[Any, Any, tuple[int, str]]],
+        other: Callable[[socket.socket, dict[str, Any]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._run = run
+        self._other = other
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, path: Path) -> None:
+        """Take connections until the task is cancelled."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as server:
+            draft = path.with_name(f"{path.name}.new")
+            server.bind(str(draft))
+            server.listen(512)
+            draft.rename(path)  # whoever finds the path can connect
+            while True:
+                connection, _ = await loop.sock_accept(server)
+                connection.setblocking(False)
+                task = asyncio.ensure_future(self._take(connection))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _take(self, connection: socket.socket) -> None:
+        """Read the first line and the descriptors of a connection, and serve it."""
+        loop, data, fds = asyncio.get_running_loop(), b"", []
+        while b"\n" not in data:
+            ready = asyncio.Event()
+            loop.add_reader(connection, ready.set)
+            await ready.wait()
+            loop.remove_reader(connection)
+            more, given, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+            fds += given
+            if not more:
+                break
+            data += more
+        order = json.loads(data or b"{}")
+        if "exec" in order and len(fds) == 3:
+            await self._exec(connection, order["exec"], order["argv"], Descriptors(fds))
+        elif order and self._other is not None:
+            await self._other(connection, order)
+        else:
+            connection.close()
+
+    async def _exec(
+        self, caller: socket.socket, host: str, argv: list[str], streams: Descriptors
+    ) -> None:
+        """Run a command, and report its exit status. The command ends with its caller."""
+        running = asyncio.ensure_future(self._run(host, argv, streams))
+        gone = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(caller, 1))
+        with caller:
+            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (running, gone):
+                if not task.done():
+                    task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                status, problem = await running
+                await streams.write(STDERR, f"{problem}\n".encode() if problem else b"")
+                with contextlib.suppress(OSError):
+                    await asyncio.get_running_loop().sock_sendall(caller, str(status).encode())
+            await asyncio.gather(gone, return_exceptions=True)
+        streams.close()

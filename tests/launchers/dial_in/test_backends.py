@@ -1,0 +1,208 @@
+"""Nodes and commands of the backends whose nodes dial in, from what their schedulers say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers import backends
+from pytest_mnode.launchers.backends import Here, chosen, named
+from pytest_mnode.launchers.dial_in.bridge import last_words, which
+from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
+from pytest_mnode.options import Settings
+from tests.programs import write_program
+
+OF_SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "FLUX_URI")
+FLUX = "#!/bin/sh\ncase $* in 'getattr hostlist') echo 'x[08-10],gpu1' ;; *) exit 1 ;; esac\n"
+OPEN_MPI = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'; echo; echo 'Report bugs to …'\n"
+HYDRA = "#!/bin/sh\necho 'HYDRA build details:'; echo '    Version:        4.0.2'\n"
+INTEL = "#!/bin/sh\necho 'Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005'\n"
+
+
+@pytest.fixture(autouse=True)
+def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*OF_SCHEDULERS, "FLUX_TASK_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is first in PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def commands(name: str, hosts: tuple[str, ...], nodes: int = 2, **settings: object) -> list[str]:
+    backend = named(name)
+    assert isinstance(backend, DialInBackend)
+    start = Start(hosts, nodes, ("python", "x"), Settings(**settings))  # type: ignore[arg-type]
+    return [" ".join(command) for command in backend.commands(start)]
+
+
+def names(name: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    return named(name).names(Here(Settings(), environ))
+
+
+@pytest.mark.parametrize(
+    ("lines", "hosts", "expected"),
+    [
+        ("n1\nn2\n", ("n1", "n2"), ["pbsdsh -- python x"]),
+        ("n1\nn2\nn3\n", ("n1", "n3"), ["pbsdsh -n 0 -- python x", "pbsdsh -n 2 -- python x"]),
+        ("n1\nn1\nn2\nn2\n", ("n1", "n2"), ["pbsdsh -n 0 -- python x", "pbsdsh -n 2 -- python x"]),
+        ("n1.hpc.org\n", ("n1.hpc.org",), ["pbsdsh -- python x"]),
+    ],
+)
+def test_pbs_starts_one_program_for_each_host_of_the_nodefile(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str,
+    hosts: tuple[str, ...],
+    expected: list[str],
+) -> None:
+    (tmp_path / "nodes").write_text(lines)
+    environ = {"PBS_JOBID": "12.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert names("pbs", environ) == tuple(dict.fromkeys(lines.split()))
+    assert commands("pbs", hosts) == expected
+    assert (chosen(Settings())[0].name, chosen(Settings())[1]) == (
+        "pbs",
+        "inside of PBS job 12.server",
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "expected"),
+    [
+        ({"LSB_MCPU_HOSTS": "hostA 8 hostB 8 "}, "", ("hostA", "hostB")),
+        ({"LSB_HOSTS": "hostA hostA hostB"}, "", ("hostA", "hostB")),
+        ({}, "hostB\nhostB\nhostA\n", ("hostB", "hostA")),
+        ({"LSB_MCPU_HOSTS": "hostC 1"}, "hostB\n", ("hostB",)),
+        ({}, "", None),
+    ],
+)
+def test_nodes_of_an_lsf_job(
+    tmp_path: Path, environ: dict[str, str], file: str, expected: tuple[str, ...] | None
+) -> None:
+    if file:
+        (tmp_path / "slots").write_text(file)
+        environ = {**environ, "LSB_DJOB_HOSTFILE": str(tmp_path / "slots")}
+    environ = {**environ, "LSB_JOBID": "7"}
+    assert names("lsf", environ) == expected
+    assert chosen(Settings(), environ)[1] == "inside of LSF job 7"
+    assert commands("lsf", ("a", "b")) == ["blaunch -no-shell -z a b python x"]
+
+
+def test_nodes_of_a_flux_instance(programs: Path) -> None:
+    write_program(programs / "flux", FLUX)
+    environ = {"FLUX_URI": "local:///run/flux/local", "SLURM_JOB_ID": "4"}
+    assert chosen(Settings(), environ)[0].name == "flux"
+    assert chosen(Settings(), {**environ, "FLUX_TASK_RANK": "0"})[0].name == "slurm"
+    assert names("flux", environ) == ("x08", "x09", "x10", "gpu1")
+    assert commands("flux", ("x08", "gpu1")) == ["flux exec --rank=0,3 python x"]
+    write_program(programs / "flux", "#!/bin/sh\necho 'flux-getattr: no' >&2; exit 1\n")
+    with pytest.raises(UsageError, match="flux getattr hostlist: flux-getattr: no"):
+        names("flux", environ)
+
+
+def test_a_schedulers_command_that_never_answers(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(programs / "flux", "#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(backends, "ANSWER_S", 0.3)
+    with pytest.raises(UsageError, match=r"flux getattr hostlist: no answer within 0\.3 s"):
+        names("flux", {"FLUX_URI": "local:///run/flux/local"})
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "expected"),
+    [
+        (OPEN_MPI, ("a", "b"), "mpirun --host a,b -np 2 --map-by ppr:1:node --bind-to none"),
+        (OPEN_MPI, (), "mpirun -np 2 --map-by ppr:1:node --bind-to none"),
+        (HYDRA, ("a", "b"), "mpirun -hosts a,b -ppn 1 -n 2"),
+        (INTEL, (), "mpirun -ppn 1 -n 2"),
+    ],
+)
+def test_mpirun_starts_one_unbound_program_on_each_node(
+    programs: Path, version: str, hosts: tuple[str, ...], expected: str
+) -> None:
+    write_program(programs / "mpirun", version)
+    assert commands("mpi", hosts) == [f"{expected} python x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("rsh {host}", ["rsh a python x", "rsh b python x"]),
+        ("pdsh -w {hosts} -N", ["pdsh -w a,b -N python x"]),
+        ("srun -N{nodes}", ["srun -N2 python x"]),
+    ],
+)
+def test_a_sites_command_is_for_each_host_or_for_all(words: str, expected: list[str]) -> None:
+    assert commands("exec", ("a", "b"), exec=tuple(words.split())) == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "settings", "message"),
+    [
+        ("pbs", {}, "--mnode-launcher=pbs: no PBS job here .*qsub -I"),
+        ("lsf", {}, "--mnode-launcher=lsf: no LSF job here .*bsub -I"),
+        ("flux", {}, "--mnode-launcher=flux: no Flux instance here .*flux alloc"),
+        ("exec", {}, "--mnode-launcher=exec: no command given: use --mnode-exec=COMMAND"),
+        ("exec", {"exec": ("no-such", "{host}")}, "no-such {host}: no program no-such here"),
+        ("exec", {"exec": ("sh", "{host}")}, "sh {host}: no nodes given: use --mnode-hostfile"),
+    ],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, launcher: str, settings: dict[str, object], message: str
+) -> None:
+    from pytest_mnode.launchers.choose import choose
+    from pytest_mnode.spec import default_spec_path, load_spec
+
+    given = Settings(launcher=launcher, **settings)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        choose(given, 2, load_spec(default_spec_path()), [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("", ""),
+        ("Welcome\nbash: python9: command not found\n\n", "bash: python9: command not found"),
+        (
+            "-" * 74 + "\nThere are not enough slots available in the system to satisfy the 4\n"
+            "slots that were requested by the application:\n\n  python\n" + "-" * 74 + "\n",
+            "There are not enough slots available in the system to satisfy the 4 slots that were "
+            "requested by the application:",
+        ),
+    ],
+)
+def test_the_reason_that_a_command_prints(output: str, expected: str) -> None:
+    assert last_words(output) == expected
+
+
+@pytest.mark.parametrize(
+    ("hostname", "addresses", "expected"),
+    [
+        ("n1", [], "n1"),
+        ("N1.hpc.org", [], "n1"),
+        ("n2", [], "n2.hpc.org"),
+        ("other", ["10.0.0.3", "192.168.1.1"], "10.0.0.3"),
+        ("stranger", ["10.0.0.4"], None),
+    ],
+)
+def test_a_node_is_known_by_its_name_or_an_address(
+    hostname: str, addresses: list[str], expected: str | None
+) -> None:
+    known = {
+        "n1": {"n1"},
+        "n2.hpc.org": {"n2.hpc.org", "n2"},
+        "10.0.0.3": {"10.0.0.3", "10"},
+    }
+    assert which({"hostname": hostname, "addresses": addresses}, known) == expected

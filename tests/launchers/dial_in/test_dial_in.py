@@ -1,0 +1,115 @@
+"""The launcher of nodes that dial in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.protocol.launcher_requests import PowerOn
+from tests.inner import need_program
+from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
+from tests.programs import write_program
+from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("site_programs")
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_commands_run_on_the_nodes_that_a_sites_program_starts(
+    site: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = tmp_path / "hosts"
+    if site == "mpi":
+        need_program("mpirun", "openmpi-bin")
+        monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", str(tmp_path / "bin/rshlike"))
+    (tmp_path / "slots").write_text("n1\nn1\nn2\nn2\nn3\nn3\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "slots"))
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "n1 2 n2 2 n3 2")
+    monkeypatch.setenv("FLUX_URI", "local:///nowhere")
+    launcher = make(site, hostfile=hosts if site in ("exec", "mpi") else None, **SITES[site])
+    launcher.start()
+    assert [node.name for node in launcher.nodes] == ["n1", "n2"]
+    assert list(launcher.unused) == ["n3"]
+    assert launcher.shared_dir is not None
+    shell = "hostname; cat; echo wrong >&2; env | grep -c ^OMPI_COMM; exit 3"
+    assert each(launcher, shell, "in\n") == [
+        (3, "n1\nin\n0\n", "wrong\n"),
+        (3, "n2\nin\n0\n", "wrong\n"),
+    ]
+    [(status, output, _), _] = each(launcher, "head -c 3000000 /dev/zero; kill -9 $$")
+    assert (status, len(output)) == (128 + signal.SIGKILL, 3_000_000)
+    launcher.close()
+    assert not programs_of(tmp_path / "run")
+    assert not list(tmp_path.glob(".mnode-*"))
+
+
+def test_without_a_directory_in_common_the_order_comes_by_standard_input(
+    make: Make, tmp_path: Path
+) -> None:
+    launcher = make("exec", root=tmp_path / "no such", hostfile=tmp_path / "hosts", **SITES["exec"])
+    launcher.start()
+    assert launcher.shared_dir is None
+    assert [output for _, output, _ in each(launcher, "hostname")] == ["n1\n", "n2\n"]
+
+
+def test_a_prologue_is_read_before_each_command(make: Make, tmp_path: Path) -> None:
+    prologue = tmp_path / "load modules"
+    prologue.write_text("function of_bash() { MODULE=$1; export MODULE; }; of_bash cuda-12\n")
+    settings = {"hostfile": tmp_path / "hosts", "prologue": prologue}
+    launcher = make("exec", **settings, **SITES["exec"])
+    launcher.start()
+    assert each(launcher, "cat; echo $MODULE; exit 4", "in ")[0] == (4, "in cuda-12\n", "")
+    prologue.write_text("no-such-module-command\n")
+    status, _, errors = each(launcher, "true")[0]
+    assert (status, "--mnode-prologue: " in errors, "ended with 127" in errors) == (126, True, True)
+
+
+def test_only_this_user_may_read_the_order(make: Make, tmp_path: Path) -> None:
+    launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
+    launcher.start()
+    [order] = tmp_path.glob(".mnode-*/dial-in")
+    assert order.stat().st_mode & 0o777 == 0o600
+    secret = json.loads(order.read_text())["keys"]["client_secret"]
+    every = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    assert not any(secret in words for words in every)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("case $1 in n2) sleep 60 ;; esac\n", "n2 did not dial in: within 3 s.*start-limit"),
+        ("case $1 in n2) echo refused >&2; exit 5 ;; esac\n", "n2 did .*onhost ended with 5: refu"),
+    ],
+)
+def test_a_host_that_does_not_dial_in_is_named(
+    make: Make, tmp_path: Path, program: str, message: str
+) -> None:
+    write_program(tmp_path / "bin/onhost", ONHOST.replace("host=$1", f"{program}host=$1"))
+    launcher = make("exec", hostfile=tmp_path / "hosts", start_limit_s=3.0, **SITES["exec"])
+    with pytest.raises(ClusterError, match=f"^exec: {message}"):
+        launcher.start()
+    assert not programs_of(tmp_path / "run")
+
+
+def test_a_lost_node_is_named_and_does_not_come_back(make: Make, tmp_path: Path) -> None:
+    launcher = make("exec", hostfile=tmp_path / "hosts", silence_limit_s=2.0, **SITES["exec"])
+    launcher.start()
+    number = each(launcher, "cut -d' ' -f4 /proc/$PPID/stat")[1][1]  # the parent of remote_exec
+    pid = int(number)
+    assert psutil.Process(pid).name() == "mnode-node"
+    os.kill(pid, signal.SIGKILL)
+    lost = "the connection was lost: no data for 2 s"
+    until(lambda: lost in each(launcher, "true")[1][2])
+    assert each(launcher, "hostname")[0][:2] == (0, "n1\n")
+    with pytest.raises(ClusterError, match="cannot switch n2 on"):
+        launcher.ask(PowerOn("n2"))
+    launcher.close()
+    with pytest.raises(NodeLostError, match="the run is over"):
+        launcher.commands(launcher.nodes, ["true"])

@@ -1,0 +1,177 @@
+"""What ends with a run whose nodes dial in, however the run ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_mnode.launchers.dial_in import bridge, messages, node
+from pytest_mnode.launchers.dial_in.bridge import Bridge, Connected, DialSettings
+from pytest_mnode.launchers.dial_in.messages import START, DialOrder, message
+from pytest_mnode.protocol.channel import new_keys
+from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
+from tests.programs import write_program
+from tests.waiting import until
+
+CONTROLLER = """
+import json, subprocess, sys
+from pathlib import Path
+from pytest_mnode.launchers.backends import NodeRequest, named
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import default_spec_path, load_spec
+
+at = Path(sys.argv[1])
+given = Settings(launcher="exec", exec=("onhost", "{host}"), hostfile=at / "hosts")
+spec = load_spec(default_spec_path())
+launcher = named("exec").launcher(NodeRequest(given, 2, spec, RemoteOptions(str(at / "run"), at)))
+launcher.start()
+# Below a child that has left its session, as a careless job's does.
+command = ["sh", "-c", f"setsid sleep 300.5 & echo started; wait"]
+started = [
+    subprocess.Popen(c, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=launcher.env.command())
+    for c in launcher.commands(launcher.nodes, command)
+]
+assert all(p.stdout.readline() == b"started\\n" for p in started)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def sleeping() -> list[int]:
+    every = psutil.process_iter(["cmdline"])
+    return [p.pid for p in every if p.info["cmdline"] == ["sleep", "300.5"]]
+
+
+@pytest.mark.usefixtures("site_programs")
+def test_nothing_is_left_of_a_controller_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    controller = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == "ready\n"
+        assert len(sleeping()) == 2
+        assert programs_of(tmp_path / "run")
+        controller.kill()
+    until(lambda: not sleeping() and not programs_of(tmp_path / "run"))
+    until(lambda: not (tmp_path / "run").exists() and not list(tmp_path.glob(".mnode-*")))
+
+
+APART = ONHOST.replace("exec unshare", "exec setsid unshare")
+"""The program of a node is of no process group or session of the site's command, as elsewhere."""
+
+
+@pytest.mark.usefixtures("site_programs")
+def test_nodes_are_told_to_end(make: Make, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin/onhost", APART + "\n")
+    write_program(tmp_path / "bin/site", '#!/bin/sh\nonhost "$@" & exit 0\n')
+    options = {"exec": ("site", "{host}"), "hostfile": tmp_path / "hosts"}
+    launcher = make("exec", silence_limit_s=500.0, **options)
+    launcher.start()
+    assert [output for _, output, _ in each(launcher, "hostname")] == ["n1\n", "n2\n"]
+    launcher.close()
+    until(lambda: not programs_of(tmp_path))
+
+
+@pytest.mark.usefixtures("site_programs")
+def test_a_node_that_hears_nothing_ends(make: Make, tmp_path: Path) -> None:
+    """As after a loss of this machine."""
+    write_program(tmp_path / "bin/onhost", APART)
+    launcher = make("exec", hostfile=tmp_path / "hosts", silence_limit_s=2.0, **SITES["exec"])
+    launcher.start()
+    [pid] = programs_of(tmp_path / "run/dial-in.json")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not programs_of(tmp_path / ".mnode-"))
+
+
+@pytest.mark.usefixtures("site_programs")
+def test_what_a_killed_command_leaves_ends_with_its_node(make: Make, tmp_path: Path) -> None:
+    launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
+    launcher.start()
+    each(launcher, "setsid sleep 300.5 & kill -9 $PPID; wait")
+    assert len(sleeping()) == 2
+    launcher.close()
+    until(lambda: not sleeping())
+
+
+def test_a_sites_command_that_stays_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge, "ENDS_S", 0.2)
+    monkeypatch.setattr(bridge, "TERM_S", 0.2)
+    commands = [["sleep", "300"], ["sh", "-c", "trap '' TERM; sleep 300; sleep 300"]]
+    made = Bridge(DialSettings((), 1, commands, "", 5.0, 5.0, {}), tmp_path)
+    made.start()
+    until(lambda: all(psutil.Process(p.pid).name() in ("sleep", "sh") for p in made.programs))
+    made.at["n1"] = Connected("nobody", 0.0)
+    made.end()
+    assert [p.poll() for p in made.programs] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_an_address_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        full = [socket.socket() for _ in range(4)]
+        for one in full:
+            one.setblocking(False)
+            one.connect_ex(address)
+        with pytest.raises(SystemExit, match=r"cannot connect to port .*: 127\.0\.0\.1: timed out"):
+            node.way_to(DialOrder((address[0],), address[1], new_keys()[1], 5.0))
+        for one in full:
+            one.close()
+
+
+class Line:
+    """In place of a node's line: what it receives."""
+
+    def __init__(self, *received: bytes) -> None:
+        self.received = list(received)
+        self.socket = self
+        self._fd = os.eventfd(0)
+
+    def getsockopt(self, _: int) -> int:
+        return self._fd
+
+    def send_bytes(self, destination: str, payload: bytes) -> None:
+        pass
+
+    def receive_bytes(self, _: float) -> bytes | None:
+        return self.received.pop(0) if self.received else None
+
+
+def test_a_command_that_does_not_end_is_not_awaited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that does not read its input, as remote_exec does."""
+    monkeypatch.setattr(node, "END_S", 0.2)
+    monkeypatch.setattr(node, "BEAT_S", 0.1)
+    line: Any = Line(message(START, 1, b'["sleep", "300.5"]'))
+
+    async def serve() -> int:
+        await asyncio.wait_for(node.Commands(line, 0.5).serve(), 20.0)
+        left = sleeping()
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.3)  # until the loop has reaped it
+        return len(left)
+
+    assert asyncio.run(serve()) == 1
+
+
+def test_messages_are_read_as_they_were_written() -> None:
+    assert messages.parts(message(START, 70_000, b"x\0y")) == (START, 70_000, b"x\0y")
