@@ -183,8 +183,6 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_slurm_programs.py::test_a_slurm_that_is_restarted_is_asked_again",
     "jobs/slurm/queued.py _END_S":
         "jobs/test_slurm_programs.py::test_a_job_that_stays_in_the_queue_is_not_awaited",
-    "launchers/backends.py ANSWER_S":
-        "launchers/dial_in/test_backends.py::test_a_schedulers_command_that_never_answers",
     "launchers/dial_in/bridge.py ENDS_S":
         "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
     "launchers/dial_in/bridge.py TERM_S":

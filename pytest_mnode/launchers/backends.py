@@ -7,7 +7,6 @@ backends in the order of `known`, and takes the first that says why it is meant.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import read_hostfile
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.options import BACKENDS_GROUP, Settings
 from pytest_mnode.spec import Spec
 
@@ -35,7 +35,6 @@ _BUILT_IN = (
     "pytest_mnode.launchers.rack.backend:RackBackend",
     "pytest_mnode.launchers.local:LocalBackend",
 )
-ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +141,12 @@ def listed_nodes(here: Here) -> tuple[str, ...] | None:
     return None
 
 
-def printed(*argv: str) -> str:
+def printed(*argv: str, package: str) -> str:
     """What a scheduler's command prints. Raises UsageError, in one line, if it fails."""
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{' '.join(argv)}: no answer within {ANSWER_S:g} s") from None
-    except OSError as error:
-        raise UsageError(f"{' '.join(argv)}: {error.strerror}; see PATH") from None
-    if done.returncode != 0 or not done.stdout.strip():
-        lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        raise UsageError(f"{' '.join(argv)}: {lines[-1]}")
-    return done.stdout
+        return output_of(*argv, package=package)
+    except NoOutput as error:
+        raise UsageError(str(error)) from None
 
 
 def hostfile_without_users(path: Path, wanted: str) -> str | None:

@@ -33,4 +33,4 @@ class FluxBackend(DialInBackend):
 
 def _hostlist() -> tuple[str, ...]:
     """The host of each broker. Raises UsageError."""
-    return expand(printed("flux", "getattr", "hostlist").strip())
+    return expand(printed("flux", "getattr", "hostlist", package="flux-core").strip())

@@ -41,4 +41,5 @@ class MpiBackend(DialInBackend):
 
 
 def _is_hydra() -> bool:
-    return any(word in printed("mpirun", "--version") for word in ("HYDRA", "Intel(R) MPI"))
+    version = printed("mpirun", "--version", package="an MPI, and add it to PATH")
+    return any(word in version for word in ("HYDRA", "Intel(R) MPI"))
