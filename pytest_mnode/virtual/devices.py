@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from statistics import median
 
@@ -72,15 +72,11 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
                 _compared(cluster, f"matmul {dtype}", "GFLOP/s", products, floor, cluster.matmul)
             )
         test = f"{_FILE}::test_every_rank_multiplies_as_fast_as_the_others"
-        question = "Are every rank's matrix products correct, and as fast as the others'?"
-        yield case(test, question, found, nodes)
+        yield case(test, found, nodes)
     if promised.training_step is not None:
         test = f"{_FILE}::test_every_rank_computes_the_same_training_steps"
-        question = (
-            "Do all ranks compute bit-identical training steps, and if not, which ranks differ?"
-        )
         steps = _steps(cluster, promised.training_step.ranks, promised.training_step.steps)
-        yield case(test, question, judge_steps(steps), nodes)
+        yield case(test, judge_steps(steps), nodes)
     yield from _in_depth(cluster, promised)
     for kind, shares in (
         ("memory_copy", cluster.host),
@@ -93,8 +89,7 @@ def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
             floor, name = copy.at_least_gbytes_s, kind.replace("_", " ")
             test = f"{_FILE}::test_every_rank_copies_as_fast_as_the_others[{kind}]"
             compared = _compared(cluster, name, "GB/s", copy, floor, shares)
-            question = "Does every rank copy as fast as the others?"
-            yield case(test, question, judge_rates(compared), nodes)
+            yield case(test, judge_rates(compared), nodes)
     yield ports(cluster, _FILE)
 
 
@@ -103,36 +98,26 @@ def _in_depth(cluster: VirtualCluster, promised: DevicesCriterion) -> Iterator[C
     nodes = cluster.nodes
     if (repeated := promised.repeated_products) is not None:
         test = f"{_FILE}::test_every_rank_computes_the_same_products"
-        question = (
-            "Are thousands of matrix products bit-identical on all ranks, and if not, which differ?"
-        )
         bad = {rank_name(cluster.world, rank): 1 for rank in sorted(cluster.miscomputes)}
         of_dtypes = (
             judge_repeated(RepeatedProducts(kind, repeated.size, repeated.products, 0.0, bad))
             for kind in repeated.dtypes
         )
-        yield case(test, question, list(chain.from_iterable(of_dtypes)), nodes)
+        yield case(test, list(chain.from_iterable(of_dtypes)), nodes)
     if (memory := promised.memory_test) is not None:
         test = f"{_FILE}::test_all_memory_reads_as_it_was_written"
-        question = "Does every word of each accelerator's memory read as it was written?"
-        yield case(test, question, judge_memory(_memory(cluster, memory), memory), nodes)
+        yield case(test, judge_memory(_memory(cluster, memory), memory), nodes)
     if (load := promised.under_load) is not None:
         test = f"{_FILE}::test_devices_stay_cool_and_fast_under_load"
-        question = "Is every device as cool and as fast as promised at the end of a load?"
         found = judge_load(_loads(cluster, load), load, comparisons(cluster.spec))
-        yield case(test, question, found, nodes)
+        yield case(test, found, nodes)
     if (host := promised.host_memory) is not None:
         test = f"{_FILE}::test_memory_of_every_numa_node_is_as_fast_as_the_others"
-        question = (
-            "Is the host memory of every NUMA node as fast as the others', "
-            "with all its cores at work?"
-        )
-        yield case(test, question, judge_rates(_host_memory(cluster, host)), nodes)
+        yield case(test, judge_rates(_host_memory(cluster, host)), nodes)
     if (inside := promised.inside_node) is not None and cluster.world.local_size > 1:
         test = f"{_FILE}::test_every_node_is_as_fast_inside_as_the_others"
-        question = "Are exchanges inside every node as fast as the others', and as its links allow?"
         pair = _inside_node(cluster, inside)
-        yield case(test, question, [one for found in pair for one in judge_rates(found)], nodes)
+        yield case(test, [one for found in pair for one in judge_rates(found)], nodes)
 
 
 def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMemory]:
@@ -146,44 +131,43 @@ def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMem
 def _host_memory(cluster: VirtualCluster, promise: HostMemoryPromise) -> Comparison:
     """Two NUMA nodes a node, as slow as the copies of the node's slowest rank."""
     share = cluster.host.reshape(len(cluster.nodes), -1).min(axis=1).repeat(2)
-    usual = _OVER_FLOOR * (promise.at_least_gbytes_s or _ANY_RATE)
-    rows = tuple(
-        RankRate(
-            Culprit.device(f"NUMA node {i % 2} of {node}", node, f"NUMA node {i % 2}"),
-            median(repeats),
-            "",
-            repeats=tuple(repeats),
-        )
-        for i, repeats in enumerate(_repeats(cluster, usual * share, promise.repeats).tolist())
-        for node in [cluster.nodes[i // 2]]
-    )
-    false_alarm = FALSE_ALARM / comparisons(cluster.spec)
-    how = f"median of {promise.repeats}"
-    return Comparison(
-        *("host memory", "GB/s", promise, promise.at_least_gbytes_s, rows, how, False),
-        *(false_alarm, "NUMA node"),
-    )
+    parts = [(node, f"NUMA node {i}") for node in cluster.nodes for i in (0, 1)]
+    names = [Culprit.device(f"{part} of {node}", node, part) for node, part in parts]
+    floor = promise.at_least_gbytes_s
+    return _drawn(cluster, "host memory", promise, floor, names, share, "NUMA node")
 
 
 def _inside_node(cluster: VirtualCluster, promise: InsideNodePromise) -> Iterator[Comparison]:
     """Sound links."""
-    each = cluster.world.local_size
-    floor = floor_gbytes_s(promise, cluster.spec, each, "nccl")
+    floor = floor_gbytes_s(promise, cluster.spec, cluster.world.local_size, "nccl")
     ranks = [rank_name(cluster.world, rank) for rank in range(cluster.ranks)]
+    nodes = [Culprit(node, node) for node in cluster.nodes]
     for name, names, least, of in (
-        ("all-reduce", [Culprit(node, node) for node in cluster.nodes], floor, "node"),
+        ("all-reduce", nodes, floor, "node"),
         ("exchanges", ranks, None, "rank"),
     ):
-        true = np.full(len(names), _OVER_FLOOR * (least or _ANY_RATE))
-        rows = tuple(
-            RankRate(of_whom, median(repeats), "", repeats=tuple(repeats))
-            for of_whom, repeats in zip(
-                names, _repeats(cluster, true, promise.repeats).tolist(), strict=True
-            )
-        )
-        how, share = f"median of {promise.repeats}", FALSE_ALARM / comparisons(cluster.spec)
         what = f"{name} inside the node"
-        yield Comparison(what, "GB/s", promise, least, rows, how, False, share, of)
+        yield _drawn(cluster, what, promise, least, names, np.ones(len(names)), of)
+
+
+def _drawn(  # noqa: PLR0917  what a comparison has
+    cluster: VirtualCluster,
+    name: str,
+    promise: HostMemoryPromise | InsideNodePromise,
+    floor: float | None,
+    names: Sequence[str],
+    shares: Shares,
+    of: str,
+) -> Comparison:
+    """Rates in one round, of what the ranks of a node share."""
+    drawn = _repeats(cluster, _OVER_FLOOR * (floor or _ANY_RATE) * shares, promise.repeats).tolist()
+    rows = tuple(
+        RankRate(one, median(repeats), "", repeats=tuple(repeats))
+        for one, repeats in zip(names, drawn, strict=True)
+    )
+    false_alarm = FALSE_ALARM / comparisons(cluster.spec)
+    how = f"median of {promise.repeats}"
+    return Comparison(name, "GB/s", promise, floor, rows, how, False, false_alarm, of)
 
 
 def _loads(cluster: VirtualCluster, promise: LoadPromise) -> list[RankLoad]:

@@ -67,8 +67,7 @@ def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
             continue
         found = _busbw(cluster, name, promise, known)
         test = f"{_FILE}::test_collective_reaches_the_line_rate[{name}]"
-        question = "Does this collective reach the line rate promised, with the right results?"
-        yield case(test, question, judge_busbw(found), names, charts=curves(found))
+        yield case(test, judge_busbw(found), names, charts=curves(found))
     first = next(filter(None, map(promised.busbw, ("send_recv", *COLLECTIVES))), None)
     if first is not None and len(names) > 1:
         links = locate(
@@ -81,7 +80,6 @@ def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
         rates = [links.rates] if links.rates is not None else []
         yield case(
             f"{_FILE}::test_every_path_reaches_the_line_rate",
-            "Does every path between two nodes reach the line rate promised, in each direction?",
             judge_slow_links(links),
             names,
             paths=rates,
@@ -89,17 +87,15 @@ def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
     if len(names) > 2:
         yield case(
             f"{_FILE}::test_small_messages_are_as_fast_as_between_other_nodes",
-            "Do small messages take as long between any two nodes as between most?",
             judge_latencies(_latencies(cluster), names),
             names,
         )
     if promised.transport is not None:
         test = f"{_FILE}::test_traffic_runs_on_the_fabric"
-        question = "Does the traffic use the promised fabric, by all four facts?"
         if why := why_no_proof(cluster):
-            yield case(test, question, why=f"{NOT_REHEARSED}: {why}")
+            yield case(test, why=f"{NOT_REHEARSED}: {why}")
         else:
-            yield case(test, question, proof(cluster, promised.transport), names)
+            yield case(test, proof(cluster, promised.transport), names)
     yield from tools(cluster)
     yield ports(cluster, _FILE)
 

@@ -54,18 +54,15 @@ def mesh(cluster: VirtualCluster) -> Iterator[CaseResult]:
         for other in range(ranks)
         if other != rank and rng.random() < share
     )
-    question = "Does every message between two ranks arrive as it was sent?"
     met = judge_exchange(Exchange(world, wrong))
-    yield case(f"{_MESH}::test_every_rank_meets_every_other", question, [met], names)
+    yield case(f"{_MESH}::test_every_rank_meets_every_other", [met], names)
     for size in SUMMED_SIZES_BYTES:
         counts, senders = cluster.wrong_calls(CHECKED_CALLS)
-        question = "Is a sum over all ranks right at every position, in several repeats?"
         found = judge_sum(world, counts, senders)
-        yield case(f"{_MESH}::test_sum_is_right[{size}]", question, [found], names)
-    question = "Are sums right in every dtype of the backend, and if not, which ranks are wrong?"
+        yield case(f"{_MESH}::test_sum_is_right[{size}]", [found], names)
     sums = (Sums(world, *cluster.wrong_calls(CHECKED_CALLS)) for _ in DTYPES)
     found_sums = [judge_sums(*pair) for pair in zip(DTYPES, sums, strict=True)]
-    yield case(f"{_MESH}::test_sum_is_right_in_every_dtype", question, found_sums, names)
+    yield case(f"{_MESH}::test_sum_is_right_in_every_dtype", found_sums, names)
     yield ports(cluster, _MESH)
 
 

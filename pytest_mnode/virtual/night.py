@@ -113,7 +113,7 @@ def _stopped_by(cases: Sequence[CaseResult], name: str) -> CaseResult | None:
             continue
         return case(
             f"acceptance/test_{name}.py::{check.case()}",
-            f"Is {name} of any use?",
+            question=f"Is {name} of any use?",
             stopped=f"skipped because {check.key} failed",
         )
     return None

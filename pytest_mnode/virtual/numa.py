@@ -23,23 +23,11 @@ from pytest_mnode.virtual.ports import ports
 _FILE = "acceptance/test_numa.py"
 _FAR = 0.6
 """Of memory of the other socket, as a share of the near one's rate. [choice]"""
-_CASES = {
-    Question.CPUS: (
-        "test_ranks_run_beside_their_accelerator",
-        "Does every thread of every rank run only on CPUs beside the rank's accelerator?",
-    ),
-    Question.MEMORY: (
-        "test_memory_is_beside_the_accelerator",
-        "Is the memory of every rank beside its accelerator?",
-    ),
-    Question.NIC: (
-        "test_ranks_send_over_the_nearest_nic",
-        "Does every rank send over the NIC that is nearest to its accelerator?",
-    ),
-    Question.CORES: (
-        "test_ranks_have_cores_of_their_own",
-        "Does every rank of a node have cores that no other rank may use?",
-    ),
+_TESTS = {
+    Question.CPUS: "test_ranks_run_beside_their_accelerator",
+    Question.MEMORY: "test_memory_is_beside_the_accelerator",
+    Question.NIC: "test_ranks_send_over_the_nearest_nic",
+    Question.CORES: "test_ranks_have_cores_of_their_own",
 }
 
 
@@ -48,7 +36,7 @@ def numa(cluster: VirtualCluster) -> Iterator[CaseResult]:
     promised, names = cluster.spec.criteria.numa, cluster.nodes
     assert promised is not None
     placed = [_placed(cluster, node) for node in range(len(names))]
-    for question, (test, text) in _CASES.items():
+    for question, test in _TESTS.items():
         value = getattr(promised, question.source.split()[0].partition(".")[2])
         if value is None or (question is Question.NIC and len(names) < 2):
             continue
@@ -57,12 +45,11 @@ def numa(cluster: VirtualCluster) -> Iterator[CaseResult]:
             for node in range(len(names))
             for one in placed[node]
         ]
-        yield case(f"{_FILE}::{test}", text, [over_ranks(question, answers)], names)
+        yield case(f"{_FILE}::{test}", [over_ranks(question, answers)], names)
     if promised.copy_near_over_far is not None:
         rates = [_copies(cluster, rank, promised.copy_repeats) for rank in range(cluster.ranks)]
         test = f"{_FILE}::test_near_memory_is_faster_than_far"
-        text = "Is memory beside the accelerator faster than memory far from it?"
-        yield case(test, text, judge_copies(rates, cluster.spec), names)
+        yield case(test, judge_copies(rates, cluster.spec), names)
     yield ports(cluster, _FILE)
 
 

@@ -50,12 +50,12 @@ def _of_check(
         of_nodes = judged(check, survey.names, odd)
     if of_nodes is None:
         why = "its rule asks for more than bounds" if check.reads() else "no bytes and no files"
-        yield case(test, check.question(), why=f"{NOT_REHEARSED}: {why}")
+        yield case(test, question=check.question(), why=f"{NOT_REHEARSED}: {why}")
         return
     for node, every in of_nodes:
         found = [of_node(node, one) for one in every]
         if found:
-            yield case(f"{test}[{part}{node}]", check.question(), found, (node,))
+            yield case(f"{test}[{part}{node}]", found, (node,), question=check.question())
 
 
 def _ranks(cluster: VirtualCluster) -> Ranks:

@@ -48,25 +48,12 @@ def scaling(cluster: VirtualCluster) -> Iterator[CaseResult]:
         mbits_s = promise.fabric_fraction * spec.fabric.line_rate_mbits_s
         links = locate(cluster, mbits_s, (), budget_s=BUDGET_S)
         found = replace(found, slow_links=links.summary)
-    for test, question, measured in (
-        (
-            "test_throughput_grows_with_the_nodes",
-            "Do n nodes do n times the work of one, and if not, what is to blame?",
-            judge_efficiency(found),
-        ),
-        (
-            "test_every_second_is_attributed",
-            "Does the clock of every rank's steps agree with that of their parts, which have all "
-            "of it?",
-            judge_parts(found),
-        ),
-        (
-            "test_gradients_travel_on_the_fabric",
-            "Did the promised fabric carry the gradients?",
-            judge_network(found.sent, spec, promise),
-        ),
+    for test, measured in (
+        ("test_throughput_grows_with_the_nodes", judge_efficiency(found)),
+        ("test_every_second_is_attributed", judge_parts(found)),
+        ("test_gradients_travel_on_the_fabric", judge_network(found.sent, spec, promise)),
     ):
-        yield case(f"{_FILE}::{test}", question, measured, nodes)
+        yield case(f"{_FILE}::{test}", measured, nodes)
     yield ports(cluster, _FILE)
 
 

@@ -45,8 +45,7 @@ def tools(cluster: VirtualCluster) -> Iterator[CaseResult]:
                     nodes, name, how, promise, cluster.per_node, platform
                 )
                 found = nccl_tests.judge(runs, platform, promise)
-                question = "Does nccl-tests measure the line rate promised for this collective?"
-                yield case(test, question, found, cluster.nodes)
+                yield case(test, found, cluster.nodes)
     if spec.fabric.kind not in ("infiniband", "roce") or len(cluster.nodes) < 2:
         return
     for key in ("write_bandwidth", "read_bandwidth", "send_bandwidth", "write_latency"):
@@ -54,10 +53,7 @@ def tools(cluster: VirtualCluster) -> Iterator[CaseResult]:
         if f"fabric.{key}" in waived or (given is None and key != "write_bandwidth"):
             continue
         test = f"{_FILE}::test_rdma_by_perftest_is_as_promised[{key}]"
-        question = (
-            "Does perftest measure the promised values from each node to the next, over each rail?"
-        )
-        yield case(test, question, _perftest(cluster, given or perftest.DEFAULT), cluster.nodes)
+        yield case(test, _perftest(cluster, given or perftest.DEFAULT), cluster.nodes)
 
 
 class _Printing:
