@@ -34,7 +34,7 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
     def reading(node: int, *, after: bool) -> PortReading:
         found: dict[str, Counters] = {}
         for name in links_of(fabric):
-            counted: Counters = dict.fromkeys(packets, _PACKETS * after) | still
+            counted: Counters = {**dict.fromkeys(packets, _PACKETS * after), **still}
             found[f"{name}:1" if rdma else name] = counted
             for (at, of, counter), count in cluster.errors.items():
                 if after and (at, of) == (node, name):

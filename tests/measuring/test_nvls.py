@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.measuring.nvls import nvls_of_ranks
+from pytest_mnode.measuring.busbw import nvls_of_ranks
 from pytest_mnode.spec.alpha_beta import Nvls
 
 AVAILABLE = "n0:7:9 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)"
@@ -53,8 +53,8 @@ def test_one_rank_without_it_is_enough(  # noqa: PLR0917  one case
     def with_others(mine: Any) -> list[Any]:
         return [mine, *others]
 
-    monkeypatch.setattr("pytest_mnode.measuring.nvls.nccl_version", lambda: version)
-    monkeypatch.setattr("pytest_mnode.measuring.nvls.gathered", with_others)
+    monkeypatch.setattr("pytest_mnode.measuring.busbw.nccl_version", lambda: version)
+    monkeypatch.setattr("pytest_mnode.measuring.busbw.gathered", with_others)
     found = nvls_of_ranks(across=False)
     assert found.used is used
     assert why in found.why
