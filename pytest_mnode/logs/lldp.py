@@ -5,22 +5,28 @@ Source: lldpd, lldpcli(8): `-f json` merges what is there once, `-f json0` lists
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_VERSION = re.compile(
+    r"(?:\bversion:?\s+(?:SONiC\.)?|\bSONiC\.|\bSWv|\bsoftware,?\s+|\bJUNOS\s+)v?(\d[\w.()-]*)",
+    re.IGNORECASE,
+)
 _OWN_KEYS = frozenset(("id", "name", "descr", "mgmt-ip", "mgmt-iface", "capability"))
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """What one interface hears. switch: its name, else its chassis' id; port: its id or name, and
-    its description where that says more; "" if not told."""
+    its description where that says more; system: what the switch says of itself; "" if not told."""
 
     interface: str
     switch: str
     port: str
     description: str = ""
+    system: str = ""
 
 
 def neighbours(found: Any) -> Iterator[Neighbour]:
@@ -46,7 +52,19 @@ def _of_interface(name: str, heard: Mapping[str, Any]) -> Iterator[Neighbour]:
     port = port if isinstance(port, Mapping) else {}
     text, description = _text(port.get("id")), _text(port.get("descr"))
     for chassis in _each(heard.get("chassis")):
-        yield Neighbour(name, _switch(chassis), text or description, description)
+        switch = _switch(chassis)
+        told = _first(chassis.get(switch)) or chassis  # by its name, or without one
+        system = _text(told.get("descr")) if isinstance(told, Mapping) else ""
+        yield Neighbour(name, switch, text or description, description, system)
+
+
+def version_in(system: str) -> str | None:
+    """The version of a switch's software in its system description; None if it names none.
+
+    As Cumulus Linux, SONiC, Onyx, EOS, NX-OS, IOS, Junos and OS10 describe themselves.
+    """
+    found = _VERSION.search(system)
+    return found[1] if found else None
 
 
 def _switch(chassis: Mapping[str, Any]) -> str:

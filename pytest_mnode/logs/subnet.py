@@ -18,7 +18,7 @@ _SMINFO = re.compile(
 _NODE = re.compile(r"(?:CA|Ca|Switch|Router|Rt):\s*(?:0x[0-9a-fA-F]+\s+)?(.*?):?\s*")
 _LINK = re.compile(
     r'\s*(?:0x[0-9a-fA-F]+\s+)?(?:"(?P<node>[^"]*)"\s+)?\d+\s+(?P<port>\d+)\[[^\]]*\]\s*'
-    r"==\((?P<link>.*?)\)==>\s*(?:0x[0-9a-fA-F]+\s+)?(?:\d+\s+(?P<peer_port>\d+))?\s*"
+    r"==\((?P<link>.*?)\)==>\s*(?:0x[0-9a-fA-F]+\s+)?(?:(?P<peer_lid>\d+)\s+(?P<peer_port>\d+))?\s*"
     r'\[[^\]]*\]\s*"(?P<peer>[^"]*)"\s*\((?P<could>.*)\)\s*'
 )
 _STATE = re.compile(
@@ -58,7 +58,7 @@ class PortLink:
 
     node, peer: descriptions, such as "MF0;leaf1:MQM9700/U1" and "node3 mlx5_0"; peer is "" without
     a cable. could_be: widths and speeds that both ends have enabled, and that the link has not.
-    guid: the node's, as 16 digits, where ibnetdiscover tells it.
+    guid: the node's, as 16 digits, where ibnetdiscover tells it. peer_lid: as iblinkinfo tells it.
     """
 
     node: str
@@ -71,6 +71,7 @@ class PortLink:
     peer_port: int | None = None
     could_be: str = ""
     guid: str = ""
+    peer_lid: int | None = None
 
     @property
     def name(self) -> str:
@@ -127,6 +128,7 @@ def link_info(text: str) -> Iterator[PortLink]:
                 _plain(found["peer"]),
                 int(found["peer_port"]) if found["peer_port"] else None,
                 _BLANKS.sub(" ", could),
+                peer_lid=int(found["peer_lid"]) if found["peer_lid"] else None,
             )
         elif header := _NODE.fullmatch(line.strip()):
             node = header[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -17,9 +17,9 @@ from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows, Unread, difference
 from pytest_mnode.logs import lldp, subnet
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.netdev import physical_below, read_interfaces
-from pytest_mnode.machine.programs import NoOutput, json_in, output_of
+from pytest_mnode.machine.programs import NoOutput
 from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
+from pytest_mnode.machine.switches import cabled_to, ethernet_ports, lldp_heard
 from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.fields import AbsolutePath, Interface, Page, Text
 
@@ -227,12 +227,8 @@ def _infiniband(root: Path, devices: tuple[RdmaDevice, ...], found: str | None) 
             guid = sysfs.text(root / f"sys/class/infiniband/{device.name}/node_guid") or ""
             link, why = by_port.get((guid.replace(":", ""), port.number)), why_none
             if found is None:
-                where = ("-C", device.name, "-P", str(port.number), "-D", "0", "--line")
                 try:
-                    links = subnet.link_info(
-                        output_of("iblinkinfo", *where, package=subnet.PACKAGE)
-                    )
-                    link = next((one for one in links if one.peer), None)
+                    link = cabled_to(device.name, port.number)
                     why = "iblinkinfo lists no link of it"
                 except NoOutput as error:
                     why = str(error)
@@ -245,35 +241,15 @@ def _ethernet(root: Path, devices: tuple[RdmaDevice, ...]) -> Iterator[Row]:
     heard: dict[str, list[str]] = {}
     why = "hears no switch by LLDP"
     try:
-        for one in lldp.neighbours(_lldp()):
+        for one in lldp.neighbours(lldp_heard()):
             port = one.port + (f" / {one.description}" if one.description != one.port else "")
             heard.setdefault(one.interface, []).append(f"{one.switch}{_PORT}{port.rstrip(' /')}")
     except (NoOutput, ValueError) as error:
         why = f"LLDP: {error}"
-    known = {one.name: one for one in read_interfaces(root) or ()}
-    infiniband = {
-        name
-        for device in devices
-        if any(port.protocol == "InfiniBand" for port in device.ports)
-        for name in device.netdevs
-    }
-    names = {name: [name] for name in heard}
-    for link in known.values():
-        for name in physical_below(link, known) if link.up and link.name not in infiniband else ():
-            names.setdefault(name, [name]).append(link.name)
-    for device in devices:
-        for name in device.netdevs:
-            names.get(name, []).append(device.name)
+    names = ethernet_ports(root, devices)
+    for name in heard:
+        names.setdefault(name, [name])
     for name, every in names.items():
         yield names_of(name, every)
         for seen in heard.get(name, [None]):
             yield row(_SEEN, seen, why=why, device=name)
-
-
-def _lldp() -> Any:
-    try:
-        return json_in(output_of("lldpctl", "-f", "json", package="lldpd"))
-    except NoOutput as error:
-        if "not installed" not in str(error):
-            raise
-    return json_in(output_of("lldpcli", "-f", "json", "show", "neighbors", package="lldpd"))

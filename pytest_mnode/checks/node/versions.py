@@ -21,6 +21,7 @@ from pytest_mnode.machine.model import read_accelerators
 from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.machine.software import driver_version, nccl_text, nccl_version, torch_version
+from pytest_mnode.machine.switches import switch_versions
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.fields import Page
 
@@ -35,6 +36,7 @@ _DRAFTED = (
     *("driver", "kernel", "nccl", "firmware", "ofed", "dcgm", "container_toolkit", "cuda"),
     *("gdrcopy", "libfabric", "efa_installer", "aws_ofi_nccl", "rocm"),
 )
+_OF_PORTS = ("firmware", "switch")
 _SAME, _OF_DRIVER = "same", "driver"
 _KERNEL = "proc/sys/kernel/osrelease"
 
@@ -91,6 +93,10 @@ class Versions(Page):
     """Linux, such as ">=5.15"."""
     firmware: VersionBound | None = None
     """Firmware of each RDMA device of `fabric.interfaces`, such as ">=28.39.2048"."""
+    switch: VersionBound | None = None
+    """What runs on the switch of each port of `fabric.interfaces`: of InfiniBand its firmware, by
+    `flint -d lid-N q` of MFT or mstflint, usually as root, such as ">=31.2012"; else its software,
+    as it describes itself by LLDP (lldpd), such as ">=5.9"."""
     nccl: NcclBound | None = None
     """NCCL that torch loads, such as ">=2.21.5"; 22105 is the same."""
     torch: VersionBound | None = None
@@ -144,7 +150,7 @@ class VersionsAreAsPromised(Check):
         for part, bound in self.promise:
             if bound is None or (bound == _SAME and len(rows.by_node) == 1):
                 continue
-            asked = rows if part != "firmware" else rows.where(self._is_of_fabric)
+            asked = rows.where(self._is_of_fabric) if part in _OF_PORTS else rows
             if bound == _SAME:
                 yield asked.same(part)
             elif bound == _OF_DRIVER:
@@ -248,6 +254,15 @@ def _firmware(root: Path) -> Iterator[Row]:
             yield _row("firmware", one.firmware, "the device shows no fw_ver", device)
 
 
+def _switch(root: Path) -> Iterator[Row]:
+    if root != Path("/"):
+        yield row("switch", why="not part of a recorded machine")
+        return
+    for one in switch_versions(root):
+        device = " ".join(filter(None, [*one.names, one.switch]))
+        yield _row("switch", one.version, one.why, device)
+
+
 def _driver(root: Path) -> Iterator[Row]:
     nvidia = driver_version(sysfs.text(root / "proc/driver/nvidia/version"))
     version = nvidia or sysfs.text(root / "sys/module/amdgpu/version")
@@ -317,6 +332,7 @@ _OFI_LIBRARY = re.compile(rb"aws-ofi-nccl[ -]v?(\d+\.\d[\d.]*)")
 _READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {
     "driver": _driver,
     "firmware": _firmware,
+    "switch": _switch,
     "nccl": _live("nccl", nccl_version, "torch finds no NCCL"),
     "torch": _live("torch", torch_version, "torch is not installed"),
     "vbios": _of_accelerators("vbios"),

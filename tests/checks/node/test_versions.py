@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from pytest_mnode.checks.node.versions import Versions, VersionsAreAsPromised, k
 from pytest_mnode.errors import SpecError
 from pytest_mnode.evidence.reading import CheckRows
 from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.logs.lldp import version_in
+from pytest_mnode.machine import switches
 from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.spec import load_spec
 from tests.checks.node.judged import blamed, judged, rows_of, tree, verdicts
 from tests.programs import write_program
@@ -283,3 +287,62 @@ def test_what_is_no_bound_is_refused_with_the_form(page: Page, written: str) -> 
     [line] = str(error.value).splitlines()
     assert "criteria.preflight.versions.kernel" in line
     assert "accepted" in line
+
+
+DESCRIBED = {
+    "Cumulus Linux version 5.9.1 running on Mellanox Technologies Ltd. MSN4600C": "5.9.1",
+    "SONiC Software Version: SONiC.20230531.22 - HwSku: Mellanox-SN5600 - Kernel: 5.10.0": (
+        "20230531.22"
+    ),
+    "MSN2700,Onyx,SWv3.9.2110": "3.9.2110",
+    "Arista Networks EOS version 4.30.1F running on an Arista Networks DCS-7060DX5": "4.30.1F",
+    "Cisco Nexus Operating System (NX-OS) Software 9.3(9)\nTAC support: http://": "9.3(9)",
+    "Juniper Networks, Inc. qfx5240-64od Ethernet Switch, kernel JUNOS 23.4X100-D20.7": (
+        "23.4X100-D20.7"
+    ),
+    "OS10 Enterprise.\r\nOS Version: 10.5.3.4.\r\nSystem Type: Z9432F-ON": "10.5.3.4.",
+    "Ubuntu 22.04.4 LTS Linux 5.15.0-1057 #64 SMP x86_64": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("system", "version"), DESCRIBED.items())
+def test_versions_in_descriptions_of_switches(system: str, version: str | None) -> None:
+    assert version_in(system) == version
+
+
+def test_versions_of_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = {
+        name: {"chassis": {switch: {"descr": text}}, "port": {"id": {"value": "swp1"}}}
+        for name, switch, text in (
+            ("eth0", "leaf1", "Cumulus Linux version 5.9.1 running on x"),
+            ("eth1", "leaf2", "a switch"),
+        )
+    }
+    ib = RdmaDevice(
+        "mlx5_0",
+        ports=(
+            Port(
+                device="mlx5_0", number=1, state="ACTIVE", link_layer="InfiniBand", node_type="CA"
+            ),
+        ),
+    )
+    monkeypatch.setattr(switches, "read_rdma", lambda _: (ib,))
+    names = {name: [name, f"bond{name[-1]}"] for name in ("eth0", "eth1", "eth2")}
+    monkeypatch.setattr(switches, "ethernet_ports", lambda *_: names)
+    link = '0x1 "n1 mlx5_0" 91 1[ ] ==( 4X 53.125 Gbps Active/ LinkUp)==> 0x2 37 12[ ] "leaf9" ( )'
+    printing(
+        tmp_path,
+        monkeypatch,
+        lldpctl=json.dumps({"lldp": {"interface": heard}}),
+        iblinkinfo=link,
+        mstflint="Image type: FS4\nFW Version:            31.2012.1024\nPSID: MT_1",
+    )
+    found = {one.names[0]: one for one in switches.switch_versions()}
+    assert (found["mlx5_0"].switch, found["mlx5_0"].version) == ("leaf9", "31.2012.1024")
+    assert found["eth0"].version == "5.9.1"
+    assert found["eth0"].names == ("eth0", "bond0")
+    assert "names no version: 'a switch'" in found["eth1"].why
+    assert "hears no switch" in found["eth2"].why
+    write_program(tmp_path / "mstflint", "#!/bin/sh\necho -E- Cannot open lid-37 >&2; exit 1\n")
+    assert "Cannot open lid-37" in next(switches.switch_versions()).why
