@@ -320,7 +320,7 @@ def test_versions_of_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         )
     }
     ib = RdmaDevice(
-        "mlx5_0",
+        name="mlx5_0",
         ports=(
             Port(
                 device="mlx5_0", number=1, state="ACTIVE", link_layer="InfiniBand", node_type="CA"
