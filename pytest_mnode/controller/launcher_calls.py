@@ -81,5 +81,5 @@ class LauncherCalls:
             allocation=launcher.job_id,
             pods=launcher.pods,
             env=launcher.env,
-            not_submitted=launcher.not_submitted,
+            takes_no_jobs=launcher.takes_no_jobs,
         )

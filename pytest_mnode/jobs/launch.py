@@ -22,7 +22,7 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
         return _in_pods(cluster, job, cluster.pods)
     allocation = cluster.allocation
     if allocation is None:
-        return RunningJob.start(cluster, job, cluster.not_submitted)
+        return RunningJob.start(cluster, job, why_not_submitted(cluster))
     nodes = job.placed_on(cluster.nodes)
     why = NO_SHARED_DIR
     if cluster.share_files:
@@ -48,6 +48,13 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
         if not why:
             return SubmittedJob.start(cluster, job, request, names, slurm)
     return RunningJob.start(cluster, job, f"as steps of allocation {allocation}: {why}")
+
+
+def why_not_submitted(cluster: Nodes) -> str:
+    """Why the run submits no jobs to the scheduler that gave the nodes; "" if it does, or if there
+    is none."""
+    name = cluster.takes_no_jobs
+    return name and f"pytest-mnode submits no jobs to {name}, which gave the nodes"
 
 
 def _in_pods(cluster: Nodes, job: Job, pods: RunInPods) -> LaunchedJob:

@@ -135,10 +135,18 @@ def listed_nodes(here: Here) -> tuple[str, ...] | None:
     """Nodes of the hostfile, else of the allocation that this process is in; None without both."""
     if here.settings.hostfile is not None:
         return tuple(host.name for host in read_hostfile(here.settings.hostfile))
-    for backend in known():
-        if not backend.reads_hostfile and backend.meant(here) is not None:
-            return backend.names(here)
-    return None
+    name = scheduler_of(here)
+    return None if name is None else named(name).names(here)
+
+
+def scheduler_of(here: Here) -> str | None:
+    """The scheduler in whose allocation this process is; None if it is in none."""
+    inside = (
+        backend.name
+        for backend in known()
+        if not backend.reads_hostfile and backend.meant(here) and backend.names(here) is not None
+    )
+    return next(inside, None)
 
 
 def printed(*argv: str, package: str) -> str:

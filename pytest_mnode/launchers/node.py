@@ -114,9 +114,8 @@ class Launcher:
     """Names of hosts that the user gave but the run does not need."""
     job_id: int | None = None
     """The scheduler's number of the allocation that holds the nodes."""
-    not_submitted: str = ""
-    """Why jobs are not submitted to the scheduler that gave the nodes; "" where they are, or where
-    there is none."""
+    takes_no_jobs: str = ""
+    """The scheduler that gave the nodes, if the run submits no jobs to it."""
     env = RunEnv()
     """The environment of programs on the nodes."""
     pods: RunInPods | None = None

@@ -51,7 +51,7 @@ class RunDescription:
     the variable RUN in the run's processes. python: path of the Python that runs this package's
     programs on nodes. allocation: number of the scheduler's job that holds the nodes; None if there
     is none. pods: None if nodes are not pods. env: the environment of programs on the nodes.
-    not_submitted: see Launcher.
+    takes_no_jobs: see Launcher.
     """
 
     nodes: tuple[Node, ...]
@@ -63,7 +63,7 @@ class RunDescription:
     allocation: int | None
     pods: RunInPods | None = None
     env: RunEnv = field(default_factory=RunEnv)
-    not_submitted: str = ""
+    takes_no_jobs: str = ""
 
 
 class Nodes:
@@ -219,9 +219,9 @@ class Nodes:
         return self._run_facts.allocation
 
     @property
-    def not_submitted(self) -> str:
-        """Why jobs are not submitted to the scheduler that gave the nodes; "" otherwise."""
-        return self._run_facts.not_submitted
+    def takes_no_jobs(self) -> str:
+        """The scheduler that gave the nodes, if the run submits no jobs to it; else ""."""
+        return self._run_facts.takes_no_jobs
 
     @property
     def pods(self) -> RunInPods | None:

@@ -11,6 +11,7 @@ from tests.inner import need_program, write_files
 from tests.programs import write_program
 
 RUN = """
+    import os
     import torch
     import torch.distributed as dist
 
@@ -28,7 +29,8 @@ RUN = """
         script.write_text("import os; print('rank', os.environ['RANK'])")
         job = cluster.launch([str(script)])
         assert job.wait(100).ok
-        assert "submits no jobs" in " ".join(str(event) for event in job.events)
+        said = "submits no jobs to pbs" in " ".join(str(event) for event in job.events)
+        assert said == ("PBS_JOBID" in os.environ)
 """
 PBSDSH = """\
 #!{python}

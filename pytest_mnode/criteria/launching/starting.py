@@ -20,7 +20,7 @@ from pytest_mnode.criteria.launching.paths import (
 from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
-from pytest_mnode.jobs.launch import NO_SHARED_DIR
+from pytest_mnode.jobs.launch import NO_SHARED_DIR, why_not_submitted
 from pytest_mnode.logs.causes import first_cause
 from pytest_mnode.measurement import Measurement, equals, listed
 from pytest_mnode.progress import progress
@@ -106,6 +106,8 @@ def path_of(cluster: Nodes, spec: Spec | None = None) -> SubmissionPath:
     if allocation is None and spec is not None and spec.scheduler is not None:
         why = f"the scheduler of the spec is {spec.scheduler.kind}, which did not give the nodes"
         raise NotSubmittedError(why, f"give --mnode-launcher={spec.scheduler.kind}")
+    if allocation is None and (why := why_not_submitted(cluster)):
+        raise NotSubmittedError(why, "try it by hand")
     if allocation is None:
         return Direct(cluster)
     if not cluster.share_files:

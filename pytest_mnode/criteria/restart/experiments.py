@@ -27,6 +27,7 @@ from pytest_mnode.criteria.restart.plan import (
 )
 from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
+from pytest_mnode.jobs.launch import why_not_submitted
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.progress import progress
 from pytest_mnode.reference_job.config import device_for
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
     from pytest_mnode.spec import Spec
 
+_BY_SCHEDULERS: tuple[Kill, ...] = ("node", "preemption")
+"""Kills after which the scheduler starts the job again, and not torchrun."""
 _MOST_LANES = 16
 _CHECKPOINTS = "checkpoints"
 _KEPT, _REDONE, _LOADING, _SAVING = "trains", "trains, lost by the kill", "loads", "saves"
@@ -90,11 +93,14 @@ def kill_in_run(
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):
         return shared
+    kills, why = kills_in_order(promise, spec), why_not_submitted(cluster)
+    if why and kill in _BY_SCHEDULERS:
+        return f"{why}: whether it starts the job again was not tried"
+    kills = tuple(one for one in kills if not (why and one in _BY_SCHEDULERS))
     planned = plan(
         promise, cluster.nodes, cluster.procs_per_node, device_for(spec.accelerators.per_node)
     )
     whole = uninterrupted(planned, promise, cluster, shared, base)
-    kills = kills_in_order(promise, spec)
     done = _KILLED.setdefault((str(base), promise.model_dump_json()), {})
     while left := [one for one in kills if one not in done]:
         node = planned.observer_node
@@ -118,7 +124,7 @@ def judge_killed(
     """All measurements of one kill."""
     if isinstance(killed, str):
         name = "kills that the job did not come back from"
-        source = "a job resumes from a directory that all nodes share"
+        source = "criteria.restart.kills"
         return [Measurement.unknown(name, killed, source=source)]
     terms = killed.plan.terms(kill, promise)
     found = judge(killed.whole, killed.history, killed.report, terms)

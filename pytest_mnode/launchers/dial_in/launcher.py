@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest, scheduler_of
 from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.dial_in.bridge import DialSettings
 from pytest_mnode.launchers.hosts import compress
@@ -46,9 +46,7 @@ class DialIn(RemoteLauncher):
         self._connections = Connections(self._bridge_ended)
         self._bridge_why = ""
         self._off: set[str] = set()
-        self.not_submitted = (
-            f"by commands on the nodes: pytest-mnode submits no jobs with {self.name}"
-        )
+        self.takes_no_jobs = scheduler_of(Here(request.settings, os.environ)) or ""
 
     def _start(self) -> None:
         """Start the site's commands, and collect a report of each node. Raises ClusterError."""

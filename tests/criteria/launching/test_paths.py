@@ -32,7 +32,8 @@ def spec(**launch: Any) -> Spec:
 
 
 def cluster(**changes: Any) -> Any:
-    facts = {"pods": None, "allocation": None, "share_files": True, "nodes": ("n1",)}
+    facts: dict[str, Any] = {"pods": None, "allocation": None, "takes_no_jobs": ""}
+    facts |= {"share_files": True, "nodes": ("n1",)}
     return SimpleNamespace(**{**facts, **changes})
 
 
@@ -56,6 +57,7 @@ def test_the_scheduler_starts_jobs_unless_the_spec_says_otherwise(
     ("changes", "scheduler", "message"),
     [
         ({"allocation": 7, "share_files": False}, None, "give one with --mnode-shared-dir"),
+        ({"takes_no_jobs": "pbs"}, None, "pytest-mnode submits no jobs to pbs, which gave the nod"),
         ({}, SLURM, "the scheduler of the spec is slurm, .*; give --mnode-launcher=slurm"),
     ],
 )
