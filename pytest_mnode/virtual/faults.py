@@ -386,8 +386,8 @@ _OLD_GID = Gid(index=0, gid="fe80::1", type="RoCE v1")
 # fmt: off
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("slow_nic", "nic", "a NIC at a share of its rate", _shares(*_NICS), 0.94, 1, _FABRIC),
-    ("slow_tx", "nic", "a NIC that sends at a share", _shares("tx"), 0.91, 1, _FABRIC),
-    ("slow_rx", "nic", "a NIC that receives at a share", _shares("rx"), 0.91, 1, _FABRIC),
+    ("slow_tx", "nic", "a NIC that sends at a share", _shares("tx"), 0.94, 1, _FABRIC),
+    ("slow_rx", "nic", "a NIC that receives at a share", _shares("rx"), 0.94, 1, _FABRIC),
     ("half_rate", "nic", "a link that came up at half its rate", _half_rate),
     ("dead_port", "nic", "a port that is down; its traffic moves to another", _dead_port),
     ("failover", "nic", "a port that dies after preflight; its traffic moves to another",
@@ -396,7 +396,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("missing_nic", "nic", "a NIC that is not on the bus", _missing_nic),
     ("nic_slot", "nic", "a NIC in a slot of half its lanes",
      _all_of(_narrow("networks"), _shares(*_NICS), strength=0.55)),
-    ("far_nic", "nic", "a NIC reached through the other socket", _shares(*_NICS), 0.91, 1, _FABRIC),
+    ("far_nic", "nic", "a NIC reached through the other socket", _shares(*_NICS), 0.94, 1, _FABRIC),
     ("closed_nic", "nic", "an RDMA device that a process may not open", _of_node(_closed)),
     ("other_layer", "nic", "a port with another link layer",
      _port(link_layer="Ethernet", node_type="RNIC")),
@@ -407,7 +407,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      _counts("link_downed", "carrier_changes"), 1, 0, _FABRIC),
     ("bad_packets", "nic", "packets with errors received",
      _counts("port_rcv_errors", "rx_errors"), 1, 0, _FABRIC),
-    ("rail", "rail", "one NIC of each node at a share", _rail, 0.91, 1, _FABRIC),
+    ("rail", "rail", "one NIC of each node at a share", _rail, 0.94, 1, _FABRIC),
     ("slow_path", "path", "a path between two nodes at a share", _path, 0.91, 1, _FABRIC),
     ("leaf", "leaf", "uplinks of a node's leaf at a share",
      lambda c, at: _uplinks(c, at, at.node // LEAF_NODES), 0.05, 1, _FABRIC),
@@ -444,7 +444,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("miscomputing_gpu", "gpu", "a GPU that computes wrong values",
      lambda c, at: c.miscomputes.add(at.rank(c)), None, 1, _DEVICES),
     ("corrupting_gpu", "gpu", "a rank that sends wrong values, share of calls",
-     _at_rank("corrupts"), 0.01, 0, ("mesh", "fabric")),
+     _at_rank("corrupts"), 0.013, 0, ("mesh", "fabric")),
     ("stale_results", "gpu", "a rank that keeps earlier results, share of calls",
      _at_rank("stale"), 0.013, 0, ("mesh", "fabric")),
     ("missing_gpu", "gpu", "a GPU that is not there", _of_node(lambda m, at: {
