@@ -114,3 +114,36 @@ def test_a_path_of_its_own_and_a_limit_that_nobody_keeps_are_named(
     done = storage(tmp_path, shared, promise, f"--mnode-fault=full_disk:node2:{shared}")
     [who] = done.failed("storage").values()
     assert who.startswith(f"node2 {shared} (does not see")
+
+
+FULL = """
+    import errno
+    from socket import gethostname
+
+    from pytest_mnode.criteria.storage import files
+
+    write, blocks = files.write_block, [0]
+
+    def filled(*args, **named):
+        blocks[0] += 1
+        if gethostname() == "node2" and blocks[0] > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **named)
+
+    files.write_block = filled
+"""
+"""A node whose file system is full in the middle of a checkpoint."""
+
+
+@turns_red("storage", "test_checkpoints_are_written_and_read_in_time")
+def test_a_file_system_that_is_full_in_the_middle_is_named(tmp_path: Path, shared: Path) -> None:
+    point = {"size": "16 MiB", "threads": 1, "write_at_least": "1 MB/s", "repeats": 3}
+    done = storage(tmp_path, shared, {"checkpoint": point}, "-k", "written_and_read", fault=FULL)
+    [(name, who)] = done.failed("storage").items()
+    assert "transfers that ended in an error" in name
+    assert who.startswith(f"node2 {shared} (write: ENOSPC"), "nobody else is to blame"
+    found = done.measurements("storage")
+    for what in ("checkpoint, write by all nodes together", "pages with other content than was"):
+        [one] = [one for name, one in found.items() if what in name]
+        assert one["verdict"] == "inconclusive", done.run.output
+        assert "ENOSPC (no space left on device)" in one["note"]

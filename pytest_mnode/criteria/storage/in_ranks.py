@@ -113,14 +113,15 @@ def checkpoint(
             moved = tools.move(tool, kind, paths, each, seeds, place.limit_s)
             yield from _rate(f"{kind} alone" if alone else kind, moved)
             if kind == "read" and tool == "own":
-                yield _wrong(moved)
+                yield _wrong(moved, world.nodes[whose])
     meeting.barrier()
     if tool == "own" or alone:
         return
     each = max(PAGE, min(each, _CHECKED_BYTES // threads) // PAGE * PAGE)
     write_all(_files(made, mine, threads), each, _seeds(place, mine, threads))
     meeting.barrier()
-    yield _wrong(read_all(_files(made, theirs, threads), each, _seeds(place, theirs, threads)))
+    again = read_all(_files(made, theirs, threads), each, _seeds(place, theirs, threads))
+    yield _wrong(again, world.nodes[theirs])
 
 
 def _rate(metric: str, moved: Moved) -> Iterator[Row]:
@@ -129,9 +130,9 @@ def _rate(metric: str, moved: Moved) -> Iterator[Row]:
     yield row(f"{metric} how", moved.how)
 
 
-def _wrong(moved: Moved) -> Row:
+def _wrong(moved: Moved, writer: str) -> Row:
     value = None if moved.error else moved.wrong
-    return row("wrong pages", value, why=moved.error, size_bytes=moved.size_bytes)
+    return row("wrong pages", value, why=moved.error, size_bytes=moved.size_bytes, peer=writer)
 
 
 def small_files(
@@ -207,7 +208,7 @@ def random_reads(  # noqa: PLR0917  a work
     )
     yield from _rate("random read", moved)
     if tool == "own":
-        yield _wrong(moved)
+        yield _wrong(moved, world.nodes[theirs])
 
 
 def beside_collectives(  # noqa: PLR0917  a work

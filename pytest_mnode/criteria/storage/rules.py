@@ -40,6 +40,7 @@ GB = 1e9
 _MOST_NAMED = 16
 _SLOW = 0.7
 """[choice] A node below this share of the median is named where the rate of all is too low."""
+_BROKEN = ("ENOSPC ", "EDQUOT ", "EIO ", "EROFS ")
 JUDGEMENTS = 8
 """Rates that a path has, which share the chance of a false alarm of one judgement."""
 _LOOKS = len(LOOKS) * JUDGEMENTS
@@ -277,6 +278,14 @@ def judge_checkpoint(
             name = f"{kind} by the slowest node, of the median"
             key = "checkpoint.peers_at_least_fraction"
             yield peers(rates, kind, name, promise.peers_at_least_fraction, key)
+    failed = [
+        rates.blamed(one.node, f"{one.metric}: {one.why}")
+        for one in rates.rows
+        if one.metric in ("write", "read") and one.value is None and one.why.startswith(_BROKEN)
+    ]
+    if failed:  # not what never began, nor what took too long
+        name, source = "transfers that ended in an error", "a checkpoint that fits is written"
+        yield Measurement.none_allowed(f"{rates.path}: {name}", failed, source)
     yield wrong_pages(rates)
 
 
@@ -285,11 +294,19 @@ def wrong_pages(rates: Rates) -> Measurement:
     name, source = "pages with other content than was written", "each page has its own stamp"
     if why := rates.missing("wrong pages"):
         return _unknown(rates, name, why, equals(0), source, "")
-    bad = [one for one in rates.rows if one.metric == "wrong pages" and one.value]
-    culprits = []
-    for one in bad:
-        place = rates.nodes.index(one.node)
-        writer = rates.nodes[(place + 1) % len(rates.nodes)]
+    unwritten = {
+        (one.node, one.repeat): one.why
+        for one in rates.rows
+        if one.metric in ("write", "write alone") and one.value is None
+    }
+    bad, culprits, unsure = [], [], dict[str, str]()
+    for one in (one for one in rates.rows if one.metric == "wrong pages" and one.value):
+        following = rates.nodes[(rates.nodes.index(one.node) + 1) % len(rates.nodes)]
+        writer = one.peer or following  # evidence of earlier versions does not say
+        if (lost := unwritten.get((writer, one.repeat))) is not None:
+            unsure[f"{writer} did not write all: {lost}"] = ""
+            continue
+        bad.append(one)
         words = f"{one.node} {rates.path} ({one.value} pages that {writer} wrote)"
         devices = Parts(devices=((one.node, rates.path),))
         culprits.append(Culprit(words, either=[{one.node, writer}], parts=devices))
@@ -297,7 +314,10 @@ def wrong_pages(rates: Rates) -> Measurement:
     read = sum(one.size_bytes or 0 for one in rates.rows if one.metric == "wrong pages")
     note = f"{read / 2**20:.4g} MiB compared"
     return Measurement.none_allowed(
-        f"{rates.path}: {name}", culprits, source, count=total, note=note
+        *(f"{rates.path}: {name}", culprits, source),
+        count=total,
+        unsure=listed(unsure),
+        note=note,
     )
 
 

@@ -149,6 +149,14 @@ def test_pages_of_another_content_suspect_writer_and_reader() -> None:
     assert one.culprit is not None
     assert one.culprit.either == {frozenset(("n3", "n0"))}
     assert rules.wrong_pages(rates([])).verdict is UNSURE
+    local = [*CLEAN[:3], row("wrong pages", 7, node="n3", peer="n3")]
+    one = rules.wrong_pages(rates(local))
+    assert one.culprit is not None
+    assert one.culprit.either == {frozenset(["n3"])}, "on a path of its own"
+    full = row("write", why="ENOSPC (no space left on device)", node="n0")
+    one = rules.wrong_pages(rates([*rows, full]))
+    assert (one.verdict, one.culprit) == (UNSURE, None), "nobody else is to blame"
+    assert "n0 did not write all: ENOSPC" in one.note
 
 
 def test_small_files_and_random_reads() -> None:
