@@ -426,6 +426,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "measuring/devices.py REPEAT_S",
         "measuring/failover.py STEADY_S",
         "measuring/failover.py _CALL_S",
+        "measuring/lanes.py _MESSAGE_S",
+        "measuring/lanes.py _PATH_S",
         "measuring/limits.py REPEAT_S",
         "measuring/locating/pairs.py _CHUNK_S",
         "measuring/locating/pairs.py _ENOUGH_S",

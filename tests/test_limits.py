@@ -92,9 +92,13 @@ FOR_EVER = {
     "the other end is torch, which has limits of its own": (
         "checks/groups/exchange.py work.wait",
         "faults/spoiled.py work.wait",
+        "criteria/tuning/in_ranks.py work.wait",
+        "criteria/tuning/in_ranks.py work.wait",
         "measuring/at_once.py work.wait",
         "measuring/collectives.py work.wait",
         "measuring/inside_node.py work.wait",
+        "measuring/lanes.py thread.join",
+        "measuring/lanes.py work.wait",
         "measuring/locating/pairs.py work.wait",
         "measuring/locating/pairs.py work.wait",
         "measuring/messages.py work.wait",
@@ -110,6 +114,7 @@ FOR_EVER = {
     "the thread has just been told to end, and waits for nothing else": (
         "controller/live_line.py self._thread.join",
         "faults/tools.py thread.join",
+        "criteria/tuning/in_ranks.py thread.join",
         "machine/load_readings.py self._thread.join",
     ),
     "each thread ends by the limit of its store": (

@@ -170,6 +170,9 @@ COSTS: Mapping[str, Cost] = {
         "jobs on the same fabric",
         lambda spec, _: _workload_s(spec.criteria.workload),
     ),
+    "traffic": Cost(
+        "all NICs, fully", "jobs on the same fabric", lambda _, shape: shape.start_s + 30
+    ),
     "tuning": Cost(
         "accelerators and NICs, fully; with mtu the interfaces' MTU",
         "jobs on the same fabric",

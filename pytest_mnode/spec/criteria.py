@@ -14,6 +14,7 @@ from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion
 from pytest_mnode.spec.soak import SoakCriterion
 from pytest_mnode.spec.storage import StorageCriterion
+from pytest_mnode.spec.traffic import TrafficCriterion
 from pytest_mnode.spec.tuning import TuningCriterion
 from pytest_mnode.spec.workload import WorkloadCriterion
 
@@ -49,6 +50,8 @@ class Criteria(Page):
     """Does a killed job come back and lose nothing?"""
     workload: WorkloadCriterion | None = None
     """Does the buyer's own job run as fast as promised, and learn?"""
+    traffic: TrafficCriterion | None = None
+    """Does the fabric carry experts, several groups at once, and two jobs?"""
     tuning: TuningCriterion | None = None
     """What do settings of libraries, job and nodes gain?"""
     gang: GangCriterion | None = None

@@ -46,6 +46,7 @@ _BEYOND = {
     "soak": "no hours pass",
     "workload": "no job is started",
     "tuning": "no setting is tried",
+    "traffic": "no group sends beside another",
 }
 """Why a criterion has no values."""
 

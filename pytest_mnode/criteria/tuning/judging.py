@@ -162,7 +162,8 @@ def judge(found: Found, promise: GainPromise | None) -> Iterator[Measurement]:
     key, first = f"tuning.{found.experiment.name}", found.settings[0].name
     least = promise.gain_at_least if promise else None
     most = promise.gain_at_most if promise else None
-    known = [one for one in compare(found) if one.gain is not None]
+    compared = compare(found)
+    known = [one for one in compared if one.gain is not None and not worse(found, one.setting)]
     name = _name(found.experiment)
     bounds = [
         (at_least(100 * least), f"{key}.gain_at_least", least) if least is not None else None,

@@ -103,7 +103,7 @@ class Runner:
 def _reason(error: Exception) -> str:
     """The line of a failure of ranks that says what went wrong."""
     lines = [line for line in str(error).splitlines() if "Error: " in line]
-    return first_line(lines[-1].removeprefix("E ").strip() if lines else str(error), 160)
+    return first_line(lines[-1].rpartition("Error: ")[2] if lines else str(error), 160)
 
 
 def _measure(function: str, arguments: Mapping[str, Any], *, world: World) -> Any:

@@ -1,0 +1,386 @@
+"""Lanes: collectives in groups, each lane by itself and all at the same time; tokens of experts.
+
+Judges import this in the controller, so that torch is imported by what measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_mnode.launchers.hosts import expand
+from pytest_mnode.measuring.at_once import Flows, node_gbits_s
+from pytest_mnode.measuring.limits import REPEAT_S
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.checks.groups import Layout
+    from pytest_mnode.rank.world import World
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.spec.traffic import ExpertsPromise, JobsPromise
+
+Kind = Literal["all_reduce", "all_gather", "all_to_all", "send_recv"]
+KINDS: Mapping[str, Kind] = {
+    **{"pp": "send_recv", "ep": "all_to_all", "fsdp": "all_gather", "shard": "all_gather"},
+    **{"cp": "all_gather", "sp": "all_gather"},
+}
+"""What goes on in a dimension; in all others gradients or activations are summed."""
+_MESSAGE_S = 0.05
+_FEWEST_CALLS, _MOST_CALLS = 2, 400
+_PATH_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A collective in groups of ranks that do not overlap. size_bytes: what nccl-tests means by it;
+    of send_recv what each stage sends to the next, and to the one before."""
+
+    name: str
+    kind: Kind
+    groups: tuple[tuple[int, ...], ...]
+    size_bytes: int
+
+    def flows(self) -> Counter[tuple[int, int]]:
+        """Bytes of one call from rank to rank: rings along the group, and direct messages."""
+        found = Counter[tuple[int, int]]()
+        for group in self.groups:
+            ranks, following = len(group), [*zip(group, (*group[1:], group[0]), strict=True)]
+            if ranks < 2:
+                continue
+            if self.kind == "all_to_all":
+                each = self.size_bytes // ranks
+                found.update({(a, b): each for a in group for b in group if a != b})
+            elif self.kind == "send_recv":
+                for a, b in following[:-1]:
+                    found.update({(a, b): self.size_bytes, (b, a): self.size_bytes})
+            else:
+                times = 2 if self.kind == "all_reduce" else 1
+                moved = times * (ranks - 1) * self.size_bytes // ranks
+                found.update(dict.fromkeys(following, moved))
+        return found
+
+    @property
+    def steps(self) -> int:
+        """Steps one after the other."""
+        ranks = max(map(len, self.groups))
+        return {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1}.get(self.kind, 1)
+
+
+def busiest_bytes(flows: Mapping[tuple[int, int], int], local_size: int) -> int:
+    """Bytes that the busiest node sends to other nodes, or receives from them."""
+    ends: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+    for ranks, size in flows.items():
+        nodes = [rank // local_size for rank in ranks]
+        if nodes[0] != nodes[1]:
+            for of, node in zip(ends, nodes, strict=True):
+                of[node] += size
+    return max((*ends[0].values(), *ends[1].values()), default=0)
+
+
+def model_s(
+    steps: int, flows: Mapping[tuple[int, int], int], spec: Spec, world: World
+) -> float | None:
+    """steps × α + bytes of the busiest node / line rate of its NICs; None inside nodes, whose own
+    rate the spec does not say."""
+    most = busiest_bytes(flows, world.local_size)
+    alpha = Platform.of(spec).alpha
+    wire_s = most * 8e-9 / node_gbits_s(spec, world)
+    return alpha.start_s + steps * alpha.between_s + wire_s if most else None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes:
+    """Seconds of a call, by round, of the slowest rank. by_group_s: medians alone, by group.
+    busiest_bytes: of one call. expected_s: by the model; None inside nodes."""
+
+    lane: Lane
+    calls: int
+    alone_s: tuple[float, ...]
+    together_s: tuple[float, ...]
+    by_group_s: tuple[float, ...]
+    busiest_bytes: int
+    expected_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """whole_s: of all lanes at once, by round. paths_gbits_s: of paths between nodes alone, if a
+    lane by itself is slow; line_gbits_s: what such a path may carry."""
+
+    title: str
+    lanes: tuple[LaneTimes, ...]
+    whole_s: tuple[float, ...]
+    paths_gbits_s: Mapping[tuple[str, str], float]
+    line_gbits_s: float
+
+
+def lanes_of(layout: Layout, size_bytes: int) -> list[Lane]:
+    """A lane for each dimension of more than one rank."""
+    return [
+        Lane(name, KINDS.get(name, "all_reduce"), layout.groups(name), size_bytes)
+        for name in layout.wider_than_one(layout.names)
+    ]
+
+
+def job_lanes(world: World, promise: JobsPromise, size_bytes: int) -> list[Lane]:
+    """A lane for each job; empty if one of them has fewer than two nodes here."""
+    if promise.nodes is None:
+        sides = [world.nodes[::2], world.nodes[1::2]]
+    else:
+        listed = [set(expand(text)) for text in promise.nodes]
+        sides = [tuple(node for node in world.nodes if node in side) for side in listed]
+    if min(map(len, sides)) < 2:
+        return []
+    each = world.local_size
+    return [
+        Lane(
+            f"job {number}",
+            "all_reduce",
+            (tuple(world.nodes.index(n) * each + k for n in side for k in range(each)),),
+            size_bytes,
+        )
+        for number, side in enumerate(sides, 1)
+    ]
+
+
+def message_bytes(spec: Spec, world: World, given: int | None) -> int:
+    """As given, or what a rank's share of the NICs sends in 50 ms; whole values of all parts."""
+    size = given or int(node_gbits_s(spec, world) * 1e9 / 8 / world.local_size * _MESSAGE_S)
+    whole = 4 * math.lcm(*range(1, min(world.size, 16) + 1), world.size)
+    return max(1, size // whole) * whole
+
+
+class _Calls:
+    """This rank's calls of a lane, with buffers and a group of their own."""
+
+    def __init__(self, lane: Lane, me: int, device: torch.device) -> None:
+        import torch
+        import torch.distributed as dist
+
+        made = [dist.new_group([*group]) for group in lane.groups]  # by all ranks, in one order
+        place = next((n for n, group in enumerate(lane.groups) if me in group), None)
+        self.lane, self.device, self._me = lane, device, me
+        self.place = None if place is None or len(lane.groups[place]) < 2 else place
+        self.group: Any = None if place is None else made[place]
+        self.ranks = lane.groups[place] if place is not None else ()
+        count = lane.size_bytes // 4
+        self._out = torch.zeros(count, device=device)
+        self._in = torch.zeros(count, device=device)
+        self._also = torch.zeros(count, device=device)
+
+    def once(self) -> None:
+        import torch.distributed as dist
+
+        from pytest_mnode.measuring.collectives import all_gather_single
+
+        match self.lane.kind:
+            case "all_reduce":
+                dist.all_reduce(self._out, group=self.group)
+            case "all_gather":
+                part = self._out[: len(self._out) // len(self.ranks)]
+                all_gather_single(self._in, part, group=self.group)
+            case "all_to_all":
+                dist.all_to_all_single(self._in, self._out, group=self.group)
+            case "send_recv":
+                at = self.ranks.index(self._me)
+                near = [self.ranks[n] for n in (at - 1, at + 1) if 0 <= n < len(self.ranks)]
+                operations = [
+                    dist.P2POp(dist.isend, self._out, to, group=self.group) for to in near
+                ]
+                landing = zip((self._in, self._also), near, strict=False)
+                operations[:0] = [dist.P2POp(dist.irecv, *one, group=self.group) for one in landing]
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+
+    def run(self, calls: int) -> float:
+        """Seconds of so many calls, on a stream of their own."""
+        import torch
+
+        new_stream: Any = torch.cuda.Stream
+        stream = new_stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+            began = time.perf_counter()
+            for _ in range(calls):
+                self.once()
+            if stream:
+                stream.synchronize()
+            return time.perf_counter() - began
+
+
+def at_once(
+    title: str, lanes: Sequence[Lane], spec: Spec, world: World, device: torch.device, *,
+    rounds: int, least: float, most_paths: int,
+) -> Together:  # fmt: skip
+    """Time each lane by itself, then all at once, in each round. All ranks call this together.
+
+    least: fraction of the model's rate below which paths are measured alone.
+    """
+    from pytest_mnode.measuring.ranks import barrier, by_rank
+
+    mine = [_Calls(lane, world.rank, device) for lane in lanes]
+
+    def timed(calls: Mapping[int, int]) -> list[list[float]]:
+        """Seconds of each of these lanes, by rank; 0 of ranks that are not in it."""
+        took = dict.fromkeys(range(len(mine)), 0.0)
+
+        def run(number: int) -> None:
+            took[number] = mine[number].run(calls[number])
+
+        here = [number for number in calls if mine[number].place is not None]
+        threads = [threading.Thread(target=run, args=(number,)) for number in here[1:]]
+        barrier(device)
+        for thread in threads:
+            thread.start()
+        if here:
+            run(here[0])
+        for thread in threads:
+            thread.join()
+        return by_rank([*took.values()], device)
+
+    def slowest(every: list[list[float]], number: int) -> float:
+        return max(of_rank[number] for of_rank in every)
+
+    calls = {}
+    for number in range(len(mine)):
+        timed({number: 1})  # connects
+        once_s = max(1e-6, slowest(timed({number: 2}), number) / 2)
+        calls[number] = max(_FEWEST_CALLS, min(_MOST_CALLS, math.ceil(REPEAT_S / once_s)))
+    alone: list[list[list[list[float]]]] = [[] for _ in mine]
+    together = []
+    for _ in range(rounds):
+        for number, many in calls.items():
+            alone[number].append(timed({number: many}))
+        together.append(timed(calls))
+    found = []
+    for number, lane in enumerate(lanes):
+        flows, many = lane.flows(), calls[number]
+        by_group = tuple(
+            median(max(every[rank][number] for rank in group) / many for every in alone[number])
+            for group in lane.groups
+        )
+        found.append(
+            LaneTimes(
+                lane,
+                many,
+                tuple(slowest(every, number) / many for every in alone[number]),
+                tuple(slowest(every, number) / many for every in together),
+                by_group,
+                busiest_bytes(flows, world.local_size),
+                model_s(lane.steps, flows, spec, world),
+            )
+        )
+    whole = tuple(max(map(max, every)) for every in together)
+    slow = [one for one in found if one.expected_s and one.expected_s < least * median(one.alone_s)]
+    paths = {pair for one in slow for pair in one.lane.flows()}
+    return Together(
+        title, tuple(found), whole, *paths_alone(paths, spec, world, device, most_paths)
+    )
+
+
+def paths_alone(
+    pairs: set[tuple[int, int]], spec: Spec, world: World, device: torch.device, most: int
+) -> tuple[dict[tuple[str, str], float], float]:
+    """Rates of paths between nodes, one at a time, by (sender, receiver), and what one may be."""
+    line = spec.fabric.line_rate_gbits_s * max(
+        1, spec.nics_of_ranks(world.local_size) // world.local_size
+    )
+    size, found = max(4, int(line * 1e9 / 8 * _PATH_S)), dict[tuple[str, str], float]()
+    each = world.local_size
+    between = {(a // each, b // each): (a, b) for a, b in sorted(pairs) if a // each != b // each}
+    for (a, b), ranks in [*sorted(between.items())][:most]:
+        flows = Flows([ranks], size, device)
+        flows.received_gbits_s()  # connects
+        rate = max(sum(flows.received_gbits_s()) for _ in range(2))
+        found[world.nodes[a], world.nodes[b]] = rate
+    return found, line
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Seconds of dispatch and combine of one size, by call, of the slowest rank. hot: the rank
+    whose experts were chosen most, by call. expected_s: by the model; None inside one node."""
+
+    size_bytes: int
+    calls_s: tuple[float, ...]
+    hot: tuple[int, ...]
+    expected_s: float | None
+
+    @property
+    def p50_s(self) -> float:
+        return median(self.calls_s)
+
+    @property
+    def p99_s(self) -> float:
+        """At most one call in a hundred took longer."""
+        return sorted(self.calls_s)[math.ceil(0.99 * len(self.calls_s)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """What tokens took, by size; paths as in `Together`."""
+
+    tokens: tuple[Tokens, ...]
+    skew: float
+    paths_gbits_s: Mapping[tuple[str, str], float]
+    line_gbits_s: float
+
+
+def split(size_bytes: int, skew: float, ranks: int, hot: int) -> list[int]:
+    """Values of float32 that a rank sends to each, of `size_bytes` on average; the hot one has
+    `skew` times as many, and the others share the rest."""
+    skew = min(skew, ranks)
+    values = [0.0] * ranks
+    for rank in range(ranks):
+        values[rank] = skew if rank == hot else (ranks - skew) / max(1, ranks - 1)
+    return [max(1, int(one * size_bytes / 4)) for one in values]
+
+
+def experts(
+    world: World, spec: Spec, promise: ExpertsPromise, device: torch.device, most_paths: int
+) -> Experts:
+    """Time dispatch and combine over all ranks, each rank hot in turns. All ranks call this."""
+    import torch
+    import torch.distributed as dist
+
+    from pytest_mnode.measuring.ranks import barrier, by_rank, finish
+
+    found = []
+    pairs = {(a, b) for a in range(world.size) for b in range(world.size) if a != b}
+    model = CollectiveModel(
+        Platform.of(spec), Collective.ALL_TO_ALL, len(world.nodes), world.local_size, "gloo"
+    )
+    for size in promise.sizes_bytes:
+        times, hots = [], []
+        for call in range(-world.size, promise.calls):  # the first ones connect
+            hot = call % world.size
+            out = split(size, promise.skew, world.size, hot)
+            back = [out[world.rank]] * world.size
+            sent, came = (torch.zeros(sum(one), device=device) for one in (out, back))
+            barrier(device)
+            began = time.perf_counter()
+            dist.all_to_all_single(came, sent, back, out)
+            dist.all_to_all_single(sent, came, out, back)
+            finish(device)
+            if call >= 0:
+                times.append(time.perf_counter() - began)
+                hots.append(hot)
+        slowest = [max(every) for every in zip(*by_rank(times, device), strict=True)]
+        flows = {(a, b): 4 * split(size, promise.skew, world.size, 0)[b] for a, b in pairs}
+        wire_s = model_s(0, flows, spec, world)
+        alpha_s = model.alpha_s(Algorithm.DIRECT)
+        expected = None if wire_s is None else 2 * (alpha_s + wire_s)
+        found.append(Tokens(size, tuple(slowest), tuple(hots), expected))
+    most = promise.p50_at_most_times
+    slow = most and any(one.expected_s and one.p50_s > most * one.expected_s for one in found)
+    measured = paths_alone(pairs if slow else set(), spec, world, device, most_paths)
+    return Experts(tuple(found), promise.skew, *measured)

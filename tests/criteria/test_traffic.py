@@ -1,0 +1,219 @@
+"""Traffic of today's jobs, judged from its times: experts, groups at once, two jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from pytest_mnode.checks.groups import Layout
+from pytest_mnode.criteria.traffic import (
+    chart,
+    judge_experts,
+    judge_jobs,
+    judge_parallel,
+    slow_paths,
+)
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.lanes import (
+    Experts,
+    Lane,
+    LaneTimes,
+    Together,
+    Tokens,
+    busiest_bytes,
+    job_lanes,
+    lanes_of,
+    model_s,
+    split,
+)
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.traffic import ExpertsPromise, JobsPromise, ParallelPromise
+
+NODES = ("node0", "node1", "node2", "node3")
+WORLD = World(0, 4, 0, 1, "node0", NODES)
+ALL = ((0, 1, 2, 3),)
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "busiest", "steps"),
+    [
+        ("all_reduce", ALL, 1.5 * MIB, 6),
+        ("all_gather", ALL, 0.75 * MIB, 3),
+        ("all_to_all", ALL, 0.75 * MIB, 1),
+        ("send_recv", ALL, 2 * MIB, 1),
+        ("send_recv", ((0, 2), (1, 3)), MIB, 1),
+        ("all_reduce", ((0,), (1,)), 0, 0),
+    ],
+)
+def test_bytes_of_the_busiest_node(
+    kind: Any, groups: tuple[tuple[int, ...], ...], busiest: float, steps: int
+) -> None:
+    lane = Lane("x", kind, groups, MIB)
+    assert busiest_bytes(lane.flows(), 1) == busiest
+    assert lane.steps == steps
+    assert busiest_bytes(lane.flows(), 4) == 0, "inside one node nothing crosses"
+
+
+def test_the_model_is_steps_and_the_line() -> None:
+    spec = load_spec(default_spec_path())  # 200 Mbit/s: 25 MB/s, and 50 µs by TCP
+    lane = Lane("dp", "all_reduce", ALL, MIB)
+    expected = 6 * 50e-6 + 1.5 * MIB / 25e6
+    assert model_s(lane.steps, lane.flows(), spec, WORLD) == pytest.approx(expected)
+    assert model_s(1, {}, spec, WORLD) is None
+
+
+def test_lanes_of_a_mesh_and_of_jobs() -> None:
+    lanes = lanes_of(Layout.of(pp=2, dp=2, tp=1, ep=2), MIB)
+    assert [(one.name, one.kind) for one in lanes] == [
+        ("pp", "send_recv"),
+        ("dp", "all_reduce"),
+        ("ep", "all_to_all"),
+    ]
+    assert lanes[0].groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert [one.groups for one in job_lanes(WORLD, JobsPromise.model_validate({}), MIB)] == [
+        ((0, 2),),
+        ((1, 3),),
+    ]
+    shared = JobsPromise.model_validate({"nodes": ("node[0-3]", "node[1-2]")})
+    assert [one.groups for one in job_lanes(WORLD, shared, MIB)] == [((0, 1, 2, 3),), ((1, 2),)]
+    assert (
+        job_lanes(WORLD, JobsPromise.model_validate({"nodes": ("node[0-3]", "node9")}), MIB) == []
+    )
+
+
+@pytest.mark.parametrize(("skew", "hot"), [(1, 256), (3, 768), (99, 1024)])
+def test_the_hot_expert_has_its_share_and_the_sum_stays(skew: float, hot: int) -> None:
+    sizes = split(1024, skew, 4, 2)
+    assert sizes[2] == hot
+    assert sum(sizes) == pytest.approx(1024, abs=4)
+
+
+LINE = 0.2
+SLOW_TX = {(2, n): 0.05 for n in (0, 1, 3)}
+
+
+def paths(slow: Mapping[tuple[int, int], float]) -> dict[tuple[str, str], float]:
+    every = {(a, b): 0.19 for a in range(4) for b in range(4) if a != b} | dict(slow)
+    return {(NODES[a], NODES[b]): rate for (a, b), rate in every.items()}
+
+
+@pytest.mark.parametrize(
+    ("slow", "nodes", "of_paths"),
+    [
+        ({}, None, ()),
+        (SLOW_TX, {"node2"}, ()),
+        ({(b, a): rate for (a, b), rate in SLOW_TX.items()}, {"node2"}, ()),
+        ({(0, 1): 0.05}, set(), (("node0", "node1"),)),
+        ({(0, 1): 0.05, (2, 3): 0.1}, set(), (("node0", "node1"), ("node2", "node3"))),
+        ({(a, b): 0.05 for a in range(4) for b in range(4) if a != b}, None, ()),
+    ],
+)
+def test_what_slow_paths_have_in_common_is_named(
+    slow: Mapping[tuple[int, int], float], nodes: set[str] | None, of_paths: tuple[Any, ...]
+) -> None:
+    found = slow_paths(paths(slow), LINE)
+    assert (found and set(found.nodes)) == nodes
+    assert (found.parts.paths if found else ()) == of_paths
+
+
+def together(
+    alone_s: Sequence[Sequence[float]],
+    beside_s: Sequence[float],
+    *,
+    slow: Mapping[tuple[int, int], float] | None = None,
+    groups: tuple[float, ...] = (0.1, 0.1),
+) -> Together:
+    """Two lanes, pp and dp, of 0.1 s by the model each; six rounds."""
+    lanes = []
+    for name, alone, beside in zip(("pp", "dp"), alone_s, beside_s, strict=True):
+        lane = Lane(name, "all_reduce", ((0, 2), (1, 3)), MIB)
+        rounds = tuple(beside * (1 + 0.01 * (n % 3)) for n in range(len(alone)))
+        lanes.append(LaneTimes(lane, 2, tuple(alone), rounds, groups, MIB, 0.1))
+    whole = tuple(2 * max(beside_s) * (1 + 0.01 * (n % 2)) for n in range(len(alone_s[0])))
+    return Together("pp 2 × dp 2", tuple(lanes), whole, paths(slow or {}), LINE)
+
+
+def by_name(found: Any) -> dict[str, Measurement]:
+    return {one.name.rpartition(": ")[2]: one for one in found}
+
+
+STEADY = [0.11, 0.111, 0.112, 0.11, 0.111, 0.112]
+
+
+def test_dimensions_are_judged_alone_and_against_their_sum() -> None:
+    promise = ParallelPromise.model_validate(
+        {"at_least_fraction": 0.7, "together_at_least_fraction": 0.8}
+    )
+    found = together([STEADY, [3 * one for one in STEADY]], (0.3, 0.4), slow=SLOW_TX)
+    judged = by_name(judge_parallel(found, promise, WORLD))
+    assert judged["pp, rate alone over the model's"].verdict == "pass"
+    slow = judged["dp, rate alone over the model's"]
+    assert slow.verdict == "fail"
+    assert slow.value == pytest.approx(0.3, abs=0.01)
+    assert slow.culprit is not None
+    assert slow.culprit.nodes == {"node2"}
+    at_once = judged["one after the other over all at once"]
+    assert at_once.verdict == "pass"
+    assert at_once.value == pytest.approx(1.1, abs=0.02)
+    assert judged["dp, rate beside the others over alone"].verdict is None
+    assert chart(found).parts[0].values[0] == pytest.approx(0.028, abs=1e-3)
+    slower = together([STEADY, STEADY], (0.3, 0.4))
+    judged = by_name(judge_parallel(slower, promise, WORLD))
+    assert judged["one after the other over all at once"].verdict == "fail"
+
+
+def test_a_slow_group_is_named_where_no_path_is() -> None:
+    promise = ParallelPromise.model_validate({"at_least_fraction": 0.95})
+    found = together([STEADY, STEADY], (0.1, 0.1), groups=(0.1, 0.3))
+    [first, *_] = judge_parallel(found, promise, WORLD)
+    assert first.verdict == "fail"
+    assert first.culprit is not None
+    assert first.culprit.startswith("pp group of ranks 1, 3 (300 ms, others")
+    assert first.culprit.either == {frozenset(("node1", "node3"))}
+
+
+@pytest.mark.parametrize(
+    ("most", "verdicts"),
+    [(None, [None, None]), (0.6, ["pass", "pass"]), (0.2, ["fail", "pass"])],
+)
+def test_what_jobs_lose_is_judged(most: float | None, verdicts: list[str | None]) -> None:
+    found = together([STEADY, STEADY], (0.222, 0.112))
+    promise = (
+        JobsPromise.model_validate({})
+        if most is None
+        else JobsPromise.model_validate({"loss_at_most": most})
+    )
+    judged = [*judge_jobs(found, promise, WORLD)]
+    assert [one.verdict for one in judged] == verdicts
+    if verdicts[0] == "fail":
+        assert judged[0].culprit is not None
+        assert judged[0].culprit.either == {frozenset(("node0", "node2"))}
+
+
+def experts(hot_s: float, last_s: float = 0.01, slow: Any = None) -> Experts:
+    """40 calls of 10 ms, those in which node1's expert is hot take hot_s, the last one last_s."""
+    calls = [hot_s if n % 4 == 1 else 0.01 + 1e-5 * (n % 3) for n in range(40)]
+    calls[-1] = last_s
+    tokens = Tokens(1 << 16, tuple(calls), tuple(n % 4 for n in range(40)), 0.005)
+    return Experts((tokens,), 3.0, paths(slow or {}), LINE)
+
+
+def test_tokens_are_judged_by_median_and_by_the_slowest() -> None:
+    promise = ExpertsPromise.model_validate({"p50_at_most_times": 3, "p99_at_most_times": 4})
+    judged = [one.verdict for one in judge_experts(experts(0.01), promise, WORLD)]
+    assert judged == [None, None, "pass", "pass"]
+    *_, late = judge_experts(experts(0.01, last_s=0.1), promise, WORLD)
+    assert late.verdict == "fail"
+    assert late.note == "slowest calls with hot rank 3"
+    promise = ExpertsPromise.model_validate({"p50_at_most_times": 1.5})
+    *_, slow, _ = judge_experts(experts(0.02), promise, WORLD)
+    assert slow.verdict == "fail"
+    assert slow.culprit is not None
+    assert slow.culprit.nodes == {"node1"}
+    *_, slow, _ = judge_experts(experts(0.02, slow=SLOW_TX), promise, WORLD)
+    assert slow.culprit is not None
+    assert slow.culprit.nodes == {"node2"}, "a slow path says more"
