@@ -116,7 +116,7 @@ def _compressions(place: Place) -> Sequence[Setting]:
     powers = (
         f"model.register_comm_hook(PowerSGDState(None, 2), {hooks}.powerSGD_hook.powerSGD_hook)"
     )
-    # Its buckets call collectives as they end, which by gloo are then in another order on each rank.
+    # Its buckets call collectives when others end: by gloo in another order on each rank.
     one = {"bucket_bytes": 2 * _gradient_bytes(place)} if place.backend == "gloo" else {}
     powered = {"job": _job(place, **one), "passes": 8, "hook": "powerSGD"}
     name = f"PowerSGD, rank 2{', one bucket' * bool(one)}"
