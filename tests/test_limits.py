@@ -92,17 +92,12 @@ FOR_EVER = {
     "the other end is torch, which has limits of its own": (
         "checks/groups/exchange.py work.wait",
         "faults/spoiled.py work.wait",
-        "criteria/tuning/in_ranks.py work.wait",
-        "criteria/tuning/in_ranks.py work.wait",
         "measuring/at_once.py work.wait",
-        "measuring/collectives.py work.wait",
-        "measuring/inside_node.py work.wait",
         "measuring/lanes.py thread.join",
         "measuring/lanes.py work.wait",
         "measuring/locating/pairs.py work.wait",
         "measuring/locating/pairs.py work.wait",
-        "measuring/messages.py work.wait",
-        "measuring/nic_counters.py work.wait",
+        "measuring/ranks.py work.wait",
     ),
     "a run of the suite before its user's eyes, each of whose tests has a limit": (
         "commands/check.py subprocess.run",

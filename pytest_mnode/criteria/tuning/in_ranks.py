@@ -29,7 +29,7 @@ from pytest_mnode.machine.cpus import read_cpulist
 from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
 from pytest_mnode.measuring.locating.rounds import circle
 from pytest_mnode.measuring.nic_counters import Counted
-from pytest_mnode.measuring.ranks import barrier, by_rank, elapsed_s, gathered
+from pytest_mnode.measuring.ranks import barrier, by_rank, elapsed_s, gathered, send_and_receive
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig, device_for
 from pytest_mnode.reference_job.data import Feed
@@ -78,10 +78,7 @@ def ring(values: torch.Tensor, group: Any = None) -> None:
         given, taken = parts[(me - step) % ranks], parts[(me - step - 1) % ranks]
         sums = step < ranks - 1
         into = landing[: len(taken)] if sums else taken
-        ends = (dist.irecv, into, (me - 1) % ranks), (dist.isend, given, (me + 1) % ranks)
-        operations = [dist.P2POp(op, part, rank, group=group) for op, part, rank in ends]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        send_and_receive(given, (me + 1) % ranks, into, (me - 1) % ranks, group)
         if sums:
             taken += into
 
@@ -208,11 +205,8 @@ def pair_times(spec: Spec, *, size: int, world: World) -> list[list[float]]:
         mine = next((sum(pair) - node for pair in pairs if node in pair), None)
 
         def exchange(partner: int | None = mine) -> None:
-            if partner is None or world.local_rank:
-                return
-            ends = (dist.irecv, into, partner * each), (dist.isend, out, partner * each)
-            for work in dist.batch_isend_irecv([dist.P2POp(*end) for end in ends]):
-                work.wait()
+            if partner is not None and not world.local_rank:
+                send_and_receive(out, partner * each, into, partner * each)
 
         exchange()
         barrier(device)
