@@ -38,7 +38,7 @@ class ParallelPromise(Page):
     together_at_least_fraction: Annotated[Fraction, Field(le=1)] | None = None
     """Time of the dimensions one after the other, over that of all at once: 1 if they share one
     network fully and lose nothing, more if they use different ones."""
-    rounds: Annotated[int, Field(strict=True, ge=3)] = 6
+    rounds: Annotated[int, Field(strict=True, ge=3)] = 8
 
 
 class JobsPromise(Page):
@@ -50,7 +50,7 @@ class JobsPromise(Page):
     """Nodes of each; left out: every second node of the run, and the others."""
     size_bytes: Bytes | None = Field(None, alias="size")
     """Bytes of a call; left out: what NICs send in 50 ms."""
-    rounds: Annotated[int, Field(strict=True, ge=3)] = 6
+    rounds: Annotated[int, Field(strict=True, ge=3)] = 8
 
 
 class TrafficCriterion(NonEmptyCriterion):
