@@ -97,9 +97,7 @@ class Bridge:
         self._switchboard = Switchboard(f"ipc://{directory}/dial", secret, keys)
         addresses = own_addresses(settings.hosts)
         port = self._switchboard.listen(addresses)
-        self._order = json.dumps(
-            DialOrder(tuple(addresses), port, keys, settings.silence_s).as_json()
-        )
+        self._order = DialOrder(addresses, port, keys, settings.silence_s).text()
         self._known = {host: names_of(host) for host in settings.hosts}
         self._clock = ListeningClock()
         self._numbers = itertools.count(1)
@@ -147,17 +145,30 @@ class Bridge:
 
     def _why_missing(self, failed: Sequence[int]) -> str:
         """failed: numbers of the site's commands that have failed."""
-        hosts, commands = self.settings.hosts, self.settings.commands
+        hosts = self.settings.hosts
         missing = [host for host in hosts if host not in self.at]
-        if len(commands) == len(hosts) and failed:  # one for each host
+        if len(self.settings.commands) > 1 and failed:  # one for each host
             missing = [hosts[number] for number in failed]
         who = compress(missing) if missing else f"{self.settings.nodes - len(self.at)} nodes"
-        number = failed[0] if failed else hosts.index(missing[0]) % len(commands) if missing else 0
-        said = last_words(self._outputs[number].read_text(errors="replace"))
-        how, remedy = f"within {self.settings.start_s:g} s", "; raise --mnode-start-limit if slow"
+        number = failed[0] if failed else self._command_of(missing[0]) if missing else 0
         if failed:
-            how, remedy = f"{commands[number][0]} ended with {self.programs[number].poll()}", ""
-        return f"{who} did not dial in: {how}{': ' * bool(said)}{said}{remedy}"
+            return f"{who} did not dial in: {self._how_ended(number)}"
+        said = f" ({words})" if (words := self._last_words(number)) else ""
+        limit = f"within {self.settings.start_s:g} s{said}"
+        return f"{who} did not dial in: {limit}; raise --mnode-start-limit if slow"
+
+    def _command_of(self, host: str) -> int:
+        """Number of the command that starts the program on a host: one for each, or one for all."""
+        return self.settings.hosts.index(host) if len(self.settings.commands) > 1 else 0
+
+    def _how_ended(self, number: int) -> str:
+        """How one of the site's commands ended, and why."""
+        said = f": {words}" if (words := self._last_words(number)) else ""
+        command, status = self.settings.commands[number][0], self.programs[number].poll()
+        return f"{command} ended with {status}{said}"
+
+    def _last_words(self, number: int) -> str:
+        return last_words(self._outputs[number].read_text(errors="replace"))
 
     # Messages.
 
@@ -193,13 +204,15 @@ class Bridge:
             await asyncio.sleep(BEAT_S)
             self._read()
             now = self._clock.now()
-            for node in self.at.values():
+            for host, node in self.at.items():
                 if node.lost:
                     continue
                 self._send(node.peer, BEAT)
                 if now > node.heard + self.settings.silence_s:
-                    limit = self.settings.silence_s
-                    node.lost = f"the connection was lost: no data for {limit:g} s"
+                    limit = f"no data for {self.settings.silence_s:g} s"
+                    number = self._command_of(host)
+                    ended = [self._how_ended(number)] if self.programs[number].poll() else []
+                    node.lost = f"the connection was lost: {'; '.join([limit, *ended])}"
                     for inbox in node.commands.values():
                         inbox.put_nowait((END, b""))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Self
 
 from pytest_mnode.protocol.channel import Keys
 
@@ -31,15 +33,15 @@ class DialOrder:
     addresses: of this machine, to be tried in this order. silence_s: how long it may hear nothing.
     """
 
-    addresses: tuple[str, ...]
+    addresses: Sequence[str]
     port: int
     keys: Keys
     silence_s: float
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def text(self) -> str:
+        return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, found: dict[str, Any]) -> DialOrder:
-        keys = Keys(**found["keys"])
-        return cls(tuple(found["addresses"]), found["port"], keys, found["silence_s"])
+    def read(cls, text: str) -> Self:
+        found = json.loads(text)
+        return cls(**{**found, "keys": Keys(**found["keys"])})

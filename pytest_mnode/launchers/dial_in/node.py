@@ -59,7 +59,7 @@ def read_order(file: Path) -> DialOrder:
                 f"{socket.gethostname()}: {file}: {error.strerror}: this node sees no directory in "
                 "common (--mnode-shared-dir), and the command forwards no standard input"
             )
-    return DialOrder.read(json.loads(text))
+    return DialOrder.read(text)
 
 
 def way_to(order: DialOrder) -> str:

@@ -105,7 +105,7 @@ def test_a_lost_node_is_named_and_does_not_come_back(make: Make, tmp_path: Path)
     pid = int(number)
     assert psutil.Process(pid).name() == "mnode-node"
     os.kill(pid, signal.SIGKILL)
-    lost = "the connection was lost: no data for 2 s"
+    lost = "the connection was lost: no data for 2 s; onhost ended with -9"
     until(lambda: lost in each(launcher, "true")[1][2])
     assert each(launcher, "hostname")[0][:2] == (0, "n1\n")
     with pytest.raises(ClusterError, match="cannot switch n2 on"):
