@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -141,6 +141,7 @@ def listed_nodes(here: Here) -> tuple[str, ...] | None:
 
 def scheduler_of(here: Here) -> str | None:
     """The scheduler in whose allocation this process is; None if it is in none."""
+    here = replace(here, settings=replace(here.settings, hostfile=None))
     inside = (
         backend.name
         for backend in known()

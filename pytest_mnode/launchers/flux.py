@@ -14,7 +14,7 @@ class FluxBackend(DialInBackend):
     name = "flux"
     outside = "no Flux instance here (no FLUX_URI); start pytest in one, such as flux alloc -N 4"
 
-    def meant(self, here: Here) -> str | None:
+    def inside(self, here: Here) -> str | None:
         """Not in a task of a job: there FLUX_URI is the instance around it, for all users."""
         uri = here.environ.get("FLUX_URI")
         inside = uri and "FLUX_TASK_RANK" not in here.environ

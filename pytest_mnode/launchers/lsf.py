@@ -15,7 +15,7 @@ class LsfBackend(DialInBackend):
         "no LSF job here (no LSB_JOBID); start pytest in one, such as bsub -I -n 4 -R span[ptile=1]"
     )
 
-    def meant(self, here: Here) -> str | None:
+    def inside(self, here: Here) -> str | None:
         job = here.environ.get("LSB_JOBID")
         return f"inside of LSF job {job}" if job else None
 

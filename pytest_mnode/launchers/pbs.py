@@ -20,7 +20,7 @@ class PbsBackend(DialInBackend):
     name = "pbs"
     outside = "no PBS job here (no PBS_NODEFILE); start pytest in one, such as qsub -I -l select=4"
 
-    def meant(self, here: Here) -> str | None:
+    def inside(self, here: Here) -> str | None:
         job = here.environ.get("PBS_JOBID")
         return f"inside of PBS job {job}" if job and here.environ.get("PBS_NODEFILE") else None
 

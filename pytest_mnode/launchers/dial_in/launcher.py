@@ -132,6 +132,14 @@ class DialInBackend(Backend):
     outside: ClassVar[str]
     env: ClassVar[Mapping[str, str]] = {}
 
+    def inside(self, here: Here) -> str | None:  # noqa: ARG002
+        """Which job of the scheduler this process is in, as "inside of job 7"; None if in none."""
+        return None
+
+    def meant(self, here: Here) -> str | None:
+        """A hostfile means ssh, also inside of a job."""
+        return self.inside(here) if here.settings.hostfile is None else None
+
     def commands(self, start: Start) -> list[list[str]]:
         """Local commands that together start `argv` on the hosts, at least once on each."""
         raise NotImplementedError

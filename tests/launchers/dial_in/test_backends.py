@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Here, chosen, named
+from pytest_mnode.launchers.backends import Here, chosen, named, scheduler_of
 from pytest_mnode.launchers.dial_in.bridge import last_words, which
 from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
 from pytest_mnode.options import Settings
@@ -70,10 +70,11 @@ def test_pbs_starts_one_program_for_each_host_of_the_nodefile(
         monkeypatch.setenv(name, value)
     assert names("pbs", environ) == tuple(dict.fromkeys(lines.split()))
     assert commands("pbs", hosts) == expected
-    assert (chosen(Settings())[0].name, chosen(Settings())[1]) == (
-        "pbs",
-        "inside of PBS job 12.server",
-    )
+    backend, why = chosen(Settings())
+    assert (backend.name, why) == ("pbs", "inside of PBS job 12.server")
+    given = Settings(hostfile=tmp_path / "nodes")
+    assert chosen(given)[0].name == "ssh"
+    assert scheduler_of(Here(given, environ)) == "pbs"
 
 
 @pytest.mark.parametrize(
