@@ -227,6 +227,7 @@ def test_a_passed_measurement_does_not_hide_a_failed_test() -> None:
     failed = case("fabric", "failed", FAST, message="wrong sum")
     assert failed.worst is None
     assert failed.summary == "wrong sum"
+    assert case("fabric", "passed", UNKNOWN).summary.endswith(": no counter")
 
 
 def test_culprits_are_named_once_and_only_for_the_deciding_verdict() -> None:

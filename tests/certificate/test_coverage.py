@@ -131,6 +131,7 @@ def test_a_node_that_was_replaced_has_left_the_cluster() -> None:
     assert (second.verdict, second.count) == ("certified", "4 of 4 nodes")
     assert states(second) == dict.fromkeys("abce", "passed")
     assert second.coverage.paths_in_words() == "12 of 12 measured (100 %)"
+    assert second.coverage.share_of_paths() == ""
     two = measured("a", "b")
     known = {"not_covered": ("c", "e"), "earlier": (second.coverage, first.coverage)}
     third = run(2, two, "a", "b", **known)

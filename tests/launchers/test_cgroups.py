@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,17 @@ def test_members_of_a_cgroup_and_moving_a_process(one: Path) -> None:
     assert cgroups.members(group) == [12, 34]
     cgroups.move(56, group)
     assert cgroups.members(group) == [56]
+
+
+def test_a_cgroup_is_removed_once_its_last_process_has_ended(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = one / "cpu,cpuacct" / "mnode-77-node1"
+    group.mkdir()
+    (group / "cgroup.procs").write_text("12\n")
+    monkeypatch.setattr(time, "sleep", lambda _: (group / "cgroup.procs").unlink())
+    cgroups.remove(group)
+    assert not group.exists()
 
 
 def test_a_cgroup_that_stays_in_use_is_left(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median_high
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pytest_mnode.criteria.scaling.causes import FABRIC, REST, Cause
 from pytest_mnode.criteria.scaling.efficiency import (
     by_round,
     reference_node,
     settled,
     throughputs,
 )
+from pytest_mnode.criteria.scaling.judge import ScalingResult
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.detection import smallest_loss
 from tests.criteria.scaling import made
@@ -259,3 +263,34 @@ def test_an_efficiency_states_its_detection_limit() -> None:
         assert str(measured.verdict) == verdict
         assert measured.detection is not None
         assert measured.detection.share == limit.share
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([(False, FABRIC)], True),
+        ([(True, FABRIC), (False, REST)], False),
+        ([(None, FABRIC)], False),
+        ([(False, REST, FABRIC), (False, FABRIC)], True),
+        ([(False,)], False),
+        ([], False),
+    ],
+)
+def test_links_are_searched_where_the_fabric_costs_most(
+    counts: list[tuple[Any, ...]], expected: bool
+) -> None:
+    given: Any = tuple(
+        SimpleNamespace(holds=holds, causes=tuple(Cause(kind, 1.0, "") for kind in kinds))
+        for holds, *kinds in counts
+    )
+    none: Any = None
+    assert ScalingResult(none, none, none, none, given, ()).falls_short_by_fabric == expected
+
+
+def test_what_was_not_measured_has_a_reason() -> None:
+    lacking = {1: "one", 2: "two", 4: "", 8: "eight"}
+    plan: Any = SimpleNamespace(counts=tuple(lacking), missing_from=lambda _, count: lacking[count])
+    there: Any = (SimpleNamespace(row=SimpleNamespace(count=8)),)
+    none: Any = None
+    found = ScalingResult(none, none, plan, none, there, ()).missing
+    assert found == {2: "two", 4: "another number of nodes lacks steps"}

@@ -104,11 +104,12 @@ def test_a_truncated_answer_to_a_request_is_an_error(serve: Serve, how: str) -> 
     assert error.value.status == 0
 
 
-def test_a_refusal_keeps_its_status(serve: Serve) -> None:
-    serve([answer(b'{"message": "no', "Content-Length: 100", status="403 Forbidden")])
-    with pytest.raises(ApiError, match=r"^HTTP status 403$") as error:
+@pytest.mark.parametrize("status", [400, 403, 500])
+def test_a_refusal_keeps_its_status(serve: Serve, status: int) -> None:
+    serve([answer(b'{"message": "no', "Content-Length: 100", status=f"{status} No")])
+    with pytest.raises(ApiError, match=rf"^HTTP status {status}$") as error:
         Api().request("GET", PATH)
-    assert error.value.status == 403
+    assert error.value.status == status
 
 
 def made_bridge(directory: Path) -> bridge.Bridge:
