@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,23 +104,24 @@ def steps() -> list[Step]:
     return [Step(*words) for words in lines if words and words[0] != "#"]
 
 
-def calls(path: Path) -> Iterator[Call]:
+def calls(path: Path) -> list[Call]:
     """All calls in functions of a file of the package, in the order of its lines."""
-    tree = ast.parse(path.read_text())
+    file, found = path.relative_to(PACKAGE), list[Call]()
     counted: dict[tuple[str, str], int] = {}
 
-    def below(node: ast.AST, names: tuple[str, ...], context: bool) -> Iterator[Call]:
+    def below(node: ast.AST, names: tuple[str, ...], context: bool) -> None:
         if isinstance(node, ast.Call):
-            where = f"{path.relative_to(PACKAGE)}:{'.'.join(names)}"
+            where = f"{file}:{'.'.join(names)}"
             name = _named(node.func)
             counted[where, name] = counted.get((where, name), 0) + 1
-            yield Call(where, name, counted[where, name], node, context)
+            found.append(Call(where, name, counted[where, name], node, context))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names = (*names, node.name)
         for child in ast.iter_child_nodes(node):
-            yield from below(child, names, isinstance(node, ast.withitem))
+            below(child, names, isinstance(node, ast.withitem))
 
-    yield from below(tree, (), False)
+    below(ast.parse(path.read_text()), (), False)
+    return found
 
 
 def _named(what: ast.expr) -> str:

@@ -25,7 +25,7 @@ TESTS = """
 
 def facts_of(pytester: pytest.Pytester, *args: str) -> dict[str, Any]:
     """What a certificate says of its run; in a process of its own if it has workers."""
-    if "-n2" in args:
+    if {"-n1", "-n2"} & {*args}:
         run = run_pytest(pytester.path, "--mnode-report=report", *args)
     else:
         run = run_here(pytester, "--mnode-report=report", *args)
@@ -171,10 +171,10 @@ KEEPING = {
         *(pytest.param(text, (), "repeated", id=how) for how, text in REPEATING.items()),
         *(pytest.param(text, (), "", id=how) for how, text in KEEPING.items()),
         pytest.param(RERUN, (), "", id="rerun"),
-        pytest.param(SHORTENING["in-place"], ("-n2",), "removed", id="in-place with workers"),
-        pytest.param(NOT_RUNNING["skipped"], ("-n2",), "not_run", id="skipped with workers"),
-        pytest.param(REPEATING["first-hidden"], ("-n2",), "repeated", id="twice with workers"),
-        pytest.param(KEEPING["grouped"], ("-n2", "--dist=loadgroup"), "", id="grouped workers"),
+        pytest.param(SHORTENING["in-place"], ("-n1",), "removed", id="in-place with workers"),
+        pytest.param(NOT_RUNNING["skipped"], ("-n1",), "not_run", id="skipped with workers"),
+        pytest.param(REPEATING["first-hidden"], ("-n1",), "repeated", id="twice with workers"),
+        pytest.param(KEEPING["grouped"], ("-n1", "--dist=loadgroup"), "", id="grouped workers"),
     ],
 )
 def test_a_test_that_a_plugin_leaves_out_or_repeats_is_named(

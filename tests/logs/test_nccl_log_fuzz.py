@@ -37,10 +37,6 @@ PREFIXES = [
 ]
 
 
-def each_line(text: str, change: Callable[[str], str]) -> str:
-    return re.sub(r"(?m)^.*$", lambda line: change(line.group()), text)
-
-
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_prefixes_of_lines_have_no_effect(prefix: str) -> None:
     for text in LOGS.values():
