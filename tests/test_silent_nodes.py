@@ -21,7 +21,7 @@ from pytest_mnode.launchers.nodes import Nodes, RunDescription
 from pytest_mnode.measuring import tools
 from pytest_mnode.measuring.tools import perftest
 from pytest_mnode.protocol.launcher_requests import DescribeRun
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 
 SOON_S = 20.0
 """Far less than the command takes."""
@@ -50,7 +50,7 @@ RACK: Any = SimpleNamespace(agent_command=lambda _: SLEEP)
 CASES: dict[str, tuple[ModuleType, str, Callable[[Path], object], str]] = {
     "counters": (
         *(watching, "LIMIT_S"),
-        lambda _: watching.read_ports(NODES, load_spec(default_spec_path()).fabric),
+        lambda _: watching.read_ports(NODES, profile_spec("rack").fabric),
         "{'n1': 'its counters were not read within 0.2 s'}",
     ),
     "discovery": (

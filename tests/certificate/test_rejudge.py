@@ -19,7 +19,7 @@ from pytest_mnode.detection import Detection
 from pytest_mnode.evidence.row import row
 from pytest_mnode.evidence.rules import Unread, to_evidence
 from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, load_spec, profile_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from tests.certificate.conftest import certify
 
@@ -67,7 +67,7 @@ def edited(tmp_path: Path) -> Callable[[Edit], tuple[Spec, Path]]:
 
 
 def night(*measurements: Measurement, name: str = "fabric", promise: str = PROMISE) -> Certificate:
-    spec, path = load_spec(default_spec_path()), default_spec_path()
+    spec, path = profile_spec("rack"), default_spec_path()
     failing = [m for m in measurements if m.verdict == "fail"]
     case = CaseResult(
         f"t/test_{name}.py::test_it",
@@ -382,7 +382,7 @@ def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
 
 
 def test_the_confirmation_of_the_new_spec_counts(tmp_path: Path) -> None:
-    certificate, spec = night(busbw(0.022)), load_spec(default_spec_path())
+    certificate, spec = night(busbw(0.022)), profile_spec("rack")
     draft = spec.model_copy(update={"confirmed": False})
     found, _ = rejudge_certificate(certificate, draft, tmp_path / "draft.yaml")
     assert found.run.cut_short == ("confirmed: false in draft.yaml",)

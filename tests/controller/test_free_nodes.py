@@ -18,7 +18,7 @@ from pytest_mnode.controller.free_nodes import on_free_nodes
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.options import Settings
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import default_spec_path, profile_spec
 from tests.certificate.conftest import FACTS, RIGHT
 from tests.certificate.test_coverage import rates
 from tests.gang.kubernetes.test_nodes import GPU, node, pod
@@ -53,7 +53,7 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_runs(kept: Path, *nights: Sequence[str], paths: bool = False) -> None:
     """Keep a passed run for each night, oldest first."""
-    spec = replace(FACTS.spec, digest=load_spec(default_spec_path()).digest())
+    spec = replace(FACTS.spec, digest=profile_spec("rack").digest())
     for day, names in enumerate(nights):
         end = FACTS.end + timedelta(days=day)
         measured = (rates(*names),) if paths else ()

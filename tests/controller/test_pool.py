@@ -17,12 +17,12 @@ from pytest_mnode.controller.pool import Pool
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, profile_spec
 
 
 @pytest.fixture(scope="module")
 def spec() -> Spec:
-    return load_spec(default_spec_path())
+    return profile_spec("rack")
 
 
 class Watched(Local):

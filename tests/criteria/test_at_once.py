@@ -18,7 +18,7 @@ from pytest_mnode.measuring.at_once import (
     sides_of,
     targets_of,
 )
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.at_once import BisectionPromise, CongestionPromise, IncastPromise
 
 HALVES = (("a0", "a1"), ("b0", "b1"))
@@ -72,7 +72,7 @@ def incast(**counters: int) -> Incast:
 
 
 def judged(found: Incast, **promise: Any) -> dict[str, Measurement]:
-    spec = load_spec(default_spec_path())
+    spec = profile_spec("rack")
     fabric = spec.fabric.model_copy(update={"kind": "roce", "interfaces": ("mlx5_*",)})
     given = IncastPromise.model_validate({"at_least_fraction": 0.9, **promise})
     return {one.name: one for one in judge_incast(found, given, fabric)}

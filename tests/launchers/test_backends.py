@@ -16,10 +16,10 @@ from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.option_texts import Given
 from pytest_mnode.options import BACKENDS_GROUP, LAUNCHERS, OPTIONS, Settings
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.inner import run_pytest, write_files
 
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 
 
 class Hall(Backend):

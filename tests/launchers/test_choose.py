@@ -15,11 +15,11 @@ from pytest_mnode.launchers.choose import choose, unused_option
 from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.gang import GangCriterion
 from tests.inner import need_program
 
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 NO = "namespaces are not allowed"
 SETTINGS = Settings()
 HERE = Path.cwd()

@@ -37,7 +37,7 @@ from pytest_mnode.launchers.slurm.launcher import Slurm as SlurmLauncher
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.machine import namespaces
 from pytest_mnode.protocol.launcher_requests import PowerOff
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Power
 from tests.programs import write_program
 from tests.waiting import until
@@ -144,7 +144,7 @@ def test_the_connection_to_a_node_ends_with_its_power(
 ) -> None:
     monkeypatch.setenv("MNODE_SSH_COMMAND", "true")
     section = Power.model_validate({"switch_off": "true {node}", "switch_on": "true {node}"})
-    spec = load_spec(default_spec_path()).model_copy(update={"power": section})
+    spec = profile_spec("rack").model_copy(update={"power": section})
     launcher = Ssh(parse_hosts("n1", "hosts"), spec, RemoteOptions(str(tmp_path), tmp_path))
     ended: list[str] = []
     launcher._connections = SimpleNamespace(end=ended.append, close=lambda _: None)  # type: ignore[assignment]

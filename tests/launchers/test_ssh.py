@@ -24,13 +24,13 @@ from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.protocol.launcher_requests import PowerOn
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.inner import need_program
 from tests.launchers.remote.test_node_report import WELL
 from tests.programs import write_program
 from tests.waiting import until
 
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 # In place of ssh: a master creates its socket file and stays until an order ends it.
 STAYS = """\
 #!/bin/sh

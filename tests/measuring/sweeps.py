@@ -15,11 +15,11 @@ from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
+from pytest_mnode.spec import BusbwPromise, profile_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective, bus_factor
 
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 CPU = torch.device("cpu")
 WORLD = World(0, 2, 0, 1, "node0", ("node0", "node1"))
 KIB, MIB = 1 << 10, 1 << 20

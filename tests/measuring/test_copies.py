@@ -23,10 +23,10 @@ from pytest_mnode.measuring.copies import (
     nothing_far,
     times_s,
 )
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, profile_spec
 
 GIB = 1 << 30
-SPEC: Spec = load_spec(default_spec_path())
+SPEC: Spec = profile_spec("rack")
 
 
 def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:

@@ -22,11 +22,11 @@ from pytest_mnode.measuring.limits import (
     sweep_s,
     transport_limit_s,
 )
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, load_spec, profile_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.devices import DevicesCriterion
 
-RACK = load_spec(default_spec_path())
+RACK = profile_spec("rack")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
 

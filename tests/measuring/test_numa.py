@@ -14,7 +14,7 @@ from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.nic_counters import carriers
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.launchers.test_sockets import machine, write
 
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def test_one_nic_for_two_sockets(tmp_path: Path) -> None:
     write(tmp_path, shown)
     near, also_near, far = accelerator_addresses(shown)
     node = Machine.read(tmp_path, PARTS)
-    fabric = fabric_nics(node, ("fab0",), load_spec(default_spec_path()))
+    fabric = fabric_nics(node, ("fab0",), profile_spec("rack"))
     assert fabric == ("fab0",)  # mgmt0 is nearer to some ranks, but is not a fabric NIC
 
     def found(accelerator: str, beside: list[str | None]) -> Verdict | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.measurement import at_least
-from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
+from pytest_mnode.spec import BusbwPromise, load_spec, profile_spec
 from pytest_mnode.spec.alpha_beta import (
     SLOW_BELOW_KNEE,
     Algorithm,
@@ -24,7 +24,7 @@ A100 = Platform("infiniband", 200 * 10**9, 4, 8, "NVIDIA A100-SXM4-80GB")
 MI300X = replace(H100, kind="roce", accelerator="AMD Instinct MI300X")
 GB200 = Platform("infiniband", 400 * 10**9, 4, 4, "NVIDIA GB200", 72, 900e9)
 RING, DEFAULT = "ring", "default"
-RACK = Platform.of(load_spec(default_spec_path()))
+RACK = Platform.of(profile_spec("rack"))
 
 
 def reached(

@@ -11,7 +11,7 @@ import yaml
 from pytest_mnode.checks.node.names import NamesAreFound
 from pytest_mnode.checks.node.reachable import FirstNodeIsReached
 from pytest_mnode.criteria.preflight.survey_check import promise_of
-from pytest_mnode.spec import default_spec_path, doubts, load_spec
+from pytest_mnode.spec import doubts, profile_spec
 from pytest_mnode.spec.devices import DevicesCriterion
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
@@ -47,7 +47,7 @@ def test_promise_of_scaling_by_default_and_on_the_rack() -> None:
     assert (scaling.at_least_efficiency, scaling.explained_from) == (0.95, 0.9)
     assert (scaling.explained_fraction, scaling.allowed_causes) == (0.8, ())
     assert (scaling.kind, scaling.parallel, scaling.compute_s) == ("weak", "ddp", None)
-    rack = load_spec(default_spec_path())
+    rack = profile_spec("rack")
     assert rack.criteria.scaling is not None
     assert rack.criteria.scaling.compute_s is not None
     assert any("criteria.scaling.compute" in line for line in rack.emulated)
@@ -93,7 +93,7 @@ def test_promise_of_launching(tmp_path: Path) -> None:
 
 
 def test_promise_of_groups_and_data(tmp_path: Path) -> None:
-    rack = load_spec(default_spec_path()).criteria
+    rack = profile_spec("rack").criteria
     assert rack.groups is not None
     assert (rack.groups.meshes, rack.groups.inside_node) == (None, ("tp",))
     assert rack.data is not None

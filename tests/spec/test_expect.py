@@ -9,14 +9,14 @@ import pytest
 from pytest_mnode.certificate.spec_facts import leaves, page_of
 from pytest_mnode.measuring.algorithms import Algorithm
 from pytest_mnode.measuring.busbw import bounds_of
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import load_spec, profile_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform, expected_again
 from pytest_mnode.spec.bandwidth import busbw_at_line_rate
 from pytest_mnode.spec.expect import COLLECTIVES, Expectation
 from tests.spec.test_schema import CLUSTERS
 
 H100 = load_spec(CLUSTERS / "h100-ib.yaml")
-RACK = load_spec(default_spec_path())
+RACK = profile_spec("rack")
 GIB = 1 << 30
 
 

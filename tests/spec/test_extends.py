@@ -12,7 +12,7 @@ import yaml
 from pytest_mnode.certificate.spec_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.errors import SpecError
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import default_spec_path, load_spec, profile_spec
 from pytest_mnode.spec.profiles import profile_names
 
 Pages = Callable[[dict[str, str]], Path]
@@ -181,7 +181,7 @@ def test_a_certificate_keeps_the_merged_page_and_its_digest(pages: Pages) -> Non
     assert one.digest == other.digest
     assert one.page == other.page
     assert set(one.given or ()) == set(other.given or ())
-    assert one.digest != load_spec(default_spec_path()).digest()
+    assert one.digest != profile_spec("rack").digest()
 
 
 def test_a_profile_is_found_by_name_wherever_a_spec_is_asked_for(

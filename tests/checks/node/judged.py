@@ -15,7 +15,7 @@ from pytest_mnode.evidence.row import Row
 from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Accelerators
 from pytest_mnode.spec.preflight import PreflightCriterion
 
@@ -56,7 +56,7 @@ def judged(
         for name, one in found.items()
     }
     value = _promise(check, promise)
-    spec = load_spec(default_spec_path())
+    spec = profile_spec("rack")
     fabric = spec.fabric.model_copy(update={"interfaces": interfaces})
     changed = {"fabric": fabric, "accelerators": accelerators or spec.accelerators}
     made = check(value, spec.model_copy(update=changed))

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.launching.starting import measured_image, path_of, st
 from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced
 from pytest_mnode.launchers.kubernetes.api import ApiError
 from pytest_mnode.measurement import Measurement, Verdict
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, profile_spec
 from pytest_mnode.spec.inventory import Scheduler
 from pytest_mnode.spec.launch import LaunchCriterion, StartPromise
 
@@ -25,7 +25,7 @@ JOB = LaunchJob.model_validate(
 
 
 def spec(**launch: Any) -> Spec:
-    page = load_spec(default_spec_path())
+    page = profile_spec("rack")
     launch = {"torchrun": {"within": "60 s"}, **launch}
     criteria = page.criteria.model_copy(update={"launch": LaunchCriterion.model_validate(launch)})
     return page.model_copy(update={"criteria": criteria})

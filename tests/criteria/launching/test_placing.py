@@ -12,7 +12,7 @@ from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place
 from pytest_mnode.criteria.launching.starting import Started, job_of
 from pytest_mnode.criteria.launching.variables import wrong_variables
 from pytest_mnode.measurement import Measurement, Verdict
-from pytest_mnode.spec import Accelerators, default_spec_path, load_spec
+from pytest_mnode.spec import Accelerators, profile_spec
 from pytest_mnode.spec.launch import StartPromise
 from tests.criteria.launching.made import NODES, but, everywhere, expected, red, right, started
 
@@ -104,7 +104,7 @@ def test_nodes_on_one_machine_share_one_address() -> None:
 )
 def test_our_jobs_fit_any_number_of_accelerators(style: str, accelerators: int, words: str) -> None:
     each = Accelerators.model_validate({"per_node": accelerators})
-    spec = load_spec(default_spec_path()).model_copy(update={"accelerators": each})
+    spec = profile_spec("rack").model_copy(update={"accelerators": each})
     job = job_of(style, START, JOBS, spec, 4)
     assert [word for word in job.command if word.startswith("--")] == words.split()
     wanted = expected(style, job.rank_count)
@@ -112,7 +112,7 @@ def test_our_jobs_fit_any_number_of_accelerators(style: str, accelerators: int, 
 
 
 def test_a_job_of_three_of_four_nodes_can_move(tmp_path: Path) -> None:
-    spec = load_spec(default_spec_path())
+    spec = profile_spec("rack")
     path = tmp_path / "job.yaml"
     page = "name: a\nnodes: 3\naccelerators_per_node: 0\ncommand: [python, x.py]\n"
     for nodes, count in (("3", 3), ("all", 2)):

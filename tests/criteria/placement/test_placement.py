@@ -15,7 +15,7 @@ from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread, bytes_by_node, parse_numa_maps
 from pytest_mnode.measurement import Measurement, Verdict, at_least
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.criteria.placement.made import (
     FAIL,
     GIB,
@@ -413,7 +413,7 @@ def test_memory_is_judged_by_the_lowest_rank_share() -> None:
 def test_nics_of_an_rdma_fabric_are_its_ports_even_if_usage_is_unknown(
     server: Machine,
 ) -> None:
-    spec = load_spec(default_spec_path())
+    spec = profile_spec("rack")
     for kind, found in (("infiniband", ("mlx5_2:1", "mlx5_3:1")), ("roce", ())):
         changes = {"kind": kind, "interfaces": ("mlx5_2", "mlx5_3")}
         spec = spec.model_copy(update={"fabric": spec.fabric.model_copy(update=changes)})

@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.criteria.port_counters import reading
 from pytest_mnode.criteria.port_counters.reading import PortReading, read
 from pytest_mnode.machine.encoding import decode
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.trees import IB_NIC, MELLANOX, NIC, Tree
 
 ON = "pci0000:10/0000:10:01.0"
@@ -62,7 +62,7 @@ def test_ethernet_ports_beside_an_infiniband_fabric_are_left_out(
     assert ports(read(["mlx5_*"], tree.root)) == {"mlx5_0:1", "mlx5_2:1", "eth2"}
     monkeypatch.setattr(reading, "read", partial(read, root=tree.root))
     page = {"kind": "infiniband", "interfaces": ("mlx5_*",), "nics_per_node": 1}
-    fabric = load_spec(default_spec_path()).fabric.model_copy(update=page)
+    fabric = profile_spec("rack").fabric.model_copy(update=page)
     reading.main(reading.arguments_of(fabric))
     assert ports(decode(PortReading, capsys.readouterr().out)) == {"mlx5_0:1"}
 

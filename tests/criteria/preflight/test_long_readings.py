@@ -19,7 +19,7 @@ from pytest_mnode.criteria.preflight import node_probe
 from pytest_mnode.criteria.preflight.orders import look_order, reading_order
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.processes import has_ended
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.logs.test_dcgm import four, gpu
 from tests.programs import write_program
 from tests.waiting import until
@@ -57,7 +57,7 @@ def ask(program: subprocess.Popen[bytes]) -> None:
 
 
 def test_only_long_readings_are_ordered_by_themselves() -> None:
-    spec = load_spec(default_spec_path())
+    spec = profile_spec("rack")
     promise = spec.criteria.preflight
     assert promise is not None
     look = look_order(promise, spec, "ab", 0, (), checks=CHECKS)

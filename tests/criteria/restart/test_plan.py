@@ -7,14 +7,14 @@ import pytest
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, kills_in_order, plan
 from pytest_mnode.criteria.restart.resharding import sizes
 from pytest_mnode.errors import UsageError
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Power
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 
 NODES = ("node0", "node1", "node2", "node3")
 
 
-RACK = load_spec(default_spec_path())
+RACK = profile_spec("rack")
 
 
 def test_kills_follow_from_what_the_site_can_do() -> None:

@@ -17,7 +17,7 @@ from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, profile_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 Own = Callable[[str, int], Mapping[str, float]]
@@ -28,7 +28,7 @@ LINE_BYTES_S = 200e6 / 8
 
 
 def spec() -> Spec:
-    return load_spec(default_spec_path())
+    return profile_spec("rack")
 
 
 def promise(**changes: object) -> ScalingCriterion:

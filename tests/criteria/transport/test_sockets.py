@@ -11,11 +11,11 @@ from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.fabric import TransportPromise
 from tests.criteria.transport.compose import Judged, interface, judged_by, on_rank, on_ranks
 
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 PROMISE = TransportPromise.model_validate({"size": "4 MiB", "calls": 4})
 NODES = ("node0", "node1", "node2")
 

@@ -29,7 +29,7 @@ from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote.bridged import Bridged
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from tests.launchers.kubernetes.given import settings, write_kubeconfig
 from tests.waiting import until
 
@@ -192,7 +192,7 @@ def test_a_relay_ends_with_its_pod() -> None:
 
 
 def test_the_bridge_ends_with_the_launcher(tmp_path: Path) -> None:
-    spec, options = load_spec(default_spec_path()), RemoteOptions(str(tmp_path), tmp_path)
+    spec, options = profile_spec("rack"), RemoteOptions(str(tmp_path), tmp_path)
     launcher = Kubernetes(2, spec, options, KubernetesOptions(image="i"))
     closed: list[str] = []
     ours, theirs = socket.socketpair()

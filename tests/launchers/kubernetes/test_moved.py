@@ -18,7 +18,7 @@ from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Power
 from tests.launchers.kubernetes.test_run_pods import pod
 
@@ -34,7 +34,7 @@ class Run:
     """A launcher of two nodes, n1 and n2, and the reports of the bridge to it."""
 
     def __init__(self, directory: Path) -> None:
-        spec = load_spec(default_spec_path())
+        spec = profile_spec("rack")
         on = f"touch {directory}/on-{{node}}"
         section = Power.model_validate({"switch_off": "true {node}", "switch_on": on})
         spec = spec.model_copy(update={"power": section})

@@ -12,11 +12,11 @@ from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, dia
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Reading
 from pytest_mnode.measuring.locating.wording import Names, culprits
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 
 BOUND = 170.0
 SURE = CONFIRMED_BY * REPEATS
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 Rule = Callable[[int, int, int], float]
 
 

@@ -20,9 +20,9 @@ from pytest_mnode.measuring.locating.search import search
 from pytest_mnode.measuring.locating.wording import Names
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, profile_spec
 
-SPEC = load_spec(default_spec_path())
+SPEC = profile_spec("rack")
 
 
 def with_fabric(**changed: object) -> Spec:

@@ -17,7 +17,7 @@ from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.measuring.tools import beside_nic
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Fabric
 from tests.lone_nodes import LoneNodes
 from tests.programs import write_program
@@ -111,7 +111,7 @@ def program(directory: Path, name: str, text: str) -> None:
 
 def fabric_of() -> Fabric:
     """RoCE of 400 Gbit/s over mlx5_9 and mlx5_10."""
-    rack = load_spec(default_spec_path()).fabric
+    rack = profile_spec("rack").fabric
     return rack.model_copy(
         update={"interfaces": ("mlx5_?", "mlx5_10"), "line_rate_bits_s": 400 * 10**9}
     )
