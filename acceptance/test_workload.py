@@ -58,6 +58,16 @@ def test_the_workload_spends_its_time_on_steps(
     measure.record(workload.judge_goodput(ran[-1], promise))
 
 
+def test_the_workload_resumes(
+    cluster: Cluster, spec: Spec, runs: workload.Runs, measure: Measure
+) -> None:
+    """Does the training command go on after one of its ranks is killed?"""
+    promised(spec, "workload.resume")
+    promise = promised(spec, "workload")
+    killed = runs.killed(cluster, promise, spec.accelerators.per_node or 1)
+    measure.record(workload.judge_resume(killed, promise))
+
+
 def test_the_workload_learns(ran: list[workload.Ran], spec: Spec, measure: Measure) -> None:
     """Is the loss at the promised steps that of the reference?"""
     promised(spec, "workload.loss")

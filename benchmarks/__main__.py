@@ -22,6 +22,7 @@ from benchmarks import (
     trivial,
     wall_clock,
     wire,
+    workload,
 )
 
 PARTS = (
@@ -38,6 +39,7 @@ PARTS = (
     "logs",
     "rank-rates",
     "rehearsals",
+    "workload",
 )
 
 
@@ -48,7 +50,9 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few repeats: does it work at all?")
     parser.add_argument("--count", type=int, default=500, help="kills at most")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="time for kills")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="time for kills, workload"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of kills")
     parser.add_argument("--first", type=int, default=0, help="number of the first kill")
     options = parser.parse_args()
@@ -69,6 +73,7 @@ def _table(part: str, options: argparse.Namespace) -> str:
         "wire": lambda: wire.measure(seconds=3 if quick else 10, rounds=1 if quick else 3),
         "growth": lambda: growth.measure(2, growth.SIZES[:1]) if quick else growth.measure(5),
         "losses": lambda: losses.measure(trials=2 if quick else 20),
+        "workload": lambda: workload.measure(7 if quick else 100, options.seconds),
         "page": lambda: page.measure(repeats=1 if quick else 7),
         "logs": lambda: logs.measure(repeats=1 if quick else 3),
         "rehearsals": lambda: (

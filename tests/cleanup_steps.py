@@ -35,6 +35,7 @@ EXCEPTIONS = {
     ("agent/terminal.py:Terminal.type", "processes.kill"): "a Ctrl-C that the user typed",
     ("criteria/restart/kill_run.py:KillRun._kill", "job.kill"): "the experiment",
     ("criteria/restart/warm_runs.py:train", "os.kill"): "the experiment",
+    ("criteria/workload.py:_run.kill_once", "running.kill"): "the experiment",
     ("faults/processes.py:_signal", "os.kill"): "stops and continues processes",
     ("jobs/node_processes.py:send_signal", "kill"): "signals of the user's test",
     ("jobs/slurm/submitted.py:SubmittedJob.preempt", "self._queued.slurm.run"): "a preemption",

@@ -31,7 +31,7 @@ _KINDS: Mapping[str, PartName] = {
     "save": "checkpointing",
     "observing": "observing",
 }
-_NOTES = re.compile(r"rank(\d+)\.(\d+)\.(\d+)\.\d+(?:\.(\d+)\.trace\.json\.gz|\.jsonl)$")
+_NOTES = re.compile(r"rank(\d+)\.(\d+)(?:\.(\d+)\.trace\.json\.gz|\.jsonl)$")
 Span = tuple[float, float]
 
 
@@ -79,24 +79,30 @@ class Ledger:
 
 
 def read_notes(files: Mapping[str, bytes]) -> list[list[RankNotes]]:
-    """What ranks noted, by file name; one list for each start of the job, in their order."""
-    found: dict[tuple[int, int], dict[int, RankNotes]] = {}
-    traces: dict[tuple[int, int, int], dict[int, Traced]] = {}
+    """What ranks noted, by file name; one list for each start of the job, in their order.
+
+    A rank that begins once more begins a new start: torchrun's own count of restarts differs from
+    node to node. Programs without a call of a module are no ranks, if there are others.
+    """
+    found: dict[tuple[int, int], RankNotes] = {}
+    traces: dict[tuple[int, int], dict[int, Traced]] = {}
     for name, content in files.items():
         if (match := _NOTES.search(name)) is None:
             continue
-        rank, start = int(match[1]), (int(match[2]), int(match[3]))
-        if match[4]:
-            if (trace := read_trace(content)) is not None:
-                traces.setdefault((*start, rank), {})[int(match[4])] = trace
-            continue
-        one, of_start = _notes(rank, content.decode(errors="replace")), found.setdefault(start, {})
-        if rank not in of_start or len(of_start[rank].steps) < len(one.steps):
-            of_start[rank] = one  # others are of programs that the rank started
-    for start, ranks in found.items():
-        for rank, one in ranks.items():
-            one.traces = traces.get((*start, rank), {})
-    return [list(found[start].values()) for start in sorted(found)]
+        key = int(match[1]), int(match[2])
+        if not match[3]:
+            found[key] = _notes(key[0], content.decode(errors="replace"))
+        elif (trace := read_trace(content)) is not None:
+            traces.setdefault(key, {})[int(match[3])] = trace
+    for key, one in found.items():
+        one.traces = traces.get(key, {})
+    every = [one for one in found.values() if one.forward is not None] or list(found.values())
+    starts: list[list[RankNotes]] = []
+    for one in sorted(every, key=lambda one: one.began or 0.0):
+        if not starts or any(one.rank == other.rank for other in starts[-1]):
+            starts.append([])
+        starts[-1].append(one)
+    return starts
 
 
 def _notes(rank: int, text: str) -> RankNotes:

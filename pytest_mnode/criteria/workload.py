@@ -47,6 +47,8 @@ class Ran:
     unobserved: str = ""
     hung: bool = False
     places: Mapping[int, str] = field(default_factory=dict)
+    killed_s: float | None = None
+    resumed_s: float | None = None
 
     @property
     def failed(self) -> list[str]:
@@ -59,6 +61,7 @@ class Runs:
     """Runs of the command by number of nodes, each made once in a session."""
 
     _done: dict[int, Ran] = field(default_factory=dict)
+    _killed: Ran | None = None
 
     def of(self, cluster: Cluster, promise: WorkloadCriterion, per_node: int) -> list[Ran]:
         """A run on each promised number of nodes, the smallest first; none larger than the test."""
@@ -70,9 +73,24 @@ class Runs:
                 self._done[number] = run(cluster, promise, cluster.nodes[:number], per_node)
         return [self._done[number] for number in fit]
 
+    def killed(self, cluster: Cluster, promise: WorkloadCriterion, per_node: int) -> Ran:
+        """A run in which a rank is killed, on as many nodes as the largest other one."""
+        number = max(min(len(cluster.nodes), one) for one in promise.nodes or (len(cluster.nodes),))
+        if self._killed is None:
+            progress(f"the workload on {count(number)}, of which a rank is killed")
+            self._killed = run(cluster, promise, cluster.nodes[:number], per_node, kill=True)
+        return self._killed
 
-def run(cluster: Cluster, promise: WorkloadCriterion, nodes: Sequence[str], per_node: int) -> Ran:
-    """Run the command on these nodes, within its limit."""
+
+def run(
+    cluster: Cluster,
+    promise: WorkloadCriterion,
+    nodes: Sequence[str],
+    per_node: int,
+    *,
+    kill: bool = False,
+) -> Ran:
+    """Run the command on these nodes, within its limit. kill: its last rank, as promised."""
     with contextlib.ExitStack() as stack:
         notes, unobserved = None, "no part of the ledger is promised"
         if promise.observed:
@@ -87,7 +105,7 @@ def run(cluster: Cluster, promise: WorkloadCriterion, nodes: Sequence[str], per_
             torchrun=promise.torchrun,
             restarts=promise.restarts,
         )
-        return _run(cluster, promise, job, notes, unobserved)
+        return _run(cluster, promise, job, notes, unobserved, kill=kill)
 
 
 def _run(
@@ -96,16 +114,27 @@ def _run(
     job: Job,
     notes: observed.Notes | None,
     unobserved: str,
+    *,
+    kill: bool,
 ) -> Ran:
     nodes = cast("tuple[str, ...]", job.nodes)
     began_s, codes, why, output, hung = time.time(), {}, "", {}, False
+    ranks, killed_s = len(nodes) * job.procs_per_node, list[float]()
+
+    def kill_once() -> None:
+        if kill and notes and promise.resume and not killed_s:
+            if notes.steps() < promise.resume.after_step:
+                return
+            running.kill(rank=ranks - 1)
+            killed_s.append(time.time())
+
     try:
         running = cluster.launch(job)
         try:
             if notes is None:
                 result = running.wait(promise.within_s)
             else:
-                result = notes.wait(running, promise.within_s, promise.stalled_after_s)
+                result = notes.wait(running, promise.within_s, promise.stalled_after_s, kill_once)
             codes, output = result.returncodes, result.output
         except TimeLimitError as error:
             hung = isinstance(error, observed.StalledError)
@@ -127,11 +156,11 @@ def _run(
     places = {one.rank: one.node for ranks in starts for one in ranks}
     return Ran(
         nodes,
-        len(nodes) * job.procs_per_node,
+        ranks,
         codes,
         why,
         said,
-        _cause(output, files, places) if why or any(codes.values()) else None,
+        _cause(output, files, places) if why or any(codes.values()) or starts[1:] else None,
         ended_s - began_s,
         None
         if notes is None
@@ -139,6 +168,10 @@ def _run(
         unobserved,
         hung,
         places,
+        next(iter(killed_s), None),
+        max((one.steps[0] for one in starts[-1] if one.steps), default=None)
+        if starts[1:]
+        else None,
     )
 
 
@@ -348,9 +381,43 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
                 "",
                 expected,
                 source,
-                _slow(ran, book.slow.get(name)),
+                _named(ran) if name == "restarting" else _slow(ran, book.slow.get(name)),
                 note=f"{book.parts[name]:.2f} s{_evidence(name, book)}",
             )
+
+
+def judge_resume(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
+    """Whether the job went on after a rank was killed, and what it lost."""
+    asked = promise.resume
+    assert asked is not None
+    why = ran.why or ran.unobserved
+    if ran.killed_s is None:
+        why = why or f"it ended before step {asked.after_step}, after which a rank is killed"
+    elif ran.resumed_s is None:
+        why = why or "it made no step after the kill"
+    lost = ran.ledger.lost if ran.ledger else None
+    took = None if ran.resumed_s is None or ran.killed_s is None else ran.resumed_s - ran.killed_s
+    unit, judged = "s", at_most(asked.within_s).of("workload.resume.within", asked.within_s)
+    name, source = "time from the kill to a new step", f"{_KEY}.resume.within"
+    if took is None:
+        broke = ran.killed_s is not None and bool(ran.failed)
+        if broke:
+            note = f"{why}{f'; {ran.cause.text}' if ran.cause else ''}"
+            culprit = [_named(ran) or Culprit(", ".join(ran.failed), either=[ran.failed])]
+            yield Measurement.none_allowed("jobs that did not resume", culprit, source, note=note)
+        else:
+            yield Measurement.unknown(name, why, unit=unit, expected=judged, source=source)
+        return
+    yield Measurement(name, took, unit, judged, source)
+    most, source = asked.lost_steps_at_most, f"{_KEY}.resume.lost_steps_at_most"
+    bound = at_most(most).of("workload.resume.lost_steps_at_most", most)
+    if lost is None or ran.why or not ran.said.steps:
+        why = ran.why or "its log numbers no steps"
+        yield Measurement.unknown("steps lost", why, expected=bound, source=source)
+    else:
+        yield Measurement("steps lost", lost, "", bound, source)
+    if promise.loss is not None:
+        yield from judge_loss(ran, promise)
 
 
 def _slow(ran: Ran, rank: int | None) -> Culprit | None:

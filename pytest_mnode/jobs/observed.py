@@ -6,7 +6,8 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +47,22 @@ class Notes:
         """What ranks have written, by name."""
         return {one.name: one.read_bytes() for one in self.folder.iterdir() if one.is_file()}
 
-    def wait(self, job: LaunchedJob, limit_s: float, stalled_after_s: float | None) -> JobResult:
+    def steps(self) -> int:
+        """Steps of the rank that has made most, over all starts."""
+        counted: Counter[str] = Counter()
+        for one in self.folder.glob("rank*.jsonl"):
+            counted[one.name.partition(".")[0]] += one.read_text(errors="replace").count('["step"')
+        return max(counted.values(), default=0)
+
+    def wait(
+        self,
+        job: LaunchedJob,
+        limit_s: float,
+        stalled_after_s: float | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> JobResult:
         """Wait for its end. Raises StalledError, after ranks were asked what they wait for;
-        TimeLimitError."""
+        TimeLimitError. meanwhile: called again and again."""
         end = time.monotonic() + limit_s
         size, grew = 0, time.monotonic()
         while True:
@@ -56,6 +70,7 @@ class Notes:
                 return job.wait(min(_LOOK_S, max(0.0, end - time.monotonic())))
             except TimeLimitError as error:
                 now = time.monotonic()
+                meanwhile()
                 if (found := self._size(known=size > 0)) != size:
                     size, grew = found, now
                 if stalled_after_s is not None and size and now - grew > stalled_after_s:

@@ -40,8 +40,7 @@ class _Notes:
     def __init__(self, directory: Path) -> None:
         asked = os.environ
         self._rank = int(asked["RANK"])
-        starts = (asked.get("MNODE_REQUEUE", "0"), asked.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self._name = f"rank{self._rank}.{'.'.join(starts)}.{os.getpid()}"
+        self._name = f"rank{self._rank}.{time.time_ns()}"
         self._directory = directory
         self._file = (directory / f"{self._name}.jsonl").open("a", buffering=1)
         self._own = (os.getpid(), threading.get_ident())

@@ -42,6 +42,17 @@ class LossPromise(Page):
     """How far a loss may be from it: the spread of reference runs with other seeds."""
 
 
+class ResumePromise(Page):
+    """The job goes on from its last checkpoint after one of its ranks is killed."""
+
+    after_step: Some
+    """Steps after which the last rank gets SIGKILL."""
+    within_s: Seconds = Field(alias="within")
+    """From the kill to the end of the first step after it."""
+    lost_steps_at_most: Count
+    """Steps that are made twice: the interval of checkpoints, at most."""
+
+
 class WorkloadCriterion(Criterion):
     """A training command runs to its end, as fast as promised, and learns."""
 
@@ -79,6 +90,8 @@ class WorkloadCriterion(Criterion):
     loss: LossPromise | None = None
     restarts: Count = 0
     """How often torchrun may start all ranks again after one failed; they resume by themselves."""
+    resume: ResumePromise | None = None
+    """Judged in a run of its own, on the largest number of nodes."""
     goodput_at_least: Annotated[Fraction, Field(le=1)] | None = None
     """Fraction of the wall time in which the job makes progress: stepping and communicating."""
     at_most: dict[PartName, Share] = Field(default_factory=dict)
@@ -90,7 +103,7 @@ class WorkloadCriterion(Criterion):
     @property
     def observed(self) -> bool:
         """Whether the ranks note where their time goes."""
-        asked = (self.goodput_at_least, self.stalled_after_s)
+        asked = (self.goodput_at_least, self.stalled_after_s, self.resume)
         return bool(self.at_most) or any(one is not None for one in asked)
 
     @field_validator("nodes")
@@ -119,6 +132,8 @@ class WorkloadCriterion(Criterion):
     def _has_a_base(self) -> Self:
         if self.efficiency_at_least is not None and len(self.nodes) < 2:
             raise ValueError("efficiency_at_least needs nodes: two or more numbers, such as [1, 4]")
+        if self.resume is not None and not self.restarts:
+            raise ValueError("resume needs restarts: 1 or more")
         return self
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:

@@ -62,11 +62,12 @@ TRAINING = """
         print(f"step {step} loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
 """
-ENDS, FAST, LEARNS, PROGRESSES = (
+ENDS, FAST, LEARNS, PROGRESSES, RESUMES = (
     "test_the_workload_ends_well",
     "test_the_workload_is_as_fast_as_promised",
     "test_the_workload_learns",
     "test_the_workload_spends_its_time_on_steps",
+    "test_the_workload_resumes",
 )
 
 
@@ -127,3 +128,15 @@ def test_a_job_that_hangs_names_who_did_not_come(tmp_path: Path) -> None:
     assert failed["culprit_nodes"] == ["node1"]
     assert failed["culprit_parts"]["ranks"] == [1]
     assert "train.py:23" in failed["note"]
+
+
+@turns_red("workload", RESUMES)
+def test_a_job_without_checkpoints_loses_its_steps(tmp_path: Path) -> None:
+    asked = {"after_step": 6, "within": "150 s", "lost_steps_at_most": 2}
+    page = promised(tmp_path, "none", job=TRAINING, restarts=1, resume=asked, within="200 s")
+    done = certify(tmp_path, page, files=[f"test_workload.py::{RESUMES}"])
+    verdict, found = done.case("workload", RESUMES)
+    assert verdict == "fail", done.run.output
+    assert found["time from the kill to a new step"]["verdict"] == "pass"
+    assert found["steps lost"]["verdict"] == "fail"
+    assert 6 <= found["steps lost"]["value"] <= 18

@@ -51,7 +51,7 @@ def notes(
         lines.append(("step", now))
     lines += [(kind, T + float(b), T + float(e)) for kind, b, e in spans]  # type: ignore[arg-type]
     text = "".join(json.dumps(one) + "\n" for one in lines)
-    return {f"rank{rank}.0.{start}.{100 + rank}.jsonl": text.encode() + b'["step", 1'}
+    return {f"rank{rank}.{start}0.jsonl": text.encode() + b'["step", 1'}
 
 
 def made(*files: Mapping[str, bytes], wall: float, **keys: object) -> Ledger:
@@ -83,7 +83,7 @@ def test_input_and_checkpoints_are_those_of_the_slowest_rank() -> None:
 
 def test_traces_tell_communication_and_the_rank_that_others_wait_for() -> None:
     traces = {
-        f"rank{rank}.0.0.{100 + rank}.7.trace.json.gz": trace(rank, exposed=seconds, hidden=0.02)
+        f"rank{rank}.00.7.trace.json.gz": trace(rank, exposed=seconds, hidden=0.02)
         for rank, seconds in enumerate((1.2, 0.4, 1.2))
     }
     found = made(traces, *(notes(rank, 0, 10) for rank in range(3)), wall=15)
@@ -110,7 +110,7 @@ def test_a_stall_and_a_hang() -> None:
 
 @pytest.mark.parametrize(
     "files",
-    [{}, {"rank0.0.0.7.jsonl": b'["begin", 1.0, "a"]\n'}, {"rank0.0.0.7.5.trace.json.gz": b""}],
+    [{}, {"rank0.7.jsonl": b'["begin", 1.0, "a"]\n'}, {"rank0.7.5.trace.json.gz": b""}],
 )
 def test_what_was_not_noted_is_unattributed(files: Mapping[str, bytes]) -> None:
     found = made(files, wall=9)
@@ -118,7 +118,7 @@ def test_what_was_not_noted_is_unattributed(files: Mapping[str, bytes]) -> None:
 
 
 def test_programs_that_a_rank_starts_do_not_count() -> None:
-    other = {"rank0.0.0.999.jsonl": b'["begin", 1000001.0, ""]\n'}
+    other = {"rank0.999.jsonl": b'["begin", 1000001.0, ""]\n'}
     assert made(other, notes(0, 0, 10), wall=15).steps == 10
 
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.workload import Ran, judge_end, judge_loss, judge_rates
+from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger
+from pytest_mnode.criteria.workload import (
+    Ran,
+    judge_end,
+    judge_goodput,
+    judge_loss,
+    judge_rates,
+    judge_resume,
+)
 from pytest_mnode.errors import SpecError
-from pytest_mnode.logs.causes import first_cause
+from pytest_mnode.logs.causes import Cause, first_cause
+from pytest_mnode.logs.causes.table import known_cause
 from pytest_mnode.logs.training import read_progress
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import doubts
 from pytest_mnode.spec.workload import WorkloadCriterion
 from tests.spec.conftest import changed
 
+TIME = "time from the kill to a new step"
 NODES = ("node0", "node1", "node2", "node3")
 
 
@@ -129,6 +140,60 @@ def test_loss() -> None:
     }
 
 
+def observed(**changes: Any) -> Ran:
+    """A run of 100 s on two nodes, that made 20 steps, four of them twice."""
+    parts = dict.fromkeys(PARTS, 0.0) | {"stepping": 70.0, "input": 25.0, "ending": 5.0}
+    book = Ledger(100.0, parts, {"input": 1}, 2, 0.02, steps=20, lost=4, starts=2, ranks=2)
+    places = {0: "node0", 1: "node1"}
+    return replace(ran(2), **{"ledger": book, "places": places, **changes})
+
+
+def test_goodput_names_the_rank_that_waits_for_input() -> None:
+    asked = promise(goodput_at_least=0.8, at_most={"input": 0.2, "stalled": 0.1})
+    found = {one.name: one for one in judge_goodput(observed(), asked)}
+    assert found["goodput"].value == pytest.approx(0.7)
+    assert {name: one.verdict for name, one in found.items() if one.expected} == {
+        "goodput": "fail",
+        "input, of the wall time": "fail",
+        "stalled, of the wall time": "pass",
+    }
+    culprit = found["input, of the wall time"].culprit
+    assert culprit is not None
+    assert culprit.nodes == {"node1"}
+    assert culprit.parts.ranks == (1,)
+
+
+@pytest.mark.parametrize("book", [None, ledger([], 0.0, 9.0)])
+def test_what_no_rank_noted_is_inconclusive(book: Ledger | None) -> None:
+    asked = promise(goodput_at_least=0.8, at_most={"input": 0.2})
+    found = judge_goodput(observed(ledger=book, unobserved="no folder"), asked)
+    assert {one.verdict for one in found} == {"inconclusive"}
+
+
+def test_a_job_that_hangs_fails_and_names_who_did_not_come() -> None:
+    cause = Cause(known_cause("rank did not join"), "all_reduce", (1,))
+    found = only(judge_end([observed(codes={}, why="no step for 5 s", hung=True, cause=cause)]))
+    assert found.verdict == "fail"
+    assert found.culprit is not None
+    assert found.culprit.nodes == {"node1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"killed_s": 50.0, "resumed_s": 80.0}, {TIME: "pass", "steps lost": "pass"}),
+        ({"killed_s": 50.0, "resumed_s": 99.0}, {TIME: "fail", "steps lost": "pass"}),
+        ({"codes": {"node1": 1}, "killed_s": 50.0}, {"jobs that did not resume": "fail"}),
+        ({}, {TIME: "inconclusive"}),
+        ({"why": "it still runs", "killed_s": 50.0}, {TIME: "inconclusive"}),
+    ],
+)
+def test_resuming(changes: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+    page = {"after_step": 5, "within": "40 s", "lost_steps_at_most": 4}
+    found = judge_resume(observed(**changes), promise(restarts=1, resume=page))
+    assert verdicts(found) == expected
+
+
 @pytest.mark.parametrize(
     ("page", "message"),
     [
@@ -138,6 +203,11 @@ def test_loss() -> None:
         ("{command: [a], reads: '(?P<step>x)(?P<los>y)'}", "group los is not known"),
         ("{command: [a], reads: '(?P<step>'}", "is no regular expression"),
         ("{command: [a], efficiency_at_least: 0.9}", "needs nodes: two or more numbers"),
+        (
+            "{command: [a], resume: {after_step: 5, within: 9 s, lost_steps_at_most: 1}}",
+            "resume needs restarts: 1 or more",
+        ),
+        ("{command: [a], at_most: {inputs: 0.1}}", "inputs"),
         ("{command: [a], nodes: [4, 1]}", "[4, 1] does not rise"),
     ],
 )

@@ -8,13 +8,14 @@ import sys
 import time
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_mnode.criteria.goodput import read_notes, where
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.jobs import observer
-from pytest_mnode.jobs.observed import Notes, StalledError
+from pytest_mnode.jobs.observed import Notes, StalledError, notes
 from tests.waiting import until
 
 TRAINING = """
@@ -71,17 +72,17 @@ def test_what_a_rank_notes(tmp_path: Path) -> None:
     program = observed(tmp_path, OWN_PROFILER)
     _, said = program.communicate(timeout=60)
     assert program.returncode == 0, said
-    [[notes]] = read_notes(Notes(tmp_path / "notes").files())
-    assert (notes.rank, notes.node, len(notes.steps)) == (3, "node1", 27)
-    assert {kind: len(some) for kind, some in notes.spans.items()} == {
+    [[noted]] = read_notes(Notes(tmp_path / "notes").files())
+    assert (noted.rank, noted.node, len(noted.steps)) == (3, "node1", 27)
+    assert {kind: len(some) for kind, some in noted.spans.items()} == {
         "input": 27,
         "save": 1,
         "observing": 3,
     }
-    assert notes.forward is not None
-    assert notes.began is not None
-    assert notes.began < notes.forward < notes.steps[0]
-    [traced] = notes.traces.items()
+    assert noted.forward is not None
+    assert noted.began is not None
+    assert noted.began < noted.forward < noted.steps[0]
+    [traced] = noted.traces.items()
     assert traced[0] == 7
     assert traced[1].computing > 0
 
@@ -98,13 +99,13 @@ class Endless:
 def test_a_rank_that_hangs_says_where_it_is(tmp_path: Path, stalls: bool) -> None:
     program = observed(tmp_path, "def load():\n    time.sleep(100)\nload()")
     try:
-        job, notes = Endless(), Notes(tmp_path / "notes")
-        until(lambda: any(b'["step"' in one for one in notes.files().values()), limit_s=60)
+        job, there = Endless(), Notes(tmp_path / "notes")
+        until(lambda: any(b'["step"' in one for one in there.files().values()), limit_s=60)
         with pytest.raises(StalledError if stalls else TimeLimitError) as ended:
-            notes.wait(job, 60 if stalls else 3, 2 if stalls else None)  # type: ignore[arg-type]
+            there.wait(job, 60 if stalls else 3, 2 if stalls else None)  # type: ignore[arg-type]
         assert ("no step for 2 s" in str(ended.value)) is stalls
         assert ("after 3 s" in str(ended.value)) is not stalls
-        files = notes.files()
+        files = there.files()
         assert where(files["stack_rank_3.txt"].decode()).endswith(" in load")
         assert "flight_recorder_rank_3" in files
     finally:
@@ -112,11 +113,18 @@ def test_a_rank_that_hangs_says_where_it_is(tmp_path: Path, stalls: bool) -> Non
         program.communicate()
 
 
+def test_the_folder_of_the_notes_is_removed(tmp_path: Path) -> None:
+    with notes(SimpleNamespace(scratch=tmp_path)) as there:  # type: ignore[arg-type]
+        assert [one.name for one in tmp_path.rglob("*.py")] == ["sitecustomize.py"]
+        assert there.env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{there.folder}:/x"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ranks_that_say_nothing_are_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pytest_mnode.jobs.observed._DUMPED_S", 0.3)
-    (tmp_path / "rank0.0.0.7.jsonl").write_text('["step", 1.0]\n')
+    (tmp_path / "rank0.7.jsonl").write_text('["step", 1.0]\n')
     with pytest.raises(StalledError):
         Notes(tmp_path).wait(Endless(), 60, 0.1)  # type: ignore[arg-type]
     assert (tmp_path / "DUMP").exists()
