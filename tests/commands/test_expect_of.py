@@ -180,6 +180,12 @@ def bare(redop: str, root: str, busbw: float, algbw: float = 400.0) -> str:
         (bare("sum", "0", 400.0), {"nodes": 2}, "reduce, 2 nodes of 8 ranks"),
         (bare("none", "0", 400.0), {"nodes": 2}, "broadcast, 2 nodes of 8 ranks"),
         (bare("none", "-1", 48.0, 48.0), {"nodes": 2}, "send_recv, 2 nodes of 8 ranks"),
+        (bare("sum", "-1", 0.15, 0.08), {"nodes": 2}, "all_reduce, 2 nodes of 8 ranks"),
+        (
+            bare("sum", "-1", 48.0, 48.0).replace(" root", "").replace("sum -1", "sum"),
+            {"nodes": 2, "procs_per_node": 1},
+            "all_reduce, 2 nodes of 1 ranks",
+        ),
         (bare("none", "-1", 375.0), {"collective": "all_gather"}, "all_gather, 2 nodes of 8 rank"),
     ],
 )
@@ -214,6 +220,8 @@ def test_a_size_that_only_one_runs_error_leaves_open_passes_by_a_larger_one() ->
     text = table(row(4 * GIB, 356.0), row(8 * GIB, 391.0), ranks=devices())
     assert verdict(text) is Verdict.PASS
     assert verdict(table(row(8 * GIB, 356.0), ranks=devices())) is Verdict.INCONCLUSIVE
+    by_nvls = (row(4 * GIB, 391.0), row(8 * GIB, 467.0))
+    assert verdict(table(*by_nvls, named="all_reduce_perf -b 4G", ranks=devices())) is Verdict.PASS
 
 
 def test_nodes_of_one_domain_that_send_over_their_nics_are_told_so() -> None:
@@ -410,7 +418,7 @@ def test_perftests_own_json() -> None:
         (GOOD, {"algorithm": "default"}, "--algorithm=default, but the file has NCCL_ALGO=Ring"),
         (GOOD, {"collective": "all_gather"}, "--collective=all_gather, but the file has all_red"),
         (table(row(8 * GIB, 391.0)), {"nodes": 4}, "busbw / algbw is 1.875 at 8 GiB, but 1.938"),
-        (table(row(8 * GIB, 1.5)), {}, "--nodes: missing"),
+        (table(row(8 * GIB, 0.15)), {}, "--nodes: missing"),
         (bare("none", "-1", 375.0), {"nodes": 2}, "--collective: missing"),
         (CSV, {"nodes": 2}, "--collective: missing"),
         (CSV, {"collective": "all_reduce"}, "--nodes: missing"),

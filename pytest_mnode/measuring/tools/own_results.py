@@ -203,7 +203,7 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         for size in judged
         if promise
     }
-    measured |= _dips(measured)
+    measured |= _dips(measured, {size: _busbw(size, runs) or 0.0 for size in measured})
     why = next((run.why for run in runs if run.why), "") or why_not
     cut = next((t.why_incomplete for run in runs if (t := run.test) and t.only_cut_off), None)
     if promise is not None and not judged:
@@ -242,9 +242,12 @@ def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
     return usual_promise(collective, all_reduce, inside=expectation.nodes == 1), ""
 
 
-def _dips(measured: Mapping[int, Measurement]) -> dict[int, Measurement]:
+def _dips(
+    measured: Mapping[int, Measurement], values: Mapping[int, float]
+) -> dict[int, Measurement]:
     """Sizes that fall a little short although all larger ones pass: inconclusive, as faults slow
-    large ones. Those that only the error of one run leaves open pass by the larger ones."""
+    large ones. Those that are open, by the error of one run or by what NCCL chose, pass with them.
+    values: of each size, which one that is open lacks."""
     found: dict[int, Measurement] = {}
     sizes = sorted(measured, reverse=True)
     count = next((i for i, s in enumerate(sizes) if not measured[s].passed), len(sizes))
@@ -254,13 +257,22 @@ def _dips(measured: Mapping[int, Measurement]) -> dict[int, Measurement]:
         if one.verdict is Verdict.FAIL and (one.value or 0.0) >= _LITTLE * edge:
             note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
             found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
-        elif one.verdict is Verdict.INCONCLUSIVE and (one.value or 0.0) >= edge:
-            found[size] = replace(one, interval=None, note=f"{one.note}; larger sizes pass")
+        elif one.verdict is Verdict.INCONCLUSIVE and values[size] >= edge:
+            note = f"{one.note}; larger sizes pass"
+            found[size] = replace(one, value=values[size], interval=None, note=note)
     return found
 
 
 def _with(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclRun]:
     return [run for run in runs if run.cycles(size_bytes)]
+
+
+def _rows(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclTestsRow]:
+    return [r for run in runs if run.test for r in run.test.rows if r.size_bytes == size_bytes]
+
+
+def _busbw(size_bytes: int, runs: Sequence[NcclRun]) -> float | None:
+    return _mean(row.out_of_place.busbw_gbytes_s for row in _rows(size_bytes, runs))
 
 
 def _size_result(
@@ -270,8 +282,7 @@ def _size_result(
     judged: Measurement | None,
     logged: Sequence[str],
 ) -> SizeResult:
-    rows = [r for run in runs if run.test for r in run.test.rows if r.size_bytes == size_bytes]
-    value = _mean(row.out_of_place.busbw_gbytes_s for row in rows)
+    rows, value = _rows(size_bytes, runs), _busbw(size_bytes, runs)
     if judged is not None and judged.value is not None:
         value = judged.value
     in_place = _mean(row.in_place.busbw_gbytes_s for row in rows if row.in_place)
@@ -334,7 +345,7 @@ def _clearest(test: NcclTest) -> tuple[NcclTestsRow, float, float] | None:
         if (one := row.out_of_place).busbw_gbytes_s and one.algbw_gbytes_s
     ]
     algbw, busbw, row = max(rows, key=lambda one: one[0] or 0.0, default=(None, None, None))
-    if not algbw or not busbw or row is None or algbw < _CLEAR_GBYTES_S:
+    if not algbw or not busbw or row is None:
         return None
     return row, busbw / algbw, (1 + busbw / algbw) * _ROUNDED / algbw
 
@@ -345,18 +356,20 @@ def _by_columns(test: NcclTest, given: Asked) -> str | None:
     clearest = _clearest(test)
     if clearest is None or clearest[0].reduces is None:
         return None
-    row, ratio, _ = clearest
+    row, ratio, off = clearest
+    off = max(off, _SAME_RATIO * ratio)
+    rooted = row.root is not None and row.root >= 0  # older versions print it only there
     per_node = given.procs_per_node or given.spec.accelerators.per_node or 1
     ranks = test.ranks or (given.nodes or 0) * per_node
     found = [
         name
         for name in _COLLECTIVES
         if (name in _REDUCE) is row.reduces
-        and (row.root is None or (name in _ROOTED) is (row.root >= 0))
+        and (name in _ROOTED) is rooted
         and (
-            abs(ratio / bus_factor(name, ranks) - 1) <= _SAME_RATIO
+            abs(ratio - bus_factor(name, ranks)) <= off
             if ranks > 1
-            else (ratio > 1 + _SAME_RATIO) is (name == "all_reduce")
+            else (ratio - off > 1) is (name == "all_reduce")
         )
     ]
     return found[0] if len(found) == 1 else None
