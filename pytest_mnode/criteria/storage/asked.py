@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.criteria.launching.rendezvous import first_error
-from pytest_mnode.criteria.storage import in_ranks, rules
+from pytest_mnode.criteria.storage import in_ranks, rules, semantics
 from pytest_mnode.criteria.storage.files import PAGE
 from pytest_mnode.criteria.storage.meeting import PREFIX, Place, guarded
 from pytest_mnode.criteria.storage.tools import PROGRAMS
@@ -253,24 +253,24 @@ def beside_collectives(of: Path) -> list[Measurement]:
 
 def renames(of: Path) -> list[Measurement]:
     """Files that each node in turn renames."""
-    judge = partial(rules.judge_renames, promise=of.promise)
+    judge = partial(semantics.judge_renames, promise=of.promise)
     return of.once(judge, partial(in_ranks.renames, rounds=_ROUNDS))
 
 
 def locks(of: Path) -> list[Measurement]:
     """Each kind of lock."""
     kinds = of.promise.locks
-    judge = partial(rules.judge_locks, kinds=kinds)
+    judge = partial(semantics.judge_locks, kinds=kinds)
     return of.once(judge, partial(in_ranks.locks, kinds=kinds))
 
 
 def replaced(of: Path) -> list[Measurement]:
     """A file that is replaced under its readers."""
-    return of.once(rules.judge_replaced, in_ranks.replaced)
+    return of.once(semantics.judge_replaced, in_ranks.replaced)
 
 
 def exceeded(of: Path) -> list[Measurement]:
     """A checkpoint beyond the limit."""
     limit = of.promise.limit_bytes
     assert limit is not None
-    return of.once(rules.judge_exceeded, partial(in_ranks.exceeded, limit_bytes=limit))
+    return of.once(semantics.judge_exceeded, partial(in_ranks.exceeded, limit_bytes=limit))

@@ -1,4 +1,4 @@
-"""Judges the rows of storage experiments. Pure.
+"""Judges how fast storage is, and whether it returns what was written. Pure.
 
 A rate of all nodes is that of a repeat, from the common start to the end of the slowest node; the
 mean of repeats is judged with its interval. A node is slow if its share of the median of all nodes,
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from pytest_mnode.criteria.storage.in_ranks import UNUSABLE, WAITED
-from pytest_mnode.criteria.storage.meeting import UNSEEN
+from pytest_mnode.criteria.storage.in_ranks import UNUSABLE
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.detection import LOOKS, PROBABILITY, estimate
-from pytest_mnode.evidence.edges import Edges
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.measurement import (
     Bound,
@@ -31,13 +29,12 @@ from pytest_mnode.measurement import (
 from pytest_mnode.spec.storage import (
     BesidePromise,
     CheckpointPromise,
-    PathPromise,
     RandomReadsPromise,
     SmallFilesPromise,
 )
 
 GB = 1e9
-_MOST_NAMED = 16
+MOST_NAMED = 16
 _SLOW = 0.7
 """[choice] A node below this share of the median is named where the rate of all is too low."""
 _BROKEN = ("ENOSPC ", "EDQUOT ", "EIO ", "EROFS ")
@@ -84,6 +81,21 @@ class Rates:
         wanted = 1 if metric.endswith(" alone") else len(self.nodes)
         return [found[number] for number in sorted(found) if len(found[number]) >= wanted]
 
+    def asked(  # noqa: PLR0917  of a bound
+        self,
+        name: str,
+        key: str,
+        promised: float | None,
+        bounded: Callable[[float], Bound],
+        unit: str = "",
+        per: float = 1.0,
+    ) -> Subject:
+        """What a key of the path bounds, if it is promised."""
+        if promised is None:
+            return Subject(self, name, None, "", unit)
+        bound = bounded(promised / per).of(f"{self.key}.{key}", promised)
+        return Subject(self, name, bound, f"criteria.{self.key}.{key}", unit)
+
     def blamed(self, node: str, why: str) -> Culprit:
         return Culprit(
             f"{node} {self.path} ({why})", node, parts=Parts(devices=((node, self.path),))
@@ -100,7 +112,7 @@ class Rates:
         if bad and len(bad) == len(self.nodes) - 1:
             return self.anybody(f"{next(iter(bad.values()))}, on all nodes but {self.nodes[0]}")
         blamed = [self.blamed(node, why) for node, why in bad.items()]
-        return all_of(blamed, _MOST_NAMED)
+        return all_of(blamed, MOST_NAMED)
 
     def how(self, metric: str) -> str:
         """How it was measured, in words, with the nodes that differ."""
@@ -126,6 +138,57 @@ def summed(by_node: Mapping[str, float]) -> float:
     return sum(by_node.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A measurement of a path without its value. bound: None if it is only recorded."""
+
+    rates: Rates
+    name: str
+    bound: Bound | None
+    source: str
+    unit: str = ""
+
+    def unknown(self, why: str) -> Measurement:
+        """Inconclusive, with the nodes that cannot use the path."""
+        unusable = [one for one in self.rates.rows if one.metric == UNUSABLE and one.node]
+        blamed = [self.rates.blamed(one.node, one.why) for one in unusable]
+        return Measurement.unknown(
+            f"{self.rates.path}: {self.name}",
+            why,
+            unit=self.unit,
+            expected=self.bound,
+            source=self.source,
+            culprit=all_of(blamed, MOST_NAMED),
+        )
+
+    def judged(
+        self,
+        values: Sequence[float],
+        note: str,
+        culprit: Culprit,
+        mark: HeadlineMark | None = None,
+        looks: int = _LOOKS,
+    ) -> Measurement:
+        """The mean of repeats, with its interval. A single repeat has none, and judges nothing."""
+        bound, found = self.bound, estimate([[value] for value in values], looks)
+        if found is None and bound is not None:
+            shown = listed(f"{one:.4g}" for one in values)
+            return self.unknown(f"{len(values)} repeat ({shown} {self.unit})")
+        return Measurement(
+            f"{self.rates.path}: {self.name}",
+            found.value if found else statistics.fmean(values),
+            self.unit,
+            bound,
+            self.source,
+            culprit if bound else None,
+            ", ".join(filter(None, [f"{len(values)} repeats", note])),
+            detection=found.detection(bound.accepted) if found and bound else None,
+            headline=mark,
+            interval=found.interval if found else None,
+            false_alarm=_FALSE_ALARM if bound else None,
+        )
+
+
 def rate(  # noqa: PLR0917  of a metric
     rates: Rates,
     metric: str,
@@ -141,71 +204,11 @@ def rate(  # noqa: PLR0917  of a metric
 
     per: what a unit of the value is worth in that of the rows, such as 1e9 of GB/s in B/s.
     """
-    bound = (
-        None if promised is None else at_least(promised / per).of(f"{rates.key}.{key}", promised)
-    )
-    source = f"criteria.{rates.key}.{key}" if bound else ""
+    asked = rates.asked(name, key, promised, at_least, unit, per)
     values = [whole(one) / per for one in rates.repeats(metric)]
-    why = rates.missing(metric)
-    if not values or why:
-        return _unknown(
-            rates, name, why or f"no repeat has {metric} of all nodes", bound, source, unit
-        )
-    return _judged(
-        rates, name, values, bound, source, unit, rates.how(metric), _slow(rates, metric), mark
-    )
-
-
-def _judged(  # noqa: PLR0917  of values
-    rates: Rates,
-    name: str,
-    values: Sequence[float],
-    bound: Bound | None,
-    source: str,
-    unit: str,
-    note: str,
-    culprit: Culprit,
-    mark: HeadlineMark | None = None,
-    looks: int = _LOOKS,
-) -> Measurement:
-    """The mean of repeats, with its interval. A single repeat has none, and judges nothing."""
-    found = estimate([[value] for value in values], looks)
-    if found is None and bound is not None:
-        why = f"{len(values)} repeat ({listed(f'{one:.4g}' for one in values)} {unit})"
-        return _unknown(rates, name, why, bound, source, unit)
-    value = found.value if found else statistics.fmean(values)
-    interval = found.interval if found else None
-    detection = found.detection(bound.accepted) if found and bound else None
-    many = f"{len(values)} repeats"
-    note = f"{many}, {note}" if note else many
-    return Measurement(
-        f"{rates.path}: {name}",
-        value,
-        unit,
-        bound,
-        source,
-        culprit if bound else None,
-        note,
-        detection=detection,
-        headline=mark,
-        interval=interval,
-        false_alarm=_FALSE_ALARM if bound else None,
-    )
-
-
-def _unknown(  # noqa: PLR0917  of a name
-    rates: Rates, name: str, why: str, bound: Bound | None, source: str, unit: str
-) -> Measurement:
-    unusable = [one for one in rates.rows if one.metric == UNUSABLE and one.node]
-    blamed = [rates.blamed(one.node, one.why) for one in unusable]
-    return Measurement.unknown(
-        f"{rates.path}: {name}",
-        why,
-        unit=unit,
-        expected=bound,
-        source=source,
-        culprit=all_of(blamed, _MOST_NAMED),
-    )
+    if (why := rates.missing(metric)) or not values:
+        return asked.unknown(why or f"no repeat has {metric} of all nodes")
+    return asked.judged(values, rates.how(metric), _slow(rates, metric), mark)
 
 
 def _shares(rates: Rates, metric: str) -> dict[str, list[float]]:
@@ -235,27 +238,27 @@ def _slow(rates: Rates, metric: str) -> Culprit:
     blamed = [
         rates.blamed(node, f"{share:.2g} of the median {metric}") for node, share in slow.items()
     ]
-    return all_of(blamed, _MOST_NAMED) or rates.anybody("on all nodes alike")
+    return all_of(blamed, MOST_NAMED) or rates.anybody("on all nodes alike")
 
 
 def peers(rates: Rates, metric: str, name: str, fraction: float, key: str) -> Measurement:
     """The share of the median of all nodes that the slowest node has, at the same time."""
-    bound = at_least(fraction).of(f"{rates.key}.{key}", fraction)
-    source = f"criteria.{rates.key}.{key}, of the median of {len(rates.nodes)} nodes"
-    found, why = rates.repeats(metric), rates.missing(metric)
-    if not found or why:
-        return _unknown(rates, name, why or "no repeat", bound, source, "")
+    asked = rates.asked(name, key, fraction, at_least)
+    asked = replace(asked, source=f"{asked.source}, of the median of {len(rates.nodes)} nodes")
+    if (why := rates.missing(metric)) or not rates.repeats(metric):
+        return asked.unknown(why or "no repeat")
     shares = _shares(rates, metric)
     looks = _LOOKS * len(rates.nodes)
     medians = {node: statistics.median(values) for node, values in shares.items()}
     slowest = min(medians, key=lambda node: medians[node])
+    bound = at_least(fraction)
     slow = [node for node, values in shares.items() if _below(values, bound, looks)]
-    blamed = all_of(
-        [rates.blamed(node, f"{medians[node]:.2g} of the median {metric}") for node in slow],
-        _MOST_NAMED,
-    ) or rates.blamed(slowest, f"{medians[slowest]:.2g} of the median {metric}")
-    note = f"{slowest} is the slowest"
-    return _judged(*(rates, name, shares[slowest], bound, source, "", note, blamed), looks=looks)
+    blamed = [
+        rates.blamed(node, f"{medians[node]:.2g} of the median {metric}")
+        for node in slow or [slowest]
+    ]
+    named = all_of(blamed, MOST_NAMED) or blamed[0]
+    return asked.judged(shares[slowest], f"{slowest} is the slowest", named, looks=looks)
 
 
 def judge_checkpoint(
@@ -293,7 +296,7 @@ def wrong_pages(rates: Rates) -> Measurement:
     """Pages read that had other content than another node wrote."""
     name, source = "pages with other content than was written", "each page has its own stamp"
     if why := rates.missing("wrong pages"):
-        return _unknown(rates, name, why, equals(0), source, "")
+        return Subject(rates, name, equals(0), source).unknown(why)
     unwritten = {
         (one.node, one.repeat): one.why
         for one in rates.rows
@@ -326,23 +329,22 @@ def judge_together(rates: Rates, promise: CheckpointPromise) -> Iterator[Measure
     count, fraction = len(rates.nodes), promise.together_at_least_fraction
     key = "checkpoint.together_at_least_fraction"
     assert fraction is not None
-    bound = at_least(fraction).of(f"{rates.key}.{key}", fraction)
-    source = f"criteria.{rates.key}.{key}, of {count} × one node alone"
     for kind in ("write", "read"):
         name = f"{kind} by all nodes at once, of {count} × one alone"
+        asked = rates.asked(name, key, fraction, at_least)
+        asked = replace(asked, source=f"{asked.source}, of {count} × one node alone")
         why = rates.missing(kind, f"{kind} alone")
         pairs = zip(rates.repeats(kind), rates.repeats(f"{kind} alone"), strict=False)
         values = [
             slowest_times_nodes(every) / (count * next(iter(one.values()))) for every, one in pairs
         ]
         if why or not values:
-            yield _unknown(rates, name, why or "no repeat", bound, source, "")
+            yield asked.unknown(why or "no repeat")
             continue
         alone = statistics.median(next(iter(o.values())) for o in rates.repeats(f"{kind} alone"))
         mark = HeadlineMark(after=f"of {count} × one ({kind})")
         note = f"one alone {alone / GB:.3g} GB/s"
-        culprit = _slow(rates, kind)
-        yield _judged(rates, name, values, bound, source, "", note, culprit, mark)
+        yield asked.judged(values, note, _slow(rates, kind), mark)
 
 
 def judge_small_files(rates: Rates, promise: SmallFilesPromise) -> Iterator[Measurement]:
@@ -389,123 +391,18 @@ def judge_beside(rates: Rates, promise: BesidePromise) -> Iterator[Measurement]:
         ),
     ):
         name = f"loss of the {what}"
-        bound = None
-        if limit is not None:
-            bound = at_most(limit).of(f"{rates.key}.beside_collectives.{key}", limit)
-        source = f"criteria.{rates.key}.beside_collectives.{key}" if bound else ""
+        asked = rates.asked(name, f"beside_collectives.{key}", limit, at_most)
         why = rates.missing(alone, beside)
         pairs = zip(rates.repeats(alone), rates.repeats(beside), strict=True)
         kept = [min(both.values()) / min(one.values()) for one, both in pairs]
         found = estimate([[value] for value in kept], _LOOKS) if kept and not why else None
         if found is None:
-            yield _unknown(rates, name, why or "too few repeats", bound, source, "")
+            yield asked.unknown(why or "too few repeats")
             continue
-        culprit = _slow(rates, beside)
         yield Measurement(
-            *(f"{rates.path}: {name}", 1 - found.value, "", bound, source),
-            culprit if bound else None,
+            *(f"{rates.path}: {name}", 1 - found.value, "", asked.bound, asked.source),
+            _slow(rates, beside) if asked.bound else None,
             f"{len(kept)} repeats",
             interval=(1 - found.high, 1 - found.low),
-            false_alarm=_FALSE_ALARM if bound else None,
+            false_alarm=_FALSE_ALARM if asked.bound else None,
         )
-
-
-def judge_renames(rates: Rates, promise: PathPromise) -> Iterator[Measurement]:
-    """How late the last node sees a renamed file, and files with content of nobody."""
-    within = promise.renamed_within_s
-    assert within is not None
-    bound = at_most(within).of(f"{rates.key}.renamed_within", within)
-    name, source = "renamed file seen by all other nodes", f"criteria.{rates.key}.renamed_within"
-    unseen = {one.node: UNSEEN for one in rates.rows if one.why == UNSEEN}
-    if unseen:
-        waited = max(float(one.value or 0) for one in rates.rows if one.metric == WAITED)
-        culprit = rates.star(unseen)
-        yield Measurement(f"{rates.path}: {name}", waited, "s", bound, source, culprit)
-        return
-    late = [one for one in rates.rows if one.metric == "renamed file seen"]
-    if why := rates.missing("renamed file seen"):
-        yield _unknown(rates, name, why, bound, source, "s")
-        return
-    index = {node: number for number, node in enumerate(rates.nodes)}
-    seen_s = {(index[one.peer], index[one.node]): float(one.value or 0) for one in late}
-    edges = Edges.judged(rates.nodes, seen_s, lambda value: value > within)
-    words = {
-        "sending": "others see its files late",
-        "receiving": "it sees files of others late",
-        "both ways": "it sees files of others late, and others its own",
-    }
-    named = [
-        rates.blamed(rates.nodes[node], words[way]) for node, way in edges.blamed.nodes.items()
-    ]
-    blamed = all_of([*named, edges.paths(edges.blamed.paths)], _MOST_NAMED)
-    mark = HeadlineMark("renamed files seen after", order=2)
-    note, worst = f"{len(late)} looks", max(seen_s.values())
-    yield Measurement(
-        *(f"{rates.path}: {name}", worst, "s", bound, source, blamed, note), headline=mark
-    )
-    odd = [
-        one for one in rates.rows if one.metric == "renamed file with other content" and one.value
-    ]
-    yield Measurement.none_allowed(
-        f"{rates.path}: renamed files seen with other content than before or after",
-        [rates.blamed(one.node, f"file of {one.peer}") for one in odd],
-        "a rename is atomic",
-    )
-
-
-def judge_texts(
-    rates: Rates, name: str, right: Mapping[str, str], source: str, say: str
-) -> Measurement:
-    """Rows whose text must be one: none may have another. right: the text by metric."""
-    every = [one for one in rates.rows if one.metric in right]
-    why = rates.missing(*right)
-    wrong = [one for one in every if one.value is not None and one.value != right[one.metric]]
-    bad = [rates.blamed(one.node, f"{one.metric}: {one.value}") for one in wrong if not one.peer]
-    of_first = {one.node: f"{one.metric}: {one.value}" for one in wrong if one.peer}
-    bad += filter(None, [rates.star(of_first)])
-    if why and not bad:
-        return _unknown(rates, name, why, equals(0), source, "")
-    mark = HeadlineMark(after=say, of=len(every), right=len(every) - len(wrong), order=2)
-    return Measurement.none_allowed(
-        *(f"{rates.path}: {name}", bad, source),
-        count=len(wrong),
-        unsure=why,
-        note=f"{len(every)} tried",
-        headline=mark,
-    )
-
-
-def judge_locks(rates: Rates, kinds: Sequence[str]) -> Iterator[Measurement]:
-    """Whether locks exclude other nodes, and are given again once they are free."""
-    for kind in kinds:
-        held, free = f"{kind} that another node holds", f"{kind} of an unlocked file"
-        source = f"criteria.{rates.key}.locks {kind}"
-        right = {free: "granted"} | ({held: "refused"} if len(rates.nodes) > 1 else {})
-        yield judge_texts(rates, f"{kind} that did not hold", right, source, "locks held")
-
-
-def judge_replaced(rates: Rates) -> Iterator[Measurement]:
-    """Whether an open file that another node replaces stays as it was, and is new if reopened."""
-    right = {"replaced file read on": "whole", "replaced file opened anew": "new"}
-    source = f"criteria.{rates.key}.replaced_files readable"
-    name = "readers of a replaced file that failed"
-    yield judge_texts(rates, name, right, source, "replaced files readable")
-
-
-def judge_exceeded(rates: Rates) -> Iterator[Measurement]:
-    """Whether a checkpoint beyond the limit ends with an error, and costs no other."""
-    source = f"criteria.{rates.key}.limit"
-    metric = "error of a checkpoint that exceeds the limit"
-    name = "checkpoints beyond the limit without an error"
-    why = rates.missing(metric)
-    said = [one for one in rates.rows if one.metric == metric and one.value is not None]
-    silent = [one for one in said if not str(one.value).startswith(("ENOSPC", "EDQUOT"))]
-    if why and not silent:
-        yield _unknown(rates, name, why, equals(0), source, "")
-        return
-    note = listed(f"{one.node}: {one.value}" for one in said)
-    blamed = [rates.blamed(one.node, f"error: {one.value}") for one in silent]
-    yield Measurement.none_allowed(f"{rates.path}: {name}", blamed, source, note=note)
-    kept = {"checkpoint before it": "whole", "error of the next checkpoint": "none"}
-    what = "checkpoints lost by one beyond the limit"
-    yield judge_texts(rates, what, kept, source, "full file systems survived")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.storage import rules
+from pytest_mnode.criteria.storage import rules, semantics
 from pytest_mnode.criteria.storage.in_ranks import UNUSABLE, WAITED
 from pytest_mnode.criteria.storage.meeting import UNSEEN
 from pytest_mnode.criteria.storage.rules import Rates
@@ -226,7 +226,7 @@ def seen(late: Iterable[tuple[str, str]], seconds: float = 5.0) -> list[Row]:
 )
 def test_renames(rows: list[Row], verdict: Verdict, nodes: set[str]) -> None:
     promise = PathPromise.model_validate({"renamed_within": "2 s"})
-    one, *_ = rules.judge_renames(rates(rows), promise)
+    one, *_ = semantics.judge_renames(rates(rows), promise)
     assert one.verdict is verdict
     assert (one.culprit.nodes if one.culprit else set()) == nodes
 
@@ -253,7 +253,7 @@ def locked(*granted: str, free: str = "granted") -> list[Row]:
     ],
 )
 def test_locks(rows: list[Row], count: int | None, nodes: set[str], either: set[Any]) -> None:
-    [one] = rules.judge_locks(rates(rows), ["flock"])
+    [one] = semantics.judge_locks(rates(rows), ["flock"])
     assert one.known == count
     assert (one.culprit.nodes if one.culprit else set()) == nodes
     if count:
@@ -278,7 +278,7 @@ def test_replaced_files(on: str, anew: str, verdict: Verdict, nodes: set[str]) -
             ("replaced file opened anew", anew, "new"),
         )
     ]
-    [one] = rules.judge_replaced(rates(rows))
+    [one] = semantics.judge_replaced(rates(rows))
     assert one.verdict is verdict
     assert (one.culprit.nodes if one.culprit else set()) == nodes
 
@@ -302,4 +302,4 @@ def test_a_limit(error: str | None, before: str, after: str, verdicts: list[Verd
         of("checkpoint before it", before),
         of("error of the next checkpoint", after),
     ]
-    assert [one.verdict for one in rules.judge_exceeded(rates(rows))] == verdicts
+    assert [one.verdict for one in semantics.judge_exceeded(rates(rows))] == verdicts
