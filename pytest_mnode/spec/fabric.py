@@ -358,8 +358,14 @@ class FabricCriterion(NonEmptyCriterion):
     switches: SwitchesPromise | None = None
     """The switches of an InfiniBand fabric: their links, errors and subnet manager."""
 
-    def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
-        """One line for each promise under which a fault would not show."""
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        """One line for each promise under which a fault would not show, or a run lose its nodes."""
+        used = cluster.management.interfaces if cluster.management else ()
+        if self.failover is not None and (both := sorted({*self.failover.ports} & {*used})):
+            yield (
+                f"criteria.fabric.failover.ports: {', '.join(both)} is of management, and is taken "
+                "down: the run would lose its nodes"
+            )
         for key in ("write_bandwidth", "read_bandwidth", "send_bandwidth"):
             promise = getattr(self, key)
             if promise is not None and promise.at_least_fraction <= 0.5:

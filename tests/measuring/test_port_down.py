@@ -14,6 +14,7 @@ from tests.inner import need_rack
 SCRIPT = """
 import os, signal, sys, time
 from pytest_mnode import processes
+from pytest_mnode.launchers.remote import command_process
 from pytest_mnode.measuring import port_down
 from pytest_mnode.measuring.failover import Port
 
@@ -44,6 +45,9 @@ assert not said[1:] and not port_down.is_up("lo"), said
 for word in sys.argv[1].split():
     if word == "cleanup":
         processes.kill_descendants()
+    elif word == "remote":  # what ends commands on hosts reached by ssh
+        for pid in command_process.descendants(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
     elif word == "port":  # its program, which is not among the descendants
         [pid] = [int(p) for p in os.listdir("/proc") if p.isdecimal() and
                  open(f"/proc/{p}/comm").read().strip() == port_down.NAME]
@@ -64,6 +68,7 @@ processes.kill_descendants()
         ("rank", "600", ""),
         ("agent rank", "600", ""),
         ("cleanup", "600", ""),  # SIGKILL to all that a clean-up finds
+        ("remote", "600", ""),
         ("port", "600", "SIGTERM"),
         ("nobody", "0.2", ""),
     ],

@@ -72,6 +72,11 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
         {".read_bandwidth": "{at_least_fraction: 0.5}"},
         ["read_bandwidth.at_least_fraction: 0.5: a port at half its speed passes"],
     ),
+    (
+        "fabric",
+        {".failover": "{ports: [mgmt0, fab1], at_least_fraction: 0.5, within: 1 s}"},
+        ["failover.ports: mgmt0 is of management, and is taken down"],
+    ),
     ("launch", {".rendezvous.ranks": "129"}, []),  # ranks share processors
     ("preflight", {".names.within": "10 s"}, ["names.within: 10 s: torchrun sta"]),
     ("preflight", {".clocks.skew": "1 min"}, ["clocks.skew: 1 min: logs of two"]),
