@@ -61,7 +61,7 @@ def children(pid: int) -> list[int]:
 
 
 def _restores_a_port(pid: int) -> bool:
-    """Whether this is `measuring/port_down.py`, which ends by itself, and must not be killed."""
+    """Whether it is the program of measuring.port_down, which ends by itself: not to be killed."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_bytes() == b"mnode-port\n"
     return False
