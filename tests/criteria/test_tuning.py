@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from pytest_mnode.criteria.tuning.experiment import Experiment, Found, NotHere, 
 from pytest_mnode.criteria.tuning.judging import advice, crossing, judge
 from pytest_mnode.intervals import Interval
 from pytest_mnode.option_texts import EXPERIMENTS
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import default_spec_path, load_spec, profile_spec
 from pytest_mnode.spec.tuning import AlgorithmPromise, GainPromise, TuningCriterion
 
 ROUNDS = 8
@@ -189,3 +191,13 @@ def test_each_experiment_has_settings_or_says_why_not(name: str, backend: str) -
     assert len(settings) > 1
     assert len({one.name for one in settings}) == len(settings)
     assert any(one.lines for one in settings) or backend == "gloo"
+
+
+def test_training_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_mnode.criteria.tuning import in_ranks  # imports torch
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    world = World(0, 1, 0, 1, "node0", ("node0",))
+    with pytest.raises(Exception, match="no_such_key"):
+        in_ranks.train(profile_spec("rack"), job={"no_such_key": 1}, passes=1, world=world)
+    assert not list(tmp_path.iterdir())
