@@ -89,6 +89,14 @@ def test_a_pod_that_outlives_its_object() -> None:
         start("n1").close()
 
 
+def test_a_pod_that_ends_after_its_object_is_awaited() -> None:
+    made, looks = start("n1"), iter(({}, {"n1": 0}))
+    given: Any = made.pods
+    given.statuses = lambda: next(looks)
+    made.close()
+    assert list(looks) == []
+
+
 @pytest.fixture
 def pods() -> JobPods:
     """A pod on n1 that is followed and still runs."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,10 +137,34 @@ def test_a_node_whose_processes_outlive_sigkill(
     node.wait(LIMIT_S)
 
 
-def test_a_switch_that_never_forwards() -> None:
+def test_a_node_that_ends_a_moment_after_sigkill_is_awaited(
+    rack: RackInit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = subprocess.Popen(["sleep", "60"])
+    rack._pids[1] = node.pid
+    waits = iter(((0, 0), (node.pid, signal.SIGKILL)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "waitpid", lambda *_: next(waits))
+        rack._power_off(1)
+    assert list(waits) == []
+    node.wait(LIMIT_S)
+
+
+def switch_of(get_links: Callable[[], list[Any]]) -> Switch:
     switch = Switch.__new__(Switch)
     switch._plan, switch._pulled, switch._absent = PLAN, set(), set()
-    netlink: Any = SimpleNamespace(get_links=list)
+    netlink: Any = SimpleNamespace(get_links=get_links)
     switch._netlink = netlink
+    return switch
+
+
+def test_a_switch_that_never_forwards() -> None:
     with pytest.raises(TimeoutError, match="switch port fab0-node1 does not forward"):
-        switch.await_forwarding([1])
+        switch_of(list).await_forwarding([1])
+
+
+def test_a_switch_that_forwards_a_moment_later_is_awaited() -> None:
+    ports = [{"IFLA_OPERSTATE": "UP", "IFLA_IFNAME": PLAN.port(1, x.name)} for x in PLAN.links]
+    looks = iter(([], [SimpleNamespace(get_attr=port.get) for port in ports]))
+    switch_of(lambda: next(looks)).await_forwarding([1])
+    assert list(looks) == []

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,18 @@ def test_a_child_that_does_not_end_is_left_after_a_moment(monkeypatch: pytest.Mo
     with subprocess.Popen(["sleep", "60"]) as child:
         assert leaks.leaked_since(before, None, ()).children == {child.pid}
         child.kill()
+
+
+def test_a_child_that_is_about_to_end_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = leaks.resources(None)
+    with subprocess.Popen(["sleep", "60"]) as child:
+
+        def end(_: float) -> None:
+            child.kill()
+            child.wait()
+
+        monkeypatch.setattr(time, "sleep", end)
+        assert not leaks.leaked_since(before, None, ()).children
 
 
 def _of_module(name: str) -> type[threading.Thread]:

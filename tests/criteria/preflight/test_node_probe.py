@@ -190,6 +190,10 @@ def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         patch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied")))
         _, refused = _visit(tmp_path)
     assert refused.problem == "permission denied"
+    late = Token("checkpoints", 1, str(tmp_path / "late"), "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda _: (tmp_path / "late").write_text("x"))
+        assert directories.seen([late], 0)[0].problem == ""
     monkeypatch.setattr(directories, "_SEEN_LIMIT_S", 0.0)
     token = Token("checkpoints", 1, str(tmp_path / "gone"), "x")
     assert directories.seen([token], 0)[0].problem == "no such file or directory"

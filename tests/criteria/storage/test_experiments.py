@@ -202,6 +202,12 @@ def test_ranks_that_never_come_are_not_awaited_for_ever(ranks: Callable[..., lis
         ranks(work, limit_s=0.2)
 
 
+def test_what_is_seen_late_is_awaited() -> None:
+    looks = iter((False, True))
+    assert meeting.until(lambda: next(looks), 60.0) is not None
+    assert meeting.until(lambda: False, 0.0) is None
+
+
 KEEPS = """
 import sys, time
 from pathlib import Path
