@@ -164,7 +164,9 @@ def test_a_run_killed_while_it_measures_training_steps_leaves_nothing(tmp_path: 
     need_rack()
     suite = str(ACCEPTANCE / "test_scaling.py")
     with Watched(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", suite) as run:
-        until(lambda: trains(run.temporary), "no records of steps", 300)
+        ended = run.process.poll
+        until(lambda: trains(run.temporary) or ended() is not None, "no records of steps", 300)
+        assert ended() is None, run.process.communicate()[0]
         run.kill()
 
 
