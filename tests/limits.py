@@ -589,6 +589,7 @@ JUDGED: Mapping[str, tuple[str, ...]] = {
         "spec/restart.py RestartCriterion.checkpoint_within_s",
         "spec/restart.py RestartCriterion.within_s",
         "spec/storage.py PathPromise.renamed_within_s",
+        "spec/workload.py ResumePromise.within_s",
     ),
     "given to a wait of worlds, jobs or checkpoints, which has a test of its own": (
         "checks/node/payloads.py Payload.within_s",

@@ -19,9 +19,7 @@ from pytest_mnode.checks.data.digests import (
     judge_distinct,
     judge_files,
     judge_reproduced,
-    one_seed_of_two_runs,
     read_files,
-    seeds_of_two_runs,
 )
 from pytest_mnode.checks.data.metrics import judge_count, judge_mean
 from pytest_mnode.checks.data.readings import (
@@ -34,6 +32,7 @@ from pytest_mnode.checks.data.readings import (
     padding_of,
     tail_of,
 )
+from pytest_mnode.checks.data.seeds import one_seed_of_two_runs, seeds_of_two_runs
 from pytest_mnode.checks.judged import At
 
 if TYPE_CHECKING:
