@@ -99,6 +99,29 @@ except OSError as error:
 """
 
 
+KILLED = """
+import os, signal, time
+from pytest_mnode.measuring import port_down
+from pytest_mnode.measuring.failover import Port
+
+port_down.set_port("lo", up=True)
+port = Port("lo", 600.0)
+for name in filter(str.isdecimal, os.listdir("/proc")):
+    if open(f"/proc/{name}/comm").read().strip() == port_down.NAME:
+        os.kill(int(name), signal.SIGKILL)
+while not port.ended:
+    time.sleep(0.01)
+assert not port_down.is_up("lo")
+port.close()
+print("up" if port_down.is_up("lo") else "down", port.why)
+"""
+
+
+def test_the_rank_sets_a_port_up_whose_program_was_killed() -> None:
+    need_rack()
+    assert inside(KILLED).stdout.strip() == "up lo: its program ended"
+
+
 def test_a_port_that_is_gone_is_given_up() -> None:
     need_rack()
     assert "No such device" in inside(GONE).stdout
