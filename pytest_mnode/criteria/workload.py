@@ -411,8 +411,8 @@ def judge_resume(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
     yield Measurement(name, took, unit, judged, source)
     most, source = asked.lost_steps_at_most, f"{_KEY}.resume.lost_steps_at_most"
     bound = at_most(most).of("workload.resume.lost_steps_at_most", most)
-    if lost is None or ran.why or not ran.said.steps:
-        why = ran.why or "its log numbers no steps"
+    if lost is None or not ran.said.steps:
+        why = why or "its log numbers no steps"
         yield Measurement.unknown("steps lost", why, expected=bound, source=source)
     else:
         yield Measurement("steps lost", lost, "", bound, source)

@@ -60,6 +60,7 @@ TRAINING = """
         optimizer.step()
         optimizer.zero_grad()
         print(f"step {step} loss {loss.item():.3f}", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 """
 ENDS, FAST, LEARNS, PROGRESSES, RESUMES = (
