@@ -309,6 +309,13 @@ def test_the_status_of_the_fork_server_is_not_awaited_for_long(
     assert failed.text == "the process that imports torch and the tests ended"
 
 
+def test_finalizers_of_modules_are_awaited(around: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    reaped = iter(([], [(FORK_SERVER_PID, 0)]))
+    monkeypatch.setattr(processes, "reap", lambda: next(reaped))
+    around.agent.end_fork_server()
+    assert list(reaped) == []
+
+
 def test_a_fork_server_whose_finalizers_hang_is_not_awaited_for_long(
     around: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
