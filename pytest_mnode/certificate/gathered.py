@@ -171,10 +171,6 @@ class FromEvidence:
     ended: bool
 
 
-def _of_soak(values: Mapping[str, Any]) -> list[Row]:
-    return [file.rows_from_json(values)[1]] if values.get("check") == SOAK else []
-
-
 def _add_killed_soak(cases: Mapping[str, CaseRecord], rows: Sequence[Row], facts: RunFacts) -> None:
     """Give a soak whose controller was killed the measurements of its whole rounds."""
     kept, page = kept_in(rows), facts.spec.page.get("criteria", {}).get(SOAK)
@@ -227,7 +223,7 @@ def certificate_from(path: Path) -> FromEvidence:
                     cases[values["test"]] = _RECORD.validate_python(values["record"])
                 case file.ROWS:
                     rows += 1
-                    soak += _of_soak(values)
+                    soak += [file.rows_from_json(values)[1]] if values.get("check") == SOAK else []
                 case file.TORN:
                     torn = values["bytes"]
         facts = _FACTS.validate_python(run["facts"])

@@ -82,7 +82,13 @@ def _worst(
         promise.within_s,
     )
     parts: tuple[tuple[str, str, str, float, Callable[[Course], float]], ...] = (
-        ("longest pause when a port goes down or up", "s", "within", within_s, _pause),
+        (
+            "longest pause when a port goes down or up",
+            "s",
+            "within",
+            within_s,
+            lambda one: one.pause_s,
+        ),
         ("rate while a port is down", "", "at_least_fraction", least, lambda one: one.down),
         ("rate after it is up", "", "after_at_least_fraction", after, lambda one: one.after),
     )
@@ -107,10 +113,6 @@ def _worst(
             f"{port.node} {port.port}; {len(courses)} ports, each down for "
             f"{promise.down_for_s:g} s",
         )
-
-
-def _pause(one: Course) -> float:
-    return one.pause_s
 
 
 def _carried(one: PortFailover) -> bool:

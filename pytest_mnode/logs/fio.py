@@ -61,7 +61,7 @@ def read_fio(output: str, errors: str = "") -> FioResult:
     jobs = [job for job in _jobs(page) if job.get("jobname") != _ALL]
     if not jobs:
         said.append("no job is in its JSON")
-    failed = [_error(job) for job in jobs if _number(job.get("error"))]
+    failed = [os.strerror(abs(int(n))) for job in jobs if (n := _number(job.get("error")))]
     texts = failed or said  # fio says in words why a job failed, too
     version = str(page.get("fio version", ""))
     read, write = (_transfer(jobs, kind) for kind in ("read", "write"))
@@ -127,10 +127,6 @@ def _p99_s(found: Mapping[str, Any]) -> float | None:
 
 def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _error(job: Mapping[str, Any]) -> str:
-    return os.strerror(abs(int(job["error"])))
 
 
 def _said(text: str) -> Iterator[str]:

@@ -75,7 +75,11 @@ def parse_query(printed: str) -> tuple[Accelerator, ...]:
     Names of fields changed with the driver, and what a GPU has not is N/A, or left out.
     """
     lines = printed.splitlines()
-    lost = [(full_address(match[1]), line.strip()) for line in lines if (match := _lost(line))]
+    lost = [
+        (full_address(match[1]), line.strip())
+        for line in lines
+        if (match := _LOST.match(line.strip()))
+    ]
     damaged = {full_address(match[1]) for line in lines if (match := _BAD_INFOROM.search(line))}
     sections = list(_sections(lines))
     every = sorted(
@@ -87,10 +91,6 @@ def parse_query(printed: str) -> tuple[Accelerator, ...]:
         _accelerator(index, at, fields, said, damaged=at in damaged)
         for index, (at, fields, said) in enumerate(every)
     )
-
-
-def _lost(line: str) -> re.Match[str] | None:
-    return _LOST.match(line.strip())
 
 
 def _sections(lines: Iterable[str]) -> Iterable[tuple[str, Mapping[Path, str]]]:

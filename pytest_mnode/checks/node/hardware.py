@@ -97,7 +97,13 @@ class HardwareIsComplete(Check):
         if promise.dimms is not None and any(one.value is None for one in rows.of(_DIMM)):
             yield rows.at_least(_DIMM, promise.dimms, part="dimms")  # none was listed, and why
         elif promise.dimms is not None:
-            yield rows.number(_DIMM, "memory modules", _is_there, promise.dimms, part="dimms")
+            yield rows.number(
+                _DIMM,
+                "memory modules",
+                lambda one: one.value != _EMPTY,
+                promise.dimms,
+                part="dimms",
+            )
         if promise.dimm_speed_mts is not None:
             yield rows.at_least(_SPEED, promise.dimm_speed_mts, "MT/s", part="dimm_speed")
         if promise.nvme is not None:
@@ -174,10 +180,6 @@ def parse_modules(printed: str) -> dict[str, tuple[str, int | None]]:
         name if distinct else f"{name} ({i})": module
         for i, (name, module) in enumerate(zip(names, modules, strict=True))
     }
-
-
-def _is_there(module: Row) -> bool:
-    return module.value != _EMPTY
 
 
 def _has(drive: Row, size_bytes: int) -> bool:
