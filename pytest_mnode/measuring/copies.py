@@ -149,7 +149,7 @@ def _measured(  # noqa: PLR0917  what to copy, and how often
     wants_more: _WantsMore | None = None,
 ) -> CopyRates:
     try:
-        with _running_on(found.cpus):
+        with running_on(found.cpus):
             near_s, far_s = times_s(found, repeats, lambda n: _pair(n, size), _copy_s, wants_more)
             device_s: tuple[Sequence[float], ...] = ()
             if device.type == "cuda":
@@ -196,7 +196,7 @@ def times_s(
 
 
 @contextlib.contextmanager
-def _running_on(cpus: frozenset[int]) -> Iterator[None]:
+def running_on(cpus: frozenset[int]) -> Iterator[None]:
     """Run this thread on these CPUs meanwhile, whatever the rank is bound to."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.numa import NumaNode, read_numa
+from pytest_mnode.measuring.copies import running_on
 from pytest_mnode.measuring.devices import ROUNDS, Work, calls_to_fill, repeat_s
 from pytest_mnode.measuring.rank_rates import COMPARISONS, FALSE_ALARM, Comparison, RankRate, cause
 from pytest_mnode.measuring.ranks import barrier, gathered, share_a_machine
@@ -115,13 +116,9 @@ def copying(number: int, cpus: Sequence[int], size_bytes: int) -> Iterator[Work]
     each = size_bytes // len(cpus)
     if len(cpus) == 1:
         # In this thread, whose waiting for a CPU is known.
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cpus)
-        try:
+        with running_on(frozenset(cpus)):
             pair = _pair(number, each)
             yield Work(_TIMES * each / 1e9, lambda: _copy(pair), _HOST)
-        finally:
-            os.sched_setaffinity(0, before)
         return
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in cpus]
