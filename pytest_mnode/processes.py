@@ -25,6 +25,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
+def last_line(output: str | bytes) -> str:
+    """The last line of a program's output that is not blank; "" if there is none."""
+    text = output if isinstance(output, str) else output.decode(errors="replace")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def set_name(name: str) -> None:
     """Set the name that process listings show (its first 15 bytes)."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])

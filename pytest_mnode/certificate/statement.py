@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.processes import last_line
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 NAMESPACE = "pytest-mnode"
@@ -114,7 +115,8 @@ def sign(content: bytes, key: Path) -> bytes:
     _check(key)
     done = _run(["-Y", "sign", "-f", str(key), "-n", NAMESPACE], content)
     if done.returncode != 0:
-        raise UsageError(f"{key}: ssh-keygen does not sign with it: {_last_line(done)}")
+        why = last_line(done.stderr) or "no reason given"
+        raise UsageError(f"{key}: ssh-keygen does not sign with it: {why}")
     return done.stdout
 
 
@@ -163,11 +165,6 @@ def _run(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[by
             "this ssh-keygen does not support signatures; install OpenSSH 8.1 or later"
         )
     return done
-
-
-def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = done.stderr.decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
 
 
 def signing_fault(path: Path, key: Path | None = None) -> str:

@@ -17,7 +17,7 @@ from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, TimeLim
 from pytest_mnode.faults.registry import Program, Schedule, Undo
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
-from pytest_mnode.processes import end_programs
+from pytest_mnode.processes import end_programs, last_line
 
 LIMIT_S = 10.0
 INSIDE = str(Path(__file__).with_name("inside.py"))
@@ -122,13 +122,9 @@ def _output(
     except subprocess.TimeoutExpired:
         raise TimeLimitError(f"{where}: {what} took more than {limit_s:g} s") from None
     if done.returncode != 0:
-        last = _last_line(done.stderr)
+        last = last_line(done.stderr) or "no message"
         raise ClusterError(f"{where}: {what} failed with status {done.returncode}: {last}")
     return done.stdout.decode(errors="replace")
-
-
-def _last_line(output: bytes) -> str:
-    return (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
 
 
 def inside(rack: Rack, node: Node, *words: str, data: bytes = b"") -> str:
@@ -167,7 +163,7 @@ def running(command: Sequence[str], what: str) -> Undo:
 
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], LIMIT_S)[0] or not process.stdout.readline():
-        raise ClusterError(f"{what}: not ready: {_last_line(errors())}")
+        raise ClusterError(f"{what}: not ready: {last_line(errors()) or 'no message'}")
     return end
 
 

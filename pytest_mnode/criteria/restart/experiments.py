@@ -29,6 +29,7 @@ from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
 from pytest_mnode.jobs.launch import why_not_submitted
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.processes import last_line
 from pytest_mnode.progress import progress
 from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.reference_job.records import read_records
@@ -173,7 +174,7 @@ def uninterrupted(
             run_files.read_history(cluster, node, directory, kept)
         why = ""
         if isinstance(final, RankError):
-            why = warm_runs.last_line(final)
+            why = last_line(str(final))
         elif not planned.exact(promise):
             import numpy as np
 

@@ -19,6 +19,7 @@ from pytest_mnode.criteria.restart.plan import (
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.processes import last_line
 from pytest_mnode.progress import progress
 from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.spec.restart import RestartCriterion
@@ -128,7 +129,7 @@ def judge_size(
 
 def _continued(final: Parameters | RankError, expected: Parameters | RankError) -> Measurement:
     if isinstance(expected, RankError):
-        why = f"the run to compare with failed: {warm_runs.last_line(expected)}"
+        why = f"the run to compare with failed: {last_line(str(expected))}"
         return Measurement.unknown(_DID_NOT_CONTINUE, why, source=_SOURCE)
-    failed = [Culprit(warm_runs.last_line(final))] if isinstance(final, RankError) else []
+    failed = [Culprit(last_line(str(final)))] if isinstance(final, RankError) else []
     return Measurement.none_allowed(_DID_NOT_CONTINUE, failed, _SOURCE)

@@ -54,11 +54,6 @@ def saved_parameters(cluster: Cluster, config: JobConfig, node: str) -> Paramete
         return world.run(final_parameters, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
 
 
-def last_line(error: RankError) -> str:
-    """The last line of a rank's error."""
-    return next((x.strip() for x in reversed(str(error).splitlines()) if x.strip()), "")
-
-
 def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[str, Any] | None:
     """In ranks: resume, train to step `until`, then die by SIGKILL; None: train to the end.
 

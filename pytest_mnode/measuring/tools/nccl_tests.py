@@ -15,6 +15,7 @@ from pytest_mnode.detection import Estimate, estimate, wants_more
 from pytest_mnode.logs.nccl_tests import NcclTest, read_nccl_tests
 from pytest_mnode.measurement import Measurement, equals, listed
 from pytest_mnode.measuring.tools import LOOK_UP_LIMIT_S
+from pytest_mnode.processes import last_line
 from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 from pytest_mnode.spec.fabric import NcclTestsPromise
 from pytest_mnode.spec.quantity import SIZE
@@ -168,11 +169,11 @@ def run(
     if done.returncode is None:
         why = f"did not end within {promise.limit_s:g} s"
     elif test is None:
-        why = f"{len(tests)} tables" if tests else _last_line(output) or "no output"
+        why = f"{len(tests)} tables" if tests else last_line(output) or "no output"
     else:
         why = test.why_incomplete or elsewhere(test, len(nodes), ranks_per_node) or ""
     if not why and done.returncode and test is not None and not test.wrong:
-        why = f"ended with status {done.returncode}: {_last_line(done.stderr)}"
+        why = f"ended with status {done.returncode}: {last_line(done.stderr)}"
     return NcclRun(collective, len(nodes), ranks_per_node, argv, output, test, why)
 
 
@@ -216,10 +217,6 @@ def elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:
     if test.ranks not in (0, nodes * ranks_per_node):
         return f"ran over {test.ranks} of {nodes * ranks_per_node} ranks"
     return None
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _judge_size(  # noqa: PLR0917  those of `judge`
