@@ -22,25 +22,30 @@ from tests.waiting import until
 
 STAYS = "import time; print(flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {STAYS}"
+SLOW = (
+    "import signal, sys, time; "
+    f"signal.signal(15, lambda *_: (time.sleep(0.1), sys.exit(7))); {STAYS}"
+)
 
 
 def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
     value = uuid.uuid4().hex
-    marks = [{"MARK": value}, {"MARK": value}, {"MARK": f"{value}0"}, {"MARK0": value}]
+    marks = [{"MARK": value}] * 3 + [{"MARK": f"{value}0"}, {"MARK0": value}]
     started = [
         subprocess.Popen(
             [sys.executable, "-c", text], env={**os.environ, **mark}, stdout=subprocess.PIPE
         )
-        for text, mark in zip([DEAF, STAYS, STAYS, STAYS], marks, strict=True)
+        for text, mark in zip([DEAF, SLOW, STAYS, STAYS, STAYS], marks, strict=True)
     ]
     try:
-        deaf, meant, longer, other = started
+        deaf, slow, meant, longer, other = started
         for one in started:  # a starting program has no environment for a moment
             assert one.stdout is not None
             one.stdout.readline()
-        assert set(processes.started_with("MARK", value)) == {deaf.pid, meant.pid}
-        processes.end_started_with("MARK", value, grace_s=0.2)
-        assert (deaf.wait(5), meant.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
+        assert set(processes.started_with("MARK", value)) == {deaf.pid, slow.pid, meant.pid}
+        processes.end_started_with("MARK", value, grace_s=1.5)
+        ended = [one.wait(5) for one in (deaf, slow, meant)]
+        assert ended == [-signal.SIGKILL, 7, -signal.SIGTERM]
         assert (longer.poll(), other.poll()) == (None, None)
     finally:
         for one in started:
