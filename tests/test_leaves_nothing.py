@@ -166,7 +166,8 @@ def test_a_run_killed_while_it_measures_training_steps_leaves_nothing(tmp_path: 
     with Watched(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", suite) as run:
         ended = run.process.poll
         until(lambda: trains(run.temporary) or ended() is not None, "no records of steps", 300)
-        assert ended() is None, run.process.communicate()[0]
+        assert run.process.stdout is not None
+        assert ended() is None, run.process.stdout.read()
         run.kill()
 
 
