@@ -128,7 +128,7 @@ def test_a_job_that_hangs_names_who_did_not_come(tmp_path: Path) -> None:
     [failed] = found.values()
     assert failed["culprit_nodes"] == ["node1"]
     assert failed["culprit_parts"]["ranks"] == [1]
-    assert "train.py:23" in failed["note"]
+    assert "is at train.py:22" in failed["note"]
 
 
 @turns_red("workload", RESUMES)
