@@ -34,18 +34,6 @@ def test_large_packets_do_not_gain_what_is_promised(tmp_path: Path) -> None:
     assert "gloo has no such settings" in done.cases("tuning")[f"{GAINS}[channels]"]["message"]
 
 
-@turns_red("tuning", GAINS)
-def test_a_ring_and_a_tree_cross_later_than_promised(tmp_path: Path) -> None:
-    def edit(page: dict[str, Any]) -> None:
-        most = {"ring_and_tree_cross_at_most": "1 KiB"}
-        page["criteria"] = {"tuning": {"rounds": 5, "algorithm": most}}
-
-    done = certify(tmp_path, spec_edited(tmp_path, edit), files=["test_tuning.py"])
-    verdict, found = done.case("tuning", f"{GAINS}[algorithm]")
-    assert verdict == "fail", done.run.output
-    assert "size from which on a ring is faster than a tree" in found
-
-
 @turns_red("tuning", PORTS)
 def test_a_link_that_goes_down_meanwhile_is_named(tmp_path: Path) -> None:
     def edit(page: dict[str, Any]) -> None:
