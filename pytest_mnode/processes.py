@@ -67,7 +67,7 @@ def children(pid: int) -> list[int]:
 
 
 def _restores_a_port(pid: int) -> bool:
-    """Whether it is the program of measuring.port_down, which ends by itself: not to be killed."""
+    """Whether it is measuring.port_meanwhile, which ends by itself: not to be killed."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_bytes() == b"mnode-port\n"
     return False

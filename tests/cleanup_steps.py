@@ -48,7 +48,7 @@ EXCEPTIONS = {
     ): "its parent waits for it",
     ("launchers/remote/remote_proxy.py:main", "proxy.ssh.kill"): "the kernel does it: child.start",
     ("machine/namespaces.py:set_process_name", "_libc.prctl"): "its name",
-    ("measuring/port_down.py:main", "ctypes.CDLL(None).prctl"): "its name",
+    ("measuring/port_meanwhile.py:main", "ctypes.CDLL(None).prctl"): "its name",
     (
         "measuring/tools/beside_nic.py:_watched",
         "end_programs",

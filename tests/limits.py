@@ -309,8 +309,10 @@ LIMITS: Mapping[str, str] = {
         "test_silent_programs.py::test_a_program_that_never_answers[perftest]",
     "measuring/tools/perftest.py _READ_LIMIT_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[RDMA devices]",
-    "measuring/port_down.py TRIES_S":
-        "measuring/test_port_down.py::test_a_port_that_is_gone_is_given_up",
+    "criteria/tuning/in_ranks.py MTU_S":
+        "measuring/test_port_meanwhile.py::test_a_port_is_restored_whoever_is_killed[mtu0-nobody-0.2-]",
+    "measuring/port_meanwhile.py TRIES_S":
+        "measuring/test_port_meanwhile.py::test_a_port_that_is_gone_is_given_up",
     "measuring/tools/perftest_pairs.py _FAILED_END_S":
         "measuring/tools/test_silent_pairs.py::"
         "test_a_server_that_never_does_is_not_waited_for[fails]",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.machine.counters import sent_bytes
-from pytest_mnode.measuring import port_down
+from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.measuring.at_once import node_gbits_s, targets_of
 
 if TYPE_CHECKING:
@@ -54,13 +54,17 @@ class PortFailover:
 
 
 class Port:
-    """The program that takes a port down and sets it up, seen from the rank that runs it."""
+    """The program that takes a port down, or changes its MTU, seen from the rank that runs it.
 
-    def __init__(self, name: str, down_for_s: float) -> None:
-        self._name, self.down_s, self.up_s, self.why = name, 0.0, 0.0, ""
-        python = [sys.executable, "-S", "-E", "-s", str(Path(port_down.__file__))]
+    changed_s, restored_s: when it did. why: why it did not, or "".
+    """
+
+    def __init__(self, name: str, seconds: float, mtu: int | None = None) -> None:
+        self._name, self.changed_s, self.restored_s, self.why = name, 0.0, 0.0, ""
+        self._mtu = None if mtu is None else port_meanwhile.mtu_of(name)
+        python = [sys.executable, "-S", "-E", "-s", str(Path(port_meanwhile.__file__))]
         self._process = subprocess.Popen(
-            [*python, name, str(down_for_s)],
+            [*python, name, str(seconds), *([] if mtu is None else [str(mtu)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -69,7 +73,7 @@ class Port:
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
             text=True,
         )
-        self.down_s = self._said("down")
+        self.changed_s = self._said("changed")
 
     def _said(self, word: str) -> float:
         assert self._process.stdout is not None
@@ -81,22 +85,24 @@ class Port:
 
     @property
     def ended(self) -> bool:
-        """Whether it has set the port up, or will not."""
+        """Whether it has restored the port, or will not."""
         if self._process.poll() is None:
             return False
-        if not self.up_s and not self.why:
-            self.up_s = self._said("up")
+        if not self.restored_s and not self.why:
+            self.restored_s = self._said("restored")
         return True
 
     def close(self) -> None:
-        """Have the port up. Only if the program was killed is there anything to do."""
+        """Have the port restored. Only if the program was killed is there anything to do."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(port_down.TRIES_S + 10)
+            self._process.wait(port_meanwhile.TRIES_S + 10)
         with contextlib.suppress(OSError):
-            if self.down_s and not port_down.is_up(self._name):
-                port_down.set_port(self._name, up=True)
+            if self._mtu is not None:
+                port_meanwhile.set_mtu(self._name, self._mtu)
+            elif self.changed_s and not port_meanwhile.is_up(self._name):
+                port_meanwhile.set_port(self._name, up=True)
 
 
 def fail_over(
@@ -181,14 +187,16 @@ def _one(  # noqa: PLR0917  of one port
                     found = replace(
                         found, sent=_sent(promise.ports, at_first, at_down, sent_bytes())
                     )
-                over = bool(port.why) or now > port.up_s + promise.within_s + STEADY_S
+                over = bool(port.why) or now > port.restored_s + promise.within_s + STEADY_S
     finally:
         if port is not None:
             port.close()
     if port is None:
         return found
     kept = tuple(calls[_WARM_UP:])
-    return replace(found, why=port.why, calls=kept, down_s=port.down_s, up_s=port.up_s, wrong=wrong)
+    return replace(
+        found, why=port.why, calls=kept, down_s=port.changed_s, up_s=port.restored_s, wrong=wrong
+    )
 
 
 def _sent(ports: Sequence[str], *read: Mapping[str, int]) -> dict[str, tuple[int, int]]:

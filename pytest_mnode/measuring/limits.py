@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pytest_mnode.detection import LOOKS
-from pytest_mnode.measuring.port_down import TRIES_S
+from pytest_mnode.measuring.port_meanwhile import TRIES_S
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 

@@ -60,9 +60,13 @@ def _mtus(place: Place) -> Sequence[Setting]:
     _several_nodes(place)
     if (kind := place.spec.fabric.kind) != "ethernet":
         raise NotHere(f"the MTU of {kind} is not that of an interface; only ethernet is tried")
-    size = {"size": _large(place)}
+    size = _large(place)
     return [
-        Setting(f"MTU {mtu}", size, mtu=mtu, lines=(f"ip link set dev NIC mtu {mtu}",))
+        Setting(
+            f"MTU {mtu}",
+            {"size": size, "mtu": mtu},
+            lines=(f"ip link set dev NIC mtu {mtu}",),
+        )
         for mtu in (1500, 9000)
     ]
 

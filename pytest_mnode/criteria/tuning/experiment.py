@@ -32,15 +32,14 @@ class Setting:
     """One of the settings that are compared.
 
     arguments: of the function in ranks. env: of ranks that are started for it. nodes: their order
-    as ranks are numbered; () as it is. mtu: of the fabric's interfaces meanwhile. lines: what to
-    put into nccl.conf, the job or the node's configuration to have it.
+    as ranks are numbered; () as it is. lines: what to put into nccl.conf, the job or the node's
+    configuration to have it.
     """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
-    mtu: int | None = None
     lines: tuple[str, ...] = ()
 
     @classmethod

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from pytest_mnode.criteria.tuning.experiment import Values
 from pytest_mnode.machine.cpus import read_cpulist
 from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
+from pytest_mnode.measuring.failover import Port
 from pytest_mnode.measuring.locating.rounds import circle
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.ranks import barrier, by_rank, elapsed_s, gathered, send_and_receive
@@ -42,6 +43,8 @@ from pytest_mnode.reference_job.timeline import Timeline
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 
+MTU_S = 120.0
+"""[choice] After this an MTU is put back in any case: twice the limit of a measurement."""
 REPEAT_S = 0.2
 """[choice] Calls of one size in a measurement: several bursts of a shaper."""
 _MOST_CALLS = 200
@@ -118,11 +121,34 @@ def all_reduces(
     return found
 
 
-def bandwidth(spec: Spec, *, size: int, world: World) -> Values:
-    """Rate and CPU time of an all-reduce over new connections, which have their own MTU."""
+@contextlib.contextmanager
+def with_mtu(spec: Spec, mtu: int, world: World) -> Iterator[None]:
+    """An MTU of the fabric's interfaces on all nodes meanwhile, also if ranks are killed. Raises
+    RuntimeError where it cannot be set."""
+    ports, why = [], ""
+    try:
+        if world.local_rank == 0:
+            names = [name for name in psutil.net_if_addrs() if spec.fabric.has_interface(name)]
+            ports = [Port(name, MTU_S, mtu) for name in names]
+            missing = "" if names else f"no interface of {', '.join(spec.fabric.interfaces)}"
+            why = next((port.why for port in ports if port.why), missing)
+        for node, refused in gathered((world.node, why)):
+            if refused:
+                raise RuntimeError(f"{node}: {refused}")
+        yield
+    finally:
+        for port in ports:
+            port.close()
+
+
+def bandwidth(spec: Spec, *, size: int, mtu: int, world: World) -> Values:
+    """Rate and CPU time of an all-reduce over new connections, which follow the MTU."""
     device = device_here(spec, world)
     values = torch.zeros(size // 4, device=device)
-    with fresh_group(Algorithm(DEFAULT, False, True, ""), device) as group:
+    with (
+        with_mtu(spec, mtu, world),
+        fresh_group(Algorithm(DEFAULT, False, True, ""), device) as group,
+    ):
         call = functools.partial(dist.all_reduce, values, group=group)
         once_s = _slowest(elapsed_s(call, 1, device), device)
         calls = max(2, math.ceil(5 * REPEAT_S / once_s))

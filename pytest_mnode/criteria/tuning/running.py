@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +13,6 @@ from pytest_mnode.certificate.text import first_line
 from pytest_mnode.criteria.tuning.experiment import Experiment, Found, NotHere, Place, Setting
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.progress import progress
-from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.quantity import DURATION
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ class Runner:
     def measure(self, function: str, setting: Setting) -> Any:
         """The values under a setting, which is undone afterwards."""
         with contextlib.ExitStack() as stack:
-            if setting.mtu is not None:
-                stack.enter_context(with_mtu(self._cluster, self._spec.fabric, setting.mtu))
             if not (setting.env or setting.nodes):
                 return self.in_ranks(function, **setting.arguments)
             self.close()
@@ -111,36 +108,3 @@ def _measure(function: str, arguments: Mapping[str, Any], *, world: World) -> An
     from pytest_mnode.criteria.tuning import in_ranks
 
     return getattr(in_ranks, function)(**arguments, world=world)
-
-
-@contextlib.contextmanager
-def with_mtu(cluster: Cluster, network: Network, mtu: int) -> Iterator[None]:
-    """The MTU of a network's interfaces on all nodes meanwhile. Raises NotHere where it cannot be
-    read or set."""
-    before: dict[str, list[tuple[str, str]]] = {}
-    shown = cluster.run(["sh", "-c", "cd /sys/class/net && grep -H . */mtu"])
-    for node, one in zip(cluster.nodes, shown, strict=True):
-        pairs = (line.partition("/mtu:")[::2] for line in one.stdout.splitlines())
-        before[node] = [(nic, was) for nic, was in pairs if network.has_interface(nic)]
-        if not before[node]:
-            raise NotHere(f"{node} shows no interface of {', '.join(network.interfaces)}")
-    try:
-        _set(cluster, {node: [(nic, str(mtu)) for nic, _ in of] for node, of in before.items()})
-        yield
-    finally:
-        _set(cluster, before)
-
-
-def _set(cluster: Cluster, mtus: Mapping[str, list[tuple[str, str]]]) -> None:
-    argvs = {
-        node: [
-            *("sh", "-ec", 'while [ "$1" ]; do ip link set dev "$1" mtu "$2"; shift 2; done', "sh"),
-            *(word for pair in of for word in pair),
-        ]
-        for node, of in mtus.items()
-    }
-    for node, one in zip(argvs, cluster.run_each(argvs), strict=True):
-        if not one.ok:
-            raise NotHere(
-                f"{node} ip link set mtu: {first_line(one.stderr, 120) or one.returncode}"
-            )

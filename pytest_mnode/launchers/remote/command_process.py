@@ -46,7 +46,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def may_be_killed(pid: int) -> bool:
-    """Whether it is not measuring.port_down, which sets a port up and ends by itself."""
+    """Whether it is not measuring.port_meanwhile, which restores a port and ends by itself."""
     try:
         with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123
             return file.read() != "mnode-port\n"

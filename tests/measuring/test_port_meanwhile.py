@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.measuring.port_down import why_not
+from pytest_mnode.measuring.port_meanwhile import why_not
 from tests.inner import need_rack
 
 SCRIPT = """
 import os, signal, sys, time
 from pytest_mnode import processes
 from pytest_mnode.launchers.remote import command_process
-from pytest_mnode.measuring import port_down
+from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.measuring.failover import Port
 
 def child(work):
@@ -26,7 +26,7 @@ def child(work):
     return pid
 
 def rank():
-    port = Port("lo", float(sys.argv[2]))
+    port = Port("lo", float(sys.argv[2]), *map(int, sys.argv[4:]))
     os.write(ready, f"{os.getpid()} {port.why}\\n".encode())
     time.sleep(600)
 
@@ -35,13 +35,18 @@ def agent():
     child(rank)
     time.sleep(600)
 
-port_down.set_port("lo", up=True)
+port_meanwhile.set_port("lo", up=True)
 processes.adopt_orphans()
 read, ready = os.pipe()
 pids = {"agent": child(agent)}
 said = os.read(read, 100).decode().split()
 pids["rank"] = int(said[0])
-assert not said[1:] and not port_down.is_up("lo"), said
+mtus = [int(word) for word in sys.argv[4:]]
+
+def changed():
+    return port_meanwhile.mtu_of("lo") in mtus or not port_meanwhile.is_up("lo")
+
+assert not said[1:] and changed(), said
 for word in sys.argv[1].split():
     if word == "cleanup":
         processes.kill_descendants()
@@ -50,20 +55,20 @@ for word in sys.argv[1].split():
             os.kill(pid, signal.SIGKILL)
     elif word == "port":  # its program, which is not among the descendants
         [pid] = [int(p) for p in os.listdir("/proc") if p.isdecimal() and
-                 open(f"/proc/{p}/comm").read().strip() == port_down.NAME]
+                 open(f"/proc/{p}/comm").read().strip() == port_meanwhile.NAME]
         os.kill(pid, getattr(signal, sys.argv[3]))
     elif word != "nobody":
         os.kill(pids[word], signal.SIGKILL)
 end = time.monotonic() + 20
-while not port_down.is_up("lo") and time.monotonic() < end:
+while changed() and time.monotonic() < end:
     time.sleep(0.01)
-print("up" if port_down.is_up("lo") else "down")
+print("down" if changed() else "up", port_meanwhile.mtu_of("lo"))
 processes.kill_descendants()
 """
 
 
 @pytest.mark.parametrize(
-    ("killed", "down_s", "number"),
+    ("killed", "seconds", "number"),
     [
         ("rank", "600", ""),
         ("agent rank", "600", ""),
@@ -73,27 +78,30 @@ processes.kill_descendants()
         ("nobody", "0.2", ""),
     ],
 )
-def test_a_port_comes_up_again_whoever_is_killed(killed: str, down_s: str, number: str) -> None:
+@pytest.mark.parametrize("mtu", [(), ("1500",)])
+def test_a_port_is_restored_whoever_is_killed(
+    killed: str, seconds: str, number: str, mtu: tuple[str, ...]
+) -> None:
     need_rack()
-    done = inside(SCRIPT, killed, down_s, number)
-    assert done.stdout.strip() == "up", done.stderr
+    done = inside(SCRIPT, killed, seconds, number, *mtu)
+    assert done.stdout.strip() == "up 65536", done.stderr
 
 
 GONE = """
 from pyroute2 import IPRoute
-from pytest_mnode.measuring import port_down
+from pytest_mnode.measuring import port_meanwhile
 
 netlink = IPRoute()
 netlink.link("add", ifname="here", kind="veth", peer="there")
-set_port, port_down.TRIES_S = port_down.set_port, 0.1
+set_port, port_meanwhile.TRIES_S = port_meanwhile.set_port, 0.1
 
 def down_and_gone(name, *, up):
     set_port(name, up=up)
     netlink.link("del", index=netlink.link_lookup(ifname="here")[0])
 
-port_down.set_port = lambda name, *, up: (set_port if up else down_and_gone)(name, up=up)
+port_meanwhile.set_port = lambda name, *, up: (set_port if up else down_and_gone)(name, up=up)
 try:
-    port_down.main("here", 0.0)
+    port_meanwhile.main("here", 0.0)
 except OSError as error:
     print(error.strerror)
 """
@@ -101,19 +109,19 @@ except OSError as error:
 
 KILLED = """
 import os, signal, time
-from pytest_mnode.measuring import port_down
+from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.measuring.failover import Port
 
-port_down.set_port("lo", up=True)
+port_meanwhile.set_port("lo", up=True)
 port = Port("lo", 600.0)
 for name in filter(str.isdecimal, os.listdir("/proc")):
-    if open(f"/proc/{name}/comm").read().strip() == port_down.NAME:
+    if open(f"/proc/{name}/comm").read().strip() == port_meanwhile.NAME:
         os.kill(int(name), signal.SIGKILL)
 while not port.ended:
     time.sleep(0.01)
-assert not port_down.is_up("lo")
+assert not port_meanwhile.is_up("lo")
 port.close()
-print("up" if port_down.is_up("lo") else "down", port.why)
+print("up" if port_meanwhile.is_up("lo") else "down", port.why)
 """
 
 

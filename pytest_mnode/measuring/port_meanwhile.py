@@ -1,12 +1,14 @@
-"""Takes a network port down for a while: `port_down.py NAME SECONDS`. The port comes up again.
+"""Changes a network port for a while: `port_meanwhile.py NAME SECONDS [MTU]` takes it down, or sets
+its MTU. Afterwards the port is up, or has the MTU that it had.
 
 Run by its path, without site-packages, by a rank with the right to do it. It alone touches the
-port: down at its start, and up after SECONDS, or as soon as its input ends, which it does when the
+port: at its start, and again after SECONDS, or as soon as its input ends, which it does when the
 rank is killed, or at a signal. So a SIGKILL of the rank, of the agent and of the controller, in any
-order, leaves the port up: it has a session of its own, leaves its control groups, which a scheduler
-kills as a whole, and is not among the processes that a clean-up kills (`processes.children`).
+order, leaves the port as it was: it has a session of its own, leaves its control groups, which a
+scheduler kills as a whole, and is not among the processes that a clean-up kills
+(`processes.children`).
 
-It prints "down S" and "up S", with the time (time.monotonic), or one line "error WHY".
+It prints "changed S" and "restored S", with the time (time.monotonic), or one line "error WHY".
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -21,45 +24,61 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 NAME = "mnode-port"
 """Of this process, in /proc/PID/comm."""
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+_GET_MTU, _SET_MTU = 0x8921, 0x8922
 _IPOIB = 32
 _FIRST_PIDS = 0xEFFFFFFC
 """Inode of the machine's own PID namespace. Source: Linux, include/linux/proc_ns.h."""
 TRIES_S = 60.0
-"""How long it goes on if the kernel refuses to set the port up."""
-_REQUEST = struct.Struct("16sH14x")
+"""How long it goes on if the kernel refuses to restore the port."""
+_REQUEST = struct.Struct("16si12x")
 
 
 def is_up(name: str) -> bool:
     """Whether a port is set up. Raises OSError."""
-    return bool(_asked(_GET_FLAGS, name) & _UP)
+    return bool(_flags(name) & _UP)
 
 
 def set_port(name: str, *, up: bool) -> None:
     """Raises OSError."""
-    flags = _asked(_GET_FLAGS, name)
+    flags = _flags(name)
     _asked(_SET_FLAGS, name, flags | _UP if up else flags & ~_UP)
 
 
-def _asked(request: int, name: str, flags: int = 0) -> int:
+def _flags(name: str) -> int:
+    return _asked(_GET_FLAGS, name) & 0xFFFF  # a short; what follows it is not of the answer
+
+
+def mtu_of(name: str) -> int:
+    """The MTU of a port. Raises OSError."""
+    return _asked(_GET_MTU, name)
+
+
+def set_mtu(name: str, mtu: int) -> None:
+    """Raises OSError."""
+    _asked(_SET_MTU, name, mtu)
+
+
+def _asked(request: int, name: str, value: int = 0) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
-        answer = fcntl.ioctl(there, request, _REQUEST.pack(name.encode(), flags))
+        answer = fcntl.ioctl(there, request, _REQUEST.pack(name.encode(), value))
     found: int = _REQUEST.unpack(answer)[1]
     return found
 
 
 def why_not(name: str, sys_net: Path = Path("/sys/class/net")) -> str:
-    """Why this port must not be taken down from here; "" if it may."""
+    """Why this port must not be changed from here; "" if it may."""
     with contextlib.suppress(OSError, ValueError):
         if int((sys_net / name / "type").read_text()) == _IPOIB:
             return f"{name} is an interface of InfiniBand (IPoIB): its port stays up without it"
     contained = Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PIDS
     if contained and (sys_net / name / "device").exists():
-        return f"{name} is the machine's, and this a container: if it is killed, nobody sets it up"
+        return f"{name} is the machine's, and this a container: if it is killed, nobody restores it"
     return ""
 
 
@@ -69,7 +88,7 @@ def _leave_groups() -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def main(name: str, down_s: float) -> None:
+def main(name: str, seconds: float, mtu: int | None = None) -> None:
     ended, wake = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.write(wake, b"x"))
@@ -80,17 +99,18 @@ def main(name: str, down_s: float) -> None:
         return
     _leave_groups()
     try:
-        set_port(name, up=False)
+        restore = change(name, mtu)
     except OSError as error:
-        print("error", f"{name} cannot be set down: {error.strerror}")
+        wanted = "down" if mtu is None else f"to an MTU of {mtu}"
+        print("error", f"{name} cannot be set {wanted}: {error.strerror}")
         return
-    until = time.monotonic() + down_s
+    until = time.monotonic() + seconds
     with contextlib.suppress(OSError):
-        print("down", time.monotonic(), flush=True)
-    select.select([0, ended], [], [], down_s)
+        print("changed", time.monotonic(), flush=True)
+    select.select([0, ended], [], [], seconds)
     while True:
         try:
-            set_port(name, up=True)
+            restore()
         except OSError:
             if time.monotonic() > until + TRIES_S:
                 raise
@@ -98,8 +118,18 @@ def main(name: str, down_s: float) -> None:
         else:
             break
     with contextlib.suppress(OSError):
-        print("up", time.monotonic(), flush=True)
+        print("restored", time.monotonic(), flush=True)
+
+
+def change(name: str, mtu: int | None) -> Callable[[], None]:
+    """Take a port down, or set its MTU; what restores it. Raises OSError."""
+    if mtu is None:
+        set_port(name, up=False)
+        return functools.partial(set_port, name, up=True)
+    before = mtu_of(name)
+    set_mtu(name, mtu)
+    return functools.partial(set_mtu, name, before)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], float(sys.argv[2]), *map(int, sys.argv[3:]))
