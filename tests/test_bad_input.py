@@ -28,7 +28,8 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
         (
             ["--mnode-launcher=cloud"],
-            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm, kubernetes",
+            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm, "
+            "kubernetes, pbs, lsf, flux, mpi, exec",
         ),
         (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
         (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
@@ -120,7 +121,8 @@ def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(
         [
             "ERROR: mnode_launcher in tox.ini=cloud: "
-            "accepted: auto, local, rack, ssh, slurm, kubernetes"
+            "accepted: auto, local, rack, ssh, slurm, "
+            "kubernetes, pbs, lsf, flux, mpi, exec"
         ]
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.inner import need, run_pytest, write_files
+from tests.waiting import until
 
 LARGE_BYTES, SMALL_BYTES = 2**30, 2**26
 
@@ -33,6 +34,7 @@ def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
         try:
             yield group
         finally:
+            until(lambda: not (group / "cgroup.procs").read_text())  # one that ends is there yet
             group.rmdir()
         return
     if os.geteuid() == 0:

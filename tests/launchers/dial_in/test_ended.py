@@ -64,7 +64,7 @@ def test_nothing_is_left_of_a_controller_that_was_killed(tmp_path: Path) -> None
     with controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == "ready\n"
-        assert len(sleeping()) == 2
+        until(lambda: len(sleeping()) == 2)
         assert programs_of(tmp_path / "run")
         controller.kill()
     until(lambda: not sleeping() and not programs_of(tmp_path / "run"))
@@ -103,7 +103,7 @@ def test_what_a_killed_command_leaves_ends_with_its_node(make: Make, tmp_path: P
     launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
     launcher.start()
     each(launcher, "setsid sleep 300.5 & kill -9 $PPID; wait")
-    assert len(sleeping()) == 2
+    until(lambda: len(sleeping()) == 2)
     launcher.close()
     until(lambda: not sleeping())
 
