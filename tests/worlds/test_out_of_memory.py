@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from tests.inner import need, run_pytest, write_files
 from tests.waiting import until
 
 LARGE_BYTES, SMALL_BYTES = 2**30, 2**26
+
+
+def _is_empty(group: Path) -> bool:
+    """Whether all of its processes have ended, which takes a moment."""
+    return not (group / "cgroup.procs").read_text()
 
 
 @contextlib.contextmanager
@@ -34,7 +40,7 @@ def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
         try:
             yield group
         finally:
-            until(lambda: not (group / "cgroup.procs").read_text())  # one that ends is there yet
+            until(partial(_is_empty, group))
             group.rmdir()
         return
     if os.geteuid() == 0:
