@@ -93,7 +93,8 @@ def _of_infiniband(device: RdmaDevice, port: int) -> SwitchVersion:
         link = cabled_to(device.name, port)
         if link is None or link.peer_lid is None:
             return SwitchVersion(names, "", None, "iblinkinfo lists no link of it")
-        printed = _flint(f"lid-{link.peer_lid}")
+        # A LID is that of one subnet: by the port that lists it. Source: mstflint, mtcr_ib_ofed.c.
+        printed = _flint(f"lid-{link.peer_lid},{device.name},{port}")
     except NoOutput as error:
         return SwitchVersion(names, "", None, str(error))
     found = _FIRMWARE.search(printed)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -13,9 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
-from pytest_mnode.evidence.rules import Rows
+from pytest_mnode.evidence.rules import Rows, Unread, listed
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.model import read_accelerators
 from pytest_mnode.machine.programs import NoOutput, output_of
@@ -81,7 +84,7 @@ ManagerBound = Annotated[str, AfterValidator(_checked_manager)]
 
 class Versions(Page):
     """Bounds of versions, such as ">=550.90" or ">=550.90, <560", or same: that of the other nodes,
-    whatever it is. What is left out is not promised.
+    or switches, whatever it is. What is left out is not promised.
 
     Versions are compared number by number, up to as many numbers as the bound has: 5.15 is any
     5.15.x, so "<=5.15" includes 5.15.0-1057-aws, and ">5.15" does not.
@@ -96,7 +99,7 @@ class Versions(Page):
     switch: VersionBound | None = None
     """What runs on the switch of each port of `fabric.interfaces`: of InfiniBand its firmware, by
     `flint -d lid-N q` of MFT or mstflint, usually as root, such as ">=31.2012"; else its software,
-    as it describes itself by LLDP (lldpd), such as ">=5.9"."""
+    as it describes itself by LLDP (lldpd), such as ">=5.9". Its nodes are only suspected."""
     nccl: NcclBound | None = None
     """NCCL that torch loads, such as ">=2.21.5"; 22105 is the same."""
     torch: VersionBound | None = None
@@ -151,7 +154,9 @@ class VersionsAreAsPromised(Check):
             if bound is None or (bound == _SAME and len(rows.by_node) == 1):
                 continue
             asked = rows.where(self._is_of_fabric) if part in _OF_PORTS else rows
-            if bound == _SAME:
+            if part == "switch":
+                yield _of_switches(asked, bound)
+            elif bound == _SAME:
                 yield asked.same(part)
             elif bound == _OF_DRIVER:
                 yield _of_driver(rows, part)
@@ -188,6 +193,33 @@ def _breaks(part: str, bound: str, one: Row) -> bool:
     if part == "vbios":
         return not keeps(_in_decimal(str(one.value)), _in_decimal(bound))
     return not keeps(one.value, bound)
+
+
+def _of_switches(rows: Rows, bound: str) -> Measurement:
+    """Versions of the switches of a node's ports, whatever their names. An old switch is no fault
+    of its nodes, which are only suspected."""
+    usual, words = "", f"another version than {bound}"
+    if bound == _SAME:
+        of_switch: dict[object, str] = {
+            one.peer or (node, one.device): str(one.value)
+            for node, found in rows.by_node.items()
+            for one in (() if isinstance(found, Unread) else found)
+            if one.value is not None
+        }
+        first, *others = [*Counter(of_switch.values()).most_common(2), ("", 0)]
+        # Without a majority nobody knows which of the versions is wrong.
+        usual = first[0] if first[1] > others[0][1] else ""
+        words = f"another version than {usual or 'the others'}, that of most switches"
+
+    def is_bad(one: Row) -> bool:
+        return one.value != usual if bound == _SAME else _breaks("switch", bound, one)
+
+    judged = rows.none("switch", f"switch of {words}", is_bad, part="switch")
+    if judged.culprit is None:
+        return judged
+    bad = [one for one in rows.of("switch") if one.value is not None and is_bad(one)]
+    named = listed([f"{one.peer or 'switch'} ({one.value}) of {one.device}" for one in bad])
+    return replace(judged, culprit=Culprit(f"{rows.node}: {named}", rows.node).suspected)
 
 
 def _of_driver(rows: Rows, part: str) -> Measurement:
@@ -259,8 +291,8 @@ def _switch(root: Path) -> Iterator[Row]:
         yield row("switch", why="not part of a recorded machine")
         return
     for one in switch_versions(root):
-        device = " ".join(filter(None, [*one.names, one.switch]))
-        yield _row("switch", one.version, one.why, device)
+        read = _row("switch", one.version, one.why, " ".join(one.names))
+        yield replace(read, peer=one.switch)
 
 
 def _driver(root: Path) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -336,13 +337,47 @@ def test_versions_of_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch,
         lldpctl=json.dumps({"lldp": {"interface": heard}}),
         iblinkinfo=link,
-        mstflint="Image type: FS4\nFW Version:            31.2012.1024\nPSID: MT_1",
     )
+    asked = tmp_path / "asked"
+    printed = "Image type: FS4\nFW Version:            31.2012.1024\nPSID: MT_1"
+    script = f"#!/bin/sh\necho $* >{asked}\ncat <<'E'\n{printed}\nE\n"
+    write_program(tmp_path / "mstflint", script)
     found = {one.names[0]: one for one in switches.switch_versions()}
     assert (found["mlx5_0"].switch, found["mlx5_0"].version) == ("leaf9", "31.2012.1024")
+    assert asked.read_text() == "-d lid-37,mlx5_0,1 q\n"
     assert found["eth0"].version == "5.9.1"
     assert found["eth0"].names == ("eth0", "bond0")
     assert "names no version: 'a switch'" in found["eth1"].why
     assert "hears no switch" in found["eth2"].why
     write_program(tmp_path / "mstflint", "#!/bin/sh\necho -E- Cannot open lid-37 >&2; exit 1\n")
     assert "Cannot open lid-37" in next(switches.switch_versions()).why
+
+
+@pytest.mark.parametrize(
+    ("promise", "of_leaves", "verdict", "suspects"),
+    [
+        ("same", ("5.9.1", "5.9.1", "5.9.1"), "p p p p p p", ""),
+        ("same", ("5.9.1", "5.8.0", "5.9.1"), "p p f f p p", "cd"),
+        ("same", ("5.9.1", "5.8.0", None), "f f f f i i", "abcd"),  # no majority
+        (">=5.9", ("5.9.1", "5.8.0", "5.9.1"), "p p f f p p", "cd"),
+    ],
+)
+def test_nodes_of_an_old_switch_are_only_suspected(
+    promise: str, of_leaves: Sequence[str | None], verdict: str, suspects: str
+) -> None:
+    """Two nodes on each leaf; the management switch's name matches the fabric's interfaces."""
+    core = row("switch", "1.0", device="mgmt0", peer="eth-core1")
+    nodes = {
+        name: CheckRows(
+            "",
+            (row("switch", of_leaves[n // 2], device="eth0 bond0", peer=f"leaf{n // 2}"), core),
+        )
+        for n, name in enumerate("abcdef")
+    }
+    found = judged(VersionsAreAsPromised, f'{{switch: "{promise}"}}', nodes, ("eth*",))
+    assert verdicts(found) == verdict
+    assert blamed(found) == set()
+    culprits = {name: one.culprit for name, [one] in found.items() if one.culprit}
+    assert "".join(culprits) == suspects
+    assert all(one.either == {frozenset([name])} for name, one in culprits.items())
+    assert all("leaf" in one for one in culprits.values())
