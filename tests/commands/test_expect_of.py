@@ -268,6 +268,11 @@ def test_one_node_whose_nvlink_is_not_known_is_shown_and_not_judged() -> None:
     ("values", "expected"),
     [
         ([350.0, 391.0], Verdict.INCONCLUSIVE),  # a little short, where a larger size is not
+        ([341.0, 391.0], Verdict.INCONCLUSIVE),
+        ([341.0, 342.0, 391.0], Verdict.FAIL),  # two sizes are no chance: not all larger ones pass
+        ([341.0, 391.0, 391.0], Verdict.INCONCLUSIVE),
+        ([391.0, 341.0, 391.0], Verdict.INCONCLUSIVE),
+        ([250.0, 341.0, 391.0], Verdict.FAIL),
         ([250.0, 391.0], Verdict.FAIL),
         ([391.0, 330.0], Verdict.FAIL),
     ],

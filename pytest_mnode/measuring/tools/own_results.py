@@ -245,21 +245,23 @@ def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
 def _dips(
     measured: Mapping[int, Measurement], values: Mapping[int, float]
 ) -> dict[int, Measurement]:
-    """Sizes that fall a little short although all larger ones pass: inconclusive, as faults slow
-    large ones. Those that are open, by the error of one run or by what NCCL chose, pass with them.
-    values: of each size, which one that is open lacks."""
+    """The largest size that falls short, if it does so a little and all larger ones pass:
+    inconclusive, as faults slow large ones. Those between that are open, by the error of one run or
+    by what NCCL chose, pass. values: of each size, which one that is open lacks."""
     found: dict[int, Measurement] = {}
     sizes = sorted(measured, reverse=True)
-    count = next((i for i, s in enumerate(sizes) if not measured[s].passed), len(sizes))
-    for size in sizes[count:] if count else ():
+    for size in sizes[1:] if sizes and measured[sizes[0]].passed else ():
         one = measured[size]
         edge = one.expected.accepted[0] if one.expected else 0.0
         if one.verdict is Verdict.FAIL and (one.value or 0.0) >= _LITTLE * edge:
             note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
             found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
-        elif one.verdict is Verdict.INCONCLUSIVE and values[size] >= edge:
+            break
+        if one.verdict is Verdict.INCONCLUSIVE and values[size] >= edge:
             note = f"{one.note}; larger sizes pass"
             found[size] = replace(one, value=values[size], interval=None, note=note)
+        elif not one.passed:
+            break
     return found
 
 
