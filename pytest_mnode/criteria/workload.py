@@ -6,10 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, cast
 
-from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger, read_notes, where
+from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes, where
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.intervals import interval_of
@@ -49,6 +50,7 @@ class Ran:
     places: Mapping[int, str] = field(default_factory=dict)
     killed_s: float | None = None
     resumed_s: float | None = None
+    """The end of the first step after the kill."""
 
     @property
     def failed(self) -> list[str]:
@@ -125,8 +127,8 @@ def _run(
         if kill and notes and promise.resume and not killed_s:
             if notes.steps() < promise.resume.after_step:
                 return
-            running.kill(rank=ranks - 1)
             killed_s.append(time.time())
+            running.kill(rank=ranks - 1)
 
     try:
         running = cluster.launch(job)
@@ -164,15 +166,22 @@ def _run(
         ended_s - began_s,
         None
         if notes is None
-        else ledger(starts, began_s, ended_s, last_step=_last_step(said), hung=hung),
+        else ledger(starts, began_s, ended_s, last_step=(counted(said) or (None,))[0], hung=hung),
         unobserved,
         hung,
         places,
         next(iter(killed_s), None),
-        max((one.steps[0] for one in starts[-1] if one.steps), default=None)
-        if starts[1:]
-        else None,
+        resumed(starts, killed_s[0]) if killed_s else None,
     )
+
+
+def resumed(starts: Sequence[Sequence[RankNotes]], killed_s: float) -> float | None:
+    """When the first step ended of what began after the kill; None if none did."""
+    for ranks in starts:
+        ends = [one.steps[0] for one in ranks if one.steps and (one.began or 0.0) > killed_s]
+        if ends:
+            return max(ends)
+    return None
 
 
 def _cause(
@@ -196,13 +205,21 @@ def _cause(
     return replace(waits, host=hosts.pop() if len(hosts) == 1 else None, detail=detail)
 
 
-def _last_step(said: Progress) -> int | None:
-    """The number of steps from the beginning, by a log that may print only some: at most."""
+def counted(said: Progress) -> tuple[int, int] | None:
+    """Steps from the first to the last, by a log that may print only some: at least, at most.
+
+    None if it numbers fewer than two. A log of every step is exact. Others may begin with the step
+    0 or 1, and have made steps after the last one that they print.
+    """
     numbers = [one.number for one in said.steps]
     if len(numbers) < 2:
         return None
-    apart = numbers[1] - numbers[0]
-    return numbers[-1] + apart - 1 - max(0, numbers[0] - apart)
+    first, last = numbers[0], numbers[-1]
+    apart = max(after - before for before, after in pairwise(numbers))
+    if apart == 1:
+        return (last - first + 1,) * 2
+    begins = min(first, 1) if first <= apart else first
+    return last - begins + 1, last + apart - max(0, first - apart)
 
 
 def judge_end(runs: Sequence[Ran]) -> Iterator[Measurement]:
@@ -358,6 +375,7 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
         bound = at_least(promise.goodput_at_least)
         bound = bound.of("workload.goodput_at_least", promise.goodput_at_least)
     goodput = book.goodput if book else None
+    spread = _spread(ran, book) if book else 0.0
     if book is None or goodput is None:
         why = ran.unobserved or "no rank noted a step: it imports no torch, or has a PYTHONPATH"
         yield Measurement.unknown("goodput", why, expected=bound, source=source)
@@ -365,8 +383,9 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
         note = f"{book.wall:.1f} s: " + ", ".join(
             f"{name} {seconds:.1f} s" for name, seconds in book.parts.items() if seconds >= 0.05
         )
-        mark = HeadlineMark("goodput", order=4)
-        yield Measurement("goodput", goodput, "", bound, source, note=note, headline=mark)
+        interval = (0.0, goodput) if spread is None else (goodput, goodput + spread)
+        found = Measurement("goodput", goodput, "", bound, source, note=note, interval=interval)
+        yield replace(found, headline=HeadlineMark("goodput", order=4))
     for name in PARTS:
         limit = promise.at_most.get(name)
         expected = None if limit is None else at_most(limit).of(f"workload.at_most.{name}", limit)
@@ -374,50 +393,82 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
         if book is None or goodput is None:
             if expected is not None:
                 yield Measurement.unknown(title, ran.unobserved, expected=expected, source=source)
+        elif name == "lost steps" and spread is None:
+            why = "it started again, and its log does not number the steps that its ranks make"
+            yield Measurement.unknown(title, why, expected=expected, source=source)
         elif book.parts[name] or expected is not None:
+            value = book.parts[name] / book.wall
             yield Measurement(
                 title,
-                book.parts[name] / book.wall,
+                value,
                 "",
                 expected,
                 source,
                 _named(ran) if name == "restarting" else _slow(ran, book.slow.get(name)),
                 note=f"{book.parts[name]:.2f} s{_evidence(name, book)}",
+                interval=(value - spread, value) if name == "lost steps" and spread else None,
             )
+
+
+def _spread(ran: Ran, book: Ledger) -> float | None:
+    """Fraction of the wall time in steps that may be lost or not, by the log; None if it says
+    nothing of lost steps."""
+    if book.starts < 2:
+        return 0.0
+    if (span := _twice(book.steps, ran.said)) is None:
+        return None
+    return book.parts["lost steps"] / book.wall * (1 - span[0] / max(1, span[1]))
 
 
 def judge_resume(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
     """Whether the job went on after a rank was killed, and what it lost."""
     asked = promise.resume
     assert asked is not None
-    why = ran.why or ran.unobserved
-    if ran.killed_s is None:
-        why = why or f"it ended before step {asked.after_step}, after which a rank is killed"
-    elif ran.resumed_s is None:
-        why = why or "it made no step after the kill"
-    lost = ran.ledger.lost if ran.ledger else None
-    took = None if ran.resumed_s is None or ran.killed_s is None else ran.resumed_s - ran.killed_s
     unit, judged = "s", at_most(asked.within_s).of("workload.resume.within", asked.within_s)
     name, source = "time from the kill to a new step", f"{_KEY}.resume.within"
-    if took is None:
-        broke = ran.killed_s is not None and bool(ran.failed)
-        if broke:
-            note = f"{why}{f'; {ran.cause.text}' if ran.cause else ''}"
-            culprit = [_named(ran) or Culprit(", ".join(ran.failed), either=[ran.failed])]
-            yield Measurement.none_allowed("jobs that did not resume", culprit, source, note=note)
-        else:
-            yield Measurement.unknown(name, why, unit=unit, expected=judged, source=source)
+    why, took = ran.why or ran.unobserved, None
+    if ran.killed_s is None:
+        why = why or f"it ended before step {asked.after_step}, after which a rank is killed"
+    elif ran.failed or ran.hung:
+        cause = f"; {ran.cause.text}" if ran.cause else ""
+        among = Culprit(
+            ", ".join(ran.failed) or "one of its ranks", either=[ran.failed or ran.nodes]
+        )
+        note = f"{why or 'it failed after the kill'}{cause}"
+        bad = [_named(ran) or among]
+        yield Measurement.none_allowed("jobs that did not resume", bad, source, note=note)
+        return
+    elif ran.resumed_s is None or ran.resumed_s < ran.killed_s:
+        why = why or "it made no step after the kill"
+    else:
+        took = ran.resumed_s - ran.killed_s
+    if took is None or ran.why:
+        yield Measurement.unknown(name, why, unit=unit, expected=judged, source=source)
         return
     yield Measurement(name, took, unit, judged, source)
-    most, source = asked.lost_steps_at_most, f"{_KEY}.resume.lost_steps_at_most"
-    bound = at_most(most).of("workload.resume.lost_steps_at_most", most)
-    if lost is None or not ran.said.steps:
-        why = why or "its log numbers no steps"
-        yield Measurement.unknown("steps lost", why, expected=bound, source=source)
-    else:
-        yield Measurement("steps lost", lost, "", bound, source)
+    yield _lost(ran, asked.lost_steps_at_most)
     if promise.loss is not None:
         yield from judge_loss(ran, promise)
+
+
+def _lost(ran: Ran, most: int) -> Measurement:
+    """Steps that were made twice: those that ranks noted beyond those that the log counts."""
+    name, source = "steps lost", f"{_KEY}.resume.lost_steps_at_most"
+    bound = at_most(most).of("workload.resume.lost_steps_at_most", most)
+    steps = ran.ledger.steps if ran.ledger else 0
+    if (span := _twice(steps, ran.said)) is None:
+        why = f"its log does not number the steps from 2 on that its ranks make ({steps} noted)"
+        return Measurement.unknown(name, why, expected=bound, source=source)
+    interval = span if span[0] < span[1] else None
+    return Measurement(name, span[1], "", bound, source, interval=interval)
+
+
+def _twice(noted: int, said: Progress) -> tuple[int, int] | None:
+    """Of the steps that ranks noted, those made twice: at least, at most."""
+    span = counted(said)
+    if span is None or noted < span[0]:
+        return None
+    return max(0, noted - span[1]), noted - span[0]
 
 
 def _slow(ran: Ran, rank: int | None) -> Culprit | None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger
+from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger
 from pytest_mnode.criteria.workload import (
     Ran,
+    counted,
     judge_end,
     judge_goodput,
     judge_loss,
     judge_rates,
     judge_resume,
+    resumed,
 )
 from pytest_mnode.errors import SpecError
 from pytest_mnode.logs.causes import Cause, first_cause
 from pytest_mnode.logs.causes.table import known_cause
-from pytest_mnode.logs.training import read_progress
+from pytest_mnode.logs.training import Progress, Step, read_progress
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import doubts
 from pytest_mnode.spec.workload import WorkloadCriterion
@@ -141,11 +143,19 @@ def test_loss() -> None:
 
 
 def observed(**changes: Any) -> Ran:
-    """A run of 100 s on two nodes, that made 20 steps, four of them twice."""
+    """A run of 100 s on two nodes, that made 16 steps, four of them twice."""
     parts = dict.fromkeys(PARTS, 0.0) | {"stepping": 70.0, "input": 25.0, "ending": 5.0}
-    book = Ledger(100.0, parts, {"input": 1}, 2, 0.02, steps=20, lost=4, starts=2, ranks=2)
+    book = Ledger(100.0, parts, {"input": 1}, 2, 0.02, steps=16, lost=4, starts=2, ranks=2)
     places = {0: "node0", 1: "node1"}
     return replace(ran(2), **{"ledger": book, "places": places, **changes})
+
+
+KILLED = {"killed_s": 50.0, "resumed_s": 80.0}
+
+
+def every(apart: int, last: int = 12) -> Progress:
+    """A log of some of the steps from 1 to the last."""
+    return Progress("plain", tuple(Step(one) for one in range(apart, last + 1, apart)))
 
 
 def test_goodput_names_the_rank_that_waits_for_input() -> None:
@@ -181,8 +191,15 @@ def test_a_job_that_hangs_fails_and_names_who_did_not_come() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"killed_s": 50.0, "resumed_s": 80.0}, {TIME: "pass", "steps lost": "pass"}),
-        ({"killed_s": 50.0, "resumed_s": 99.0}, {TIME: "fail", "steps lost": "pass"}),
+        (KILLED, {TIME: "pass", "steps lost": "pass"}),
+        (KILLED | {"resumed_s": 99.0}, {TIME: "fail", "steps lost": "pass"}),
+        (KILLED | {"codes": {"node1": 1}}, {"jobs that did not resume": "fail"}),
+        (KILLED | {"hung": True, "why": "no step"}, {"jobs that did not resume": "fail"}),
+        (KILLED | {"why": "it still runs"}, {TIME: "inconclusive"}),
+        (KILLED | {"resumed_s": 30.0}, {TIME: "inconclusive"}),
+        (KILLED | {"said": every(2, 11)}, {TIME: "pass", "steps lost": "inconclusive"}),
+        (KILLED | {"said": every(16)}, {TIME: "pass", "steps lost": "inconclusive"}),
+        (KILLED | {"said": every(1, 20)}, {TIME: "pass", "steps lost": "inconclusive"}),
         ({"codes": {"node1": 1}, "killed_s": 50.0}, {"jobs that did not resume": "fail"}),
         ({}, {TIME: "inconclusive"}),
         ({"why": "it still runs", "killed_s": 50.0}, {TIME: "inconclusive"}),
@@ -192,6 +209,49 @@ def test_resuming(changes: Mapping[str, Any], expected: Mapping[str, str]) -> No
     page = {"after_step": 5, "within": "40 s", "lost_steps_at_most": 4}
     found = judge_resume(observed(**changes), promise(restarts=1, resume=page))
     assert verdicts(found) == expected
+
+
+def test_only_a_start_after_the_kill_resumes() -> None:
+    starts = [
+        [RankNotes(rank, began=began, steps=steps) for rank, steps in enumerate(some)]
+        for began, some in ((10.0, ([20.0], [21.0])), (30.0, ([40.0], [41.0])), (60.0, ([], [])))
+    ]
+    assert [resumed(starts, killed_s) for killed_s in (5, 25, 50)] == [21, 41, None]
+    assert resumed([*starts, [RankNotes(0, began=70, steps=[80.0])]], 50) == 80
+
+
+@pytest.mark.parametrize(
+    ("numbers", "steps"),
+    [
+        (range(1, 101), (100, 100)),
+        (range(100), (100, 100)),
+        (range(10, 101, 10), (100, 110)),
+        (range(0, 100, 10), (91, 100)),
+        ([1, *range(10, 101, 10)], (100, 110)),
+        (range(510, 601, 10), (91, 110)),
+        ([7], None),
+        ([], None),
+    ],
+)
+def test_steps_by_a_log_of_some(numbers: Iterable[int], steps: tuple[int, int] | None) -> None:
+    assert counted(Progress("plain", tuple(map(Step, numbers)))) == steps
+
+
+@pytest.mark.parametrize(
+    ("apart", "goodput", "lost"),
+    [
+        (1, "fail", "fail"),
+        (3, "inconclusive", "inconclusive"),
+        (12, "fail", "inconclusive"),
+    ],
+)
+def test_steps_that_may_be_lost(apart: int, goodput: str, lost: str) -> None:
+    parts = dict.fromkeys(PARTS, 0.0) | {"stepping": 60.0, "lost steps": 10.0}
+    book = Ledger(100.0, parts, steps=16, lost=4, starts=2, ranks=2)
+    asked = promise(goodput_at_least=0.62, at_most={"lost steps": 0.08})
+    found = verdicts(judge_goodput(observed(said=every(apart), ledger=book), asked))
+    assert found["goodput"] == goodput
+    assert found["lost steps, of the wall time"] == lost
 
 
 @pytest.mark.parametrize(
