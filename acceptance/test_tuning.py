@@ -12,9 +12,9 @@ import pytest
 from pytest_mnode import not_promised
 from pytest_mnode.criteria.tuning import judging
 from pytest_mnode.criteria.tuning.catalogue import CATALOGUE
-from pytest_mnode.criteria.tuning.experiment import NotHere
+from pytest_mnode.criteria.tuning.experiment import Broken, NotHere
 from pytest_mnode.criteria.tuning.running import Runner, cost
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.errors import ClusterError, WorldError
 from pytest_mnode.option_texts import EXPERIMENTS
 from pytest_mnode.options import RUN, read_settings
 from pytest_mnode.skipping import promised
@@ -61,8 +61,11 @@ def test_settings_gain_what_is_promised(  # noqa: PLR0917  what it asks for
         rounds = tuning.rounds if tuning else TuningCriterion.model_fields["rounds"].default
         run.console.show([f"mnode: {cost(asked_of, len(settings), rounds)}"])
         found = runner.run(asked_of, settings, rounds)
-    except (NotHere, MnodeError) as error:
-        why = str(error).partition("\n")[0]
+    except (Broken, ClusterError, WorldError) as error:
+        measure.record(judging.broke(asked_of, error))
+        return
+    except NotHere as error:
+        why = str(error)
         if promise is None or not promise.model_fields_set:
             not_promised(f"{experiment}, which cannot be tried here: {why}")
         measure.record(judging.not_tried(asked_of, why))

@@ -4,7 +4,8 @@
    a container. Nodes of this machine (rack, local) have pytest's own, except what looks like a
    secret, and on the rack what names a network device of this machine.
 2. What the user set for the run replaces them: --mnode-env, `env` of a job or of a command, and
-   changes of os.environ since the run began, except in jobs that a scheduler starts.
+   changes of os.environ since the run began, except in ranks, whose fork server began with the run,
+   and in jobs that a scheduler starts.
 3. Of the other variables of pytest's environment, those of PASSED follow where a node sets none.
 
 HOME, USER, PATH and TMPDIR are the node's, and all that PASSED does not name, such as the tokens of

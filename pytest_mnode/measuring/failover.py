@@ -56,15 +56,18 @@ class PortFailover:
 class Port:
     """The program that takes a port down, or changes its MTU, seen from the rank that runs it.
 
+    before: the MTU to put back; None for that of now. Raises OSError.
     changed_s, restored_s: when it did. why: why it did not, or "".
     """
 
-    def __init__(self, name: str, seconds: float, mtu: int | None = None) -> None:
+    def __init__(
+        self, name: str, seconds: float, mtu: int | None = None, before: int | None = None
+    ) -> None:
         self._name, self.changed_s, self.restored_s, self.why = name, 0.0, 0.0, ""
-        self._mtu = None if mtu is None else port_meanwhile.mtu_of(name)
+        self._mtu = None if mtu is None else before or port_meanwhile.mtu_of(name)
         python = [sys.executable, "-S", "-E", "-s", str(Path(port_meanwhile.__file__))]
         self._process = subprocess.Popen(
-            [*python, name, str(seconds), *([] if mtu is None else [str(mtu)])],
+            [*python, name, str(seconds), *([] if mtu is None else [str(mtu), str(self._mtu)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

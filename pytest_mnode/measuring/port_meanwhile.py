@@ -1,5 +1,5 @@
-"""Changes a network port for a while: `port_meanwhile.py NAME SECONDS [MTU]` takes it down, or sets
-its MTU. Afterwards the port is up, or has the MTU that it had.
+"""Changes a network port for a while: `port_meanwhile.py NAME SECONDS [MTU BEFORE]` takes it down,
+or sets its MTU. Afterwards the port is up, or has the MTU that it had before.
 
 Run by its path, without site-packages, by a rank with the right to do it. It alone touches the
 port: at its start, and again after SECONDS, or as soon as its input ends, which it does when the
@@ -88,7 +88,7 @@ def _leave_groups() -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def main(name: str, seconds: float, mtu: int | None = None) -> None:
+def main(name: str, seconds: float, mtu: int | None = None, before: int = 0) -> None:
     ended, wake = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.write(wake, b"x"))
@@ -99,7 +99,7 @@ def main(name: str, seconds: float, mtu: int | None = None) -> None:
         return
     _leave_groups()
     try:
-        restore = change(name, mtu)
+        restore = change(name, mtu, before)
     except OSError as error:
         wanted = "down" if mtu is None else f"to an MTU of {mtu}"
         print("error", f"{name} cannot be set {wanted}: {error.strerror}")
@@ -121,12 +121,11 @@ def main(name: str, seconds: float, mtu: int | None = None) -> None:
         print("restored", time.monotonic(), flush=True)
 
 
-def change(name: str, mtu: int | None) -> Callable[[], None]:
+def change(name: str, mtu: int | None, before: int) -> Callable[[], None]:
     """Take a port down, or set its MTU; what restores it. Raises OSError."""
     if mtu is None:
         set_port(name, up=False)
         return functools.partial(set_port, name, up=True)
-    before = mtu_of(name)
     set_mtu(name, mtu)
     return functools.partial(set_mtu, name, before)
 

@@ -36,7 +36,7 @@ class TuningCriterion(NonEmptyCriterion):
     algorithm: AlgorithmPromise | None = None
     """Ring, tree and the library's choice, by size."""
     mtu: GainPromise | None = None
-    """Packets of 1500 B, and of 9000 B, on an Ethernet fabric; changes it meanwhile, as root."""
+    """The MTU that the nodes of an Ethernet fabric have, against 1500 and 9000; as root."""
     overlap: GainPromise | None = None
     """Gradients in buckets that travel during the backward pass, against all at its end."""
     compression: GainPromise | None = None
@@ -48,7 +48,7 @@ class TuningCriterion(NonEmptyCriterion):
     topology: GainPromise | None = None
     """Nodes in the order of the run, against an order by their measured distance."""
     placement: GainPromise | None = None
-    """Memory moved from CPUs far from the NIC, from any, and from those near it."""
+    """Memory moved from any CPUs, against those near the accelerator or NIC, and far from it."""
     loader: GainPromise | None = None
     """Workers of a data loader, batches ahead, pinned memory."""
     fsdp: GainPromise | None = None

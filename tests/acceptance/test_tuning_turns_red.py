@@ -13,8 +13,8 @@ GAINS = "test_settings_gain_what_is_promised"
 
 
 @turns_red("tuning", GAINS)
-def test_large_packets_do_not_gain_what_is_promised(tmp_path: Path) -> None:
-    """They gain 3.6 %: 8948 of 9014 bytes are payload, and not 1448 of 1514."""
+def test_small_packets_do_not_gain_what_is_promised(tmp_path: Path) -> None:
+    """They lose 3.5 %: 1448 of 1514 bytes are payload, and not 8948 of 9014."""
 
     def edit(page: dict[str, Any]) -> None:
         page["fabric"]["mtu"] = page["management"]["mtu"] = 9000
@@ -28,8 +28,8 @@ def test_large_packets_do_not_gain_what_is_promised(tmp_path: Path) -> None:
     case = done.cases("tuning")[f"{GAINS}[mtu]"]
     [chart] = case["charts"]
     assert {row["metric"] for row in chart["rows"]} == {"rate", "CPU"}
-    assert "mtu: What do large packets gain? (4 rounds" in done.run.output
-    assert "<td>MTU 9000</td>" in (tmp_path / "report/certificate.html").read_text()
+    assert "mtu: What does another MTU gain? (4 rounds" in done.run.output
+    assert "<td>MTU 1500</td>" in (tmp_path / "report/certificate.html").read_text()
     assert done.case("tuning", f"{GAINS}[channels]")[0] == "not promised"
     assert "gloo has no such settings" in done.cases("tuning")[f"{GAINS}[channels]"]["message"]
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_mnode.charts import Advice
 from pytest_mnode.criteria.tuning.catalogue import CATALOGUE, LOSS, RATE, TIME, nearest_first
-from pytest_mnode.criteria.tuning.experiment import Experiment, Found, NotHere, Place, Setting
-from pytest_mnode.criteria.tuning.judging import advice, crossing, judge
+from pytest_mnode.criteria.tuning.experiment import (
+    Broken,
+    Experiment,
+    Found,
+    NotHere,
+    Place,
+    Setting,
+)
+from pytest_mnode.criteria.tuning.judging import advice, broke, crossing, judge
+from pytest_mnode.criteria.tuning.running import Runner
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.errors import MnodeError, NodeLostError, RankError
 from pytest_mnode.intervals import Interval
 from pytest_mnode.option_texts import EXPERIMENTS
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import default_spec_path, load_spec, profile_spec
 from pytest_mnode.spec.tuning import AlgorithmPromise, GainPromise, TuningCriterion
+from tests.inner import run_pytest, write_files
 
 ROUNDS = 8
 OVERLAP = Experiment("overlap", "What?", "train", (TIME, LOSS), lambda _: (), 1.0)
@@ -179,8 +193,16 @@ def test_each_experiment_has_settings_or_says_why_not(name: str, backend: str) -
     if backend == "nccl":
         spec = load_spec(Path("profile:h100-ib"))
     nodes = tuple(f"node{n}" for n in range(4))
-    times = [[float(a != b) for b in range(4)] for a in range(4)]
-    place = Place(spec, nodes, 1, backend, lambda *_, **__: times)
+    from pytest_mnode.criteria.tuning import in_ranks  # imports torch
+
+    def call(function: str, **arguments: Any) -> Any:
+        inspect.signature(getattr(in_ranks, function)).bind(spec, **arguments, world=None)
+        return {
+            "pair_times": [[float(a != b) for b in range(4)] for a in range(4)],
+            "mtus": [1500],
+        }[function]
+
+    place = Place(spec, nodes, 1, backend, call)
     assert name in TuningCriterion.model_fields
     absent = {"gloo": ("channels",), "nccl": ("mtu", "network")}[backend]
     if name in absent:
@@ -191,6 +213,9 @@ def test_each_experiment_has_settings_or_says_why_not(name: str, backend: str) -
     assert len(settings) > 1
     assert len({one.name for one in settings}) == len(settings)
     assert any(one.lines for one in settings) or backend == "gloo"
+    for one in settings:
+        call_of = inspect.signature(getattr(in_ranks, CATALOGUE[name].function))
+        call_of.bind(spec, **one.arguments, world=None)
 
 
 def test_training_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,3 +226,108 @@ def test_training_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Exception, match="no_such_key"):
         in_ranks.train(profile_spec("rack"), job={"no_such_key": 1}, passes=1, world=world)
     assert not list(tmp_path.iterdir())
+
+
+LOST = RankError("a node is lost", Culprit.rank("rank 1 of 2 on node1", "node1", 1).record)
+HANGS = RankError("no end within 60 s")
+
+
+@pytest.mark.parametrize(
+    ("raised", "started", "dropped", "failed"),
+    [
+        ({"b": NotHere("no switch reduces")}, True, {"b": "no switch reduces"}, {}),
+        ({"b": HANGS}, True, {}, {"b": "no end within 60 s"}),
+        ({"b": LOST}, False, None, LOST),
+        ({"b": Broken("wrong sum")}, True, None, Broken),
+        ({"a": HANGS}, True, None, HANGS),
+        ({"a": NotHere("no interface")}, True, None, NotHere),
+    ],
+)
+def test_only_what_a_place_lacks_is_not_tried(
+    raised: Mapping[str, Exception], started: bool, dropped: Any, failed: Any
+) -> None:
+    """started: whether ranks can be started after a failure."""
+
+    def run(_: Any, __: str, arguments: Mapping[str, Any], **___: Any) -> list[Any]:
+        one = raised.get(arguments["name"])
+        if isinstance(one, NotHere | Broken):
+            return [one, {"": {"rate": 1.0}}]
+        if one:
+            raise one
+        return [{"": {"rate": 1.0}}] * 2
+
+    worlds = list[int]()
+
+    def world() -> Any:
+        worlds.append(1)
+        if len(worlds) > 1 and not started:
+            raise MnodeError("node1 is gone")
+        return SimpleNamespace(run=run, close=lambda: None)
+
+    cluster: Any = SimpleNamespace(nodes=("node0", "node1"), procs_per_node=1, world=world)
+    settings = tuple(Setting(name, {"name": name}) for name in ("a", "b", "c"))
+    runner = Runner(cluster, load_spec(default_spec_path()), "gloo")
+    if dropped is None:
+        with pytest.raises(failed if isinstance(failed, type) else type(failed)) as error:
+            runner.run(MTU, settings, 3)
+        assert isinstance(failed, type) or error.value is failed
+        return
+    done = runner.run(MTU, settings, 3)
+    assert (done.dropped, done.failed) == (dropped, failed)
+    assert [len(done.values[name]) for name in "abc"] == [3, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "nodes", "either"),
+    [
+        (LOST, {"node1"}, set()),
+        (NodeLostError("node2", "it is gone"), {"node2"}, set()),
+        (Broken(Culprit("wrong", either=[["node0", "node3"]])), set(), {("node0", "node3")}),
+    ],
+)
+def test_what_breaks_meanwhile_fails_with_its_culprit(
+    error: Any, nodes: set[str], either: set[tuple[str, ...]]
+) -> None:
+    judged = broke(MTU, error)
+    assert judged.verdict == "fail"
+    assert judged.culprit
+    assert judged.culprit.nodes == nodes
+    assert {tuple(sorted(group)) for group in judged.culprit.either} == either
+
+
+IN_RANKS = """
+    import pytest
+    from pytest_mnode.criteria.tuning.experiment import Broken, Setting
+    from pytest_mnode.criteria.tuning.running import Runner
+    from pytest_mnode.errors import RankError
+    from pytest_mnode.spec import default_spec_path, load_spec
+
+    def test_of_variables(cluster):
+        runner = Runner(cluster, load_spec(default_spec_path()), "gloo")
+        given = {"sizes": (4096,)}
+        nowhere = Setting("nowhere", given, {"GLOO_SOCKET_IFNAME": "nowhere0"})
+        with pytest.raises(RankError, match="nowhere0"):
+            runner.measure("all_reduces", nowhere)
+        assert runner.measure("all_reduces", Setting("as it is", given))["4 KiB"]["time"] > 0
+        runner.close()
+
+    def test_of_sums(cluster):
+        runner = Runner(cluster, load_spec(default_spec_path()), "gloo")
+
+        def spoil():
+            from pytest_mnode.criteria.tuning import in_ranks
+            in_ranks.ring = lambda values: values.fill_(3 if in_ranks.dist.get_rank() else 2)
+
+        with cluster.world() as world:
+            world.run(spoil)
+        with pytest.raises(Broken) as error:
+            runner.measure("all_reduces", Setting("ring", {"sizes": (4096,), "how": "ring"}))
+        assert {frozenset(cluster.nodes[:1])} == error.value.culprit.either
+        runner.close()
+"""
+
+
+def test_variables_reach_libraries_in_ranks_and_a_wrong_sum_comes_back(tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=IN_RANKS)
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    assert run.outcomes() == {"test_of_variables": "passed", "test_of_sums": "passed"}, run.output

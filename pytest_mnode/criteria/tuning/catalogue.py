@@ -14,6 +14,9 @@ _SIZES = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 _NCCL_SIZES = tuple(1 << power for power in (12, 14, 16, 18, 20, 22, 24, 26, 28))
 _LARGE_S = 0.05
 """Time of a large message at the line rate."""
+_MOST = 1 << 30
+_OF_A_PAIR = 64 << 20
+"""[choice] Large enough for any line rate: more costs memory and time of each pair of nodes."""
 TIME = Metric("time", "µs")
 RATE = Metric("rate", "Mbit/s", more=True)
 _PASS = Metric("time", "ms")
@@ -46,9 +49,12 @@ def _with(setting: Setting, arguments: Mapping[str, Any]) -> Setting:
 
 def _large(place: Place) -> int:
     """Bytes that a node's NICs send in `_LARGE_S`, in whole values."""
-    fabric = place.spec.fabric
-    rate = fabric.line_rate_bits_s * place.spec.nics_of_ranks(place.ranks_per_node) / 8
-    return max(1 << 16, int(rate * _LARGE_S) // 64 * 64)
+    return _sent(place, place.spec.nics_of_ranks(place.ranks_per_node), _MOST)
+
+
+def _sent(place: Place, nics: int, most: int) -> int:
+    rate = place.spec.fabric.line_rate_bits_s * nics / 8
+    return min(most, max(1 << 16, int(rate * _LARGE_S) // 64 * 64))
 
 
 def _several_nodes(place: Place, least: int = 2) -> None:
@@ -60,14 +66,18 @@ def _mtus(place: Place) -> Sequence[Setting]:
     _several_nodes(place)
     if (kind := place.spec.fabric.kind) != "ethernet":
         raise NotHere(f"the MTU of {kind} is not that of an interface; only ethernet is tried")
-    size = _large(place)
+    size = {"size": _large(place)}
+    have = place.in_ranks("mtus")
+    if len(have) != 1:
+        found = ", ".join(map(str, have)) or "none"
+        raise NotHere(f"it compares with one MTU of all the fabric's interfaces; found: {found}")
     return [
-        Setting(
-            f"MTU {mtu}",
-            {"size": size, "mtu": mtu},
-            lines=(f"ip link set dev NIC mtu {mtu}",),
-        )
-        for mtu in (1500, 9000)
+        Setting(f"MTU {have[0]}", size),
+        *(
+            Setting(f"MTU {mtu}", {**size, "mtu": mtu}, lines=(f"ip link set dev NIC mtu {mtu}",))
+            for mtu in (1500, 9000)
+            if mtu != have[0]
+        ),
     ]
 
 
@@ -172,7 +182,7 @@ def nearest_first(times: Sequence[Sequence[float]]) -> list[int]:
 def _orders(place: Place) -> Sequence[Setting]:
     _several_nodes(place, 4)
     size = {"size": _large(place)}
-    near = nearest_first(place.in_ranks("pair_times", size=size["size"]))
+    near = nearest_first(place.in_ranks("pair_times", size=_sent(place, 1, _OF_A_PAIR)))
     far = [*near[::2], *near[1::2]]
     named = {"nearest first": near, "scattered": far}
     found = [Setting("as given", size)]
@@ -183,15 +193,14 @@ def _orders(place: Place) -> Sequence[Setting]:
     return found
 
 
-def _placements(_: Place) -> Sequence[Setting]:
+def _placements(place: Place) -> Sequence[Setting]:
     size = {"size": 64 << 20}
+    what = "accelerator" if place.spec.accelerators.per_node else "NIC"
+    names = {"unbound": "unbound", "near": f"CPUs near the {what}", "far": f"far from the {what}"}
+    bind = ("torchrun --numa-binding=node",)
     return [
-        Setting(
-            f"CPUs {where} the NIC" if where != "unbound" else "unbound",
-            {**size, "where": where},
-            lines=("torchrun --numa-binding=node",) if where == "near" else (),
-        )
-        for where in ("unbound", "near", "far")
+        Setting(name, {**size, "where": where}, lines=bind if where == "near" else ())
+        for where, name in names.items()
     ]
 
 
@@ -249,7 +258,7 @@ _ALL = (
         crosses=("ring", "tree"),
     ),
     Experiment(
-        *("mtu", "What do large packets gain?", "bandwidth"),
+        *("mtu", "What does another MTU gain?", "bandwidth"),
         *((RATE, Metric("CPU", "ns/B")), _mtus, 1.5),
     ),
     Experiment(
@@ -273,7 +282,7 @@ _ALL = (
         *((RATE,), _orders, 2.0),
     ),
     Experiment(
-        *("placement", "What does binding beside the NIC gain for copies?", "copies"),
+        *("placement", "What does binding beside accelerator or NIC gain?", "copies"),
         *((Metric("rate", "GB/s", more=True),), _placements, 0.5),
     ),
     Experiment(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.spec import Spec
 
 Values = Mapping[str, Mapping[str, float]]
@@ -13,7 +14,20 @@ Values = Mapping[str, Mapping[str, float]]
 
 
 class NotHere(Exception):
-    """Why this cluster cannot do an experiment."""
+    """Why this cluster cannot do an experiment, or have a setting: no fault of it."""
+
+
+class Broken(Exception):
+    """What no setting excuses, such as a wrong sum; its one argument is the culprit."""
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.of(self.args[0])
+
+
+def longer(nodes: int) -> float:
+    """[choice] By what factor limits grow with the nodes: twice as long on 64."""
+    return 1 + nodes / 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +96,12 @@ class Experiment:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What an experiment measured. values: by setting one `Values` for each round, in their order;
-    dropped: settings that could not be measured, and why."""
+    dropped: settings that this place cannot have, and why; failed: those under which ranks failed
+    or hung, so that nobody knows what they gain."""
 
     experiment: Experiment
     settings: tuple[Setting, ...]
     values: Mapping[str, Sequence[Values]]
     dropped: Mapping[str, str]
     took_s: float
+    failed: Mapping[str, str] = field(default_factory=dict)

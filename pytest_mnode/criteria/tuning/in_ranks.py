@@ -24,13 +24,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from pytest_mnode.criteria.tuning.experiment import Values
+from pytest_mnode.criteria.tuning.experiment import Broken, NotHere, Values, longer
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.cpus import read_cpulist
+from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
+from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
 from pytest_mnode.measuring.failover import Port
 from pytest_mnode.measuring.locating.rounds import circle
 from pytest_mnode.measuring.nic_counters import Counted
-from pytest_mnode.measuring.ranks import barrier, by_rank, elapsed_s, gathered, send_and_receive
+from pytest_mnode.measuring.ranks import (
+    barrier,
+    boot_id,
+    by_rank,
+    elapsed_s,
+    gathered,
+    send_and_receive,
+)
+from pytest_mnode.rank import binding
+from pytest_mnode.rank.accelerators import accelerator_address, home_of
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig, device_for
 from pytest_mnode.reference_job.data import Feed
@@ -44,7 +56,8 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 
 MTU_S = 120.0
-"""[choice] After this an MTU is put back in any case: twice the limit of a measurement."""
+"""[choice] After this an MTU is put back in any case: twice the limit of a measurement, and as that
+`longer` with more nodes."""
 REPEAT_S = 0.2
 """[choice] Calls of one size in a measurement: several bursts of a shaper."""
 _MOST_CALLS = 200
@@ -107,14 +120,16 @@ def all_reduces(
     spec: Spec, *, sizes: Sequence[int], how: str = "", world: World
 ) -> dict[str, dict[str, float]]:
     """Time of an all-reduce of each size. how: "ring" or "tree", our own over messages between
-    ranks; "" for the library's. Raises RuntimeError for a wrong sum."""
+    ranks; "" for the library's. Raises Broken for a wrong sum."""
     device, found = device_here(spec, world), {}
     call = {"ring": ring, "tree": tree}.get(how, dist.all_reduce)
     for size in sizes:
         values = torch.full((max(1, size // 4),), float(world.rank + 1), device=device)
         call(values)
-        if not bool((values == world.size * (world.size + 1) / 2).all()):
-            raise RuntimeError(f"wrong sum of {SIZE.text(size)} by {how or 'the library'}")
+        right = bool((values == world.size * (world.size + 1) / 2).all())
+        if wrong := {node: None for node, good in gathered((world.node, right)) if not good}:
+            words = f"wrong sum of {SIZE.text(size)} by {how or 'the library'}"
+            raise Broken(Culprit(f"{words} on {', '.join(wrong)}", either=[wrong]))
         values.zero_()
         time_s = _call_s(functools.partial(call, values), device)
         found[SIZE.text(size)] = {"time": 1e6 * time_s}
@@ -124,29 +139,60 @@ def all_reduces(
 @contextlib.contextmanager
 def with_mtu(spec: Spec, mtu: int, world: World) -> Iterator[None]:
     """An MTU of the fabric's interfaces on all nodes meanwhile, also if ranks are killed. Raises
-    RuntimeError where it cannot be set."""
-    ports, why = [], ""
+    NotHere where it cannot be set, Broken where it could not be put back."""
+    network = boot_id(), Path("/proc/self/ns/net").stat().st_ino
+    leads = gathered(network).index(network) == world.rank
+    before, ports, why = dict[str, int](), list[Port](), ""
     try:
-        if world.local_rank == 0:
-            names = [name for name in psutil.net_if_addrs() if spec.fabric.has_interface(name)]
-            ports = [Port(name, MTU_S, mtu) for name in names]
-            missing = "" if names else f"no interface of {', '.join(spec.fabric.interfaces)}"
-            why = next((port.why for port in ports if port.why), missing)
+        try:
+            names = interfaces(spec) if leads else []
+            before = {name: port_meanwhile.mtu_of(name) for name in names}
+            for name, was in before.items():
+                ports.append(Port(name, MTU_S * longer(len(world.nodes)), mtu, was))
+            missing = f"no interface of {', '.join(spec.fabric.interfaces)}"
+            why = next((one.why for one in ports if one.why), missing * (leads and not names))
+        except OSError as error:
+            why = str(error)
         for node, refused in gathered((world.node, why)):
             if refused:
-                raise RuntimeError(f"{node}: {refused}")
+                raise NotHere(f"{node}: {refused}")
         yield
     finally:
         for port in ports:
             port.close()
+        for name, was in before.items():
+            if (now := port_meanwhile.mtu_of(name)) != was:
+                words = f"{world.node} {name}: its MTU is left at {now}, and was {was}"
+                raise Broken(Culprit.device(words, world.node, name))
 
 
-def bandwidth(spec: Spec, *, size: int, mtu: int, world: World) -> Values:
-    """Rate and CPU time of an all-reduce over new connections, which follow the MTU."""
+def interfaces(spec: Spec, sys_net: Path = Path("/sys/class/net")) -> list[str]:
+    """The fabric's interfaces here whose MTU is theirs: a bond takes its members along. One that is
+    on top of another comes after it."""
+    names = [
+        name
+        for name in psutil.net_if_addrs()
+        if spec.fabric.has_interface(name) and not (sys_net / name / "master").exists()
+    ]
+    return sorted(names, key=socket.if_nametoindex)
+
+
+def mtus(spec: Spec, *, world: World) -> list[int]:  # noqa: ARG001  as all functions here
+    """All MTUs that the fabric's interfaces of all nodes have."""
+    found = set[int]()
+    for name in interfaces(spec):
+        with contextlib.suppress(OSError):
+            found.add(port_meanwhile.mtu_of(name))
+    return sorted(set[int]().union(*gathered(found)))
+
+
+def bandwidth(spec: Spec, *, size: int, mtu: int | None = None, world: World) -> Values:
+    """Rate and CPU time of an all-reduce over new connections, which follow the MTU; mtu: None for
+    that of the nodes."""
     device = device_here(spec, world)
     values = torch.zeros(size // 4, device=device)
     with (
-        with_mtu(spec, mtu, world),
+        with_mtu(spec, mtu, world) if mtu else contextlib.nullcontext(),
         fresh_group(Algorithm(DEFAULT, False, True, ""), device) as group,
     ):
         call = functools.partial(dist.all_reduce, values, group=group)
@@ -176,7 +222,7 @@ def other_traffic(spec: Spec, network: str, world: World) -> Iterator[None]:
     at = gathered((there.getsockname() if addresses else None, world.node))
     if not all(where for where, _ in at):
         there.close()
-        raise RuntimeError(f"no address of {network} on {next(n for where, n in at if not where)}")
+        raise NotHere(f"no address of {network} on {next(n for where, n in at if not where)}")
     over_s, sent = threading.Event(), bytes(_TRAFFIC_BYTES)
     following: Any = at[(world.rank + world.local_size) % world.size][0]
     client = socket.create_connection(following)  # the call has a limit
@@ -225,12 +271,13 @@ def pair_times(spec: Spec, *, size: int, world: World) -> list[list[float]]:
     device = device_here(spec, world)
     nodes, each = len(world.nodes), world.local_size
     found = [[0.0] * nodes for _ in range(nodes)]
-    out, into = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    mine = 0 if world.local_rank else size
+    out, into = (torch.zeros(mine, dtype=torch.uint8, device=device) for _ in range(2))
     node = world.rank // each
     for pairs in circle(nodes):
-        mine = next((sum(pair) - node for pair in pairs if node in pair), None)
+        other = next((sum(pair) - node for pair in pairs if node in pair), None)
 
-        def exchange(partner: int | None = mine) -> None:
+        def exchange(partner: int | None = other) -> None:
             if partner is not None and not world.local_rank:
                 send_and_receive(out, partner * each, into, partner * each)
 
@@ -366,16 +413,17 @@ def load(
 
 
 def copies(spec: Spec, *, where: str, size: int, world: World) -> Values:
-    """Rate at which a rank that is bound to CPUs near, or far from, its NIC moves its memory.
+    """Rate at which a rank that is bound to CPUs near its accelerator, else its NIC, or far from
+    it, moves its memory.
 
-    On accelerators to the device, else within the host's memory. Raises RuntimeError where all
-    CPUs are equally near.
+    On accelerators to the device, else within the host's memory. Raises NotHere where all CPUs are
+    equally near.
     """
     device = device_here(spec, world)
-    near, bound = _near_cpus(spec), os.sched_getaffinity(0)
+    near, bound = _near_cpus(spec, world, device), os.sched_getaffinity(0)
     every = set(read_cpulist(Path("/sys/devices/system/cpu/online")) or bound)
     if not all(gathered(bool(near & every and every - near))):
-        raise RuntimeError("all CPUs are equally near to the NIC, or nothing says which are")
+        raise NotHere("all CPUs are equally near, or nothing says which are")
     os.sched_setaffinity(0, {"near": near & every, "far": every - near, "unbound": every}[where])
     try:
         source = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -386,10 +434,14 @@ def copies(spec: Spec, *, where: str, size: int, world: World) -> Values:
     return {"": {"rate": size / time_s / 1e9}}
 
 
-def _near_cpus(spec: Spec) -> set[int]:
-    """CPUs beside the first NIC of the fabric, by the kernel; empty if it does not say."""
-    for path in (Path("/sys/class/net"), Path("/sys/class/infiniband")):
-        for found in sorted(path.glob("*/device/local_cpulist")):
-            if spec.fabric.has_interface(found.parts[4]):
-                return set(read_cpulist(found) or ())
-    return set()
+def _near_cpus(spec: Spec, world: World, device: torch.device) -> frozenset[int]:
+    """CPUs beside this rank's accelerator, else beside its NIC of the fabric, by the kernel; empty
+    if it does not say."""
+    if device.type != "cpu":
+        shown = binding.of_this_rank().shown
+        at = home_of(shown, accelerator_address(shown, device.index or 0))
+    else:
+        nics = read_fabric_nics(spec.fabric.interfaces)
+        nic = nic_of_rank(nics, world.local_rank, world.local_size)
+        at = nic.numa_node if nic else None
+    return read_cpulist(Path(f"/sys/devices/system/node/node{at}/cpulist")) or frozenset()

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Advice, AdviceRow
-from pytest_mnode.criteria.tuning.experiment import Experiment, Found, Metric, Setting
+from pytest_mnode.criteria.tuning.experiment import (
+    Broken,
+    Experiment,
+    Found,
+    Metric,
+    Setting,
+)
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.errors import MnodeError, NodeLostError, RankError
 from pytest_mnode.intervals import CONFIDENCE, Interval, interval_of
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, at_least, at_most
 from pytest_mnode.spec.quantity import SIZE, size_bytes
@@ -53,7 +62,7 @@ def _cases(found: Found) -> list[str]:
 
 
 def _there(found: Found) -> list[Setting]:
-    return [one for one in found.settings if one.name not in found.dropped]
+    return [one for one in found.settings if one.name not in {*found.dropped, *found.failed}]
 
 
 def _ratios(found: Found, case: str, metric: Metric, one: Setting, other: Setting) -> list[float]:
@@ -141,6 +150,7 @@ def advice(found: Found) -> Advice:
                 advised = one is not None and chosen.get(case) is one
                 rows.append(AdviceRow(*what, one.gain if one else None, advised))
     notes = [f"{name}: not measured: {why}" for name, why in found.dropped.items()]
+    notes += [f"{name}: failed: {why}" for name, why in found.failed.items()]
     notes += filter(None, (worse(found, one) for one in _there(found)[1:]))
     rounds = max(map(len, found.values.values()), default=0)
     question = f"{found.experiment.name}: {found.experiment.question}"
@@ -151,6 +161,19 @@ def advice(found: Found) -> Advice:
 def not_tried(experiment: Experiment, why: str) -> Measurement:
     """A promise that cannot be judged here."""
     return Measurement.unknown(_name(experiment), why, unit="%")
+
+
+def broke(experiment: Experiment, error: Broken | MnodeError) -> Measurement:
+    """What failed, whatever is promised: a wrong sum, a lost node, ranks without a setting."""
+    words = first_line(str(error), 160)
+    if isinstance(error, Broken):
+        who = error.culprit
+    elif isinstance(error, RankError) and error.culprit:
+        who = Culprit.of_record(error.culprit)
+    else:
+        who = Culprit(words, error.node if isinstance(error, NodeLostError) else ())
+    name = f"{experiment.name}: failures while settings were tried"
+    return Measurement.none_allowed(name, [who], "tuning needs none", note=words)
 
 
 def _name(experiment: Experiment) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.criteria.tuning.experiment import Experiment, Found, NotHere, Place, Setting
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.criteria.tuning.experiment import (
+    Broken,
+    Experiment,
+    Found,
+    NotHere,
+    Place,
+    Setting,
+    longer,
+)
+from pytest_mnode.errors import MnodeError, RankError
 from pytest_mnode.progress import progress
 from pytest_mnode.spec.quantity import DURATION
 
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60.0
 """[choice] Limit of one measurement, which takes seconds; a path may carry nothing."""
+_REFUSALS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
+"""What NCCL says of an algorithm that it does not have here; the last one before 2.23."""
 
 
 def cost(experiment: Experiment, settings: int, rounds: int) -> str:
@@ -56,45 +64,60 @@ class Runner:
 
     def _call(self, world: RankWorld, function: str, arguments: Mapping[str, Any]) -> Any:
         arguments = {"spec": self._spec, **arguments}
+        limit_s = LIMIT_S * longer(len(self.place.nodes))
         try:
-            return world.run(_measure, function, arguments, timeout=LIMIT_S, group=True)[0]
+            every = world.run(_measure, function, arguments, timeout=limit_s, group=True)
         except MnodeError:
             self.close()
             raise
+        for one in every:
+            if isinstance(one, NotHere | Broken):
+                raise one
+        return every[0]
 
     def measure(self, function: str, setting: Setting) -> Any:
         """The values under a setting, which is undone afterwards."""
-        with contextlib.ExitStack() as stack:
-            if not (setting.env or setting.nodes):
-                return self.in_ranks(function, **setting.arguments)
-            self.close()
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            for name, value in setting.env.items():
-                patch.setenv(name, value)  # ranks follow it, and read it when they start
-            nodes = setting.nodes or None
-            world = stack.enter_context(self._cluster.world(nodes, fresh=True))
+        if not (setting.env or setting.nodes):
+            return self.in_ranks(function, **setting.arguments)
+        self.close()
+        with self._cluster.world(setting.nodes or None, fresh=True) as world:
+            # Before any group exists, because libraries read it once.
+            world.run(_set_env, dict(setting.env), timeout=LIMIT_S)
             return self._call(world, function, setting.arguments)
 
     def run(self, experiment: Experiment, settings: tuple[Setting, ...], rounds: int) -> Found:
         """Measure all settings in each round, in an order that is turned round each time.
 
-        A setting that fails is not tried again. Raises NotHere if the first one does.
+        A setting that fails is not tried again. Raises NotHere if there is no first one here,
+        Broken, RankError if ranks fail under the first one, and what tells of a lost node.
         """
-        began_s, dropped = time.monotonic(), dict[str, str]()
+        began_s, dropped, failed = time.monotonic(), dict[str, str](), dict[str, str]()
         values: dict[str, list[Any]] = {one.name: [] for one in settings}
         for number in range(rounds):
             for place, setting in enumerate(settings[:: -1 if number % 2 else 1]):
-                if setting.name in dropped:
+                if setting.name in dropped or setting.name in failed:
                     continue
                 done = number * len(settings) + place
                 progress(f"{experiment.name}, {setting.name}", done, rounds * len(settings))
                 try:
                     values[setting.name].append(self.measure(experiment.function, setting))
-                except (MnodeError, NotHere) as error:
-                    dropped[setting.name] = _reason(error)
+                except NotHere as error:
+                    dropped[setting.name] = str(error)
                     if setting is settings[0]:
-                        raise NotHere(f"{setting.name}: {dropped[setting.name]}") from error
-        return Found(experiment, settings, values, dropped, time.monotonic() - began_s)
+                        raise NotHere(f"{setting.name}: {error}") from error
+                except RankError as error:
+                    if setting is settings[0] or self._lost():
+                        raise
+                    failed[setting.name] = _reason(error)
+        return Found(experiment, settings, values, dropped, time.monotonic() - began_s, failed)
+
+    def _lost(self) -> bool:
+        """Whether ranks cannot be started any more, as without a node."""
+        try:
+            self._world = self._cluster.world()
+        except MnodeError:
+            return True
+        return False
 
 
 def _reason(error: Exception) -> str:
@@ -104,7 +127,21 @@ def _reason(error: Exception) -> str:
 
 
 def _measure(function: str, arguments: Mapping[str, Any], *, world: World) -> Any:
-    """In ranks."""
+    """In ranks. What is no failure of the ranks themselves is a value."""
+    import torch.distributed as dist
+
     from pytest_mnode.criteria.tuning import in_ranks
 
-    return getattr(in_ranks, function)(**arguments, world=world)
+    try:
+        return getattr(in_ranks, function)(**arguments, world=world)
+    except (NotHere, Broken) as error:
+        return error
+    except dist.DistBackendError as error:
+        if "NCCL_ALGO" in os.environ and any(word in str(error) for word in _REFUSALS):
+            return NotHere(_reason(error))
+        raise
+
+
+def _set_env(env: Mapping[str, str]) -> None:
+    """In ranks, which have the variables of the run's beginning."""
+    os.environ.update(env)
