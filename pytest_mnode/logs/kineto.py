@@ -1,8 +1,9 @@
 """Traces of torch's profiler (kineto): how much of the communication of a rank is exposed. Pure.
 
 On an accelerator, communication is kernels of NCCL or RCCL, and the rest is other kernels. On CPUs
-it is the annotation that gloo makes of each collective, and the rest is operators of torch.
-Source: kineto, output_json.cpp; torch, ProcessGroupGloo.cpp.
+it is the annotation that gloo makes of each collective, and the rest is operators of torch. The
+annotations of NCCL say when a collective was queued, not when it ran, so a trace of an accelerator
+without its kernels says nothing. Source: kineto, output_json.cpp; torch, ProcessGroupGloo.cpp.
 """
 
 from __future__ import annotations
@@ -16,8 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 _COLLECTIVE = re.compile(r"^(?:nccl|rccl|void nccl)", re.IGNORECASE)
-_ANNOTATED = re.compile(r"^(?:gloo|nccl|ucc|mpi|xccl):")
-_NO_WORK = re.compile(r"^(?:c10d::|record_param_comms|gloo:)")
+_QUEUED = re.compile(r"^(?:nccl|rccl|xccl|hccl):")
+_ANNOTATED = re.compile(r"^(?:gloo|ucc|mpi):")
+_NO_WORK = re.compile(r"^(?:c10d::|record_param_comms|gloo:|ucc:|mpi:)")
+_OF_DEVICE = re.compile(r"^(?:cuda_|gpu_|xpu_|hip_|mtia_|privateuse1)")
+_UNREADABLE = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError),
+    *(TypeError, ValueError, zlib.error),
+)
 Span = tuple[float, float]
 
 
@@ -33,21 +40,33 @@ class Traced:
 
 
 def read_trace(content: bytes) -> Traced | None:
-    """What a trace says, as JSON, also packed by gzip; None if it is none."""
+    """What a trace says, as JSON, also packed by gzip; None if it is none, or has no kernels of the
+    accelerator that the rank uses, or none of its collectives."""
     try:
         data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-        events = [one for one in data["traceEvents"] if one.get("ph") == "X"]
-        kernels = [one for one in events if one.get("cat") == "kernel"]
-        if kernels:
-            collectives = _spans(one for one in kernels if _COLLECTIVE.search(one["name"]))
-            work = _spans(one for one in kernels if not _COLLECTIVE.search(one["name"]))
-        else:
-            collectives = _spans(one for one in events if _ANNOTATED.search(one["name"]))
-            of_cpu = (one for one in events if one.get("cat") == "cpu_op")
-            work = _spans(one for one in of_cpu if not _NO_WORK.search(one["name"]))
-        rank = (data.get("distributedInfo") or {}).get("rank")
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error):
+        return _traced(data)
+    except _UNREADABLE:
         return None
+
+
+def _traced(data: Any) -> Traced | None:
+    events = [one for one in data["traceEvents"] if one.get("ph") == "X"]
+    kernels = [one for one in events if one.get("cat") == "kernel"]
+    queued = any(_QUEUED.search(one["name"]) for one in events)
+    if kernels:
+        collectives = _spans(one for one in kernels if _COLLECTIVE.search(one["name"]))
+        work = _spans(one for one in kernels if not _COLLECTIVE.search(one["name"]))
+        if queued and not collectives:
+            return None
+    else:
+        annotated = [one for one in events if _ANNOTATED.search(one["name"])]
+        on_device = any(_OF_DEVICE.search(one.get("cat") or "") for one in events)
+        if queued or on_device or (data.get("deviceProperties") and not annotated):
+            return None
+        collectives = _spans(annotated)
+        of_cpu = (one for one in events if one.get("cat") == "cpu_op")
+        work = _spans(one for one in of_cpu if not _NO_WORK.search(one["name"]))
+    rank = (data.get("distributedInfo") or {}).get("rank")
     total, both = _length(collectives), _length(_common(collectives, work))
     return Traced(
         None if rank is None else int(rank),
@@ -73,10 +92,10 @@ def _common(some: list[Span], others: list[Span]) -> Iterator[Span]:
     for begin, end in some:
         while at < len(others) and others[at][1] <= begin:
             at += 1
-        for other in others[at:]:
-            if other[0] >= end:
-                break
-            yield max(begin, other[0]), min(end, other[1])
+        next_one = at
+        while next_one < len(others) and others[next_one][0] < end:
+            yield max(begin, others[next_one][0]), min(end, others[next_one][1])
+            next_one += 1
 
 
 def _length(spans: Iterable[Span]) -> float:

@@ -1,0 +1,57 @@
+"""Traces of torch's profiler: exposed communication, and what says nothing of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from pytest_mnode.logs.kineto import read_trace
+
+GPU = {"deviceProperties": [{"id": 0}]}
+
+
+def event(cat: str, name: str, begin_s: float, seconds: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": begin_s * 1e6, "dur": seconds * 1e6}
+
+
+MATMUL = event("kernel", "sm90_gemm", 0, 3)
+ALL_REDUCE = event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 2, 4)
+QUEUED = event("user_annotation", "nccl:all_reduce", 0, 0.1)
+LAUNCH = event("cuda_runtime", "cudaLaunchKernel", 0, 0.1)
+OPERATOR = event("cpu_op", "aten::mm", 0, 3)
+GLOO = event("user_annotation", "gloo:all_reduce", 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("events", "more", "expected"),
+    [
+        ([MATMUL, ALL_REDUCE, QUEUED, LAUNCH, OPERATOR], GPU, (3, 1, 3)),
+        ([MATMUL, OPERATOR], GPU, (0, 0, 3)),
+        ([OPERATOR, GLOO], {}, (3, 1, 3)),
+        ([OPERATOR, GLOO], GPU, (3, 1, 3)),  # gloo on nodes that have accelerators
+        ([OPERATOR, QUEUED], {}, None),
+        ([MATMUL, QUEUED], GPU, None),
+        ([OPERATOR, LAUNCH, GLOO], GPU, None),
+        ([OPERATOR], GPU, None),
+        ([OPERATOR], {"distributedInfo": {"rank": "a"}}, None),
+        ([{**OPERATOR, "ts": "5"}], {}, None),
+        ([{**OPERATOR, "dur": None}], {}, None),
+        ([{"ph": "X"}], {}, None),
+        ([3], {}, None),
+    ],
+)
+def test_what_a_trace_says(
+    events: list[Any], more: dict[str, Any], expected: tuple[float, float, float] | None
+) -> None:
+    found = read_trace(gzip.compress(json.dumps({"traceEvents": events, **more}).encode()))
+    assert (found and (found.exposed, found.hidden, found.computing)) == expected
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x1f\x8b", b"[]", b"[" * 100_000, gzip.compress(b"{}")[:12]]
+)
+def test_what_is_no_trace(content: bytes) -> None:
+    assert read_trace(content) is None
