@@ -3,18 +3,20 @@
 Ranks run in lockstep, so a step takes as long as its slowest rank. Its input and its checkpoint
 are those of the rank that waits longest; it communicates as long as the rank that waits least,
 by traces of some steps; what is left of the median rank is stepping, and what the slowest rank
-takes beyond it is waiting for a slow rank.
+takes beyond it is waiting for a slow rank. What no rank noted is not zero: it is unseen.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
-from typing import get_args
+from typing import Literal, get_args
 
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Traced, read_trace
@@ -26,6 +28,10 @@ _STALLED = 3.0
 """[choice] A step that takes this many times the usual has stalled, for what is beyond that."""
 _SLOW = 0.05
 """[choice] A rank is slow if it takes this fraction of a step longer than the median rank."""
+_CLOCK_S = 1.0
+_NEGATIVE = 0.05
+"""[choice] Clocks differ if ranks live this long outside of the job, or if a part of its wall time
+is negative by more than this fraction."""
 _KINDS: Mapping[str, PartName] = {
     "input": "input",
     "save": "checkpointing",
@@ -47,10 +53,17 @@ class RankNotes:
     steps: list[float] = field(default_factory=list)
     spans: dict[str, list[Span]] = field(default_factory=dict)
     traces: dict[int, Traced] = field(default_factory=dict)
+    last: float | None = None
+    """Its last note."""
 
     def during(self, kind: str, begin: float, end: float) -> float:
-        """Seconds of this kind within a span."""
-        return sum(max(0.0, min(end, e) - max(begin, b)) for b, e in self.spans.get(kind, ()))
+        """Seconds of this kind within a span. Spans of a kind follow each other."""
+        spans, seconds = self.spans.get(kind, []), 0.0
+        for at in range(bisect_right(spans, begin, key=lambda one: one[1]), len(spans)):
+            if spans[at][0] >= end:
+                break
+            seconds += min(end, spans[at][1]) - max(begin, spans[at][0])
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,7 @@ class Ledger:
     """The parts of a wall time, in seconds, which add up to it. slow: ranks that make others wait,
     by the part in which they do. traces: number of traces of which communication is known.
     hidden: seconds per step of communication beside computing. lost: steps done twice. ranks: that
-    noted something."""
+    noted something. missing: why parts are not known."""
 
     wall: float
     parts: Mapping[PartName, float]
@@ -69,11 +82,16 @@ class Ledger:
     lost: int = 0
     starts: int = 0
     ranks: int = 0
+    missing: Mapping[PartName | Literal["goodput"], str] = field(default_factory=dict)
+
+    def unseen(self, name: PartName | Literal["goodput"]) -> str:
+        """Why a part is not known, though its seconds are 0; "" if it is known."""
+        return self.missing.get(name, "")
 
     @property
     def goodput(self) -> float | None:
-        """Fraction of the wall time in which the job made progress; None if no step is known."""
-        if not self.steps:
+        """Fraction of the wall time in which the job made progress; None if it is not known."""
+        if not self.steps or self.unseen("goodput"):
             return None
         return sum(self.parts[name] for name in PRODUCTIVE) / self.wall
 
@@ -81,8 +99,9 @@ class Ledger:
 def read_notes(files: Mapping[str, bytes]) -> list[list[RankNotes]]:
     """What ranks noted, by file name; one list for each start of the job, in their order.
 
-    A rank that begins once more begins a new start: torchrun's own count of restarts differs from
-    node to node. Programs without a call of a module are no ranks, if there are others.
+    All ranks of a start live at once. So a rank begins a new one if it is in the last one, or if
+    all of that have ended: torchrun's own count of restarts differs from node to node. Programs
+    without a call of a module are no ranks, if there are others. Content is read file by file.
     """
     found: dict[tuple[int, int], RankNotes] = {}
     traces: dict[tuple[int, int], dict[int, Traced]] = {}
@@ -99,10 +118,20 @@ def read_notes(files: Mapping[str, bytes]) -> list[list[RankNotes]]:
     every = [one for one in found.values() if one.forward is not None] or list(found.values())
     starts: list[list[RankNotes]] = []
     for one in sorted(every, key=lambda one: one.began or 0.0):
-        if not starts or any(one.rank == other.rank for other in starts[-1]):
+        if (
+            not starts
+            or one.rank in {other.rank for other in starts[-1]}
+            or _ended(starts[-1], one)
+        ):
             starts.append([])
         starts[-1].append(one)
     return starts
+
+
+def _ended(ranks: Iterable[RankNotes], one: RankNotes) -> bool:
+    """Whether these ranks, which called a module, noted nothing more when this one began."""
+    began = one.began or 0.0
+    return all(r.forward is not None and r.last is not None and r.last < began for r in ranks)
 
 
 def _notes(rank: int, text: str) -> RankNotes:
@@ -110,7 +139,9 @@ def _notes(rank: int, text: str) -> RankNotes:
     for line in text.splitlines():
         try:
             kind, time_s, *rest = json.loads(line)
-            begin = float(time_s)
+            begin, *ends = map(float, (time_s, *(rest if kind != "begin" else ())))
+            if not all(map(math.isfinite, (begin, *ends))):
+                continue
             if kind == "begin":
                 notes.began, notes.node = begin, str(*rest)
             elif kind == "forward":
@@ -118,7 +149,9 @@ def _notes(rank: int, text: str) -> RankNotes:
             elif kind == "step":
                 notes.steps.append(begin)
             else:
-                notes.spans.setdefault(kind, []).append((begin, float(*rest)))
+                [ended] = ends
+                notes.spans.setdefault(kind, []).append((begin, ended))
+            notes.last = max(notes.last or 0.0, begin, *ends)
         except (ValueError, TypeError):
             continue  # torn by a kill
     return notes
@@ -139,7 +172,7 @@ def ledger(
     """
     books: list[list[dict[PartName, float]]] = []
     between: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
-    slow: Counter[tuple[PartName, int]] = Counter()
+    slow: dict[tuple[PartName, int], float] = defaultdict(float)
     traces, hidden, at = 0, [], begin
     for number, ranks in enumerate(starts):
         firsts = [one.forward for one in ranks if one.forward is not None]
@@ -164,11 +197,16 @@ def ledger(
             for name, seconds in parts.items():
                 between[name] += seconds
     between["unattributed"] = (end - begin) - sum(between.values())
-    culprits: dict[PartName, int] = {}
-    for (name, rank), count in slow.most_common():
-        of_part = sum(n for (part, _), n in slow.items() if part == name)
-        if count > of_part / 2:
-            culprits.setdefault(name, rank)
+    culprits = {name: rank for (name, rank), s in slow.items() if s > between[name] / 2}
+    missing = _missing(starts, steps, traces, numbered=last_step is not None)
+    ranks = [one for some in starts for one in some]
+    if any(seconds < -_NEGATIVE * (end - begin) for seconds in between.values()) or any(
+        (one.began or begin) < begin - _CLOCK_S or (not hung and (one.last or end) > end + _CLOCK_S)
+        for one in ranks
+    ):
+        why = "clocks of the nodes differ from the controller's"
+        missing = dict.fromkeys((*PARTS, "goodput"), why)
+        culprits = {}
     return Ledger(
         end - begin,
         between,
@@ -179,7 +217,29 @@ def ledger(
         lost,
         len(starts),
         max(map(len, starts), default=0),
+        missing,
     )
+
+
+def _missing(
+    starts: Sequence[Sequence[RankNotes]], steps: int, traces: int, *, numbered: bool
+) -> dict[PartName | Literal["goodput"], str]:
+    """Why parts are not known, by what ranks did not note."""
+    if not steps:
+        return dict.fromkeys((*PARTS, "goodput"), "no rank noted a step")
+    kinds = {kind for ranks in starts for one in ranks for kind in one.spans}
+    found: dict[PartName | Literal["goodput"], str] = {}
+    if not traces:
+        found |= dict.fromkeys(
+            ("communicating", "slow rank"), "no two steps were traced by all ranks"
+        )
+    if not kinds & {"input", "hidden input"}:
+        found["input"] = "no batch of a DataLoader was noted"
+    if "save" not in kinds:
+        found["checkpointing"] = "no writing of a checkpoint was noted"
+    if starts[1:] and not numbered:
+        found["lost steps"] = found["goodput"] = "it began again, and its log numbers no steps"
+    return found
 
 
 def _lose(books: Sequence[list[dict[PartName, float]]], last_step: int | None) -> int:
@@ -215,14 +275,14 @@ class Steps:
         }
         return cls(ranks, first, ends, complete)
 
-    def book(self, slow: Counter[tuple[PartName, int]]) -> list[dict[PartName, float]]:
-        """The parts of each step. slow: counts ranks that others wait for, by part."""
+    def book(self, slow: dict[tuple[PartName, int], float]) -> list[dict[PartName, float]]:
+        """The parts of each step. slow: for how long ranks are waited for, by part."""
         if not self.ends:
             return []
         book = [self._noted(number, slow) for number in range(len(self.ends))]
         rests = [self._length(number) - sum(parts.values()) for number, parts in enumerate(book)]
         usual = median(rests[1:] or rests)
-        exposed, behind = self._waits(usual, slow)
+        exposed, behind, slowest = self._waits(usual)
         for number, (parts, rest) in enumerate(zip(book, rests, strict=True)):
             beyond = rest - usual
             if beyond > 0 and (number == 0 or rest > _STALLED * usual):
@@ -231,6 +291,8 @@ class Steps:
             parts["communicating"] = min(rest, exposed)
             parts["slow rank"] = min(rest - parts["communicating"], behind)
             parts["stepping"] = rest - parts["communicating"] - parts["slow rank"]
+            if slowest is not None:
+                slow["slow rank", slowest] += parts["slow rank"]
         return book
 
     def _length(self, number: int, steps: int = 1) -> float:
@@ -238,7 +300,7 @@ class Steps:
         before = number - steps
         return self.ends[number] - (self.ends[before] if before >= 0 else self.first)
 
-    def _noted(self, number: int, slow: Counter[tuple[PartName, int]]) -> dict[PartName, float]:
+    def _noted(self, number: int, slow: dict[tuple[PartName, int], float]) -> dict[PartName, float]:
         """Parts that a rank timed: of the rank that took longest. No more than the step took."""
         length = left = self._length(number)
         parts: dict[PartName, float] = {}
@@ -248,15 +310,18 @@ class Steps:
                 for r in self.ranks
             }
             most = max(took, key=lambda rank: took[rank])
-            if name != "observing" and took[most] - median_low(took.values()) > _SLOW * length:
-                slow[name, most] += 1
+            more = min(took[most], left) - median_low(took.values())
+            if name != "observing" and more > _SLOW * length:
+                slow[name, most] += more
             parts[name] = min(took[most], left)
             left -= parts[name]
         return parts
 
-    def _waits(self, usual: float, slow: Counter[tuple[PartName, int]]) -> tuple[float, float]:
-        """Seconds per step in which all ranks wait for the network, and for the slowest rank."""
-        waits, behind = [], []
+    def _waits(self, usual: float) -> tuple[float, float, int | None]:
+        """Seconds per step in which all ranks wait for the network, and for the slowest rank: the
+        one that is behind in most traces."""
+        waits: list[float] = []
+        behind: dict[int, list[float]] = defaultdict(list)
         for number, traced in self.traced.items():
             length = self._length(number - 1, TRACED_STEPS)
             end = self.ends[number - 1]
@@ -270,10 +335,12 @@ class Steps:
             slowest = max(own, key=lambda rank: own[rank])
             more = (own[slowest] - median_low(own.values())) / TRACED_STEPS
             if more > _SLOW * usual:
-                slow["slow rank", slowest] += 1
-                behind.append(more)
-        many = 2 * len(behind) > len(waits)
-        return (fmean(waits) if waits else 0.0), (fmean(behind) if many else 0.0)
+                behind[slowest].append(more)
+        exposed = fmean(waits) if waits else 0.0
+        for rank, some in behind.items():
+            if 2 * len(some) > len(waits):
+                return exposed, fmean(some), rank
+        return exposed, 0.0, None
 
 
 def where(stacks: str) -> str:

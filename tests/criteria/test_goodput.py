@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import pytest
 
 from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger, read_notes, where
+from pytest_mnode.spec.workload import PartName
 
 T = 1_000_000.0
+NAMES: tuple[PartName | Literal["goodput"], ...] = (*PARTS, "goodput")
 
 
 def trace(rank: int, *, exposed: float, hidden: float = 0.0) -> bytes:
@@ -102,6 +105,62 @@ def test_a_restart(last_step: int | None, lost: Mapping[str, float]) -> None:
     assert parts(found) == {"starting": 5, "restarting": 8, **lost}
 
 
+def test_starts_are_told_apart() -> None:
+    """Rank 1 died before it called a module, and begins first after the restart."""
+    died = {"rank1.7.jsonl": f'["begin", {T + 2}, "node1"]\n'.encode()}
+    again = notes(1, 18, 10, start=1), notes(0, 18.5, 10, start=1, each=0.95)
+    found = made(notes(0, 0, 10), died, *again, wall=33, last_step=16)
+    assert parts(found) == {"starting": 5, "restarting": 8.5, "stepping": 15.5, "lost steps": 4}
+    assert found.starts == 2
+
+
+def test_one_odd_step_accuses_nobody() -> None:
+    shared = [("input", 5.0 + n, 5.4 + n) for n in range(10)]
+    odd = [*shared[:3], ("input", 8.0, 8.9), *shared[4:]]
+    found = made(notes(0, 0, 10, spans=odd), notes(1, 0, 10, spans=shared), wall=15)
+    assert found.parts["input"] == pytest.approx(4.5)
+    assert found.slow == {}
+    traces = {
+        f"rank{rank}.00.{number}.trace.json.gz": trace(rank, exposed=0.4 if rank == slow else 1.2)
+        for number, slow in ((4, 0), (7, 1), (9, 2))
+        for rank in range(3)
+    }
+    found = made(traces, *(notes(rank, 0, 10) for rank in range(3)), wall=15)
+    assert found.slow == {}
+    assert (found.parts["slow rank"], found.traces) == (0, 3)
+
+
+@pytest.mark.parametrize("ahead", [-100.0, 100.0, 3.0])
+def test_clocks_that_differ(ahead: float) -> None:
+    found = made(notes(0, 2 + ahead, 10), notes(1, 2, 10), wall=18)
+    assert found.goodput is None
+    assert {found.unseen(name) for name in NAMES} == {
+        "clocks of the nodes differ from the controller's"
+    }
+
+
+def test_what_is_unseen() -> None:
+    plain = notes(0, 0, 10), notes(1, 0, 10)
+    traced = {f"rank{rank}.00.7.trace.json.gz": trace(rank, exposed=1) for rank in range(2)}
+    spans = [("hidden input", 6.0, 6.5), ("save", 7.0, 7.1)]
+    again = notes(0, 18, 10, start=1, spans=spans), notes(1, 18, 10, start=1)
+
+    def unseen(found: Ledger) -> set[str]:
+        return {name for name in NAMES if found.unseen(name)}
+
+    assert unseen(made(*plain, wall=15)) == {
+        *("communicating", "slow rank", "input", "checkpointing")
+    }
+    assert unseen(made(traced, *plain, *again, wall=33, last_step=16)) == set()
+    assert unseen(made(traced, *plain, *again, wall=33)) == {"lost steps", "goodput"}
+    one = dict(list(traced.items())[:1])
+    assert unseen(made(one, *plain, *again, wall=33, last_step=16)) == {
+        *("communicating", "slow rank")
+    }
+    hidden = made(traced, *plain, *again, wall=33, last_step=16)
+    assert hidden.parts["input"] == 0
+
+
 def test_a_stall_and_a_hang() -> None:
     found = made(notes(0, 0, 10, stall={6: 7.0}), wall=22)
     assert parts(found) == {"starting": 5, "stepping": 10, "stalled": 7}
@@ -110,11 +169,12 @@ def test_a_stall_and_a_hang() -> None:
 
 @pytest.mark.parametrize(
     "files",
-    [{}, {"rank0.7.jsonl": b'["begin", 1.0, "a"]\n'}, {"rank0.7.5.trace.json.gz": b""}],
+    [{}, {"rank0.7.jsonl": b'["begin", 1000001.0, "a"]\n'}, {"rank0.7.5.trace.json.gz": b""}],
 )
 def test_what_was_not_noted_is_unattributed(files: Mapping[str, bytes]) -> None:
     found = made(files, wall=9)
     assert (parts(found), found.goodput) == ({"unattributed": 9}, None)
+    assert found.unseen("input") == "no rank noted a step"
 
 
 def test_programs_that_a_rank_starts_do_not_count() -> None:
