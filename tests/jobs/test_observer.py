@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -49,29 +50,68 @@ with torch.profiler.profile() as own:
     train(3)
 assert own.key_averages()
 """
-"""It begins at step 25, at which the observer begins a trace too, and has written it first."""
+"""It begins at step 25, and is running at step 27, after which a trace would begin."""
+GROUPS = """
+    import sys, torch
+
+    model = torch.nn.Linear(8, 1)
+    adam = torch.optim.Adam([{"params": [one]} for one in model.parameters()])
+    groups = adam.param_groups
+
+    def step():  # as DeepSpeed does
+        for one in groups:
+            adam.param_groups = [one]
+            adam.step()
+        adam.param_groups = groups
+
+    step()
+    run = torch.compile(model, backend="eager", fullgraph=True) if "compiled" in sys.argv else model
+    for _ in range(8 if "cut" in sys.argv else 12):
+        {forward}
+        step()
+    other = torch.optim.SGD(torch.nn.Linear(8, 1).parameters(), 0.1)
+    for _ in range(12 if "replaced" in sys.argv else 0):
+        other.step()
+"""
+FUNCTION = "torch.compile(lambda x: model(x), backend='eager', fullgraph=True)(torch.ones(8))"
 
 
-def observed(tmp_path: Path, then: str = "pass", rank: str = "3") -> subprocess.Popen[str]:
+def observed(
+    tmp_path: Path,
+    then: str = "pass",
+    *,
+    script: str = "",
+    argv: Sequence[str] = (),
+    change: Mapping[str, str] | None = None,
+    faults: str = "",
+) -> subprocess.Popen[str]:
     """A started rank; its notes are in tmp_path/notes."""
     for name in ("notes", "site", "job"):
         (tmp_path / name).mkdir()
     source = Path(observer.__file__).read_text()
     (tmp_path / "notes/sitecustomize.py").write_text(source)
-    (tmp_path / "site/sitecustomize.py").write_text("import sys; sys.argv.append('hidden')")
-    script = tmp_path / "train.py"
-    script.write_text(dedent(TRAINING).replace("{then}", dedent(then).strip()))
-    env = {**os.environ, "MNODE_JOB_NODE": "node1", "RANK": rank}
+    hidden = "import sys; sys.argv.append('hidden')\n"
+    (tmp_path / "site/sitecustomize.py").write_text(hidden + dedent(faults))
+    program = tmp_path / "train.py"
+    program.write_text(script or dedent(TRAINING).replace("{then}", dedent(then).strip()))
+    env = {**os.environ, "MNODE_JOB_NODE": "node1", "RANK": "3"}
     env["PYTHONPATH"] = str(tmp_path / "site")
-    env |= Notes(tmp_path / "notes").env(env)
-    argv = [sys.executable, str(script), str(tmp_path / "job")]
-    return subprocess.Popen(argv, env=env, text=True, stderr=subprocess.PIPE)
+    env |= Notes(tmp_path / "notes").env(env) | dict(change or {})
+    command = [sys.executable, str(program), *(argv or [str(tmp_path / "job")])]
+    return subprocess.Popen(command, env=env, text=True, stderr=subprocess.PIPE)
+
+
+def observing(said: str) -> list[str]:
+    """What the observer says; kineto says other things."""
+    assert "Traceback" not in said
+    return [one[11:] for one in said.splitlines() if one.startswith("observing: ")]
 
 
 def test_what_a_rank_notes(tmp_path: Path) -> None:
     program = observed(tmp_path, OWN_PROFILER)
     _, said = program.communicate(timeout=60)
     assert program.returncode == 0, said
+    assert observing(said) == []
     [[noted]] = read_notes(Notes(tmp_path / "notes").files())
     assert (noted.rank, noted.node, len(noted.steps)) == (3, "node1", 27)
     assert {kind: len(some) for kind, some in noted.spans.items()} == {
@@ -83,8 +123,68 @@ def test_what_a_rank_notes(tmp_path: Path) -> None:
     assert noted.began is not None
     assert noted.began < noted.forward < noted.steps[0]
     [traced] = noted.traces.items()
-    assert traced[0] == 7
+    assert traced[0] == 9
     assert traced[1].computing > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "forward", "steps", "traces"),
+    [
+        (["eager"], "run(torch.ones(8))", 12, [9]),
+        (["compiled"], "run(torch.ones(8))", 12, [9]),
+        (["replaced"], "run(torch.ones(8))", 24, [9]),
+        (["cut"], "run(torch.ones(8))", 8, []),
+        (["no forward"], "pass", 12, [9]),
+        (["function"], FUNCTION, 12, [9]),
+    ],
+    ids=["eager", "compiled", "replaced", "cut", "no forward", "function"],
+)
+def test_steps_that_count(
+    tmp_path: Path, asked: list[str], forward: str, steps: int, traces: list[int]
+) -> None:
+    script = dedent(GROUPS).replace("{forward}", forward)
+    program = observed(tmp_path, script=script, argv=asked)
+    _, said = program.communicate(timeout=60)
+    assert program.returncode == 0, said
+    assert observing(said) == []
+    [[noted]] = read_notes(Notes(tmp_path / "notes").files())
+    assert (len(noted.steps), list(noted.traces)) == (steps, traces)
+    assert noted.forward is not None
+    assert noted.forward <= noted.steps[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"RANK": "x"}, ["ValueError:"]),
+        ({observer.DIRECTORY: "/proc/no"}, ["FileNotFoundError:"]),
+        ({"FULL": "1"}, []),
+        ({"BROKEN": "1"}, ["ZeroDivisionError:"]),
+    ],
+    ids=["rank", "folder", "full", "broken"],
+)
+def test_nothing_of_it_ends_the_job(
+    tmp_path: Path, change: dict[str, str], said: list[str]
+) -> None:
+    faults = """
+        import os
+        if "FULL" in os.environ:
+            write = os.write
+            def full(file, data):
+                if data.startswith(b"["):
+                    raise OSError(28, "No space left on device")
+                return write(file, data)
+            os.write = full
+        if "BROKEN" in os.environ:
+            import torch
+            torch.profiler.profile = lambda **_: 1 / 0
+            torch.cuda.is_initialized = lambda: 1 / 0
+    """
+    program = observed(tmp_path, then="train(8)", change=change, faults=faults)
+    _, error = program.communicate(timeout=60)
+    assert program.returncode == 0, error
+    assert (tmp_path / "job/model.pt").exists()
+    assert [one.partition(" ")[0] for one in observing(error)] == said
 
 
 class Endless:
