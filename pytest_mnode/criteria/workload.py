@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from pytest_mnode.launchers.node import count
 from pytest_mnode.logs.causes import ENDINGS, Cause, first_cause
 from pytest_mnode.logs.flight_recorder import dump_causes, read_dump
 from pytest_mnode.logs.training import FORMATS, Progress, Step, read_progress
-from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals
+from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals, listed
 from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
@@ -152,9 +153,10 @@ def _run(
         patterns = {promise.reads: FORMATS[promise.reads]}
     elif promise.reads != "auto":
         patterns = {"own": promise.reads}
-    said = read_progress(output.values(), patterns)
     files = notes.files() if notes else {}
     starts = read_notes(files)
+    restarts = max(0, len(starts) - 1)
+    said = read_progress(output.values(), patterns, ranks=ranks, restarts=restarts)
     places = {one.rank: one.node for ranks in starts for one in ranks}
     return Ran(
         nodes,
@@ -208,11 +210,11 @@ def _cause(
 def counted(said: Progress) -> tuple[int, int] | None:
     """Steps from the first to the last, by a log that may print only some: at least, at most.
 
-    None if it numbers fewer than two. A log of every step is exact. Others may begin with the step
-    0 or 1, and have made steps after the last one that they print.
+    None if it numbers fewer than two, or those of each epoch anew. A log of every step is exact.
+    Others may begin with the step 0 or 1, and have made steps after the last one that they print.
     """
     numbers = [one.number for one in said.steps]
-    if len(numbers) < 2:
+    if len(numbers) < 2 or said.epochs > 1:
         return None
     first, last = numbers[0], numbers[-1]
     apart = max(after - before for before, after in pairwise(numbers))
@@ -312,7 +314,11 @@ def _rate(
     value: Callable[[Step], float | None],
 ) -> Measurement:
     """The median over the steps that count, with the interval of the medians of parts of them."""
-    known = [v for one in _counted(ran, promise) if (v := value(one)) is not None and v > 0]
+    known = [
+        v
+        for one in _counted(ran, promise)
+        if (v := value(one)) is not None and v > 0 and math.isfinite(v)
+    ]
     if not known:
         return Measurement.unknown(name, _silent(ran, promise, unit or "MFU"), unit=unit)
     size = max(1, len(known) // _BLOCKS)
@@ -329,7 +335,9 @@ def _silent(ran: Ran, promise: WorkloadCriterion, what: str) -> str:
     if ran.why:
         return ran.why
     if not ran.said.steps:
-        return f"no step was read in its output; name its format by {_KEY}.reads"
+        first = listed(repr(one[:80]) for one in ran.said.first)
+        begins = f"; it begins {first}" if first else ", which is empty"
+        return f"no step was read in its output{begins}; name its format by {_KEY}.reads"
     if not _counted(ran, promise):
         return f"{len(ran.said.steps)} steps, and warmup: {promise.warmup} do not count"
     return f"its steps have no {what} ({ran.said.format}); {_KEY}.reads may have a group for it"
@@ -339,6 +347,9 @@ def _efficiencies(
     runs: Sequence[Ran], promise: WorkloadCriterion, limit: float
 ) -> Iterator[Measurement]:
     base, *others = runs
+    if not others:
+        why = f"it ran on {count(len(base.nodes))} only: the test has fewer than the next number"
+        yield Measurement.unknown("efficiency", why, source=f"{_KEY}.efficiency_at_least {limit:g}")
     source = f"{_KEY}.efficiency_at_least {limit:g}, against {count(len(base.nodes))}"
     bound = at_least(limit).of("workload.efficiency_at_least", limit)
     for ran in others:
@@ -502,5 +513,8 @@ def judge_loss(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
         if (loss := said.get(step)) is None:
             why = ran.why or f"its output has no loss of step {step}"
             yield Measurement.unknown(name, why, expected=bound, source=source)
+        elif math.isnan(loss):
+            note = "NaN or infinite, on a rank at least"
+            yield Measurement.none_allowed(f"{name}: no number", (), source, count=1, note=note)
         else:
             yield Measurement(name, loss, "", bound, source)

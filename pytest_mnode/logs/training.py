@@ -10,13 +10,17 @@ trainer_callback.py; tqdm. Seen printed: torchtitan 0.2.2; transformers 5.24 by 
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
+from math import nan
 from statistics import median
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?))"
 _BAR = r"\| *(?P<step>\d+)/(?P<total>\d+) \[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<rest>\d\d)<"
 """The end of a bar of tqdm; a Trainer's has no words before it, unlike those of other work."""
 _WORDS = r"^(?:\[[^\]]*\]:)?\s*(?:(?:[Tt]rain(?:ing)?|(?:[Tt]raining )?[Ss]teps?) *:)? *\d+%\|[^|]*"
@@ -31,8 +35,10 @@ FORMATS: Mapping[str, str] = {
 }
 """By the name of a format, a pattern of the lines about a step."""
 _VALUES: Mapping[str, str] = {
-    "loss": r"(?:\blm loss|\breduced_train_loss|\btrain_loss(?:_step)?|\bloss)'?[:=]? *'?%s",
-    "seconds": r"(?:_timing in s[:=]|iter time \(s\):|\b(?:time|dt)[ :=]+(?=[\d.]+ ?s\b)) *%s",
+    "loss": r"(?:\blm loss|\breduced_train_loss|\btrain_loss(?:_step)?"
+    r"|(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!test[ /-])\bloss)'?[:=]? *'?%s",
+    "seconds": r"(?:_timing in s[:=]|iter time \(s\):|\bdt[ :=]+(?=[\d.]+ ?s\b)) *%s",
+    "time": r"(?<!elapsed )(?<!total )\btime[ :=]+(?=[\d.]+ ?s\b)%s",
     "milliseconds": r"(?:per iteration \(ms\):|\b(?:time|dt)[ :=]+(?=[\d.]+ ?ms\b)) *%s",
     "tokens_per_s": r"\b(?:tps|wps|tok(?:ens)?/s(?:ec)?)[ :=]+%s",
     "samples_per_s": r"(?:CurrSamplesPerSec=|samples/sec: )%s",
@@ -41,8 +47,14 @@ _VALUES: Mapping[str, str] = {
     "mfu_percent": r"\bmfu:? +%s ?%%",
 }
 """Values of a step, each searched in such a line; a pattern of one's own names them as groups."""
-VALUE_NAMES = (*_VALUES, "step", "minutes", "rest", "hours")
+_CLOCK = ("minutes", "rest", "hours")
+VALUE_NAMES = ("step", *(one for one in _VALUES if one != "time"), "job_tokens_per_s", *_CLOCK)
+_OF_WHOM = ("tokens_per_s", "samples_per_s", "tflops")
+"""Rates of which a plain line leaves open whether they are of a rank or of the whole job."""
+_BESIDE = re.compile(r"\b(?:val|valid|validation|eval|test)[ _/-]?loss\b")
+"""An evaluation's line, which may repeat the loss of training over other batches."""
 _COMPILED = {name: re.compile(pattern % _NUMBER) for name, pattern in _VALUES.items()}
+_ONLY = re.compile(rf"\s*{_NUMBER}\W*$")
 _BAR_RATE = re.compile(r"<[^,\]]*, *([\d.]+) ?(it/s|s/it)")
 _HF_LOSS = re.compile(rf"\{{'loss': '?{_NUMBER}'?, ")
 _HF_RAN = re.compile(
@@ -66,24 +78,64 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a log says of a run. format: its name; "" if no line of it was understood."""
+    """What a log says of a run. format: its name; "" if no line of it was understood. epochs: how
+    often its steps begin at the first again, other than by restarts. first: its first lines."""
 
     format: str
     steps: tuple[Step, ...] = ()
+    epochs: int = 1
+    first: tuple[str, ...] = ()
 
 
-def read_progress(texts: Iterable[str], patterns: Mapping[str, str] = FORMATS) -> Progress:
+@dataclass(slots=True)
+class _Numbers:
+    """Numbers the steps of one output on, where each epoch begins at the first again.
+
+    Ranks that share it may be a line apart, so only a return by two lines or more counts.
+    """
+
+    restarts: int
+    first: int | None = None
+    seen: set[int] = field(default_factory=set)
+    returns: int = 0
+    offset: int = 0
+    clock: float = 0.0
+    passed: float = 0.0
+
+    def of(self, number: int, *, bar: bool) -> int:
+        above = sorted(one for one in self.seen if one > number)
+        self.first = number if self.first is None else self.first
+        if len(above) > 1:
+            self.returns += 1
+            if not self.restarts and number <= max(1, self.first):
+                self.offset += above[-1] - number + (0 if bar else above[-1] - above[-2])
+                self.clock += self.passed
+                self.seen.clear()
+            self.seen.difference_update(above)
+        self.seen.add(number)
+        return self.offset + number
+
+
+def read_progress(
+    texts: Iterable[str],
+    patterns: Mapping[str, str] = FORMATS,
+    *,
+    ranks: int = 1,
+    restarts: int = 0,
+) -> Progress:
     """The steps in the output of a job, by the format that most of its lines have.
 
-    texts: of its nodes, or ranks. Of formats with equally many steps the first counts. A step that
-    several ranks print has the median of what they say.
+    texts: of its nodes, or ranks. restarts: how often it began again; without any, steps that begin
+    at the first again are of a next epoch, and numbered on. Of formats with equally many steps the
+    first counts. A step that several ranks print has the median of what they say; NaN, if one does.
     """
-    lines = [line for text in texts for line in _lines(text)]
-    best = Progress("")
+    outputs = [list(_lines(text)) for text in texts]
+    lines = (line.strip() for text in outputs for line in text)
+    best = Progress("", first=tuple(islice(filter(None, lines), 3)))
     for name, pattern in patterns.items():
-        found = _steps(lines, re.compile(pattern))
-        if len(found) > len(best.steps):
-            best = Progress(name, found)
+        found = _read(name, outputs, re.compile(pattern), ranks, restarts)
+        if len(found.steps) > len(best.steps):
+            best = found
     return best
 
 
@@ -92,69 +144,118 @@ def _lines(text: str) -> Iterator[str]:
         yield from filter(None, line.split("\r"))
 
 
-def _steps(lines: Sequence[str], pattern: re.Pattern[str]) -> tuple[Step, ...]:
+def _read(
+    name: str,
+    outputs: Sequence[Sequence[str]],
+    pattern: re.Pattern[str],
+    ranks: int,
+    restarts: int,
+) -> Progress:
     """Of a bar, the loss belongs to what is drawn after it: what was drawn before may be old."""
     said: dict[int, dict[str, list[float]]] = {}
     passed: dict[int, float] = {}
-    total = last = loss = None
-    for line in lines:
-        if (match := pattern.search(line)) is None:
-            if last is not None and (found := _HF_LOSS.search(line)):
-                loss = _number(found[1])
-            continue
-        values = _values(line, match)
-        last = int(values.pop("step"))
-        if "minutes" in values:
-            of = values.pop("total", None)
-            if (total := total or of) != of:
-                continue  # of an evaluation within the training
-            passed[last] = 60 * (60 * values.get("hours", 0) + values["minutes"]) + values["rest"]
-            if rate := _BAR_RATE.search(line):
-                values["shown"] = float(rate[1]) if rate[2] == "s/it" else 1 / float(rate[1])
-        if loss is not None:
-            values["loss"], loss = loss, None
-        of_step = said.setdefault(last, {})
-        for name, value in values.items():
-            of_step.setdefault(name, []).append(value)
+    total, epochs = _total(outputs, pattern), 1
+    vague = name == "plain" or name not in FORMATS
+    for lines in outputs:
+        numbers, last, loss = _Numbers(restarts), None, None
+        for line in lines:
+            if (match := pattern.search(line)) is None:
+                if last is not None and (found := _HF_LOSS.search(line)):
+                    loss = _number(found[1])
+                continue
+            values = _values(line, match, vague=vague)
+            if values.pop("total", total) != total or not math.isfinite(values.get("step", nan)):
+                continue
+            bar = "minutes" in values and "rest" in values
+            last = numbers.of(int(values.pop("step")), bar=bar)
+            if bar:
+                minutes = 60 * values.get("hours", 0) + values["minutes"]
+                numbers.passed = 60 * minutes + values["rest"]
+                passed[last] = numbers.clock + numbers.passed
+                if rate := _BAR_RATE.search(line):
+                    shown = float(rate[1]) or nan
+                    values["shown"] = shown if rate[2] == "s/it" else 1 / shown
+            if loss is not None:
+                values["loss"], loss = loss, None
+            of_step = said.setdefault(last, {})
+            for key, value in values.items():
+                of_step.setdefault(key, []).append(value)
+        if loss is not None and said:
+            said[max(said)].setdefault("loss", []).append(loss)
+        epochs = max(epochs, 1 + numbers.returns - restarts)
     if passed:
         said.pop(0, None)
-    if loss is not None and said:
-        said[max(said)].setdefault("loss", []).append(loss)
-    batch = _batch(lines, total) if total else {}
-    return tuple(
-        _step(
-            number,
-            batch | {name: median(values) for name, values in said[number].items()},
-            _between(number, passed),
-        )
+    batch = _batch(outputs, total) if total else {}
+    middle = {
+        number: batch | {key: _middle(values) for key, values in said[number].items()}
         for number in sorted(said)
-    )
+    }
+    _drop_elapsed(list(middle.values()))
+    steps = (_step(one, of_it, _between(one, passed), ranks) for one, of_it in middle.items())
+    return Progress(name, tuple(steps), epochs)
 
 
-def _batch(lines: Iterable[str], steps: float) -> dict[str, float]:
+def _total(outputs: Sequence[Sequence[str]], pattern: re.Pattern[str]) -> float | None:
+    """Steps of the training's bar, not an evaluation's: drawn after losses, else of most steps."""
+    drawn: dict[str, set[str]] = {}
+    losses, said = Counter[str](), False
+    for line in chain.from_iterable(outputs):
+        if _HF_LOSS.search(line):
+            said = True
+        elif (match := pattern.search(line)) and (total := match.groupdict().get("total")):
+            drawn.setdefault(total, set()).add(match["step"])
+            losses[total] += said
+            said = False
+    most = max(drawn, key=lambda one: (losses[one], len(drawn[one])), default=None)
+    return None if most is None else float(most)
+
+
+def _middle(values: Sequence[float]) -> float:
+    return median(values) if all(map(math.isfinite, values)) else nan
+
+
+def _drop_elapsed(steps: Sequence[dict[str, float]]) -> None:
+    """Drop a time that rises from step to step: the time since the begin, not of a step."""
+    pairs = list(pairwise(one["time"] for one in steps if "time" in one))
+    if len(pairs) > 1 and sum(after > before for before, after in pairs) >= 0.9 * len(pairs):
+        for one in steps:
+            one.pop("time", None)
+
+
+def _batch(outputs: Sequence[Sequence[str]], steps: float) -> dict[str, float]:
     """Samples of a step, by what a Trainer says at its end."""
-    ran = next(filter(None, map(_HF_RAN.search, lines)), None)
-    return {"batch": round(_number(ran[1]) * _number(ran[2]) / steps)} if ran else {}
+    ran = next(filter(None, map(_HF_RAN.search, chain.from_iterable(outputs))), None)
+    samples = (_number(ran[1]) or nan) * (_number(ran[2]) or nan) if ran else nan
+    return {"batch": round(samples / steps)} if math.isfinite(samples) else {}
 
 
-def _values(line: str, match: re.Match[str]) -> dict[str, float]:
+def _values(line: str, match: re.Match[str], *, vague: bool) -> dict[str, float]:
+    """vague: whether a line says less than its words, unless a pattern names them."""
     found = {name: one[1] for name, pattern in _COMPILED.items() if (one := pattern.search(line))}
+    if vague:
+        found = {name: one for name, one in found.items() if name not in _OF_WHOM}
+        if "loss" in found and _BESIDE.search(line):
+            found["loss beside"] = found.pop("loss")
     found |= {name.rstrip("_"): one for name, one in match.groupdict().items() if one is not None}
-    return {name: _number(one) for name, one in found.items()}
+    known = {name: _number(one) for name, one in found.items()}
+    return {name: one for name, one in known.items() if one is not None}
 
 
-def _step(number: int, said: Mapping[str, float], seconds: float | None) -> Step:
+def _step(number: int, said: Mapping[str, float], seconds: float | None, ranks: int) -> Step:
+    tokens = said.get("tokens_per_s")
+    if tokens is None and "job_tokens_per_s" in said:
+        tokens = said["job_tokens_per_s"] / ranks
     if "milliseconds" in said:
         seconds = said["milliseconds"] / 1000
-    seconds = said.get("seconds", seconds or said.get("shown"))
+    seconds = said.get("seconds", said.get("time", seconds or said.get("shown")))
     samples = said.get("samples_per_s")
     if samples is None and seconds and "batch" in said:
         samples = said["batch"] / seconds
     return Step(
         number,
-        said.get("loss"),
+        said.get("loss", said.get("loss beside")),
         seconds,
-        said.get("tokens_per_s"),
+        tokens,
         samples,
         said.get("tflops"),
         said["mfu_percent"] / 100 if "mfu_percent" in said else None,
@@ -172,5 +273,7 @@ def _between(number: int, passed: Mapping[int, float]) -> float | None:
     return took / (number - since) if took >= 10 else None
 
 
-def _number(text: str) -> float:
-    return float(text.replace(",", ""))
+def _number(text: str) -> float | None:
+    """None if it is none; what is not of a word may follow it, such as ";" or "%"."""
+    found = _ONLY.match(text)
+    return float(found[1].replace(",", "")) if found else None

@@ -69,8 +69,8 @@ class WorkloadCriterion(Criterion):
     """Limit from its start to its end, on each number of nodes."""
     reads: Format | Text = "auto"
     """How it prints a step: a known format, or a regular expression with the groups step, and loss,
-    seconds, milliseconds, tokens_per_s (of one accelerator), samples_per_s and batch (of the whole
-    job), tflops (of one accelerator), mfu_percent."""
+    seconds, milliseconds, tokens_per_s and tflops (of one accelerator), job_tokens_per_s,
+    samples_per_s and batch (of the whole job), mfu_percent."""
     warmup: Count = 5
     """First steps that do not count."""
     tokens_per_s_at_least: Above | None = None
@@ -126,6 +126,10 @@ class WorkloadCriterion(Criterion):
         if unknown := sorted(set(groups) - set(VALUE_NAMES)):
             accepted = ", ".join(VALUE_NAMES)
             raise ValueError(f"group {unknown[0]} is not known; accepted: {accepted}")
+        if {"minutes", "rest", "hours"} & set(groups) and not {"minutes", "rest"} <= set(groups):
+            raise ValueError(
+                f"{written!r} has a part of a clock; accepted: minutes and rest, or neither"
+            )
         return written
 
     @model_validator(mode="after")

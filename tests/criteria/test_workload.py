@@ -30,6 +30,7 @@ from pytest_mnode.spec.workload import WorkloadCriterion
 from tests.spec.conftest import changed
 
 TIME = "time from the kill to a new step"
+OWN = {"own": r"^step (?P<step>\d+) .*?(?:tok/s (?P<tokens_per_s>\S+))?$"}
 NODES = ("node0", "node1", "node2", "node3")
 
 
@@ -55,7 +56,7 @@ def ran(
         lines.append(f"step {n} loss {8 - n / 10} time {seconds * slow:.3f} s{rate}")
     ended = {} if why else dict.fromkeys(names, 0) | dict(codes or {})
     cause = first_cause({"node2": output}) if output else None
-    return Ran(names, nodes * 8, ended, why, read_progress(["\n".join(lines)]), cause, 9.0)
+    return Ran(names, nodes * 8, ended, why, read_progress(["\n".join(lines)], OWN), cause, 9.0)
 
 
 def verdicts(found: Any) -> dict[str, str | None]:
@@ -108,6 +109,17 @@ def test_efficiency(small: Ran, large: Ran, value: float | None) -> None:
         assert one.verdict == "fail"
 
 
+def test_an_efficiency_against_nothing_is_inconclusive() -> None:
+    asked = promise(nodes=[1, 4], efficiency_at_least=0.9)
+    assert verdicts(judge_rates([ran(1)], asked, "a rank")) == {"efficiency": "inconclusive"}
+
+
+def test_a_log_that_is_not_understood_is_shown() -> None:
+    one = replace(ran(), said=read_progress(["Epoch one\n\nfoo"]))
+    found = only(judge_rates([one], promise(tokens_per_s_at_least=1), "a rank"))
+    assert (found.verdict, "'Epoch one'; 'foo'" in found.note) == ("inconclusive", True)
+
+
 def test_a_log_without_a_rate_is_inconclusive() -> None:
     one = only(judge_rates([ran(tokens=None)], promise(tokens_per_s_at_least=1), "a rank"))
     assert one.verdict == "inconclusive"
@@ -140,6 +152,9 @@ def test_loss() -> None:
         "loss of step 8": "fail",
         "loss of step 99": "inconclusive",
     }
+    lines = ("step 4 loss nan", "step 4 loss 7.6", "step 4 loss 7.6")
+    broken = replace(ran(), said=read_progress(["\n".join(lines)]))
+    assert verdicts(judge_loss(broken, asked))["loss of step 4: no number"] == "fail"
 
 
 def observed(**changes: Any) -> Ran:
@@ -262,6 +277,7 @@ def test_steps_that_may_be_lost(apart: int, goodput: str, lost: str) -> None:
         ("{command: [a], reads: 'S(\\d+)'}", "has no group step; accepted: auto, torchtitan"),
         ("{command: [a], reads: '(?P<step>x)(?P<los>y)'}", "group los is not known"),
         ("{command: [a], reads: '(?P<step>'}", "is no regular expression"),
+        ("{command: [a], reads: '(?P<step>x)(?P<minutes>y)'}", "minutes and rest, or neither"),
         ("{command: [a], efficiency_at_least: 0.9}", "needs nodes: two or more numbers"),
         (
             "{command: [a], resume: {after_step: 5, within: 9 s, lost_steps_at_most: 1}}",

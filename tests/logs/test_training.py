@@ -48,7 +48,7 @@ LOGS: dict[str, tuple[str, Step]] = {
         "steps: {n} loss: 9.{n}123 iter time (s): 0.512 samples/sec: 100.1",
         Step(4, 9.4123, 0.512, None, 100.1),
     ),
-    "plain": ("step {n} | loss 3.{n} | dt 250.5 ms | tok/sec 1234", Step(4, 3.4, 0.2505, 1234)),
+    "plain": ("step {n} | loss 3.{n} | dt 250.5 ms | tok/sec 1234", Step(4, 3.4, 0.2505)),
     "plain iterations": (
         "iter {n}: loss 3.{n}000, time 250.50ms, mfu 50%",
         Step(4, 3.4, 0.2505, mfu=0.5),
@@ -147,9 +147,93 @@ def test_a_loss_that_is_no_number() -> None:
     assert math.isnan(one.loss)
 
 
-def test_patterns_of_ones_own() -> None:
-    own = {"own": r"^S(?P<step>\d+) L(?P<loss>\S+) T(?P<seconds>\S+)"}
-    assert read_progress(["S7 L1.5 T0.25\nnoise"], own).steps == (Step(7, 1.5, 0.25),)
+@pytest.mark.parametrize("loss", ["nan", "NaN", "inf", "-inf", "Infinity"])
+def test_a_loss_of_one_rank_that_is_no_number_is_that_of_all(loss: str) -> None:
+    [one] = read_progress([f"step 1 loss {loss}\nstep 1 loss 3.0\nstep 1 loss 3.1"]).steps
+    assert one.loss is not None
+    assert math.isnan(one.loss)
+
+
+OWN = r"^S(?P<step>\S+) L(?P<loss>\S+)(?: T(?P<seconds>\S+))?(?: J(?P<job_tokens_per_s>\S+))?"
+
+
+@pytest.mark.parametrize(
+    ("line", "steps"),
+    [
+        ("S7 L1.5 T0.25\nnoise", (Step(7, 1.5, 0.25),)),
+        ("S7 L1.5; J4,000", (Step(7, 1.5, None, 1000),)),
+        ("S7 Ln/a T0.25", (Step(7, None, 0.25),)),
+        ("S7 L1.5k", (Step(7),)),
+        ("S7 L1.2.3", (Step(7),)),
+        ("Snan L1.5\nSx L1", ()),
+    ],
+)
+def test_patterns_of_ones_own(line: str, steps: tuple[Step, ...]) -> None:
+    assert read_progress([line], {"own": OWN}, ranks=4).steps == steps
+
+
+def test_a_pattern_whose_step_may_be_missing() -> None:
+    own = {"own": r"^(?:S(?P<step>\d+) )?L(?P<loss>\S+)"}
+    assert read_progress(["L2.5\nS3 L1.5"], own).steps == (Step(3, 1.5),)
+
+
+@pytest.mark.parametrize(
+    ("printed", "restarts", "numbers", "epochs"),
+    [
+        ([*range(1, 6)] * 3, 0, [*range(1, 16)], 3),
+        ([*range(5)] * 3, 0, [*range(15)], 3),
+        ([*range(0, 50, 10)] * 2, 0, [*range(0, 100, 10)], 2),
+        ([*range(10, 51, 10)] * 2, 0, [*range(10, 101, 10)], 2),
+        ([*range(1, 6), *range(1, 9)], 1, [*range(1, 9)], 1),
+        ([*range(1, 6), *range(3, 9)], 1, [*range(1, 9)], 1),
+        ([*range(1, 6), *range(1, 6), *range(3, 6)], 1, [*range(1, 6)], 2),
+        ([1, 1, 2, 1, 2, 2, 3, 2, 3, 3], 0, [1, 2, 3], 1),
+    ],
+)
+def test_epochs_and_restarts(
+    printed: list[int], restarts: int, numbers: list[int], epochs: int
+) -> None:
+    text = "\n".join(f"step {one} loss 1" for one in printed)
+    found = read_progress([text], restarts=restarts)
+    assert ([one.number for one in found.steps], found.epochs) == (numbers, epochs)
+
+
+def test_bars_of_epochs_go_on() -> None:
+    bars = [
+        f"Epoch {epoch}: " + BAR.format(percent=n, n=n, minutes=0, seconds=n, after="")
+        for epoch in range(2)
+        for n in range(31)
+    ]
+    found = read_progress(["\r".join(bars)]).steps
+    assert [one.number for one in found] == [*range(1, 61)]
+    assert {one.seconds for one in found[9:]} == {1.0}
+
+
+def test_an_evaluation_before_the_training_is_not_the_training() -> None:
+    early = "  0%|          | 0/12 [00:00<?, ?it/s]\r 50%|#####     | 6/12 [00:00<00:00, 9.00it/s]"
+    found, usual = read_progress([f"{early}\n{TRAINER}"]), read_progress([TRAINER])
+    assert found.steps == usual.steps
+
+
+def test_a_time_that_only_rises_is_not_that_of_a_step() -> None:
+    lines = [f"step {n} loss 3 time {100 + 1.3 * n:.1f}s" for n in range(1, 9)]
+    assert {one.seconds for one in read_progress(["\n".join(lines)]).steps} == {None}
+    lines = [f"step {n} loss 3 time {1 + n % 3 / 9:.2f}s" for n in range(1, 9)]
+    assert {one.seconds for one in read_progress(["\n".join(lines)]).steps} == {1, 1.11, 1.22}
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("step 250: train loss 2.5, val loss 9.9\niter 250: loss 2.0", 2.0),
+        ("step 250: train loss 2.5, val loss 9.9", 2.5),
+        ("step 250: val loss 9.9, train loss 2.5", 2.5),
+        ("step 250: val loss 9.9", None),
+        ("step 250: validation loss: 9.9\nstep 250: loss: 2", 2.0),
+    ],
+)
+def test_a_loss_of_validation(text: str, loss: float | None) -> None:
+    assert [one.loss for one in read_progress([text]).steps] == [loss]
 
 
 @pytest.mark.parametrize("text", ["", "hello\nworld", "epoch 3 done", "loss: 3"])
