@@ -185,6 +185,8 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_slurm_programs.py::test_a_job_that_stays_in_the_queue_is_not_awaited",
     "launchers/dial_in/bridge.py ENDS_S":
         "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
+    "launchers/dial_in/bridge.py ENDED_S":
+        "launchers/dial_in/test_ended.py::test_why_nodes_are_missing[true--0]",
     "launchers/dial_in/bridge.py TERM_S":
         "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
     "launchers/dial_in/node.py CONNECT_S":

@@ -19,9 +19,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -53,11 +54,19 @@ from pytest_mnode.protocol.listening_clock import ListeningClock
 ENDS_S = 6.5
 """Time for the nodes to end what runs there, after which the site's commands are signalled."""
 TERM_S = 1.0
+ENDED_S = 10.0
+"""Time for a node to dial in once the command that starts its program has ended, also well: pbsdsh
+ends with 0 where it has started nothing, and a command may leave its programs to themselves."""
 _LOOK_S = 0.05
-# A site's command that ends with this process, however that ends.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A site's command that ends with this process, however that ends, and has the soft limit of open
+# files that this process began with: srun and mpirun hand it on to the nodes.
 _TIED = (
-    "import ctypes,os,sys\nctypes.CDLL(None).prctl(1,15,0,0,0)\n"
-    "os.getppid()==int(sys.argv[1]) or sys.exit(1)\nos.execvp(sys.argv[2],sys.argv[2:])"
+    "import ctypes,os,resource,sys\nctypes.CDLL(None).prctl(1,15,0,0,0)\n"
+    "os.getppid()==int(sys.argv[1]) or sys.exit(1)\n"
+    "files=resource.RLIMIT_NOFILE\n"
+    "resource.setrlimit(files,(int(sys.argv[2]),resource.getrlimit(files)[1]))\n"
+    "os.execvp(sys.argv[3],sys.argv[3:])"
 )
 
 
@@ -89,10 +98,11 @@ class Connected:
 
 
 class Bridge:
-    """The bridge, in one event loop."""
+    """The bridge, in one event loop. strangers: host names of programs that are no node's."""
 
     def __init__(self, settings: DialSettings, directory: Path) -> None:
         self.settings = settings
+        self._open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         secret, keys = new_keys()
         self._switchboard = Switchboard(f"ipc://{directory}/dial", secret, keys)
         addresses = own_addresses(settings.hosts)
@@ -103,6 +113,7 @@ class Bridge:
         self._numbers = itertools.count(1)
         self._outputs = [directory / f"dial-{n}.log" for n in range(len(settings.commands))]
         self.at: dict[str, Connected] = {}
+        self.strangers: list[str] = []
         self.programs: list[subprocess.Popen[str]] = []
 
     # Starting.
@@ -114,7 +125,8 @@ class Bridge:
             with os.fdopen(os.open(self.settings.order, flags, 0o600), "w") as file:
                 file.write(self._order)
         for command, file_of_output in zip(self.settings.commands, self._outputs, strict=True):
-            tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+            given = (str(os.getpid()), str(self._open_files))
+            tied = [sys.executable, "-I", "-S", "-c", _TIED, *given, *command]
             with file_of_output.open("wb") as output:
                 program = subprocess.Popen(
                     tied,
@@ -134,32 +146,60 @@ class Bridge:
     async def await_nodes(self) -> list[str]:
         """Host names of the nodes, in the order of their host list. Raises ClusterError."""
         asyncio.get_running_loop().add_reader(self._switchboard.descriptor, self._read)
-        end = time.monotonic() + self.settings.start_s
+        here, since = 0, time.monotonic()
+        end = since + self.settings.start_s
         while len(self.at) < self.settings.nodes:
             self._read()
-            failed = [n for n, program in enumerate(self.programs) if program.poll()]
-            if failed or time.monotonic() > end:
-                raise ClusterError(self._why_missing(failed))
+            now = time.monotonic()
+            if len(self.at) > here or self._may_bring():
+                here, since = len(self.at), now
+            ended = [n for n, program in enumerate(self.programs) if program.poll() is not None]
+            failed = [n for n in ended if self.programs[n].poll()]
+            over = ended if now > since + ENDED_S else []
+            if failed or over or now > end:
+                raise ClusterError(self._why_missing(failed or over))
             await asyncio.sleep(_LOOK_S)
+        if self.settings.order:  # no key stays; a second program of a node finds an empty file
+            with contextlib.suppress(OSError):
+                os.truncate(self.settings.order, 0)
         return [host for host in self.settings.hosts or self.at if host in self.at]
 
-    def _why_missing(self, failed: Sequence[int]) -> str:
-        """failed: numbers of the site's commands that have failed."""
-        hosts = self.settings.hosts
-        missing = [host for host in hosts if host not in self.at]
-        if len(self.settings.commands) > 1 and failed:  # one for each host
-            missing = [hosts[number] for number in failed]
-        who = compress(missing) if missing else f"{self.settings.nodes - len(self.at)} nodes"
-        number = failed[0] if failed else self._command_of(missing[0]) if missing else 0
-        if failed:
-            return f"{who} did not dial in: {self._how_ended(number)}"
-        said = f" ({words})" if (words := self._last_words(number)) else ""
-        limit = f"within {self.settings.start_s:g} s{said}"
-        return f"{who} did not dial in: {limit}; raise --mnode-start-limit if slow"
+    def _missing(self) -> list[str]:
+        return [host for host in self.settings.hosts if host not in self.at]
 
-    def _command_of(self, host: str) -> int:
-        """Number of the command that starts the program on a host: one for each, or one for all."""
-        return self.settings.hosts.index(host) if len(self.settings.commands) > 1 else 0
+    def _may_bring(self) -> bool:
+        """Whether a command runs that may start the program of a node that is missing."""
+        numbers = {self._command_of(host) for host in self._missing()} or {None}
+        return any(
+            program.poll() is None
+            for n, program in enumerate(self.programs)
+            if n in numbers or None in numbers
+        )
+
+    def _why_missing(self, ended: Sequence[int]) -> str:
+        """ended: numbers of the site's commands whose end is the reason."""
+        missing = self._missing()
+        missing = [host for host in missing if self._command_of(host) in ended] or missing
+        who = compress(missing) if missing else f"{self.settings.nodes - len(self.at)} nodes"
+        number = self._command_of(missing[0] if missing else "")
+        if ended:
+            why = self._how_ended(next((one for one in ended if one == number), ended[0]))
+        else:
+            words = "" if number is None else self._last_words(number)
+            why = f"within {self.settings.start_s:g} s{f' ({words})' if words else ''}"
+            why = f"{why}; raise --mnode-start-limit if slow"
+        others = compress(self.strangers)
+        return f"{who} did not dial in: " + (
+            f"{why}; dialed in, but not in the list: {others}" if others else why
+        )
+
+    def _command_of(self, host: str) -> int | None:
+        """Number of the command that starts the program on a host: one for all, or one for each;
+        None if they are not the one or the other."""
+        count, hosts = len(self.settings.commands), self.settings.hosts
+        if count == 1:
+            return 0
+        return hosts.index(host) if count == len(hosts) else None
 
     def _how_ended(self, number: int) -> str:
         """How one of the site's commands ended, and why."""
@@ -194,6 +234,8 @@ class Bridge:
         """A node of the run, or a second program of one, or a node too many."""
         host = which(said, self._known) if self._known else str(said["hostname"])
         full = len(self.at) == self.settings.nodes
+        if host is None:
+            self.strangers.append(str(said["hostname"]))
         if host is None or full or host in self.at:
             self._send(peer, END)
         else:
@@ -209,10 +251,11 @@ class Bridge:
                     continue
                 self._send(node.peer, BEAT)
                 if now > node.heard + self.settings.silence_s:
-                    limit = f"no data for {self.settings.silence_s:g} s"
+                    why = f"no data for {self.settings.silence_s:g} s"
                     number = self._command_of(host)
-                    ended = [self._how_ended(number)] if self.programs[number].poll() else []
-                    node.lost = f"the connection was lost: {'; '.join([limit, *ended])}"
+                    if number is not None and self.programs[number].poll():
+                        why = f"{why}; {self._how_ended(number)}"
+                    node.lost = f"the connection was lost: {why}"
                     for inbox in node.commands.values():
                         inbox.put_nowait((END, b""))
 
@@ -257,7 +300,8 @@ class Bridge:
             if not ended:
                 for program in self.programs:
                     if program.poll() is None:
-                        os.killpg(program.pid, number)
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
+                            os.killpg(program.pid, number)
                 ended = self._wait(limit_s)
         self._switchboard.close()
 
@@ -292,10 +336,12 @@ def names_of(host: str) -> set[str]:
 def which(said: Mapping[str, Any], known: Mapping[str, set[str]]) -> str | None:
     """The host of a list that a node is, by what it says of itself; None if it is none of them."""
     hostname = str(said["hostname"]).lower()
+    if exact := [host for host in known if host.lower() == hostname]:
+        return exact[0]
     for own in ({hostname}, {hostname.partition(".")[0]}, set(said["addresses"])):
-        for host, names in known.items():
-            if own & names:
-                return host
+        found = [host for host, names in known.items() if own & names]
+        if len(found) == 1:  # a name that two hosts share identifies neither
+            return found[0]
     return None
 
 
@@ -315,37 +361,45 @@ def last_words(output: str) -> str:
 
 
 async def serve(bridge: Bridge, path: Path) -> None:
+    """Until a signal. Raises what a task raises, at once."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ENDING:
         loop.add_signal_handler(number, ended.set)
-    waiting = asyncio.ensure_future(ended.wait())
-    working = [asyncio.ensure_future(bridge.beat())]
     starting = asyncio.ensure_future(bridge.await_nodes())
-    await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        return
-    path.with_name(f"{path.name}.hosts").write_text(json.dumps(await starting))
-    working.append(asyncio.ensure_future(BridgeServer(bridge.run).serve(path)))
-    await waiting
-    for task in working:
-        task.cancel()
+    tasks = [asyncio.ensure_future(ended.wait()), asyncio.ensure_future(bridge.beat())]
+    await asyncio.wait([*tasks, starting], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        path.with_name(f"{path.name}.hosts").write_text(json.dumps(await starting))
+        tasks.append(asyncio.ensure_future(BridgeServer(bridge.run).serve(path)))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in (starting, *tasks):
+        if task.done():
+            task.result()
+        else:
+            task.cancel()
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    for number in _ENDING:
+        signal.signal(number, handler)
 
 
 def main(settings: str, path: str) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("ended"))
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _on_signals(lambda *_: sys.exit("ended"))
     bridge = None
     try:
         read = json.loads(Path(settings).read_text())
         bridge = Bridge(DialSettings(**read), Path(path).parent)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         bridge.start()
         asyncio.run(serve(bridge, Path(path)))
     except ClusterError as error:
-        sys.exit(str(error))
+        _on_signals(signal.SIG_IGN)
+        print(error, file=sys.stderr, flush=True)  # first: what follows may be cut short by SIGKILL
+        sys.exit(1)
     finally:
+        _on_signals(signal.SIG_IGN)
         if bridge is not None:
             bridge.end()
 

@@ -23,7 +23,8 @@ from pytest_mnode.options import Settings
 
 END_S = 9.0
 """Time for the bridge to end what it started (bridge.ENDS_S and more)."""
-_SLACK_S = 10.0
+_SLACK_S = 20.0
+"""For the bridge's own start, and its end where nodes are missing (bridge.Bridge.end, 12.5 s)."""
 _BRIDGE = "pytest_mnode.launchers.dial_in.bridge"
 _NODE = "pytest_mnode.launchers.dial_in.node"
 
@@ -61,7 +62,7 @@ class DialIn(RemoteLauncher):
                 Start(
                     self._hosts,
                     self._request.nodes,
-                    (self.python, "-m", _NODE, order or "-"),
+                    (self.python, "-P", "-m", _NODE, order or "-"),
                     self._request.settings,
                 )
             ),
@@ -72,7 +73,7 @@ class DialIn(RemoteLauncher):
         )
         file = Path(self._run_dir) / "dial-in.json"
         file.write_text(json.dumps(asdict(settings)))
-        argv = [sys.executable, "-m", _BRIDGE, str(file), self._socket]
+        argv = [sys.executable, "-P", "-m", _BRIDGE, str(file), self._socket]
         problems = self._connections.connect(
             {self.name: (argv, self._socket)}, self.start_limit_s + _SLACK_S, end_s=END_S
         )

@@ -49,9 +49,12 @@ _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_
 
 
 def read_order(file: Path) -> DialOrder:
-    """Raises SystemExit, in one line."""
+    """Raises SystemExit, in one line; with status 0 if the run has all its nodes already."""
     try:
         text = file.read_text()
+        if not text:
+            print(f"{socket.gethostname()}: a second program of a node", file=sys.stderr)
+            sys.exit(0)
     except OSError as error:
         text = sys.stdin.readline()
         if not text:

@@ -85,7 +85,7 @@ class Kubernetes(RemoteLauncher):
         daemon_pid = self._connections.start(self._prepare())
         settings = Path(self._run_dir) / "bridge.json"
         settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
-        argv = [sys.executable, "-m", _BRIDGE, str(settings), self._socket]
+        argv = [sys.executable, "-P", "-m", _BRIDGE, str(settings), self._socket]
         problems = self._connections.connect(
             {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
         )

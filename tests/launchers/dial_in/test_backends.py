@@ -186,6 +186,9 @@ def test_the_reason_that_a_command_prints(output: str, expected: str) -> None:
         ("n2", [], "n2.hpc.org"),
         ("other", ["10.0.0.3", "192.168.1.1"], "10.0.0.3"),
         ("stranger", ["10.0.0.4"], None),
+        ("n3", [], None),  # a name of two hosts
+        ("n3", ["10.0.0.6"], "n3.b"),
+        ("n3.b", [], "n3.b"),
     ],
 )
 def test_a_node_is_known_by_its_name_or_an_address(
@@ -195,5 +198,7 @@ def test_a_node_is_known_by_its_name_or_an_address(
         "n1": {"n1"},
         "n2.hpc.org": {"n2.hpc.org", "n2"},
         "10.0.0.3": {"10.0.0.3", "10"},
+        "n3.a": {"n3.a", "n3", "10.0.0.5"},
+        "n3.b": {"n3.b", "n3", "10.0.0.6"},
     }
     assert which({"hostname": hostname, "addresses": addresses}, known) == expected

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -71,14 +74,36 @@ def test_a_prologue_is_read_before_each_command(make: Make, tmp_path: Path) -> N
     assert (status, "--mnode-prologue: " in errors, "ended with 127" in errors) == (126, True, True)
 
 
-def test_only_this_user_may_read_the_order(make: Make, tmp_path: Path) -> None:
+def test_only_this_user_may_read_the_order_and_no_key_stays(make: Make, tmp_path: Path) -> None:
+    keep = f"for file; do :; done; cp -p $file {tmp_path}/kept-$1\n"
+    write_program(tmp_path / "bin/onhost", ONHOST.replace("host=$1", f"{keep}host=$1"))
     launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
     launcher.start()
+    kept = tmp_path / "kept-n1"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    secret = json.loads(kept.read_text())["keys"]["client_secret"]
     [order] = tmp_path.glob(".mnode-*/dial-in")
-    assert order.stat().st_mode & 0o777 == 0o600
-    secret = json.loads(order.read_text())["keys"]["client_secret"]
+    assert order.read_text() == ""
+    node = [sys.executable, "-P", "-m", "pytest_mnode.launchers.dial_in.node", str(order)]
+    assert subprocess.run(node, check=False, stdin=subprocess.DEVNULL, timeout=60).returncode == 0
     every = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     assert not any(secret in words for words in every)
+
+
+def test_nodes_have_the_limits_and_modules_of_a_users_job(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue.py of the tests is no module of ours; the bridge's own limit of files stays here."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('wrong module')\n")
+    monkeypatch.chdir(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
+    try:
+        launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
+        launcher.start()
+        assert [output for _, output, _ in each(launcher, "ulimit -Sn")] == ["1000\n"] * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(

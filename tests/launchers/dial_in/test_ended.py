@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.dial_in import bridge, messages, node
 from pytest_mnode.launchers.dial_in.bridge import Bridge, Connected, DialSettings
 from pytest_mnode.launchers.dial_in.messages import START, DialOrder, message
@@ -120,6 +123,70 @@ def test_a_sites_command_that_stays_is_ended(
     made.at["n1"] = Connected("nobody", 0.0)
     made.end()
     assert [p.poll() for p in made.programs] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize(
+    ("commands", "strangers", "message"),
+    [
+        (["true"], [], "n[1-3] did not dial in: true ended with 0"),
+        (["true", "sleep 300", "sleep 300"], [], "n1 did not dial in: true ended with 0"),
+        (["sleep 300", "ls --bad"], [], "n[1-3] did not dial in: ls ended with 2: Try 'ls"),
+        (["sleep 300", "sleep 300"], [], "n[1-3] did not dial in: within 0.8 s; raise"),
+        (["sleep 300"], ["c17", "c18"], "slow; dialed in, but not in the list: c[17-18]"),
+    ],
+    ids=lambda value: value[0].partition(" ")[0] if isinstance(value, list) and value else "",
+)
+def test_why_nodes_are_missing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commands: list[str],
+    strangers: list[str],
+    message: str,
+) -> None:
+    """A command may end well without having started anything, as pbsdsh does."""
+    monkeypatch.setattr(bridge, "ENDED_S", 0.2)
+    start_s = 0.8 if all(one.startswith("sleep") for one in commands) else 60.0
+    split = [one.split() for one in commands]
+    made = Bridge(DialSettings(("n1", "n2", "n3"), 3, split, "", start_s, 5.0, {}), tmp_path)
+    made.strangers += strangers
+    made.start()
+    here = ("n2", "n3") if len(commands) == 3 else ()
+    made.at |= {name: Connected("nobody", 0.0) for name in here}
+    try:
+        with pytest.raises(ClusterError) as caught:
+            asyncio.run(made.await_nodes())
+    finally:
+        made.at.clear()
+        made.end()
+    assert message in str(caught.value)
+
+
+def test_a_bridge_whose_task_fails_ends(tmp_path: Path) -> None:
+    made = Bridge(DialSettings(("n1",), 1, [["sleep", "300"]], "", 60.0, 5.0, {}), tmp_path)
+    failed = OSError("no beat")
+
+    async def beat() -> None:
+        raise failed
+
+    made.beat = beat  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no beat"):
+        asyncio.run(bridge.serve(made, tmp_path / "socket"))
+    made.end()
+
+
+def test_the_reason_comes_before_an_end_that_no_signal_cuts_short(tmp_path: Path) -> None:
+    stays = ["sh", "-c", "trap '' TERM; sleep 300.5; sleep 300.5"]
+    settings = DialSettings(("n1", "n2"), 2, [stays, ["ls", "--bad"]], "", 60.0, 5.0, {})
+    (tmp_path / "settings").write_text(json.dumps(asdict(settings)))
+    argv = [sys.executable, "-m", bridge.__name__, f"{tmp_path}/settings", f"{tmp_path}/socket"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        assert program.stderr.readline().startswith("n2 did not dial in: ls ended with 2: Try")
+        assert program.poll() is None
+        program.send_signal(signal.SIGTERM)
+        assert program.stderr.read() == ""
+    assert program.returncode == 1
+    assert not sleeping()
 
 
 def test_an_address_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
