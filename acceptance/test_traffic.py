@@ -65,6 +65,7 @@ def test_groups_of_all_dimensions_run_at_once(
         device,
         rounds=promise.rounds,
         least=promise.at_least_fraction or 0.0,
+        least_together=promise.together_at_least_fraction or 0.0,
         most_paths=promised(spec, "traffic").most_paths,
     )
     measure.record(traffic.judge_parallel(found, promise, world))
@@ -82,10 +83,7 @@ def test_two_jobs_leave_each_other_their_rates(
     size = lanes.message_bytes(spec, world, promise.size_bytes)
     if not (every := lanes.job_lanes(world, promise, size)):
         pytest.skip("two jobs have two nodes each at least; give --mnode-nodes=4")
-    found = lanes.at_once(
-        *("two jobs", every, spec, world, device),
-        **{"rounds": promise.rounds, "least": 0.0, "most_paths": 0},
-    )
+    found = lanes.at_once("two jobs", every, spec, world, device, rounds=promise.rounds)
     measure.record(traffic.judge_jobs(found, promise, world))
     measure.chart(traffic.chart(found))
 

@@ -107,17 +107,13 @@ def judge_parallel(
         ratios = [a / b for a, b in zip(one.alone_s, one.together_s, strict=True)]
         yield _ratio(f"{name}, rate beside the others over alone", ratios, None, "", None, "")
     share, key = promise.together_at_least_fraction, "traffic.parallel.together_at_least_fraction"
-    sums = [
-        sum(one.alone_s[number] * one.calls for one in found.lanes)
-        for number in range(len(found.whole_s))
-    ]
     yield _ratio(
         f"{found.title}: one after the other over all at once",
-        [a / b for a, b in zip(sums, found.whole_s, strict=True)],
+        found.overlaps,
         None if share is None else at_least(share).of(f"criteria.{key}", share),
         "" if share is None else f"{key} {share:g}",
         path,
-        f"sum {1e3 * median(sums):.4g} ms, at once {1e3 * median(found.whole_s):.4g} ms",
+        f"sum {1e3 * median(found.sums_s):.4g} ms, at once {1e3 * median(found.whole_s):.4g} ms",
         HeadlineMark("all groups at once"),
     )
 

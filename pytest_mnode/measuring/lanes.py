@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -114,14 +114,27 @@ class LaneTimes:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """whole_s: of all lanes at once, by round. paths_gbits_s: of paths between nodes alone, if a
-    lane by itself is slow; line_gbits_s: what such a path may carry."""
+    """whole_s: of all lanes at once, by round. paths_gbits_s: of paths between nodes alone, if
+    lanes are slow; line_gbits_s: what such a path may carry."""
 
     title: str
     lanes: tuple[LaneTimes, ...]
     whole_s: tuple[float, ...]
     paths_gbits_s: Mapping[tuple[str, str], float]
     line_gbits_s: float
+
+    @property
+    def sums_s(self) -> list[float]:
+        """Time of all lanes one after the other, by round."""
+        return [
+            sum(one.alone_s[number] * one.calls for one in self.lanes)
+            for number in range(len(self.whole_s))
+        ]
+
+    @property
+    def overlaps(self) -> list[float]:
+        """Time one after the other over that at once, by round."""
+        return [a / b for a, b in zip(self.sums_s, self.whole_s, strict=True)]
 
 
 def lanes_of(layout: Layout, size_bytes: int) -> list[Lane]:
@@ -154,9 +167,9 @@ def job_lanes(world: World, promise: JobsPromise, size_bytes: int) -> list[Lane]
 
 
 def message_bytes(spec: Spec, world: World, given: int | None) -> int:
-    """As given, or what a rank's share of the NICs sends in 50 ms; whole values of all parts."""
+    """As given, or what a rank's share of the NICs sends in 50 ms; whole values of each rank."""
     size = given or int(node_gbits_s(spec, world) * 1e9 / 8 / world.local_size * _MESSAGE_S)
-    whole = 4 * math.lcm(*range(1, min(world.size, 16) + 1), world.size)
+    whole = 4 * world.size  # which the groups of a mesh divide; sums need no equal parts
     return max(1, size // whole) * whole
 
 
@@ -177,6 +190,13 @@ class _Calls:
         self._out = torch.zeros(count, device=device)
         self._in = torch.zeros(count, device=device)
         self._also = torch.zeros(count, device=device)
+
+    def close(self) -> None:
+        """Destroy the group. All ranks of it call this."""
+        import torch.distributed as dist
+
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
 
     def once(self) -> None:
         import torch.distributed as dist
@@ -219,11 +239,12 @@ class _Calls:
 
 def at_once(
     title: str, lanes: Sequence[Lane], spec: Spec, world: World, device: torch.device, *,
-    rounds: int, least: float, most_paths: int,
+    rounds: int, least: float = 0.0, least_together: float = 0.0, most_paths: int = 0,
 ) -> Together:  # fmt: skip
     """Time each lane by itself, then all at once, in each round. All ranks call this together.
 
-    least: fraction of the model's rate below which paths are measured alone.
+    least: fraction of the model's rate below which paths are measured alone. least_together: of the
+    time of all lanes one after the other over that at once, below which those of all lanes are.
     """
     from pytest_mnode.measuring.ranks import barrier, by_rank
 
@@ -231,10 +252,14 @@ def at_once(
 
     def timed(calls: Mapping[int, int]) -> list[list[float]]:
         """Seconds of each of these lanes, by rank; 0 of ranks that are not in it."""
-        took = dict.fromkeys(range(len(mine)), 0.0)
+        took, errors = dict.fromkeys(range(len(mine)), 0.0), list[Exception]()
 
         def run(number: int) -> None:
-            took[number] = mine[number].run(calls[number])
+            try:
+                took[number] = mine[number].run(calls[number])
+            except Exception as error:  # of a thread, raised below
+                error.add_note(f"in lane {lanes[number].name}")
+                errors.append(error)
 
         here = [number for number in calls if mine[number].place is not None]
         threads = [threading.Thread(target=run, args=(number,)) for number in here[1:]]
@@ -245,6 +270,8 @@ def at_once(
             run(here[0])
         for thread in threads:
             thread.join()
+        if errors:
+            raise errors[0]
         return by_rank([*took.values()], device)
 
     def slowest(every: list[list[float]], number: int) -> float:
@@ -280,11 +307,15 @@ def at_once(
             )
         )
     whole = tuple(max(map(max, every)) for every in together)
+    for one in mine:
+        one.close()
+    timed_lanes = Together(title, tuple(found), whole, {}, 0.0)
     slow = [one for one in found if one.expected_s and one.expected_s < least * median(one.alone_s)]
+    if median(timed_lanes.overlaps) < least_together:
+        slow = found
     paths = {pair for one in slow for pair in one.lane.flows()}
-    return Together(
-        title, tuple(found), whole, *paths_alone(paths, spec, world, device, most_paths)
-    )
+    rates, line = paths_alone(paths, spec, world, device, most_paths)
+    return replace(timed_lanes, paths_gbits_s=rates, line_gbits_s=line)
 
 
 def paths_alone(

@@ -1,0 +1,82 @@
+"""Lanes of one rank on a network that answers at once: errors, groups, which paths are tried."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pytest_mnode.measuring import lanes, ranks
+from pytest_mnode.measuring.lanes import Lane, Together, at_once, message_bytes
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import default_spec_path, load_spec
+
+WORLD = World(0, 4, 0, 1, "node0", ("node0", "node1", "node2", "node3"))
+LANES = [
+    Lane("dp", "all_reduce", ((0, 1), (2, 3)), 64),
+    Lane("ep", "all_to_all", ((0, 2), (1, 3)), 64),
+]
+
+
+@pytest.fixture(autouse=True)
+def four_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Only rank 0 is there; the others measured the same."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    monkeypatch.setattr(ranks, "by_rank", lambda numbers, _: [[*numbers]] * 4)
+    yield
+    dist.destroy_process_group()
+
+
+def measured(**given: Any) -> Together:
+    spec = load_spec(default_spec_path())
+    return at_once("dp 2 × ep 2", LANES, spec, WORLD, torch.device("cpu"), rounds=3, **given)
+
+
+def test_an_error_in_the_thread_of_a_lane_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr(dist, "all_to_all_single", fails)
+    with pytest.raises(RuntimeError, match="connection closed by peer") as raised:
+        measured()
+    assert raised.value.__notes__ == ["in lane ep"]
+
+
+@pytest.mark.parametrize(
+    ("given", "pairs"),
+    [
+        ({}, set()),
+        ({"least_together": 0.0, "least": 1e-9}, set()),
+        ({"least_together": 1e9}, {(0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1)}),
+    ],
+)
+def test_paths_are_tried_where_lanes_fall_short_together(
+    given: dict[str, float], pairs: set[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, destroyed = [], []
+
+    def paths_alone(found: set[tuple[int, int]], *_: object) -> tuple[dict[Any, float], float]:
+        asked.append(found)
+        return {}, 0.2
+
+    destroy = dist.destroy_process_group
+    monkeypatch.setattr(lanes, "paths_alone", paths_alone)
+    monkeypatch.setattr(
+        dist, "destroy_process_group", lambda group: (destroyed.append(group), destroy(group))
+    )
+    assert len(measured(**given).overlaps) == 3
+    monkeypatch.setattr(dist, "destroy_process_group", destroy)
+    assert asked == [pairs]
+    assert len(destroyed) == 2
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(1 << 20, 1 << 20), (1000, 768), (10, 256)])
+def test_a_message_has_whole_values_of_each_rank(size: int, rounded: int) -> None:
+    world = World(0, 64, 0, 8, "node0", tuple(f"node{n}" for n in range(8)))
+    assert message_bytes(load_spec(default_spec_path()), world, size) == rounded
