@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.criterion
 needs_group = pytest.mark.usefixtures("process_group")
 at_once = pytest.mark.mnode(
-    timeout=limits.at_once_limit_s,
+    timeout=limits.traffic_limit_s,
     still=limits.still_limit_s,
     unequal_calls="allow",  # lanes run in threads, in any order
 )

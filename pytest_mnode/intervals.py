@@ -67,6 +67,28 @@ def interval_of(
     return Interval(math.exp(middle - half), math.exp(middle + half), confidence)
 
 
+def quantile_interval(
+    values: Sequence[float], quantile: float, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """The interval of a quantile (0 to 1, both excluded) of what these values are drawn from, by
+    their order, whatever their distribution; None if they are too few to bound it on both sides.
+
+    Source: the number of n values up to the quantile is binomial; Conover, Practical Nonparametric
+    Statistics, 3.2.
+    """
+    ordered, count, beyond = sorted(values), len(values), (1 - confidence) / 2
+    below, low, high = 0.0, None, None
+    odds = math.log(quantile), math.log(1 - quantile)
+    for at in range(count):  # value number at + 1: below is P(at or fewer up to the quantile)
+        ways = math.lgamma(count + 1) - math.lgamma(at + 1) - math.lgamma(count - at + 1)
+        below += math.exp(ways + at * odds[0] + (count - at) * odds[1])
+        if below <= beyond:
+            low = ordered[at]
+        if high is None and 1 - below <= beyond:
+            high = ordered[at]
+    return None if low is None or high is None else Interval(low, high, confidence)
+
+
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees: int) -> float:
     """The value that Student's t with `degrees` of freedom stays below with `probability`.

@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from pytest_mnode.intervals import Interval, interval_of, least_mean, most_mean, t_quantile
+from pytest_mnode.intervals import (
+    Interval,
+    interval_of,
+    least_mean,
+    most_mean,
+    quantile_interval,
+    t_quantile,
+)
 
 RUNS = 8000
 
@@ -118,3 +125,20 @@ def test_more_events_than_that_would_have_been_seen(count: int, chance: float, m
 def test_of_many_events_the_limits_agree_with_those_of_fewer() -> None:
     assert most_mean(9_999, 0.05) == pytest.approx(most_mean(10_000, 0.05), rel=1e-3)
     assert least_mean(40, 0.05) < 40 < most_mean(40, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile", "confidence", "ends"),
+    [
+        (10, 0.5, 0.95, (2, 9)),  # as tables of the sign test have it
+        (5, 0.5, 0.95, None),
+        (458, 0.99, 0.98, None),  # 0.99^458 > 0.01
+        (459, 0.99, 0.98, (449, 459)),
+        (1000, 0.99, 0.98, (982, 998)),
+    ],
+)
+def test_a_quantile_is_between_values_by_their_order(
+    count: int, quantile: float, confidence: float, ends: tuple[int, int] | None
+) -> None:
+    found = quantile_interval([*range(count, 0, -1)], quantile, confidence)
+    assert (found and (found.low, found.high)) == ends

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,15 +76,24 @@ class Lane:
         return {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1}.get(self.kind, 1)
 
 
-def busiest_bytes(flows: Mapping[tuple[int, int], int], local_size: int) -> int:
-    """Bytes that the busiest node sends to other nodes, or receives from them."""
+def busiest_bytes(
+    flows: Mapping[tuple[int, int], int], local_size: int, *, of_ranks: int | None = None
+) -> int:
+    """Bytes that the busiest node sends to other nodes, or receives from them; or the busiest of so
+    many ranks."""
     ends: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
     for ranks, size in flows.items():
         nodes = [rank // local_size for rank in ranks]
         if nodes[0] != nodes[1]:
-            for of, node in zip(ends, nodes, strict=True):
-                of[node] += size
+            for of, rank in zip(ends, ranks, strict=True):
+                of[rank // (of_ranks or local_size)] += size
     return max((*ends[0].values(), *ends[1].values()), default=0)
+
+
+def rank_gbits_s(spec: Spec, world: World) -> float:
+    """What the NICs of one rank send, at their line rate: one, or as many as there are for each."""
+    nics = spec.nics_of_ranks(world.local_size) // world.local_size
+    return spec.fabric.line_rate_gbits_s * max(1, nics)
 
 
 def model_s(
@@ -318,18 +327,25 @@ def at_once(
     return replace(timed_lanes, paths_gbits_s=rates, line_gbits_s=line)
 
 
+def spread(paths: Collection[tuple[int, int]], nodes: int, most: int) -> list[tuple[int, int]]:
+    """Up to `most` of the paths between nodes, by their distance on the circle of nodes, so that
+    they are of as many nodes as may be: of more nodes than `most` first every second, or third."""
+    stride = math.ceil(nodes / max(1, most))
+    return sorted(paths, key=lambda ends: ((ends[1] - ends[0]) % nodes, ends[0] % stride, ends))[
+        :most
+    ]
+
+
 def paths_alone(
     pairs: set[tuple[int, int]], spec: Spec, world: World, device: torch.device, most: int
 ) -> tuple[dict[tuple[str, str], float], float]:
     """Rates of paths between nodes, one at a time, by (sender, receiver), and what one may be."""
-    line = spec.fabric.line_rate_gbits_s * max(
-        1, spec.nics_of_ranks(world.local_size) // world.local_size
-    )
+    line = rank_gbits_s(spec, world)
     size, found = max(4, int(line * 1e9 / 8 * _PATH_S)), dict[tuple[str, str], float]()
     each = world.local_size
     between = {(a // each, b // each): (a, b) for a, b in sorted(pairs) if a // each != b // each}
-    for (a, b), ranks in [*sorted(between.items())][:most]:
-        flows = Flows([ranks], size, device)
+    for a, b in spread(between, len(world.nodes), most):
+        flows = Flows([between[a, b]], size, device)
         flows.received_gbits_s()  # connects
         rate = max(sum(flows.received_gbits_s()) for _ in range(2))
         found[world.nodes[a], world.nodes[b]] = rate
@@ -339,7 +355,8 @@ def paths_alone(
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Seconds of dispatch and combine of one size, by call, of the slowest rank. hot: the rank
-    whose experts were chosen most, by call. expected_s: by the model; None inside one node."""
+    whose experts were chosen most, by call; each at least once. expected_s: by the model; None
+    inside one node."""
 
     size_bytes: int
     calls_s: tuple[float, ...]
@@ -376,6 +393,14 @@ def split(size_bytes: int, skew: float, ranks: int, hot: int) -> list[int]:
     return [max(1, int(one * size_bytes / 4)) for one in values]
 
 
+def experts_wire_s(flows: Mapping[tuple[int, int], int], spec: Spec, world: World) -> float:
+    """Seconds of the busiest node's bytes over all its NICs, or of the busiest rank's over its own,
+    which receives the tokens of a hot one: whichever takes longer."""
+    of_node_s = busiest_bytes(flows, world.local_size) / node_gbits_s(spec, world)
+    of_rank_s = busiest_bytes(flows, world.local_size, of_ranks=1) / rank_gbits_s(spec, world)
+    return 8e-9 * max(of_node_s, of_rank_s)
+
+
 def experts(
     world: World, spec: Spec, promise: ExpertsPromise, device: torch.device, most_paths: int
 ) -> Experts:
@@ -390,9 +415,10 @@ def experts(
     model = CollectiveModel(
         Platform.of(spec), Collective.ALL_TO_ALL, len(world.nodes), world.local_size, "gloo"
     )
+    calls = promise.calls_over(world.size)
     for size in promise.sizes_bytes:
         times, hots = [], []
-        for call in range(-world.size, promise.calls):  # the first ones connect
+        for call in range(-world.size, calls):  # the first ones connect
             hot = call % world.size
             out = split(size, promise.skew, world.size, hot)
             back = [out[world.rank]] * world.size
@@ -407,11 +433,15 @@ def experts(
                 hots.append(hot)
         slowest = [max(every) for every in zip(*by_rank(times, device), strict=True)]
         flows = {(a, b): 4 * split(size, promise.skew, world.size, 0)[b] for a, b in pairs}
-        wire_s = model_s(0, flows, spec, world)
         alpha_s = model.alpha_s(Algorithm.DIRECT)
-        expected = None if wire_s is None else 2 * (alpha_s + wire_s)
+        wire_s = experts_wire_s(flows, spec, world)
+        expected = 2 * (alpha_s + wire_s) if wire_s else None
         found.append(Tokens(size, tuple(slowest), tuple(hots), expected))
-    most = promise.p50_at_most_times
-    slow = most and any(one.expected_s and one.p50_s > most * one.expected_s for one in found)
+    p50, p99 = promise.p50_at_most_times, promise.p99_at_most_times
+    slow = any(
+        (p50 and one.expected_s and one.p50_s > p50 * one.expected_s)
+        or (p99 and one.p99_s > p99 * one.p50_s)
+        for one in found
+    )
     measured = paths_alone(pairs if slow else set(), spec, world, device, most_paths)
     return Experts(tuple(found), promise.skew, *measured)

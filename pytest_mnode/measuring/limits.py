@@ -141,6 +141,17 @@ def at_once_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) ->
     return _start_up_s(spec, nodes * ranks_per_node) + FACTOR * repeats * REPEAT_S
 
 
+def traffic_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of a test of today's traffic: the same, and all calls of experts at the line rate."""
+    base_s, traffic = at_once_limit_s(spec, settings, nodes, ranks_per_node), spec.criteria.traffic
+    if traffic is None or traffic.experts is None:
+        return base_s
+    promise, ranks = traffic.experts, nodes * ranks_per_node
+    calls = ranks + promise.calls_over(ranks)  # each to a hot rank, and back
+    sent_bits = 2 * 8 * calls * ranks * promise.skew * sum(promise.sizes_bytes)
+    return base_s + FACTOR * sent_bits / spec.fabric.line_rate_bits_s
+
+
 def failover_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of the test that takes ports down: each of up to 16 nodes, with a minute to come up."""
     fabric = spec.criteria.fabric

@@ -10,6 +10,8 @@ from pytest_mnode.spec.at_once import HostList
 from pytest_mnode.spec.fields import Bytes, Fraction, Page, Share, Sizes, Some
 from pytest_mnode.spec.inventory import NonEmptyCriterion
 
+CALLS_FOR_P99 = 459
+"""Of fewer calls not even the slowest is above the 99th percentile with 99 %: 0.99^459 < 0.01."""
 Times = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
@@ -21,11 +23,17 @@ class ExpertsPromise(Page):
     skew: Times = 3.0
     """Share of the rank whose experts are chosen most, over the average; each rank in its turn."""
     calls: Annotated[int, Field(strict=True, ge=20)] = 100
-    """Number of timed calls of each size."""
+    """Number of timed calls of each size; at least one for each rank, and with p99_at_most_times
+    459."""
     p50_at_most_times: Times | None = None
     """Median time, over that of the model: steps × α + bytes of the busiest node / line rate."""
     p99_at_most_times: Times | None = None
     """Time that 99 of 100 calls keep, over the median of the same size."""
+
+    def calls_over(self, ranks: int) -> int:
+        """Calls in which each rank is hot, and which say up to where a 99th percentile may be."""
+        needed = 1 if self.p99_at_most_times is None else CALLS_FOR_P99
+        return max(self.calls, ranks, needed)
 
 
 class ParallelPromise(Page):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,12 @@ from pytest_mnode.measuring.lanes import (
     Together,
     Tokens,
     busiest_bytes,
+    experts_wire_s,
     job_lanes,
     lanes_of,
     model_s,
     split,
+    spread,
 )
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -194,11 +197,12 @@ def test_what_jobs_lose_is_judged(most: float | None, verdicts: list[str | None]
         assert judged[0].culprit.either == {frozenset(("node0", "node2"))}
 
 
-def experts(hot_s: float, last_s: float = 0.01, slow: Any = None) -> Experts:
-    """40 calls of 10 ms, those in which node1's expert is hot take hot_s, the last one last_s."""
-    calls = [hot_s if n % 4 == 1 else 0.01 + 1e-5 * (n % 3) for n in range(40)]
-    calls[-1] = last_s
-    tokens = Tokens(1 << 16, tuple(calls), tuple(n % 4 for n in range(40)), 0.005)
+def experts(hot_s: float, last_s: float = 0.01, many: int = 1, slow: Any = None) -> Experts:
+    """480 calls of 10 ms, those in which node1's expert is hot take hot_s, and of those in which
+    node3's is the last `many` last_s."""
+    calls = [hot_s if n % 4 == 1 else 0.01 + 1e-5 * (n % 3) for n in range(480)]
+    calls[480 - 4 * many + 3 :: 4] = [last_s] * many
+    tokens = Tokens(1 << 16, tuple(calls), tuple(n % 4 for n in range(480)), 0.005)
     return Experts((tokens,), 3.0, paths(slow or {}), LINE)
 
 
@@ -206,9 +210,6 @@ def test_tokens_are_judged_by_median_and_by_the_slowest() -> None:
     promise = ExpertsPromise.model_validate({"p50_at_most_times": 3, "p99_at_most_times": 4})
     judged = [one.verdict for one in judge_experts(experts(0.01), promise, WORLD)]
     assert judged == [None, None, "pass", "pass"]
-    *_, late = judge_experts(experts(0.01, last_s=0.1), promise, WORLD)
-    assert late.verdict == "fail"
-    assert late.note == "slowest calls with hot rank 3"
     promise = ExpertsPromise.model_validate({"p50_at_most_times": 1.5})
     *_, slow, _ = judge_experts(experts(0.02), promise, WORLD)
     assert slow.verdict == "fail"
@@ -217,3 +218,60 @@ def test_tokens_are_judged_by_median_and_by_the_slowest() -> None:
     *_, slow, _ = judge_experts(experts(0.02, slow=SLOW_TX), promise, WORLD)
     assert slow.culprit is not None
     assert slow.culprit.nodes == {"node2"}, "a slow path says more"
+
+
+@pytest.mark.parametrize(
+    ("many", "slow", "verdict", "suspects"),
+    [
+        (0, {}, "pass", None),
+        (1, {}, "inconclusive", set()),  # one of 480 may be in a hundred
+        (3, {}, "inconclusive", {"node3"}),
+        (20, {}, "fail", {"node3"}),
+        (20, SLOW_TX, "fail", set()),
+    ],
+)
+def test_a_99th_percentile_is_as_sure_as_its_calls(
+    many: int, slow: Any, verdict: str, suspects: set[str] | None
+) -> None:
+    promise = ExpertsPromise.model_validate({"p99_at_most_times": 4})
+    *_, late = judge_experts(experts(0.01, 0.1, many, slow), promise, WORLD)
+    assert late.verdict == verdict
+    found = late.culprit and {name for group in late.culprit.either for name in group}
+    assert found == suspects or (suspects == set() and late.culprit is None)
+    if slow:
+        assert late.culprit is not None
+        assert late.culprit.nodes == {"node2"}
+    few = Tokens(1 << 16, (0.01,) * 99 + (0.9,), tuple(n % 4 for n in range(100)), 0.005)
+    *_, late = judge_experts(Experts((few,), 3.0, {}, LINE), promise, WORLD)
+    assert late.verdict == "inconclusive"
+    assert "459 are needed" in late.note
+
+
+@pytest.mark.parametrize(("given", "ranks", "calls"), [({}, 8, 100), ({}, 256, 256)])
+def test_each_rank_is_hot(given: dict[str, Any], ranks: int, calls: int) -> None:
+    assert ExpertsPromise.model_validate(given).calls_over(ranks) == calls
+    given = given | {"p99_at_most_times": 3}
+    assert ExpertsPromise.model_validate(given).calls_over(ranks) == 459
+
+
+@pytest.mark.parametrize(("nics", "busiest"), [(8, 3 * 8), (1, 8 * 3 + 8 * 7 * 5 / 7)])
+def test_a_hot_rank_receives_over_its_own_nic(nics: int, busiest: float) -> None:
+    """Of two nodes of 8 ranks: 8 of the other node send it 3 units each, and 5 / 7 to others."""
+    spec = load_spec(default_spec_path())
+    fabric = spec.fabric.model_copy(update={"nics_per_node": nics})
+    spec = spec.model_copy(update={"fabric": fabric})
+    world = World(0, 16, 0, 8, "node0", NODES[:2])
+    every = {(a, b) for a in range(16) for b in range(16) if a != b}
+    flows = {(a, b): 21 * MIB if b == 0 else 5 * MIB for a, b in every}
+    unit_s = 7 * MIB / 25e6
+    assert experts_wire_s(flows, spec, world) == pytest.approx(busiest * unit_s)
+
+
+def test_paths_are_spread_over_all_nodes() -> None:
+    for count in (5, 65, 128, 300):
+        every = {(a, b) for a in range(count) for b in range(count) if a != b}
+        found = spread(every, count, 64)
+        assert len(found) == min(64, count * (count - 1))
+        senders = [sender for sender, _ in found]
+        assert max(senders) >= count - math.ceil(count / 64) - 1
+        assert max(map(senders.count, senders)) <= math.ceil(64 / count)

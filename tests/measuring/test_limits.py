@@ -20,11 +20,13 @@ from pytest_mnode.measuring.limits import (
     repeats_of_each,
     still_limit_s,
     sweep_s,
+    traffic_limit_s,
     transport_limit_s,
 )
 from pytest_mnode.spec import Spec, load_spec, profile_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.devices import DevicesCriterion
+from pytest_mnode.spec.traffic import TrafficCriterion
 
 RACK = profile_spec("rack")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -69,6 +71,16 @@ def test_durations_that_the_spec_promises_are_added() -> None:
     assert devices_limit_s(spec, settings, 4, 8) == 300 + 900 + 300
     spec.criteria.devices = None
     assert devices_limit_s(spec, settings, 4, 8) == 300
+
+
+def test_all_calls_of_experts_have_their_time() -> None:
+    """459 calls of 1 MiB, 3 times as much to the hot one of 4, and 4 first ones, at 25 MB/s."""
+    promise = {"experts": {"sizes": ["1 MiB"], "p99_at_most_times": 3}}
+    traffic = TrafficCriterion.model_validate(promise)
+    criteria = RACK.criteria.model_copy(update={"traffic": traffic})
+    spec = RACK.model_copy(update={"criteria": criteria})
+    more_s = traffic_limit_s(spec, SETTINGS, 4, 1) - traffic_limit_s(RACK, SETTINGS, 4, 1)
+    assert more_s == pytest.approx(FACTOR * 463 * 2 * 12 * 2**20 / 25e6)
 
 
 @pytest.mark.parametrize("slower", [2, 10, 100])
