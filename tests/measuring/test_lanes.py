@@ -59,7 +59,7 @@ def test_an_error_in_the_thread_of_a_lane_is_raised(monkeypatch: pytest.MonkeyPa
 def test_paths_are_tried_where_lanes_fall_short_together(
     given: dict[str, float], pairs: set[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, destroyed = [], []
+    asked, destroyed = list[object](), list[Any]()
 
     def paths_alone(found: set[tuple[int, int]], *_: object) -> tuple[dict[Any, float], float]:
         asked.append(found)
@@ -67,13 +67,13 @@ def test_paths_are_tried_where_lanes_fall_short_together(
 
     destroy = dist.destroy_process_group
     monkeypatch.setattr(lanes, "paths_alone", paths_alone)
-    monkeypatch.setattr(
-        dist, "destroy_process_group", lambda group: (destroyed.append(group), destroy(group))
-    )
+    monkeypatch.setattr(dist, "destroy_process_group", destroyed.append)
     assert len(measured(**given).overlaps) == 3
     monkeypatch.setattr(dist, "destroy_process_group", destroy)
     assert asked == [pairs]
     assert len(destroyed) == 2
+    for group in destroyed:
+        destroy(group)
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(1 << 20, 1 << 20), (1000, 768), (10, 256)])
