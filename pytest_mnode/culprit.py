@@ -50,8 +50,9 @@ class Culprit(str):
     """A node, device, path or setting in words, with its nodes as data, whole, however many.
 
     nodes: nodes to blame for sure. either: sets of nodes of which one may be to blame, such as the
-    two ends of a path; an empty set stands for all nodes that took part. Words without a node, such
-    as a setting of the spec, may concern any of these. parts: what of the nodes.
+    two ends of a path; an empty set stands for all nodes that took part. Words without a node may
+    concern any of these, except where nothing but settings is to blame: then no node is. parts:
+    what of the nodes.
 
     It is a text, so that it reads and compares like one. A text made from it is a plain text again:
     `merged` makes other words for the same nodes and parts.
@@ -73,7 +74,7 @@ class Culprit(str):
         self.nodes = frozenset([nodes] if isinstance(nodes, str) else nodes)
         self.either = frozenset(map(frozenset, either))
         self.parts = parts or Parts()
-        if not (self.nodes or self.either):
+        if not (self.nodes or self.either or self.parts.settings):
             self.either = frozenset([_ANYBODY])
         return self
 

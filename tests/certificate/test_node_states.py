@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import RIGHT, certify
 
@@ -38,6 +38,7 @@ def path(first: int, second: int) -> Culprit:
 
 
 FABRIC = Culprit("node2 fab0", "node2")
+SETTING = Culprit("settings of tuning.mtu", parts=Parts(settings=("tuning.mtu",)))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,8 @@ NODES_1_AND_3: Any = {"culprit": "?", "culprit_nodes": ("node1", "node3")}
         ([failed(message="x", **NODES_1_AND_3)], {}, "pfpf"),
         ([failed(Culprit("node2, …", "node2", [()]))], {}, "ssfs"),
         ([failed("the fabric")], {}, "ssss"),
+        ([failed(SETTING)], {}, "pppp"),
+        ([failed(SETTING, path(1, 3))], {}, "psps"),
         ([failed(Culprit("by an alias", "node2.site"))], {}, "ssss"),
         ([failed(Culprit("one alias", ["node2", "alias"]))], {}, "ppfp"),
         ([failed(None, nodes=("node0", "node1"))], {}, "ssnn"),

@@ -22,7 +22,7 @@ from pytest_mnode.criteria.tuning.experiment import (
     Place,
     Setting,
 )
-from pytest_mnode.criteria.tuning.judging import advice, broke, crossing, judge
+from pytest_mnode.criteria.tuning.judging import SEVERAL, advice, broke, crossing, judge
 from pytest_mnode.criteria.tuning.running import Runner
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError, NodeLostError, RankError
@@ -43,15 +43,19 @@ def found(
     medians: Mapping[str, Mapping[str, Sequence[float]]],
     *,
     noise: float = 0.01,
+    noisy: str = "",
     dropped: Mapping[str, str] | None = None,
+    failed: Mapping[str, str] | None = None,
 ) -> Found:
-    """medians: by setting and case, a value of each metric; all settings have the same noise."""
+    """medians: by setting and case, a value of each metric. noisy: a setting whose first metric
+    has thirty times the noise of the others."""
     values = {
         setting: [
             {
                 case: {
-                    metric.name: value * (1 + noise * ((n * 5 + k * 3) % 7 - 3) / 3)
+                    metric.name: value * (1 + noise * times * ((n * 5 + k * 3) % 7 - 3) / 3)
                     for metric, value in zip(of.metrics, every, strict=True)
+                    for times in [30 if setting == noisy and metric is of.metrics[0] else 1]
                 }
                 for case, every in cases.items()
             }
@@ -59,8 +63,10 @@ def found(
         ]
         for k, (setting, cases) in enumerate(medians.items())
     }
-    settings = tuple(Setting(name, lines=(f"use {name}",)) for name in (*medians, *(dropped or {})))
-    return Found(of, settings, values | dict.fromkeys(dropped or {}, ()), dropped or {}, 9.0)
+    dropped, failed = dropped or {}, failed or {}
+    absent = [*dropped, *failed]
+    settings = tuple(Setting(name, lines=(f"use {name}",)) for name in (*medians, *absent))
+    return Found(of, settings, values | dict.fromkeys(absent, ()), dropped, 9.0, failed)
 
 
 def gains(one: Advice) -> dict[str, tuple[float, bool]]:
@@ -138,9 +144,45 @@ def test_a_gain_is_judged_where_it_is_promised(
     assert high - low < 6
 
 
+SMALL, COSTLY = ({"": [105, 2]}, {"": [50, 3]})
+
+
+@pytest.mark.parametrize(
+    ("others", "more", "keys", "verdict", "gain"),
+    [
+        ({"b": SMALL, "c": SMALL}, {}, {"gain_at_most": 0.1}, "pass", 5),
+        ({"b": SMALL, "c": SMALL}, {"noisy": "c"}, {"gain_at_most": 0.1}, "inconclusive", None),
+        ({"b": SMALL, "c": {"": [103, 2]}}, {"noisy": "c"}, {"gain_at_least": 0.03}, "pass", None),
+        ({"b": COSTLY}, {}, {"gain_at_most": 0.1}, "pass", 0),
+        ({"b": COSTLY}, {}, {"gain_at_least": 0.1}, "fail", 0),
+        ({"b": COSTLY, "c": SMALL}, {}, {"gain_at_least": 0.1}, "fail", 5),
+        ({"b": SMALL}, {"failed": {"c": "hangs"}}, {"gain_at_most": 0.1}, "inconclusive", None),
+        ({"b": SMALL}, {"failed": {"c": "hangs"}}, {"gain_at_most": 0.02}, "fail", 5),
+        ({"b": SMALL}, {"failed": {"c": "hangs"}}, {"gain_at_least": 0.1}, "inconclusive", None),
+        ({"b": SMALL}, {"failed": {"c": "hangs"}}, {"gain_at_least": 0.03}, "pass", 5),
+        ({"b": SMALL}, {"dropped": {"c": "not here"}}, {"gain_at_most": 0.1}, "pass", 5),
+    ],
+)
+def test_a_gain_is_between_the_bounds_of_all_settings(
+    others: Mapping[str, Any],
+    more: Mapping[str, Any],
+    keys: Mapping[str, float],
+    verdict: str,
+    gain: float | None,
+) -> None:
+    values = {"a": {"": [110, 2]}, **others}
+    [judged] = judge(found(OVERLAP, values, noise=0.005, **more), GainPromise(**keys))
+    assert judged.verdict == verdict, judged
+    assert gain is None or judged.value == pytest.approx(gain, abs=0.7)
+    assert ("hangs" in judged.note) is (verdict == "inconclusive" and "failed" in more)
+    assert judged.culprit is None or not (judged.culprit.nodes or judged.culprit.either)
+
+
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
+        ([2.0, 1.5, 0.8, 0.5], SEVERAL),
+        ([0.5, 2.0, 0.5, 2.0], SEVERAL),
         ([0.5, 0.8, 1.5, 2.0], (4, 5.1, 8)),
         ([0.5, 0.5, 0.99, 2.0], (4, 8.1, 16)),
         ([0.5, 0.5, 0.5, 0.5], "tree"),
@@ -165,15 +207,17 @@ def test_ring_and_tree_cross_between_the_sure_ones(
         ("1 MiB", (200, 200, 200), "pass"),
         ("1 MiB", (50, 50, 50), "inconclusive"),
         ("64 KiB", (50, 50, 50), "fail"),
+        ("64 KiB", (200, 100, 50), "inconclusive"),
     ],
 )
 def test_a_crossing_is_judged(most: str, tree: Sequence[float], verdict: str) -> None:
     of = CATALOGUE["algorithm"]
     sizes = ("4 KiB", "16 KiB", "64 KiB")
     values = {
-        "gloo's choice": {size: [100.0] for size in sizes},
-        "own ring": {size: [100.0] for size in sizes},
-        "own tree": {size: [float(one)] for size, one in zip(sizes, tree, strict=True)},
+        "NCCL's choice": {size: [100.0] for size in sizes},
+        "NCCL_ALGO=NVLSTree": {size: [1.0] for size in sizes},
+        "NCCL_ALGO=Ring": {size: [100.0] for size in sizes},
+        "NCCL_ALGO=Tree": {size: [float(one)] for size, one in zip(sizes, tree, strict=True)},
     }
     promise = AlgorithmPromise.model_validate({"ring_and_tree_cross_at_most": most})
     *_, judged = judge(found(of, values), promise)

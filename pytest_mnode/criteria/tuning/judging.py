@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,7 @@ from pytest_mnode.criteria.tuning.experiment import (
     Metric,
     Setting,
 )
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, NodeLostError, RankError
 from pytest_mnode.intervals import CONFIDENCE, Interval, interval_of
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, at_least, at_most
@@ -29,6 +30,7 @@ WORTH = 0.01
 
 _BEYOND = 1 + 1e-6
 """They cross beyond a size at which the tree is faster for sure."""
+SEVERAL = "no single crossing: the ring is faster at a smaller size than the tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,19 @@ def compare(found: Found) -> list[Compared]:
     others = [one for one in others if one in _there(found)]
     cases = _cases(found) if first in _there(found) else []
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others) * len(cases))
-    metric = found.experiment.metrics[0]
     return [
-        Compared(case, one, interval_of(_ratios(found, case, metric, first, one), confidence))
+        Compared(case, one, _interval(found, case, first, one, confidence))
         for case in cases
         for one in others
     ]
+
+
+def _interval(
+    found: Found, case: str, first: Setting, one: Setting, confidence: float
+) -> Interval | None:
+    """Not trimmed: so it keeps a confidence near 1."""
+    ratios = _ratios(found, case, found.experiment.metrics[0], first, one)
+    return interval_of(ratios, confidence, trimmed=False)
 
 
 def worse(found: Found, setting: Setting) -> str:
@@ -160,7 +169,13 @@ def advice(found: Found) -> Advice:
 
 def not_tried(experiment: Experiment, why: str) -> Measurement:
     """A promise that cannot be judged here."""
-    return Measurement.unknown(_name(experiment), why, unit="%")
+    return Measurement.unknown(_name(experiment), why, unit="%", culprit=_setting(experiment))
+
+
+def _setting(experiment: Experiment) -> Culprit:
+    """What is to blame for a gain: no node."""
+    key = f"tuning.{experiment.name}"
+    return Culprit(f"settings of {key}", parts=Parts(settings=(key,)))
 
 
 def broke(experiment: Experiment, error: Broken | MnodeError) -> Measurement:
@@ -181,33 +196,46 @@ def _name(experiment: Experiment) -> str:
 
 
 def judge(found: Found, promise: GainPromise | None) -> Iterator[Measurement]:
-    """The largest gain over the first setting, and where ring and tree cross."""
+    """The largest gain over the first setting, and where ring and tree cross.
+
+    The true one is no less than the highest of the lowest gains of all settings, and no more than
+    the highest of all; 0 where none is worth having.
+    """
     key, first = f"tuning.{found.experiment.name}", found.settings[0].name
     least = promise.gain_at_least if promise else None
     most = promise.gain_at_most if promise else None
     compared = compare(found)
-    known = [one for one in compared if one.gain is not None and not worse(found, one.setting)]
+    costly = [one for one in compared if worse(found, one.setting)]
+    known = [(one.gain, one) for one in compared if one.gain is not None and one not in costly]
+    failed = "; ".join(f"{one}: {why}" for one, why in found.failed.items())
     name = _name(found.experiment)
     bounds = [
         (at_least(100 * least), f"{key}.gain_at_least", least) if least is not None else None,
         (at_most(100 * most), f"{key}.gain_at_most", most) if most is not None else None,
     ]
-    largest = max(known, key=lambda one: (one.gain or (0, 0, 0))[1], default=None)
     judged: list[tuple[Bound, str, float] | None] = [one for one in bounds if one]
     for bound in judged or [None]:
         expected = bound and bound[0].of(f"criteria.{bound[1]}", bound[2])
         source = f"{bound[1]} {bound[2]:g}" if bound else ""
-        if largest is None or largest.gain is None:
-            why = "; ".join(f"{one}: {why}" for one, why in found.dropped.items())
-            yield Measurement(name, None, "%", expected, source, note=why or "too few rounds")
+        blamed = _setting(found.experiment) if bound else None
+        low, middle, high = (max((gain[n] for gain, _ in known), default=0.0) for n in range(3))
+        open_ = len(known) + len(costly) < len(compared) or not compared
+        decided = expected and expected.decides(low, math.inf if failed else high) is not None
+        if open_ or (failed and expected and not decided):
+            others = "; ".join(f"{one}: {why}" for one, why in found.dropped.items())
+            why = "; ".join(filter(None, (failed, others))) or "too few rounds"
+            yield Measurement(name, None, "%", expected, source, blamed, note=why)
             continue
-        low, middle, high = largest.gain
-        at = f" at {largest.case}" if largest.case else ""
-        note = f"{largest.setting.name} over {first}{at}, {len(found.values[first])} rounds"
+        if known:
+            _, largest = max(known, key=lambda one: one[0][1])
+            at = f" at {largest.case}" if largest.case else ""
+            note = f"{largest.setting.name} over {first}{at}"
+        else:
+            note = f"none is worth having: {worse(found, costly[0].setting)}"
+        note += f", {len(found.values[first])} rounds"
         mark = HeadlineMark(found.experiment.name, "gained")
-        yield Measurement(
-            *(name, middle, "%", expected, source), note=note, interval=(low, high), headline=mark
-        )
+        what = name, middle, "%", expected, source, blamed
+        yield Measurement(*what, note=note, interval=(low, high), headline=mark)
     if found.experiment.crosses:
         yield from _crossing(found, promise)
 
@@ -217,15 +245,17 @@ def _crossing(found: Found, promise: GainPromise | None) -> Iterator[Measurement
     named = dict[str, Setting]()
     for word in found.experiment.crosses or ():
         for one in _there(found):
-            if one.name.lower().endswith(word) and word not in named:
+            if re.split("[ =]", one.name.lower())[-1] == word and word not in named:
                 named[word] = one
     most = getattr(promise, "ring_and_tree_cross_at_most_bytes", None)
     key = "tuning.algorithm.ring_and_tree_cross_at_most"
     bound = None if most is None else at_most(most / 1024).of(f"criteria.{key}", most)
     source = "" if most is None else f"{key} {SIZE.text(most)}"
     name = "size from which on a ring is faster than a tree"
+    blamed = _setting(found.experiment) if bound else None
     if len(named) < 2 or not _cases(found):
-        yield Measurement(name, None, "KiB", bound, source, note="not both were measured")
+        note = "not both were measured"
+        yield Measurement(name, None, "KiB", bound, source, blamed, note=note)
         return
     tree, ring = named["tree"], named["ring"]
     metric = found.experiment.metrics[0]
@@ -246,15 +276,18 @@ def _crossing(found: Found, promise: GainPromise | None) -> Iterator[Measurement
             crossed = (points[-1][0] * _BEYOND,) * 3
         else:
             note = f"the {crossed} is faster at all sizes, {sizes}" if crossed else "all is noise"
-            yield Measurement(name, None, "KiB", bound, source, note=note)
+            if crossed == SEVERAL:
+                note = crossed
+            yield Measurement(name, None, "KiB", bound, source, blamed, note=note)
             return
     low, middle, high = (one / 1024 for one in crossed)
-    yield Measurement(name, middle, "KiB", bound, source, interval=(low, high))
+    yield Measurement(name, middle, "KiB", bound, source, blamed, interval=(low, high))
 
 
 def crossing(points: Sequence[tuple[float, Interval]]) -> tuple[float, float, float] | str:
     """Size at which ratios, ring over tree, pass 1: lowest, estimate, highest. Otherwise the
-    faster of them at all sizes; "" without a sure ratio.
+    faster of them at all sizes; "" without a sure ratio; `SEVERAL` where the ring is surely faster
+    at a smaller size than the tree.
 
     points: sizes in bytes, ascending, with the interval of how many times as fast the ring is.
     """
@@ -263,6 +296,8 @@ def crossing(points: Sequence[tuple[float, Interval]]) -> tuple[float, float, fl
     if not (surely_tree and surely_ring):
         return "tree" if surely_tree else "ring" if surely_ring else ""
     low, high = max(surely_tree) * _BEYOND, min(surely_ring)
+    if low > high:
+        return SEVERAL
     logs = [(math.log(size), math.log(one.low * one.high) / 2) for size, one in points]
     for (x, y), (next_x, next_y) in pairwise(logs):
         if y < 0 <= next_y and math.exp(next_x) > low:
