@@ -238,7 +238,7 @@ def _missing(
     if "save" not in kinds:
         found["checkpointing"] = "no writing of a checkpoint was noted"
     if starts[1:] and not numbered:
-        found["lost steps"] = found["goodput"] = "it began again, and its log numbers no steps"
+        found["lost steps"] = "it started again, and its log numbers no steps"
     return found
 
 

@@ -146,6 +146,7 @@ def _run(
         finally:
             ended_s = time.time()
             running.close()
+            ended_s = ended_s if codes or hung else time.time()  # till then it goes on
     except MnodeError as error:
         why, ended_s = why or str(error), time.time()
     patterns = FORMATS

@@ -25,6 +25,22 @@ class StalledError(TimeLimitError):
     """A job that made no step for too long."""
 
 
+class _Files(Mapping[str, bytes]):
+    """Files of a folder; each is read when it is asked for, as traces may be large."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {one.name: one for one in folder.iterdir() if one.is_file()}
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._paths[name].read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
 @dataclass(frozen=True, slots=True)
 class Notes:
     """The folder of the notes, which all nodes see."""
@@ -43,9 +59,9 @@ class Notes:
         own = {"PYTHONPATH": ":".join(paths), observer.DIRECTORY: str(self.folder)}
         return {name: value for name, value in dumps.items() if name not in given} | own
 
-    def files(self) -> dict[str, bytes]:
+    def files(self) -> Mapping[str, bytes]:
         """What ranks have written, by name."""
-        return {one.name: one.read_bytes() for one in self.folder.iterdir() if one.is_file()}
+        return _Files(self.folder)
 
     def steps(self) -> int:
         """Steps of the rank that has made most, over all starts."""

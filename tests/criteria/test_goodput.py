@@ -152,7 +152,7 @@ def test_what_is_unseen() -> None:
         *("communicating", "slow rank", "input", "checkpointing")
     }
     assert unseen(made(traced, *plain, *again, wall=33, last_step=16)) == set()
-    assert unseen(made(traced, *plain, *again, wall=33)) == {"lost steps", "goodput"}
+    assert unseen(made(traced, *plain, *again, wall=33)) == {"lost steps"}
     one = dict(list(traced.items())[:1])
     assert unseen(made(one, *plain, *again, wall=33, last_step=16)) == {
         *("communicating", "slow rank")
