@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes, where
 from pytest_mnode.culprit import Culprit, Parts
@@ -386,30 +386,28 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
     if promise.goodput_at_least is not None:
         bound = at_least(promise.goodput_at_least)
         bound = bound.of("workload.goodput_at_least", promise.goodput_at_least)
-    goodput = book.goodput if book else None
-    spread = _spread(ran, book) if book else 0.0
-    if book is None or goodput is None:
-        why = ran.unobserved or "no rank noted a step: it imports no torch, or has a PYTHONPATH"
+    why = _unseen(ran, "goodput")
+    if book is None or book.goodput is None or why:
         yield Measurement.unknown("goodput", why, expected=bound, source=source)
     else:
         note = f"{book.wall:.1f} s: " + ", ".join(
             f"{name} {seconds:.1f} s" for name, seconds in book.parts.items() if seconds >= 0.05
         )
-        interval = (0.0, goodput) if spread is None else (goodput, goodput + spread)
+        goodput, spread = book.goodput, _spread(ran, book)
+        interval = (goodput, goodput + spread)
         found = Measurement("goodput", goodput, "", bound, source, note=note, interval=interval)
         yield replace(found, headline=HeadlineMark("goodput", order=4))
     for name in PARTS:
         limit = promise.at_most.get(name)
         expected = None if limit is None else at_most(limit).of(f"workload.at_most.{name}", limit)
         title, source = f"{name}, of the wall time", f"{_KEY}.at_most.{name}"
-        if book is None or goodput is None:
+        why = _unseen(ran, name)
+        if book is None or why:
             if expected is not None:
-                yield Measurement.unknown(title, ran.unobserved, expected=expected, source=source)
-        elif name == "lost steps" and spread is None:
-            why = "it started again, and its log does not number the steps that its ranks make"
-            yield Measurement.unknown(title, why, expected=expected, source=source)
+                yield Measurement.unknown(title, why, expected=expected, source=source)
         elif book.parts[name] or expected is not None:
             value = book.parts[name] / book.wall
+            spread = _spread(ran, book) if name == "lost steps" else 0.0
             yield Measurement(
                 title,
                 value,
@@ -418,18 +416,24 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
                 source,
                 _named(ran) if name == "restarting" else _slow(ran, book.slow.get(name)),
                 note=f"{book.parts[name]:.2f} s{_evidence(name, book)}",
-                interval=(value - spread, value) if name == "lost steps" and spread else None,
+                interval=(value - spread, value) if spread else None,
             )
 
 
-def _spread(ran: Ran, book: Ledger) -> float | None:
-    """Fraction of the wall time in steps that may be lost or not, by the log; None if it says
-    nothing of lost steps."""
-    if book.starts < 2:
-        return 0.0
-    if (span := _twice(book.steps, ran.said)) is None:
-        return None
-    return book.parts["lost steps"] / book.wall * (1 - span[0] / max(1, span[1]))
+def _unseen(ran: Ran, name: PartName | Literal["goodput"]) -> str:
+    """Why a part of the ledger is not known; "" if it is."""
+    book = ran.ledger
+    if book is None or not book.steps:
+        return ran.unobserved or "no rank noted a step: it imports no torch, or has a PYTHONPATH"
+    if name in ("lost steps", "goodput") and book.starts > 1 and not _twice(book.steps, ran.said):
+        return "it began again, and its log does not number the steps that its ranks make"
+    return book.unseen(name)
+
+
+def _spread(ran: Ran, book: Ledger) -> float:
+    """Fraction of the wall time in steps that may be lost or not, by the log."""
+    least, most = _twice(book.steps, ran.said) or (0, 0)
+    return book.parts["lost steps"] / book.wall * (1 - least / most) if most else 0.0
 
 
 def judge_resume(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
@@ -439,6 +443,8 @@ def judge_resume(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
     unit, judged = "s", at_most(asked.within_s).of("workload.resume.within", asked.within_s)
     name, source = "time from the kill to a new step", f"{_KEY}.resume.within"
     why, took = ran.why or ran.unobserved, None
+    if ran.ledger:
+        why = why or ran.ledger.unseen("restarting")
     if ran.killed_s is None:
         why = why or f"it ended before step {asked.after_step}, after which a rank is killed"
     elif ran.failed or ran.hung:
@@ -454,7 +460,7 @@ def judge_resume(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
         why = why or "it made no step after the kill"
     else:
         took = ran.resumed_s - ran.killed_s
-    if took is None or ran.why:
+    if took is None or why:
         yield Measurement.unknown(name, why, unit=unit, expected=judged, source=source)
         return
     yield Measurement(name, took, unit, judged, source)

@@ -15,7 +15,9 @@ from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.jobs import observer
 from pytest_mnode.jobs.job import JobResult
 from pytest_mnode.jobs.launched import LaunchedJob
+from pytest_mnode.jobs.slurm.files import NFS_DELAY_S
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mounts
 
 _LOOK_S = 0.2
 _DUMPED_S = 5.0
@@ -43,9 +45,10 @@ class _Files(Mapping[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The folder of the notes, which all nodes see."""
+    """The folder of the notes, which all nodes see. delay_s: until all do, of a new line."""
 
     folder: Path
+    delay_s: float = 0.0
 
     def env(self, given: Mapping[str, str]) -> dict[str, str]:
         """Variables of the job. given: those that it has otherwise."""
@@ -80,6 +83,8 @@ class Notes:
         """Wait for its end. Raises StalledError, after ranks were asked what they wait for;
         TimeLimitError. meanwhile: called again and again."""
         end = time.monotonic() + limit_s
+        if stalled_after_s is not None:
+            stalled_after_s = max(stalled_after_s, self.delay_s)
         size, grew = 0, time.monotonic()
         while True:
             try:
@@ -108,7 +113,7 @@ class Notes:
         """Let the ranks write what they wait for."""
         (self.folder / "DUMP").touch()
         ranks = {one.name.partition(".")[0] for one in self.folder.glob("rank*.jsonl")}
-        end = time.monotonic() + _DUMPED_S
+        end = time.monotonic() + _DUMPED_S + self.delay_s
         while time.monotonic() < end:
             if len(list(self.folder.glob("flight_recorder_rank_*"))) >= len(ranks):
                 return
@@ -122,6 +127,8 @@ def notes(cluster: Nodes) -> Iterator[Notes]:
     try:
         text = Path(observer.__file__).read_text(encoding="utf-8")
         (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
-        yield Notes(folder)
+        mount = mount_of(str(folder), read_mounts())
+        local = mount is not None and mount.kind in LOCAL_FILE_SYSTEMS
+        yield Notes(folder, 0.0 if local else NFS_DELAY_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -113,7 +113,9 @@ def test_a_job_with_slow_input_names_the_rank(tmp_path: Path) -> None:
     assert verdict == "fail", done.run.output
     slow = found["input, of the wall time"]
     assert slow["culprit_nodes"] == ["node2"]
-    assert sum(one["value"] for name, one in found.items() if "wall" in name) == pytest.approx(1)
+    assert sum(one["value"] or 0 for name, one in found.items() if "wall" in name) == pytest.approx(
+        1
+    )
     assert [name for name, one in found.items() if one["verdict"] == "fail"] == [
         "input, of the wall time"
     ]

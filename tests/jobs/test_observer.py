@@ -17,6 +17,7 @@ from pytest_mnode.criteria.goodput import read_notes, where
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.jobs import observer
 from pytest_mnode.jobs.observed import Notes, StalledError, notes
+from pytest_mnode.machine.mounts import Mount
 from tests.waiting import until
 
 TRAINING = """
@@ -213,6 +214,16 @@ def test_a_rank_that_hangs_says_where_it_is(tmp_path: Path, stalls: bool) -> Non
         program.communicate()
 
 
+@pytest.mark.parametrize(("kind", "delays"), [("ext4", False), ("nfs4", True), ("newfs", True)])
+def test_notes_on_a_file_server_come_later(
+    kind: str, delays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = (Mount("/", kind, "of"),)
+    monkeypatch.setattr("pytest_mnode.jobs.observed.read_mounts", lambda: mounts)
+    with notes(SimpleNamespace(scratch=tmp_path)) as there:  # type: ignore[arg-type]
+        assert (there.delay_s > 30) is delays
+
+
 def test_the_folder_of_the_notes_is_removed(tmp_path: Path) -> None:
     with notes(SimpleNamespace(scratch=tmp_path)) as there:  # type: ignore[arg-type]
         assert [one.name for one in tmp_path.rglob("*.py")] == ["sitecustomize.py"]
@@ -225,6 +236,7 @@ def test_ranks_that_say_nothing_are_not_awaited(
 ) -> None:
     monkeypatch.setattr("pytest_mnode.jobs.observed._DUMPED_S", 0.3)
     (tmp_path / "rank0.7.jsonl").write_text('["step", 1.0]\n')
-    with pytest.raises(StalledError):
-        Notes(tmp_path).wait(Endless(), 60, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(StalledError) as ended:
+        Notes(tmp_path, 0.5).wait(Endless(), 60, 0.1)  # type: ignore[arg-type]
+    assert "no step for 0.5 s" in str(ended.value)  # not sooner than a note comes
     assert (tmp_path / "DUMP").exists()
