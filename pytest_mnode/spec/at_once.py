@@ -76,6 +76,15 @@ class FailoverPromise(Page):
     """Part of the rate of before that is there `within` after it is up again. [choice] Two rates of
     seconds differ by a few per cent."""
 
+    @model_validator(mode="after")
+    def _ends_while_down(self) -> FailoverPromise:
+        if self.within_s > self.down_for_s:
+            raise ValueError(
+                f"within: {self.within_s:g} s, down_for: {self.down_for_s:g} s; accepted: within "
+                "up to down_for, as else a port is up again before its pause is too long"
+            )
+        return self
+
 
 class SwitchesPromise(Page):
     """The InfiniBand switches, as the first node sees them by infiniband-diags, usually as root."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
+from random import Random
 
 import pytest
+from pydantic import ValidationError
 
 from pytest_mnode.criteria.failover import course_of, judge_failover
 from pytest_mnode.measurement import Measurement, Verdict
@@ -46,8 +50,8 @@ def port(
 GOOD = port((40, 0.05), (1, 0.3), (200, 0.05))
 
 
-def judged(*found: PortFailover) -> dict[str, Measurement]:
-    return {one.name: one for one in judge_failover(found, PROMISE)}
+def judged(*found: PortFailover, promise: FailoverPromise = PROMISE) -> dict[str, Measurement]:
+    return {one.name: one for one in judge_failover(found, promise)}
 
 
 def failed(found: Sequence[Measurement]) -> set[str]:
@@ -78,7 +82,9 @@ def test_the_course_of_a_port() -> None:
     course = course_of(GOOD, 1.0)
     assert course is not None
     assert course.pause_s == pytest.approx(0.25)
-    assert (course.down, course.after) == pytest.approx((1.0, 1.0))
+    for rate in (course.down, course.after):
+        assert rate is not None
+        assert (rate.low, rate.high) == pytest.approx((1.0, 1.0))
     assert course_of(replace(GOOD, down_s=0.01), 1.0) is None
 
 
@@ -100,3 +106,61 @@ def test_what_shows_nothing_is_inconclusive(one: PortFailover, word: str) -> Non
     spare = replace(GOOD, port="eth1", sent={"eth0": (4_000_000, 0), "eth1": (10, 0)})
     assert judged(GOOD, spare).keys() == {PAUSE, DOWN, AFTER, SUMS}, "one that takes over is idle"
     assert judged(replace(GOOD, sent=None)).keys() == {PAUSE, DOWN, AFTER, SUMS}
+
+
+def noisy(spread: float, down: float, seed: int) -> PortFailover:
+    """Calls of 50 ms that differ by so much; while the port is down so many times as fast."""
+    random_, found, at = Random(seed), [], 0.0
+    for count, rate in ((30, 1.0), (int(90 * down), down), (60, 1.0)):
+        for _ in range(count):
+            took_s = 0.05 / rate * exp(random_.gauss(0, spread))
+            found.append((at, at + took_s))
+            at += took_s
+    up_s = found[30 + int(90 * down)][0]
+    return replace(GOOD, calls=tuple(found), down_s=found[29][1], up_s=up_s)
+
+
+@pytest.mark.parametrize(
+    ("spread", "down", "least", "verdicts"),
+    [
+        (0.02, 1.0, 1.0, {Verdict.PASS}),
+        (0.05, 0.8, 1.0, {Verdict.FAIL}),
+        (0.02, 0.5, 0.5, {Verdict.PASS}),
+        (0.05, 1.0, 1.0, {Verdict.PASS, Verdict.INCONCLUSIVE}),
+        (0.05, 0.3, 0.5, {Verdict.FAIL}),
+        (0.4, 1.0, 1.0, {Verdict.PASS, Verdict.INCONCLUSIVE}),
+        (0.02, 0.95, 1.0, {Verdict.INCONCLUSIVE}),  # at the edge
+    ],
+)
+def test_noise_is_no_loss_of_rate(
+    spread: float, down: float, least: float, verdicts: set[Verdict]
+) -> None:
+    page = {"ports": ["eth0", "eth1"], "at_least_fraction": least, "within": "1 s"}
+    promise = FailoverPromise.model_validate(page)
+    found = [judged(noisy(spread, down, seed), promise=promise)[DOWN] for seed in range(200)]
+    often = Counter(one.verdict for one in found)
+    assert {verdict for verdict, count in often.items() if verdict and count > 8} == verdicts
+    for one in found:
+        assert bool(one.culprit) is (one.verdict is Verdict.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("calls_s", "up_s", "verdict"),
+    [
+        ((1, 4.9), 6.92, None),  # one call says nothing of a rate
+        ((2, 2.4), 6.82, Verdict.FAIL),
+    ],
+)
+def test_few_calls(calls_s: tuple[int, float], up_s: float, verdict: Verdict | None) -> None:
+    found = judged(port((40, 0.05), calls_s, (100, 0.05), up_s=up_s))
+    assert (found[DOWN].verdict if DOWN in found else None) is verdict
+    assert (EACH in found) is (verdict is None)
+    slow = judged(port((3, 3.0), (10, 3.0), down_s=9.0, up_s=14.0))
+    assert DOWN not in slow, "no call ends in 5 s that takes 3 s"
+    assert "too few calls" in slow[EACH].note
+
+
+def test_a_pause_longer_than_a_port_is_down_is_refused() -> None:
+    page = {"ports": ["eth0", "eth1"], "at_least_fraction": 0.5, "within": "6 s"}
+    with pytest.raises(ValidationError, match="within: 6 s, down_for: 5 s"):
+        FailoverPromise.model_validate(page)
