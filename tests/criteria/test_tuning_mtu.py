@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from pytest_mnode.criteria.tuning import in_ranks
 from pytest_mnode.criteria.tuning.experiment import Broken, NotHere
+from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.rank.world import World
 from tests.inner import need_rack
 from tests.measuring.test_port_meanwhile import inside
@@ -99,7 +101,7 @@ def test_one_rank_of_a_network_changes_it_and_says_what_is_left(
         def close(self) -> None:
             """As the real one."""
 
-    monkeypatch.setattr(in_ranks.port_meanwhile, "mtu_of", mtu_of)
+    monkeypatch.setattr(port_meanwhile, "mtu_of", mtu_of)
     monkeypatch.setattr(in_ranks, "boot_id", lambda: boots[1])
     monkeypatch.setattr(in_ranks, "gathered", gathered)
     monkeypatch.setattr(in_ranks, "Port", Port)
@@ -116,7 +118,7 @@ def test_one_rank_of_a_network_changes_it_and_says_what_is_left(
 def test_members_of_a_bond_are_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("bond0", "eth1", "eth0", "docker0")
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: dict.fromkeys(names, ()))
-    monkeypatch.setattr(in_ranks.socket, "if_nametoindex", names[::-1].index)
+    monkeypatch.setattr(socket, "if_nametoindex", names[::-1].index)
     for name in names:
         (tmp_path / name).mkdir()
     (tmp_path / "eth1" / "master").symlink_to(tmp_path / "bond0")
