@@ -7,7 +7,8 @@ backends in the order of `known`, and takes the first that says why it is meant.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hosts import read_hostfile
+from pytest_mnode.launchers.hosts import read_hostfile, slots_of
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.machine.programs import NoOutput, output_of
@@ -83,9 +84,14 @@ class Backend:
         names = self.names(here)
         return None if names is None else len(names)
 
-    def slots(self, settings: Settings) -> int | None:  # noqa: ARG002
-        """Ranks per node that the user gave with the nodes; None if not given."""
-        return None
+    def slots(self, settings: Settings) -> int | None:
+        """Ranks per node that the user gave with the nodes: the fewest slots of any host of the
+        hostfile that the run uses; None if not given."""
+        if not self.reads_hostfile or settings.hostfile is None:
+            return None
+        hosts = read_hostfile(settings.hostfile)
+        on = [host for host in hosts if not settings.on or host.name in settings.on]
+        return slots_of(on[: settings.nodes])
 
     def launcher(self, request: NodeRequest) -> Launcher:
         """An unstarted launcher. Raises UsageError if it cannot work here."""
@@ -132,22 +138,43 @@ def chosen(settings: Settings, environ: Mapping[str, str] | None = None) -> tupl
 
 
 def listed_nodes(here: Here) -> tuple[str, ...] | None:
-    """Nodes of the hostfile, else of the allocation that this process is in; None without both."""
-    if here.settings.hostfile is not None:
-        return tuple(host.name for host in read_hostfile(here.settings.hostfile))
-    name = scheduler_of(here)
-    return None if name is None else named(name).names(here)
+    """Nodes of the hostfile, else of the allocation that this process is in; None without both.
+
+    Raises UsageError if they are named wrongly.
+    """
+    file = here.settings.hostfile
+    if file is None:
+        found = (backend.names(here) for backend in _allocations(here))
+        return next((names for names in found if names is not None), None)
+    hosts = read_hostfile(file)
+    for host in hosts:
+        if host.user or host.port is not None:
+            raise UsageError(
+                f"{file}:{host.line}: {host.target}: only ssh takes a user or a port; leave it "
+                "out, or give --mnode-launcher=ssh"
+            )
+    return tuple(host.name for host in hosts)
 
 
-def scheduler_of(here: Here) -> str | None:
-    """The scheduler in whose allocation this process is; None if it is in none."""
+def scheduler_of(here: Here, hosts: Sequence[str]) -> str:
+    """The scheduler in whose allocation this process is, and which gave all of these hosts; "" if
+    there is none, or it cannot say."""
     here = replace(here, settings=replace(here.settings, hostfile=None))
-    inside = (
-        backend.name
-        for backend in known()
-        if not backend.reads_hostfile and backend.meant(here) and backend.names(here) is not None
-    )
-    return next(inside, None)
+    for backend in _allocations(here):
+        with suppress(UsageError):
+            names = backend.names(here)
+            if names is not None and set(map(_short, hosts)) <= set(map(_short, names)):
+                return backend.name
+    return ""
+
+
+def _allocations(here: Here) -> Iterator[Backend]:
+    """The backends whose allocation this process seems to be in."""
+    return (one for one in known() if not one.reads_hostfile and one.meant(here))
+
+
+def _short(host: str) -> str:
+    return host if host.replace(".", "").isdecimal() else host.lower().partition(".")[0]
 
 
 def printed(*argv: str, package: str) -> str:

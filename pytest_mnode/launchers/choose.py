@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
@@ -24,7 +24,7 @@ def choose(
     root: root of the tests, below which a directory shared by all nodes may be made. Raises
     UsageError if the requested launcher cannot work here.
     """
-    unused = unused_option(settings, bool(os.environ.get("SLURM_JOB_ID")), spec)
+    unused = unused_option(settings, os.environ, spec)
     if unused is not None:
         raise UsageError(unused)
     backend, why = chosen(settings)
@@ -43,29 +43,35 @@ def choose(
     return launcher, why
 
 
-def unused_option(settings: Settings, in_job: bool, spec: Spec) -> str | None:
+def unused_option(settings: Settings, environ: Mapping[str, str], spec: Spec) -> str | None:
     """Error, with remedy, for an option that names nodes which the run would not use; else None.
 
-    The run would certify other nodes instead. Inside an allocation, `auto` uses the allocation and
+    The run would certify other nodes instead. Inside of a job, `auto` uses the job's nodes and
     accepts an unused hostfile, because the hostfile may come from an ini file.
     """
     wanted, file, args = settings.launcher, settings.hostfile, settings.slurm_args
-    kubernetes = KubernetesOptions.of(settings).given
-    if file is not None and (why := hostfile_without_users(file, wanted)) is not None:
-        return why
-    by_auto = wanted == "auto" and not in_job and file is None
-    if kubernetes and wanted != "kubernetes" and not by_auto:
-        return f"{kubernetes}: other nodes are used; give --mnode-launcher=kubernetes"
-    if not args or wanted == "slurm" or (wanted == "auto" and in_job):
+    if file is not None and (refused := hostfile_without_users(file, wanted)) is not None:
+        return refused
+    backend, why = chosen(settings, environ)
+    by = why if wanted == "auto" else f"--mnode-launcher={wanted}"
+    if wanted == "auto" and backend.name == "ssh":
+        by = f"--mnode-hostfile={file}"
+    given = {
+        "kubernetes": KubernetesOptions.of(settings).given,
+        "exec": f"--mnode-exec={' '.join(settings.exec)}" if settings.exec else None,
+    }
+    for name, option in given.items():
+        if option and backend.name != name:
+            return f"{option}: other nodes are used ({by}); give --mnode-launcher={name}"
+    if not args or backend.name == "slurm":
         return None
-    to_gangs = spec.criteria.gang is not None  # gang jobs use `args` with any launcher
-    if to_gangs and (wanted != "auto" or file is not None):
-        return None
-    given = f"--mnode-slurm-args={' '.join(args)}"
-    if wanted == "auto" and file is None:
+    nowhere = wanted == "auto" and backend.name in ("rack", "local")
+    if spec.criteria.gang is not None and not nowhere:
+        return None  # gang jobs use `args` with any launcher
+    option = f"--mnode-slurm-args={' '.join(args)}"
+    if nowhere:
         return (
-            f"{given}: this run is outside of an allocation; add --mnode-launcher=slurm to request "
-            "one"
+            f"{option}: this run is outside of an allocation; add --mnode-launcher=slurm to "
+            "request one"
         )
-    by = f"--mnode-launcher={wanted}" if wanted != "auto" else f"--mnode-hostfile={file}"
-    return f"{given}: Slurm is not used with {by}; leave one of them out"
+    return f"{option}: Slurm is not used with {by}; leave one of them out"

@@ -5,9 +5,14 @@ An instance has one broker for each node, with ranks in the order of the attribu
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pytest_mnode.launchers.backends import Here, printed
 from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
 from pytest_mnode.launchers.hosts import expand
+
+_OF_OTHERS = ("FLUX_TASK_RANK", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 class FluxBackend(DialInBackend):
@@ -15,9 +20,13 @@ class FluxBackend(DialInBackend):
     outside = "no Flux instance here (no FLUX_URI); start pytest in one, such as flux alloc -N 4"
 
     def inside(self, here: Here) -> str | None:
-        """Not in a task of a job: there FLUX_URI is the instance around it, for all users."""
-        uri = here.environ.get("FLUX_URI")
-        inside = uri and "FLUX_TASK_RANK" not in here.environ
+        """Not in a task of a job: there FLUX_URI is the instance around it, for all users.
+
+        Nor in a job of another scheduler: FLUX_URI may be left of the shell that submitted it.
+        """
+        uri = here.environ.get("FLUX_URI", "")
+        other = not here.environ.keys().isdisjoint(_OF_OTHERS)
+        inside = uri and not other and not _is_of_another(uri)
         return f"inside of the Flux instance {uri}" if inside else None
 
     def names(self, here: Here) -> tuple[str, ...] | None:
@@ -29,6 +38,15 @@ class FluxBackend(DialInBackend):
         brokers = _hostlist()
         ranks = ",".join(str(brokers.index(host)) for host in start.hosts)
         return [["flux", "exec", f"--rank={ranks}", *start.argv]]
+
+
+def _is_of_another(uri: str) -> bool:
+    """Whether another user owns the instance, as that of a whole machine."""
+    kind, _, path = uri.partition("://")
+    try:
+        return kind == "local" and Path(path).stat().st_uid != os.geteuid()
+    except OSError:  # it has ended, or is hidden: flux says so
+        return False
 
 
 def _hostlist() -> tuple[str, ...]:

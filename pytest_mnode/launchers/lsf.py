@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
@@ -21,18 +24,32 @@ class LsfBackend(DialInBackend):
 
     def names(self, here: Here) -> tuple[str, ...] | None:
         """From the file with a line for each slot, or `host slots host slots …`, or its parts."""
-        if not here.environ.get("LSB_JOBID"):
+        job = here.environ.get("LSB_JOBID")
+        if not job:
             return None
-        file = here.environ.get("LSB_DJOB_HOSTFILE", "")
+        file, pairs = (
+            here.environ.get(f"LSB_{one}", "") for one in ("DJOB_HOSTFILE", "MCPU_HOSTS")
+        )
         words: list[str] = []
         try:
             words = Path(file).read_text().split() if file else []
         except OSError as error:  # on another host than the job's first
-            if not here.environ.get("LSB_MCPU_HOSTS"):
+            if not pairs:
                 raise UsageError(f"LSB_DJOB_HOSTFILE={file}: {error.strerror}") from None
-        words = words or here.environ.get("LSB_MCPU_HOSTS", "").split()[::2]
-        words = words or here.environ.get("LSB_HOSTS", "").split()
-        return tuple(dict.fromkeys(words)) or None
+        slots = Counter(words)
+        if not slots:
+            for host, number in zip_longest(pairs.split()[::2], pairs.split()[1::2], fillvalue=""):
+                slots[host] += int(number) if number.isdecimal() else 1
+        slots = slots or Counter(here.environ.get("LSB_HOSTS", "").split())
+        if not slots:
+            lists = "LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS and LSB_HOSTS name no host"
+            raise UsageError(f"LSB_JOBID={job}: {lists}; start pytest in the job")
+        first, *others = slots
+        # Where jsrun starts jobs, a host without devices comes first, and runs the script.
+        launches = others and slots[first] == 1 and all(slots[host] > 1 for host in others)
+        if launches and shutil.which("jsrun", path=here.environ.get("PATH")):
+            return tuple(others)
+        return tuple(slots)
 
     def commands(self, start: Start) -> list[list[str]]:
         """Without a shell, as arguments are not for one."""

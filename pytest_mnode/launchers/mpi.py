@@ -14,9 +14,17 @@ from pytest_mnode.launchers.node import Launcher
 _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
+# Open MPI's ras and plm components and Hydra's launcher; the nodes take them out again.
+_OF_SLURM = (
+    *("SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NNODES"),
+    *("SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"),
+)
+
+
 class MpiBackend(DialInBackend):
     name = "mpi"
     reads_hostfile = True
+    finds_nodes_by = _OF_SLURM
     # Containers have no other user; who runs pytest as root has decided so.
     env = dict.fromkeys((*_AS_ROOT, *(f"PRTE_{name[5:]}" for name in _AS_ROOT)), "1")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
+from pytest_mnode.launchers.backends import Backend, Here, NodeRequest, scheduler_of
 from pytest_mnode.launchers.cleanup.client import Connections
-from pytest_mnode.launchers.hosts import Host, first_hosts, read_hostfile, slots_of
+from pytest_mnode.launchers.hosts import Host, first_hosts, read_hostfile
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
@@ -156,18 +157,15 @@ class SshBackend(Backend):
     def names(self, here: Here) -> tuple[str, ...]:
         return tuple(host.name for host in _hosts(here.settings))
 
-    def slots(self, settings: Settings) -> int | None:
-        """The fewest of any host that the run uses."""
-        hosts = _hosts(settings)
-        on = [host for host in hosts if not settings.on or host.name in settings.on]
-        return slots_of(on[: settings.nodes])
-
     def launcher(self, request: NodeRequest) -> Launcher:
         settings = request.settings
         hosts = _hosts(settings)
         used = first_hosts(hosts, request.nodes, settings.on, str(settings.hostfile))
         unused = [host.name for host in hosts if host not in used]
-        return Ssh(used, request.spec, request.remote, unused=unused)
+        made = Ssh(used, request.spec, request.remote, unused=unused)
+        here = Here(settings, os.environ)
+        made.takes_no_jobs = scheduler_of(here, [host.name for host in used])
+        return made
 
 
 def _hosts(settings: Settings) -> tuple[Host, ...]:

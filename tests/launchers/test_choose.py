@@ -128,22 +128,45 @@ def test_a_hostfile_with_a_launcher_that_ignores_it_is_refused(tmp_path: Path, w
 
 
 @pytest.mark.parametrize(
-    ("wanted", "job", "hostfile", "refused"),
+    ("wanted", "environ", "hostfile", "used"),
     [
-        ("auto", "", False, False),
-        ("auto", "17", False, True),
-        ("auto", "", True, True),
-        ("kubernetes", "17", False, False),
-        ("rack", "", False, True),
+        ("auto", {}, False, None),
+        ("auto", {"SLURM_JOB_ID": "17"}, False, "inside of job 17"),
+        ("auto", {"PBS_JOBID": "8", "PBS_NODEFILE": "f"}, False, "inside of PBS job 8"),
+        ("auto", {"LSB_JOBID": "9"}, False, "inside of LSF job 9"),
+        ("auto", {"FLUX_URI": "ssh://x/y"}, False, "inside of the Flux instance ssh://x/y"),
+        ("auto", {}, True, "--mnode-hostfile={hosts}"),
+        ("kubernetes", {"SLURM_JOB_ID": "17"}, False, None),
+        ("rack", {}, False, "--mnode-launcher=rack"),
     ],
 )
 def test_options_of_kubernetes_whose_nodes_would_not_be_used_are_refused(
-    tmp_path: Path, wanted: str, job: str, hostfile: bool, refused: bool
+    tmp_path: Path, wanted: str, environ: dict[str, str], hostfile: bool, used: str | None
 ) -> None:
     settings = _hosts(wanted, tmp_path, 2) if hostfile else Settings(launcher=wanted)
-    found = unused_option(replace(settings, k8s_image="train:3"), bool(job), SPEC)
-    message = "--mnode-k8s-image=train:3: other nodes are used; give --mnode-launcher=kubernetes"
-    assert found == (message if refused else None)
+    found = unused_option(replace(settings, k8s_image="train:3"), environ, SPEC)
+    by = (used or "").format(hosts=tmp_path / "hosts")
+    message = f"--mnode-k8s-image=train:3: other nodes are used ({by}); give --mnode-launcher="
+    assert found == (f"{message}kubernetes" if used else None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "refused"),
+    [
+        ({}, {"SLURM_JOB_ID": "17"}, None),
+        ({"launcher": "exec"}, {}, None),
+        ({"launcher": "pbs"}, {}, "--mnode-exec=rsh {host}: other nodes are used "),
+        ({"launcher": "slurm"}, {}, "--mnode-exec=rsh {host}: other nodes are used "),
+        ({"k8s_image": "train:3"}, {}, "--mnode-k8s-image=train:3: other nodes are used "),
+        ({"slurm_args": ("-A x",)}, {"SLURM_JOB_ID": "17"}, "--mnode-slurm-args=-A x: Slurm is "),
+    ],
+)
+def test_a_sites_command_beside_options_for_other_nodes(
+    settings: dict[str, object], environ: dict[str, str], refused: str | None
+) -> None:
+    given = Settings(exec=("rsh", "{host}"), **settings)  # type: ignore[arg-type]
+    found = unused_option(given, environ, SPEC)
+    assert found is refused if refused is None else (found or "").startswith(refused)
 
 
 def test_only_an_option_makes_pods_not_the_pod_that_pytest_runs_in(
@@ -174,7 +197,7 @@ def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> No
         choose(settings, 2, spec, [], tmp_path)
 
 
-@pytest.mark.parametrize("launcher", ["auto", "ssh"])
+@pytest.mark.parametrize("launcher", ["auto", "ssh", "mpi", "exec"])
 def test_ranks_per_node_are_the_fewest_slots_of_the_used_hosts(
     tmp_path: Path, launcher: str
 ) -> None:

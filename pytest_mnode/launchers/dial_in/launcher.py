@@ -47,7 +47,7 @@ class DialIn(RemoteLauncher):
         self._connections = Connections(self._bridge_ended)
         self._bridge_why = ""
         self._off: set[str] = set()
-        self.takes_no_jobs = scheduler_of(Here(request.settings, os.environ)) or ""
+        self.takes_no_jobs = scheduler_of(Here(request.settings, os.environ), self._hosts)
 
     def _start(self) -> None:
         """Start the site's commands, and collect a report of each node. Raises ClusterError."""
@@ -69,7 +69,7 @@ class DialIn(RemoteLauncher):
             order=order,
             start_s=self.start_limit_s,
             silence_s=self.silence_limit_s,
-            env=self._backend.env,
+            env={**self._of_the_job(), **self._backend.env},
         )
         file = Path(self._run_dir) / "dial-in.json"
         file.write_text(json.dumps(asdict(settings)))
@@ -86,6 +86,11 @@ class DialIn(RemoteLauncher):
         if problems:
             raise unusable_nodes(problems, len(hosts), self.name)
         self._take({host: reports[host] for host in hosts}, {h: h for h in hosts}, self.name)
+
+    def _of_the_job(self) -> dict[str, str]:
+        """Variables by which the site's command finds the nodes of the job that they are of."""
+        names = self._backend.finds_nodes_by if self.takes_no_jobs else ()
+        return {name: os.environ[name] for name in names if name in os.environ}
 
     def _bridge_ended(self, _: str, why: str) -> None:
         self._bridge_why = f"the connection to the nodes ended: {why}"
@@ -128,10 +133,12 @@ class DialInBackend(Backend):
     """A backend whose nodes dial in: it names them, and the commands that start a program there.
 
     outside: how to get nodes, where there are none. env: variables of these commands.
+    finds_nodes_by: names of those that they take from the job, though these describe a task of it.
     """
 
     outside: ClassVar[str]
     env: ClassVar[Mapping[str, str]] = {}
+    finds_nodes_by: ClassVar[Sequence[str]] = ()
 
     def inside(self, here: Here) -> str | None:  # noqa: ARG002
         """Which job of the scheduler this process is in, as "inside of job 7"; None if in none."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Here, chosen, named, scheduler_of
+from pytest_mnode.launchers.backends import Here, chosen, listed_nodes, named, scheduler_of
 from pytest_mnode.launchers.dial_in.bridge import last_words, which
 from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
 from pytest_mnode.options import Settings
@@ -74,7 +74,34 @@ def test_pbs_starts_one_program_for_each_host_of_the_nodefile(
     assert (backend.name, why) == ("pbs", "inside of PBS job 12.server")
     given = Settings(hostfile=tmp_path / "nodes")
     assert chosen(given)[0].name == "ssh"
-    assert scheduler_of(Here(given, environ)) == "pbs"
+    assert scheduler_of(Here(given, environ), [host.partition(".")[0] for host in hosts]) == "pbs"
+    assert scheduler_of(Here(given, environ), [*hosts, "elsewhere"]) == ""
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"PBS_JOBID": "12", "PBS_NODEFILE": "/no/such/file"},
+        {"FLUX_URI": "local:///no/such/file"},
+        {"SLURM_JOB_ID": "4", "SLURM_HET_SIZE": "2"},
+    ],
+)
+def test_a_hostfiles_nodes_are_of_no_scheduler_that_cannot_name_them(
+    tmp_path: Path, programs: Path, environ: dict[str, str]
+) -> None:
+    write_program(programs / "flux", "#!/bin/sh\nexit 1\n")
+    (tmp_path / "hosts").write_text("n1\nn2\n")
+    here = Here(Settings(hostfile=tmp_path / "hosts"), environ)
+    assert listed_nodes(here) == ("n1", "n2")
+    assert scheduler_of(here, ("n1", "n2")) == ""
+
+
+@pytest.mark.parametrize("line", ["you@n2", "n2:2222", "n2 port=2222", "n2 user=you"])
+def test_users_and_ports_are_for_ssh_only(tmp_path: Path, line: str) -> None:
+    (tmp_path / "hosts").write_text(f"n1\n{line}\n")
+    with pytest.raises(UsageError, match=r"hosts:2: .*only ssh takes a user or a port"):
+        listed_nodes(Here(Settings(hostfile=tmp_path / "hosts"), {}))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +111,19 @@ def test_pbs_starts_one_program_for_each_host_of_the_nodefile(
         ({"LSB_HOSTS": "hostA hostA hostB"}, "", ("hostA", "hostB")),
         ({}, "hostB\nhostB\nhostA\n", ("hostB", "hostA")),
         ({"LSB_MCPU_HOSTS": "hostC 1"}, "hostB\n", ("hostB",)),
-        ({}, "", None),
+        ({"LSB_MCPU_HOSTS": "batch1 1 c01 42 c02 42"}, "", ("c01", "c02")),
+        ({"LSB_MCPU_HOSTS": "a 1 b 1"}, "", ("a", "b")),
+        ({"LSB_MCPU_HOSTS": "a 1"}, "", ("a",)),
+        ({"LSB_MCPU_HOSTS": "a 1 b 8", "PATH": ""}, "", ("a", "b")),
+        ({}, "batch1\nc01\nc01\nc02\nc02\n", ("c01", "c02")),
     ],
 )
 def test_nodes_of_an_lsf_job(
-    tmp_path: Path, environ: dict[str, str], file: str, expected: tuple[str, ...] | None
+    tmp_path: Path, environ: dict[str, str], file: str, expected: tuple[str, ...]
 ) -> None:
+    """Where there is jsrun, the host that runs the job's script is none of them."""
+    write_program(tmp_path / "jsrun", "#!/bin/sh\n")
+    environ = {"PATH": str(tmp_path), **environ}
     if file:
         (tmp_path / "slots").write_text(file)
         environ = {**environ, "LSB_DJOB_HOSTFILE": str(tmp_path / "slots")}
@@ -99,11 +133,29 @@ def test_nodes_of_an_lsf_job(
     assert commands("lsf", ("a", "b")) == ["blaunch -no-shell -z a b python x"]
 
 
-def test_nodes_of_a_flux_instance(programs: Path) -> None:
+def test_an_lsf_job_without_a_list_is_one() -> None:
+    with pytest.raises(UsageError, match=r"LSB_JOBID=7: .* name no host"):
+        names("lsf", {"LSB_JOBID": "7"})
+
+
+def test_nodes_of_a_flux_instance(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLUX_URI in a job of another scheduler is left of the shell that submitted it."""
     write_program(programs / "flux", FLUX)
-    environ = {"FLUX_URI": "local:///run/flux/local", "SLURM_JOB_ID": "4"}
+    environ = {"FLUX_URI": f"local://{tmp_path}"}
     assert chosen(Settings(), environ)[0].name == "flux"
-    assert chosen(Settings(), {**environ, "FLUX_TASK_RANK": "0"})[0].name == "slurm"
+    pbs = {"PBS_JOBID": "4", "PBS_NODEFILE": "f"}
+    for other, name in (
+        ({"SLURM_JOB_ID": "4"}, "slurm"),
+        (pbs, "pbs"),
+        ({"LSB_JOBID": "4"}, "lsf"),
+    ):
+        assert chosen(Settings(), {**environ, **other})[0].name == name
+    assert chosen(Settings(), {**environ, "FLUX_TASK_RANK": "0"})[0].name != "flux"
+    with monkeypatch.context() as patched:  # the instance of a whole machine
+        patched.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+        assert chosen(Settings(), environ)[0].name != "flux"
     assert names("flux", environ) == ("x08", "x09", "x10", "gpu1")
     assert commands("flux", ("x08", "gpu1")) == ["flux exec --rank=0,3 python x"]
     write_program(programs / "flux", "#!/bin/sh\necho 'flux-getattr: no' >&2; exit 1\n")

@@ -106,6 +106,32 @@ def test_nodes_have_the_limits_and_modules_of_a_users_job(
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+MPIRUN = """\
+#!/bin/sh
+[ "$1" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }
+env | grep ^SLURM_ | sort >"$(dirname "$0")/../variables"
+hosts=$2; shift 8
+for host in $(echo $hosts | tr , ' '); do onhost $host "$@" & done
+wait
+"""
+
+
+def test_mpirun_sees_the_slurm_job_that_gave_the_nodes_and_ranks_do_not(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path / "bin/mpirun", MPIRUN)
+    given = {"JOB_ID": "4", "JOB_NODELIST": "n[1-3]", "JOBID": "4", "NODELIST": "n[1-3]"}
+    for name, value in {**given, "TASKS_PER_NODE": "8(x3)", "PROCID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    launcher = make("mpi")
+    launcher.start()
+    seen = [f"SLURM_{name}={value}" for name, value in given.items()]
+    variables = (tmp_path / "variables").read_text().split()
+    assert sorted(variables) == sorted([*seen, "SLURM_TASKS_PER_NODE=8(x3)"])
+    left = each(launcher, "env | grep ^SLURM_")
+    assert [output for _, output, _ in left] == ["SLURM_JOB_ID=4\n"] * 2
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
