@@ -188,6 +188,33 @@ def test_nothing_of_it_ends_the_job(
     assert [one.partition(" ")[0] for one in observing(error)] == said
 
 
+def test_input_while_kernels_are_queued_is_hidden(tmp_path: Path) -> None:
+    faults = """
+        import torch
+        class Event:
+            asked = 0
+            def record(self):
+                self.recorded = True
+            def query(self):  # the first four are still running
+                assert self.recorded
+                Event.asked += 1
+                return Event.asked > 4
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.is_current_stream_capturing = lambda: False
+        torch.cuda.Event = Event
+    """
+    program = observed(tmp_path, faults=faults)
+    _, said = program.communicate(timeout=60)
+    assert (program.returncode, observing(said)) == (0, []), said
+    [[noted]] = read_notes(Notes(tmp_path / "notes").files())
+    assert {kind: len(some) for kind, some in noted.spans.items()} == {
+        "hidden input": 4,
+        "input": 4,
+        "save": 1,
+        "observing": 1,
+    }
+
+
 class Endless:
     """A job that never ends."""
 
