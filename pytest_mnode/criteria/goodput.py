@@ -38,6 +38,7 @@ _KINDS: Mapping[str, PartName] = {
     "observing": "observing",
 }
 _NOTES = re.compile(r"rank(\d+)\.(\d+)(?:\.(\d+)\.trace\.json\.gz|\.jsonl)$")
+_NOT_OF_THE_JOB = re.compile(r"/torch/|/sitecustomize\.py$")
 Span = tuple[float, float]
 
 
@@ -345,10 +346,10 @@ class Steps:
 
 def where(stacks: str) -> str:
     """Where a rank is, by the stacks that faulthandler wrote: the innermost line of its main thread
-    outside of torch, such as "train.py:31 in load"; "" if there is none."""
+    outside of torch and the observer, such as "train.py:31 in load"; "" if there is none."""
     for stack in re.split(r"\n(?=(?:Current thread|Thread) 0x)", stacks):
         if stack.rstrip().endswith("in <module>") and "threading.py" not in stack:
             frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-            own = [one for one in frames if "/torch/" not in one[0]]
+            own = [one for one in frames if not _NOT_OF_THE_JOB.search(one[0])]
             return next((f"{one[0].rpartition('/')[2]}:{one[1]} in {one[2]}" for one in own), "")
     return ""

@@ -190,6 +190,7 @@ Thread 0x00007f01 (most recent call first):
 
 Thread 0x00007f02 (most recent call first):
   File "/v/site-packages/torch/autograd/graph.py", line 9 in backward
+  File "/notes/sitecustomize.py", line 99 in first
   File "/job/train.py", line 23 in load
   File "/job/train.py", line 31 in <module>
 """
