@@ -43,7 +43,8 @@ WRONG_SUM = """
 
         def batch_isend_irecv(operations):
             if world.rank == 2:
-                operations[0].tensor[-1] += 1
+                [sent] = [one for one in operations if one.op is dist.isend]
+                sent.tensor[-1] += 1
             return both(operations)
 
         def all_gather_object(into, mine):  # two ranks are on each other's node
