@@ -422,6 +422,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "faults/network.py FLAP_S",
         "gang/experiments.py _HEARD_S",
         "gang/experiments.py _SMALL_RUNS_S",
+        "jobs/observer.py _TRACED_S",
         "launchers/cleanup/daemon.py STILL_WRITING_S",
         "launchers/cleanup/queue_cleanup.py _LATE_S",
         "launchers/rack/wiring.py QUEUE_S",
@@ -438,6 +439,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     ),
     "a bound or a part of a judgement": (
         "checks/node/clocks.py _USELESS_SKEW_S",
+        "criteria/goodput.py _CLOCK_S",
         "checks/node/names.py _STALL_S",
         "certificate/run_facts.py DEFAULT_VALIDITY_S",
         "controller/live_line.py FIRST_S",
