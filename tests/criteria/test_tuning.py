@@ -23,7 +23,7 @@ from pytest_mnode.criteria.tuning.experiment import (
     Setting,
 )
 from pytest_mnode.criteria.tuning.judging import SEVERAL, advice, broke, crossing, judge
-from pytest_mnode.criteria.tuning.running import Runner
+from pytest_mnode.criteria.tuning.running import Runner, refusal
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError, NodeLostError, RankError
 from pytest_mnode.intervals import Interval
@@ -337,6 +337,23 @@ def test_what_breaks_meanwhile_fails_with_its_culprit(
     assert judged.culprit
     assert judged.culprit.nodes == nodes
     assert {tuple(sorted(group)) for group in judged.culprit.either} == either
+
+
+SAID = "Last error:\nError : no algorithm/protocol available for function AllReduce"
+
+
+@pytest.mark.parametrize(
+    ("error", "env", "why"),
+    [
+        (f"ncclInvalidUsage: This usually …\n{SAID}", {"NCCL_ALGO": "NVLS"}, SAID[12:]),
+        (f"ncclInternalError: Internal check failed.\n{SAID}\n", {"NCCL_ALGO": "NVLS"}, SAID[12:]),
+        (f"ncclInternalError: Internal check failed.\n{SAID}", {}, ""),
+        ("ncclInternalError: Internal check failed.\nLast error:\nbusid", {"NCCL_ALGO": "X"}, ""),
+        ("ncclRemoteError: A call failed possibly due to a network error", {"NCCL_ALGO": "X"}, ""),
+    ],
+)
+def test_an_algorithm_that_nccl_refuses(error: str, env: Mapping[str, str], why: str) -> None:
+    assert refusal(error, env) == why
 
 
 IN_RANKS = """

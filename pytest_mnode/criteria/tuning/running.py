@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60.0
 """[choice] Limit of one measurement, which takes seconds; a path may carry nothing."""
-_REFUSALS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
-"""What NCCL says of an algorithm that it does not have here; the last one before 2.23."""
+_REFUSALS = ("ncclInvalidUsage", "ncclInvalidArgument", "no algorithm/protocol available")
+"""What NCCL says of an algorithm that it does not have here. Older ones call it an internal error,
+with the last of these words. Source: NCCL, src/enqueue.cc."""
 
 
 def cost(experiment: Experiment, settings: int, rounds: int) -> str:
@@ -126,6 +127,12 @@ def _reason(error: Exception) -> str:
     return first_line(lines[-1].rpartition("Error: ")[2] if lines else str(error), 160)
 
 
+def refusal(error: str, env: Mapping[str, str]) -> str:
+    """Why NCCL does not have the algorithm that `env` names, by its error; "" if it is another."""
+    refused = "NCCL_ALGO" in env and any(word in error for word in _REFUSALS)
+    return first_line(error.strip().splitlines()[-1], 160) if refused else ""
+
+
 def _measure(function: str, arguments: Mapping[str, Any], *, world: World) -> Any:
     """In ranks. What is no failure of the ranks themselves is a value."""
     import torch.distributed as dist
@@ -137,8 +144,8 @@ def _measure(function: str, arguments: Mapping[str, Any], *, world: World) -> An
     except (NotHere, Broken) as error:
         return error
     except dist.DistBackendError as error:
-        if "NCCL_ALGO" in os.environ and any(word in str(error) for word in _REFUSALS):
-            return NotHere(_reason(error))
+        if why := refusal(str(error), os.environ):
+            return NotHere(why)
         raise
 
 
