@@ -374,7 +374,7 @@ async def serve(bridge: Bridge, path: Path) -> None:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in (starting, *tasks):
         if task.done():
-            task.result()
+            await task
         else:
             task.cancel()
 
