@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from math import nan
 from statistics import median
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?))"
+_NUMBER = r"([-+]?(?:(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?))"
 _BAR = r"\| *(?P<step>\d+)/(?P<total>\d+) \[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<rest>\d\d)<"
 """The end of a bar of tqdm; a Trainer's has no words before it, unlike those of other work."""
 _WORDS = r"^(?:\[[^\]]*\]:)?\s*(?:(?:[Tt]rain(?:ing)?|(?:[Tt]raining )?[Ss]teps?) *:)? *\d+%\|[^|]*"
@@ -31,7 +32,7 @@ FORMATS: Mapping[str, str] = {
     "deepspeed": r"\bglobal_step=(?P<step>\d+), RunningAvg|\bsteps: (?P<step_>\d+) loss: .*iter ",
     "lightning": rf"\bEpoch \d+: .*{_BAR}",
     "huggingface": _WORDS + _BAR,
-    "plain": r"\b(?:step|iter(?:ation)?)[ :=#]+(?P<step>\d+)\b.*\bloss\b",
+    "plain": r"\b(?:step|iter(?:ation)?)[ :=#]+(?P<step>\d+)\b.*(?:\b|_)loss\b",
 }
 """By the name of a format, a pattern of the lines about a step."""
 _VALUES: Mapping[str, str] = {
@@ -96,14 +97,15 @@ class _Numbers:
 
     restarts: int
     first: int | None = None
-    seen: set[int] = field(default_factory=set)
+    seen: list[int] = field(default_factory=list)
+    """Rising."""
     returns: int = 0
     offset: int = 0
     clock: float = 0.0
     passed: float = 0.0
 
     def of(self, number: int, *, bar: bool) -> int:
-        above = sorted(one for one in self.seen if one > number)
+        above = self.seen[bisect_right(self.seen, number) :]
         self.first = number if self.first is None else self.first
         if len(above) > 1:
             self.returns += 1
@@ -111,8 +113,10 @@ class _Numbers:
                 self.offset += above[-1] - number + (0 if bar else above[-1] - above[-2])
                 self.clock += self.passed
                 self.seen.clear()
-            self.seen.difference_update(above)
-        self.seen.add(number)
+            del self.seen[bisect_right(self.seen, number) :]
+        at = bisect_left(self.seen, number)
+        if self.seen[at : at + 1] != [number]:
+            self.seen.insert(at, number)
         return self.offset + number
 
 
@@ -191,7 +195,9 @@ def _read(
         for number in sorted(said)
     }
     _drop_elapsed(list(middle.values()))
-    steps = (_step(one, of_it, _between(one, passed), ranks) for one, of_it in middle.items())
+    drawn = sorted(passed)
+    took = {one: _between(one, passed, drawn) for one in middle}
+    steps = (_step(one, of_it, took[one], ranks) for one, of_it in middle.items())
     return Progress(name, tuple(steps), epochs)
 
 
@@ -199,7 +205,7 @@ def _total(outputs: Sequence[Sequence[str]], pattern: re.Pattern[str]) -> float 
     """Steps of the training's bar, not an evaluation's: drawn after losses, else of most steps."""
     drawn: dict[str, set[str]] = {}
     losses, said = Counter[str](), False
-    for line in chain.from_iterable(outputs):
+    for line in chain.from_iterable(outputs if "total" in pattern.groupindex else ()):
         if _HF_LOSS.search(line):
             said = True
         elif (match := pattern.search(line)) and (total := match.groupdict().get("total")):
@@ -262,13 +268,12 @@ def _step(number: int, said: Mapping[str, float], seconds: float | None, ranks: 
     )
 
 
-def _between(number: int, passed: Mapping[int, float]) -> float | None:
+def _between(number: int, passed: Mapping[int, float], drawn: Sequence[int]) -> float | None:
     """Seconds of a step by a progress bar, which shows whole seconds: those since ten steps before,
     or as many as there are; None if that is too short to be told: its smoothed rate then is."""
-    before = [one for one in passed if one < number]
-    if number not in passed or not before:
+    if number not in passed or number == drawn[0]:
         return None
-    since = max((one for one in before if one <= number - 10), default=min(before))
+    since = drawn[max(0, bisect_right(drawn, number - 10) - 1)]
     took = passed[number] - passed[since]
     return took / (number - since) if took >= 10 else None
 

@@ -229,6 +229,7 @@ def test_a_time_that_only_rises_is_not_that_of_a_step() -> None:
         ("step 250: train loss 2.5, val loss 9.9", 2.5),
         ("step 250: val loss 9.9, train loss 2.5", 2.5),
         ("step 250: val loss 9.9", None),
+        ("step 250 train_loss=.5 val_loss=9.9", 0.5),
         ("step 250: validation loss: 9.9\nstep 250: loss: 2", 2.0),
     ],
 )
