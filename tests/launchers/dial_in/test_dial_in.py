@@ -93,8 +93,8 @@ def test_only_this_user_may_read_the_order_and_no_key_stays(make: Make, tmp_path
 def test_nodes_have_the_limits_and_modules_of_a_users_job(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue.py of the tests is no module of ours; the bridge's own limit of files stays here."""
-    (tmp_path / "queue.py").write_text("raise SystemExit('wrong module')\n")
+    """A uuid.py of the tests is no module of ours; the bridge's own limit of files stays here."""
+    (tmp_path / "uuid.py").write_text("raise SystemExit('wrong module')\n")
     monkeypatch.chdir(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
