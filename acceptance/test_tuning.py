@@ -77,11 +77,9 @@ def test_settings_gain_what_is_promised(  # noqa: PLR0917  what it asks for
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(
-    spec: Spec, fabric_ports: PortWatch, tried: list[str], measure: Measure
+    fabric_ports: PortWatch, tried: list[str], measure: Measure
 ) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    if not tried:
-        promised(spec, "tuning")
     for one in fabric_ports.measurements(kills=True):  # a setting that fails kills its ranks
         if "mtu" in tried and one.name.startswith("carrier changes"):
             measure.record(replace(one, expected=None, source="recorded: a new MTU restarts NICs"))
