@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 from tests.acceptance.certified import certify
 
@@ -22,8 +23,9 @@ def test_a_healthy_rack_is_certified(tmp_path: Path) -> None:
     }
     cases = [case for c in done.certificate["criteria"] for case in c["cases"]]
     assert {case["verdict"] for case in cases} == {"pass", "not promised"}
-    skipped = sum(outcome == "skipped" for outcome in done.run.outcomes().values())
-    assert skipped == sum(case["verdict"] == "not promised" for case in cases)
+    [suite] = ElementTree.parse(done.run.junit).getroot()  # names are not unique over files
+    not_promised = sum(case["verdict"] == "not promised" for case in cases)
+    assert int(suite.attrib["skipped"]) == not_promised
     fabric = done.measurements("fabric")
     judged = {name for name, m in fabric.items() if m["verdict"] == "pass"}
     assert {n for n in judged if n.endswith("busbw")} == {
