@@ -67,17 +67,17 @@ def output_of(
 
 
 def _run(argv: list[str], limit_s: float) -> tuple[str, str, int]:
-    program = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=os.environ | {"LC_ALL": "C"},
-        start_new_session=True,  # so that its children end with it
-    )
-    with _lock:
+    with _lock:  # `end_all` meets it from its first moment
+        program = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},
+            start_new_session=True,  # so that its children end with it
+        )
         _running.add(program)
     try:
         out, errors = program.communicate(timeout=limit_s)
