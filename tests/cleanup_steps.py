@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ("criteria/restart/warm_runs.py:train", "os.kill"): "the experiment",
     ("criteria/workload.py:_run.kill_once", "running.kill"): "the experiment",
     ("faults/processes.py:_signal", "os.kill"): "stops and continues processes",
+    ("jobs/observer.py:_Notes.end_trace", "path.unlink"): "the folder of notes goes as a whole",
     ("jobs/node_processes.py:send_signal", "kill"): "signals of the user's test",
     ("jobs/slurm/submitted.py:SubmittedJob.preempt", "self._queued.slurm.run"): "a preemption",
     ("launchers/cleanup/daemon.py:main", "ctypes.CDLL(None).prctl"): "its name",

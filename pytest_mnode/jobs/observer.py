@@ -15,11 +15,13 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import gzip
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -160,8 +162,14 @@ class _Notes:
     def end_trace(self) -> None:
         """Write the trace."""
         if (trace := self.drop_trace()) is not None:
-            path = self._directory / f"{self._name}.{self._steps}.trace.json.gz"
-            trace.export_chrome_trace(str(path))
+            # By torch's own name.gz a trace that cannot be written whole would stay in TMPDIR.
+            path = self._directory / f"{self._name}.{self._steps}.trace.json"
+            try:
+                trace.export_chrome_trace(str(path))
+                with path.open("rb") as whole, gzip.open(f"{path}.gz", "wb") as packed:
+                    shutil.copyfileobj(whole, packed)
+            finally:
+                path.unlink(missing_ok=True)
 
     def drop_trace(self) -> Any:
         """End the trace, if there is one, unwritten: also when the job begins one of its own."""
