@@ -18,13 +18,13 @@ def test_small_packets_do_not_gain_what_is_promised(tmp_path: Path) -> None:
 
     def edit(page: dict[str, Any]) -> None:
         page["fabric"]["mtu"] = page["management"]["mtu"] = 9000
-        page["criteria"] = {"tuning": {"rounds": 4, "mtu": {"gain_at_least": 0.2}, "channels": {}}}
+        page["criteria"] = {"tuning": {"rounds": 4, "mtu": {"gain_at_least": 1.0}, "channels": {}}}
 
     done = certify(tmp_path, spec_edited(tmp_path, edit), files=["test_tuning.py"])
     verdict, found = done.case("tuning", f"{GAINS}[mtu]")
     assert verdict == "fail", done.run.output
     [gain] = found.values()
-    assert -10 < gain["value"] < 15, done.run.output  # cores may be busy
+    assert -30 < gain["value"] < 50, done.run.output  # cores may be busy
     case = done.cases("tuning")[f"{GAINS}[mtu]"]
     [chart] = case["charts"]
     assert {row["metric"] for row in chart["rows"]} == {"rate", "CPU"}
