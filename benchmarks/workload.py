@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from typing import Any
 
-from benchmarks import peers, table
+from benchmarks import table
+from benchmarks.trials import trials_of
 from pytest_mnode.launchers.rack import Rack
 
 _TRIAL_S = 60.0
@@ -25,24 +20,8 @@ def measure(trials: int, seconds: float = float("inf")) -> str:
     head = ("loss", "runs", "within", "named", "median error", "worst error")
     if reason := Rack.unavailable():
         return table.terminal(title, head, [("no rack here", reason, "", "", "", "")])
-    program = str(peers.PROGRAMS / "workload_losses.py")
-    options = ("-q", "-p", "no:cacheprovider", "--mnode-launcher=rack", "--mnode-nodes=3")
     limit_s = min(_TRIAL_S * (trials + 2), seconds)
-    with tempfile.TemporaryFile("w+") as output:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # completed trials count
-            subprocess.run(
-                [sys.executable, "-m", "pytest", *options, f"--mnode-timeout={limit_s:g}", program],
-                env={**os.environ, "TRIALS": str(trials)},
-                cwd=peers.ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=limit_s,
-                check=False,
-            )
-        output.seek(0)
-        text = output.read()
-    lines = [line for line in text.splitlines() if line.startswith("TRIAL ")]
-    found: list[dict[str, Any]] = [json.loads(line.removeprefix("TRIAL ")) for line in lines]
+    found, text = trials_of("workload_losses.py", 3, trials, limit_s)
     if not found:
         return table.terminal(title, head, [("no trial", text[-800:], "", "", "", "")])
     faults = list(dict.fromkeys(one["fault"] for one in found))
