@@ -5,19 +5,14 @@ Judges import this in the controller, so that torch is imported by what measures
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.machine.counters import sent_bytes
-from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.measuring.at_once import node_gbits_s, targets_of
+from pytest_mnode.measuring.port_meanwhile import Port
 
 if TYPE_CHECKING:
     import torch
@@ -51,61 +46,6 @@ class PortFailover:
     up_s: float = 0.0
     sent: Mapping[str, tuple[int, int]] | None = None
     wrong: int = 0
-
-
-class Port:
-    """The program that takes a port down, or changes its MTU, seen from the rank that runs it.
-
-    before: the MTU to put back; None for that of now. Raises OSError.
-    changed_s, restored_s: when it did. why: why it did not, or "".
-    """
-
-    def __init__(
-        self, name: str, seconds: float, mtu: int | None = None, before: int | None = None
-    ) -> None:
-        self._name, self.changed_s, self.restored_s, self.why = name, 0.0, 0.0, ""
-        self._mtu = None if mtu is None else before or port_meanwhile.mtu_of(name)
-        python = [sys.executable, "-S", "-E", "-s", str(Path(port_meanwhile.__file__))]
-        self._process = subprocess.Popen(
-            [*python, name, str(seconds), *([] if mtu is None else [str(mtu), str(self._mtu)])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            # Not the run's variables, by which a clean-up would know it.
-            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-            text=True,
-        )
-        self.changed_s = self._said("changed")
-
-    def _said(self, word: str) -> float:
-        assert self._process.stdout is not None
-        said, _, rest = self._process.stdout.readline().strip().partition(" ")
-        if said == word:
-            return float(rest)
-        self.why = self.why or (rest if said == "error" else f"{self._name}: its program ended")
-        return 0.0
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has restored the port, or will not."""
-        if self._process.poll() is None:
-            return False
-        if not self.restored_s and not self.why:
-            self.restored_s = self._said("restored")
-        return True
-
-    def close(self) -> None:
-        """Have the port restored. Only if the program was killed is there anything to do."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(port_meanwhile.TRIES_S + 10)
-        with contextlib.suppress(OSError):
-            if self._mtu is not None:
-                port_meanwhile.set_mtu(self._name, self._mtu)
-            elif self.changed_s and not port_meanwhile.is_up(self._name):
-                port_meanwhile.set_port(self._name, up=True)
 
 
 def fail_over(

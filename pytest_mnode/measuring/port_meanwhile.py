@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -86,6 +87,61 @@ def _leave_groups() -> None:
     for group in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")):
         with contextlib.suppress(OSError):
             (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+class Port:
+    """The program that takes a port down, or changes its MTU, seen from the rank that runs it.
+
+    before: the MTU to put back; None for that of now. Raises OSError.
+    changed_s, restored_s: when it did. why: why it did not, or "".
+    """
+
+    def __init__(
+        self, name: str, seconds: float, mtu: int | None = None, before: int | None = None
+    ) -> None:
+        self._name, self.changed_s, self.restored_s, self.why = name, 0.0, 0.0, ""
+        self._mtu = None if mtu is None else before or mtu_of(name)
+        python = [sys.executable, "-S", "-E", "-s", str(Path(__file__))]
+        self._process = subprocess.Popen(
+            [*python, name, str(seconds), *([] if mtu is None else [str(mtu), str(self._mtu)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            # Not the run's variables, by which a clean-up would know it.
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+            text=True,
+        )
+        self.changed_s = self._said("changed")
+
+    def _said(self, word: str) -> float:
+        assert self._process.stdout is not None
+        said, _, rest = self._process.stdout.readline().strip().partition(" ")
+        if said == word:
+            return float(rest)
+        self.why = self.why or (rest if said == "error" else f"{self._name}: its program ended")
+        return 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has restored the port, or will not."""
+        if self._process.poll() is None:
+            return False
+        if not self.restored_s and not self.why:
+            self.restored_s = self._said("restored")
+        return True
+
+    def close(self) -> None:
+        """Have the port restored. Only if the program was killed is there anything to do."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(TRIES_S + 10)
+        with contextlib.suppress(OSError):
+            if self._mtu is not None:
+                set_mtu(self._name, self._mtu)
+            elif self.changed_s and not is_up(self._name):
+                set_port(self._name, up=True)
 
 
 def main(name: str, seconds: float, mtu: int | None = None, before: int = 0) -> None:

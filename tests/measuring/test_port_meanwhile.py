@@ -16,7 +16,7 @@ import os, signal, sys, time
 from pytest_mnode import processes
 from pytest_mnode.launchers.remote import command_process
 from pytest_mnode.measuring import port_meanwhile
-from pytest_mnode.measuring.failover import Port
+from pytest_mnode.measuring.port_meanwhile import Port
 
 def child(work):
     pid = os.fork()
@@ -110,7 +110,7 @@ except OSError as error:
 KILLED = """
 import os, signal, time
 from pytest_mnode.measuring import port_meanwhile
-from pytest_mnode.measuring.failover import Port
+from pytest_mnode.measuring.port_meanwhile import Port
 
 port_meanwhile.set_port("lo", up=True)
 port = Port("lo", 600.0)

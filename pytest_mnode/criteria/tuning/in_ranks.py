@@ -30,9 +30,9 @@ from pytest_mnode.machine.cpus import read_cpulist
 from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
 from pytest_mnode.measuring import port_meanwhile
 from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
-from pytest_mnode.measuring.failover import Port
 from pytest_mnode.measuring.locating.rounds import circle
 from pytest_mnode.measuring.nic_counters import Counted
+from pytest_mnode.measuring.port_meanwhile import Port
 from pytest_mnode.measuring.ranks import (
     barrier,
     boot_id,
