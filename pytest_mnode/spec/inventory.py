@@ -110,10 +110,10 @@ def _rate(written: Any) -> Any:
 class Fabric(Network):
     """The network that training traffic must use."""
 
-    kind: Literal["ethernet", "roce", "infiniband", "efa", "tcpx", "tcpxo", "cxi"]
+    kind: Literal["ethernet", "roce", "infiniband", "efa", "tcpx", "tcpxo", "cxi", "ub"]
     """What the traffic runs on: TCP on ethernet; RDMA on roce, infiniband and efa; NCCL's plugins
     for GPUDirect-TCPX on tcpx and GPUDirect-TCPXO (FasTrak) on tcpxo; Slingshot by libfabric's
-    provider on cxi."""
+    provider on cxi; Huawei's UnifiedBus (UB, HCCS) by HCCL on ub."""
     nics_per_node: Some
     """Number of NICs of each node that carry training traffic."""
     mtu_bytes: Mtu = Field(alias="mtu")
@@ -139,6 +139,14 @@ class Fabric(Network):
     def protocol(self) -> str | None:
         """Protocol of its RDMA ports, as `machine.rdma` names it; None without RDMA."""
         return {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}.get(self.kind)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether nodes show its NICs as interfaces or RDMA devices, and so their counters.
+
+        Links of UnifiedBus end in the accelerators. Source: Huawei, HCCL (link types HCCS_SW, UB).
+        """
+        return self.kind != "ub"
 
     @property
     def by_kernel(self) -> bool:

@@ -50,6 +50,7 @@ COMMUNICATORS_DIFFER: Mapping[str, float] = {
     "tcpx": 0.015,
     "tcpxo": 0.015,
     "cxi": 0.01,
+    "ub": 0.01,
 }
 """How much a communicator loses by the paths that it drew, mean of an exponential. [choice] more
 where switches choose paths by hashes (ECMP) than by a subnet manager."""

@@ -74,6 +74,9 @@ def _number_up(survey: Survey, me: NodeSurvey, key: str, network: Network) -> Me
     if me.machine.interfaces is None:
         return subject.unknown(why_unread(me, "interfaces"))
     faults, there = broken_links(survey, me, network), up(me, network)
+    if isinstance(network, Fabric) and not network.is_shown and not own(me, network):
+        why = f"links of {network.kind} end in the accelerators, and no interface shows them"
+        return subject.unknown(f"{me.name}: {why}")
     # A single node shares its loopback with no other node, so its links are its own.
     if survey.on_loopback and len(survey.nodes) > 1 and not there:
         return subject.unknown(no_links(me, network))

@@ -223,6 +223,10 @@ class ByteCounts:
         if fabric is None:
             yield about.inconclusive(Case.NO_COUNTER, f"no {what}s could be listed")
             return
+        if not fabric and not self.spec.fabric.is_shown:
+            text = f"nodes have no counter of bytes over {self.spec.fabric.kind}{instead}"
+            yield about.inconclusive(Case.NO_COUNTER, text)
+            return
         if not fabric:
             others = node.carriers(self.spec, rdma=self.rdma, of_fabric=False)
             there = f"; there is {', '.join(nic.name for nic in others)}" if others else ""

@@ -27,6 +27,8 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
     """The network of ranks: of NCCL by its log, of gloo by its connections, else by UCX's log."""
     if facts.backend == "gloo":
         return list(_connected(facts, spec))
+    if facts.backend == "hccl":
+        return list(_by_hccl(facts))
     if facts.backend != "nccl":
         return list(_over_ucx(facts, spec))
     found: list[Remark] = []
@@ -240,6 +242,14 @@ def _not_connected(
             text = f"no connection to its neighbour, {where}, was found"
             yield about.inconclusive(Case.UNREADABLE, text)
             return
+
+
+def _by_hccl(facts: Evidence) -> Iterator[Remark]:
+    """HCCL names its links (HCCS, RoCE, UB) only in logs of CANN, of which none was seen here."""
+    for rank in facts.ranks:
+        text = "no log that is read here names the links of HCCL (RoCE or UnifiedBus)"
+        about = About(ProofFact.LOGGED, rank.node, rank.rank)
+        yield about.inconclusive(Case.UNKNOWN_NETWORK, text)
 
 
 def _over_ucx(facts: Evidence, spec: Spec) -> Iterator[Remark]:

@@ -24,7 +24,7 @@ from pytest_mnode.criteria.transport.settings import (
 )
 from pytest_mnode.spec.models import Spec
 
-_PLUGIN_OF = {"efa": "EFA", "tcpx": "TCPX", "tcpxo": "TCPXO", "cxi": "Slingshot"}
+_PLUGIN_OF = {"efa": "EFA", "tcpx": "TCPX", "tcpxo": "TCPXO", "cxi": "Slingshot", "ub": "UB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ def _network(one: _Rank) -> Iterator[Remark]:
     for name, text in (
         ("NCCL_NET_PLUGIN", f"loads no plugin, and {_PLUGIN_OF.get(kind)} needs one"),
         ("FI_PROVIDER", f"leaves out {kind}, which is promised"),
+        ("HCCL_INTER_HCCS_DISABLE", "sends by RoCE between nodes, where ub is promised"),
     ):
         if kind in _PLUGIN_OF and cost(name, one.value(name) or "", kind, None):
             yield one.blame(Case.NET_CHOSEN, name, text)

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_GLOO_", "TP_", "UCX_", "UCC_", "FI_", "OFI_NCCL_")
+PREFIXES = (
+    *("NCCL_", "RCCL_", "HCCL_", "GLOO_", "TORCH_GLOO_", "TP_"),
+    *("UCX_", "UCC_", "FI_", "OFI_NCCL_"),
+)
 """Prefixes of the variables that are read from a rank's environment."""
 
 FAILOVER = ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "NCCL_IB_RESILIENCY_PORT_RECOVERY")
@@ -113,9 +116,9 @@ def _lacks(provider: str) -> Callable[[str], bool]:
 _EFA, _ROCE, _INFINIBAND = (frozenset({kind}) for kind in ("efa", "roce", "infiniband"))
 _VERBS = _INFINIBAND | _ROCE
 _RDMA = _VERBS | _EFA
-_CXI, _PLUGINS = frozenset({"cxi"}), frozenset({"tcpx", "tcpxo", "cxi"})
+_CXI, _UB, _PLUGINS = (frozenset(kinds) for kinds in (("cxi",), ("ub",), ("tcpx", "tcpxo", "cxi")))
 """Fabrics by a plugin of NCCL, as EFA is."""
-_ALL = _RDMA | _PLUGINS | {"ethernet"}
+_ALL = _RDMA | _PLUGINS | _UB | {"ethernet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ SETTINGS = (
     CostRule("NCCL_NET_PLUGIN", _one_of("none"), "no network plugin", _PLUGINS),
     CostRule("FI_PROVIDER", _lacks("efa"), "another provider than EFA", _EFA),
     CostRule("FI_PROVIDER", _lacks("cxi"), "another provider than Slingshot's", _CXI),
+    CostRule("HCCL_INTER_HCCS_DISABLE", _one_of("true"), "RoCE instead of UnifiedBus", _UB),
     CostRule("FI_EFA_USE_DEVICE_RDMA", _one_of("0", "no", "false", "off"), "no RDMA", _EFA),
     CostRule("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
     # Within a node

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.criteria.transport.remarks import Case
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.spec import doubts
 from tests.criteria.transport.compose import (
     RAILS,
@@ -12,6 +16,7 @@ from tests.criteria.transport.compose import (
     device,
     fallen_back,
     healthy,
+    interface,
     judged_as,
     spec_of,
     with_env,
@@ -84,3 +89,34 @@ def test_the_silent_fallback_to_sockets_is_named(kind: str) -> None:
 @pytest.mark.parametrize("kind", PLUGINS)
 def test_such_a_fabric_is_no_doubt(kind: str) -> None:
     assert doubts(spec_of(kind)) == []
+
+
+def by_hccl(**settings: str) -> Evidence:
+    """Evidence of a cluster whose links no interface shows, and whose logs say nothing."""
+    facts = healthy("cxi")
+    nodes = tuple(
+        replace(
+            one,
+            machine=Machine(interfaces=(interface("mgmt0"),), rdma=()),
+            sent_bytes={"mgmt0": 20_000},
+            received_bytes={"mgmt0": 20_000},
+        )
+        for one in facts.nodes
+    )
+    ranks = tuple(replace(one, log=None, environment=settings) for one in facts.ranks)
+    return replace(facts, backend="hccl", nodes=nodes, ranks=ranks)
+
+
+@pytest.mark.parametrize("setting", ["FALSE", "TRUE", "true"])
+def test_unified_bus_is_not_proven_and_hccl_sent_to_roce_is_found(setting: str) -> None:
+    facts = by_hccl(HCCL_INTER_HCCS_DISABLE=setting)
+    off = setting != "FALSE"
+    unknown = {Case.UNKNOWN_NETWORK, Case.NO_COUNTER}
+    answers = "-??+" if off else "+??+"
+    judged_as("ub", facts, answers, unknown | ({Case.NET_CHOSEN} if off else set()))
+
+
+def test_traffic_of_unified_bus_that_went_over_the_management_network_is_not_quiet() -> None:
+    unknown = {Case.UNKNOWN_NETWORK, Case.NO_COUNTER}
+    facts = carried(by_hccl(), "birch1", {"mgmt0": 8_000_000_000})
+    judged_as("ub", facts, "+??-", unknown | {Case.NOT_QUIET}, "mgmt0")

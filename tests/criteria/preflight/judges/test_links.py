@@ -61,6 +61,15 @@ def test_infiniband_works_without_ipoib(interfaces: tuple[Interface, ...]) -> No
         assert set(verdicts(InterfacesAreUp, survey, by_name).values()) == {"fail"}
 
 
+def test_links_that_end_in_accelerators_are_not_known_to_be_missing() -> None:
+    spec = promising("{interfaces: {}, speed: {}}", "ub", "ub0", nics=8)
+    survey = everywhere(healthy(2), interfaces=(replace(IPOIB, name="eth0"),))
+    for question in (InterfacesAreUp, InterfacesRunAtTheirSpeed):
+        assert set(verdicts(question, survey, spec).values()) == {"inconclusive"}
+    named = promising("{interfaces: {}}", "cxi", "hsn0")
+    assert set(verdicts(InterfacesAreUp, survey, named).values()) == {"fail"}
+
+
 def test_a_second_port_without_a_cable_is_neither_a_fault_nor_named_beside_one() -> None:
     spec = promising(ANY, "infiniband", "mlx5_0")
     second = replace(IB, number=2, state="DOWN", phys_state="Polling", gids=())
