@@ -1,4 +1,4 @@
-"""How sure a measured value is, and the smallest fault that it would have shown. Pure.
+"""How sure a measured value is, and the smallest fault that it detects. Pure.
 
 Repeats are nested: communicator ⊃ repeat ⊃ call. A communicator draws its connections, and so its
 paths through the fabric, once; its repeats share them. So a communicator gives one value, the
@@ -57,7 +57,7 @@ more, and fails only if all three medians miss it. Simulated by 300,000 draws fo
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The smallest fault that a measurement would have shown with `probability`.
+    """The smallest fault that a measurement detects with `probability`.
 
     kind: "less" or "more" for a measured value; "wrong" for calls that are right or wrong.
     share: relative loss or excess of the value, or share of wrong calls. repeats: number of values

@@ -200,9 +200,8 @@ def contradiction(item: pytest.Item) -> str | None:
     mixed, own = _rank_fixtures(item), controller_fixtures(item)
     if mixed and own:
         return (
-            f"asks for {own[0]}, which lives in the controller, and for {', '.join(mixed)}, which "
-            "live in ranks: a test runs in one or the other; use cluster.world(...).run(function) "
-            "to do something in ranks from the controller"
+            f"uses {own[0]} (controller) and {', '.join(mixed)} (ranks); a test can use only one "
+            "side: cluster.world(...).run(function) runs a function in ranks from the controller"
         )
     return None
 

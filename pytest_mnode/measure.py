@@ -61,7 +61,7 @@ class Measure:
         source: where the bound comes from. culprit: node, NIC or rank to blame if it is broken. A
         plain text other than nodes' names makes all nodes of the test suspect; give their names in
         a `Culprit`.
-        detection: the smallest fault that it would have shown. interval: lowest and highest value
+        detection: the smallest fault that it detects. interval: lowest and highest value
         that the true one may have: while it contains the bound, the value is inconclusive. Both
         follow from repeats by `detection.estimate`.
         headline: `HeadlineMark` of the value that answers the criterion's question.

@@ -179,7 +179,7 @@ class Measurement:
     nodes of a plain text are not known.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
-    detection: the smallest fault that it would have shown; None if not known.
+    detection: the smallest fault that it detects; None if not known.
     headline: set if it answers its criterion's question.
     interval: lowest and highest value that the true one may have, in `unit`
     (`detection.Estimate`); None if not known, and for counts, which are exact.
@@ -323,7 +323,7 @@ class Measurement:
             if self.margin is not None:
                 parts.append(f"margin {self.margin:+.4g} {self.unit}".rstrip())
         if self.detection is not None:
-            parts.append(f"would have shown {self.detection.text}")
+            parts.append(f"detection limit {self.detection.text}")
         parts += filter(None, [self.doubt])
         if self.note:
             parts.append(self.note)

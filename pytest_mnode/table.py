@@ -66,7 +66,7 @@ def _row(one: Measurement) -> tuple[str, ...]:
 
 
 def _shown(one: Measurement) -> str:
-    return one.doubt or (f"would have shown {one.detection.text}" if one.detection else "")
+    return one.doubt or (f"detection limit {one.detection.text}" if one.detection else "")
 
 
 def _with_count(row: tuple[str, ...], count: int) -> tuple[str, ...]:

@@ -171,9 +171,7 @@ def test_a_test_with_controller_and_rank_fixtures(
     pytester.makepyfile("def test_it(cluster, world, rank): pass")
     result = pytester.runpytest("--mnode-launcher=local")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
-        ["*test_it asks for cluster, which lives in the controller, and for rank, world, which*"]
-    )
+    result.stdout.fnmatch_lines(["*test_it uses cluster (controller) and rank, world (ranks)*"])
 
 
 def test_defaults_are_those_of_the_help(tmp_path: Path) -> None:

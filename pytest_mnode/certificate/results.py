@@ -378,7 +378,7 @@ class CriterionResult:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def detects(self) -> tuple[str, ...]:
-        """Faults it would have shown with 99 %: by its weakest bounds, and by all its calls."""
+        """Its detection limits (99 %): of its weakest bounds, and of all its calls."""
         weakest: dict[str, tuple[float, str]] = {}
         calls = 0
         for one in (m for case in self.judged for m in case.measurements):

@@ -94,11 +94,11 @@ def _advice(criteria: Sequence[CriterionResult]) -> Iterator[str]:
 
 
 def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:
-    """The smallest faults that each criterion would have shown."""
+    """The smallest faults that each criterion detects."""
     for criterion in criteria:
         if criterion.detects:
             found = ", ".join(criterion.detects)
-            yield f"{criterion.name} would have shown, with 99 % probability: {found}"
+            yield f"{criterion.name}: detection limit (99 %): {found}"
 
 
 def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:

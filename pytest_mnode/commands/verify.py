@@ -1,4 +1,4 @@
-"""Check that a certificate is as it was signed, and whether it holds; else name what was changed.
+"""Check a certificate's signature, and whether it holds; name what was changed since it was signed.
 
 The exit status is 0 if the signature is that of the key, nothing was changed, and the certificate
 certifies what its headline says and has not expired; else 1.

@@ -336,7 +336,7 @@ def _judge_traffic(found: Busbw) -> Measurement:
         culprit = Culprit.merged(culprit or each, [culprit, each])
     judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
     return Measurement(
-        "bytes sent on other networks, by the node that sent most",
+        "off-fabric traffic, worst node",
         max(past) if past and len(past) == len(shares) else None,
         "%",
         at_most(_MOST_PAST_PERCENT) if judged else None,

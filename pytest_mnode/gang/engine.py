@@ -54,7 +54,7 @@ class JobRecord:
     nodes: nodes that it holds, one entry per slot; () while it waits. status: the scheduler's own
     words for its state and the reason. restarts: number of restarts. failed: whether the scheduler
     reports it as failed; False if it was cancelled. blocked: whether it waits for something other
-    than nodes: a limit of its user, a begin time or a licence.
+    than nodes: a QOS limit, a begin time or a licence.
     """
 
     job: str

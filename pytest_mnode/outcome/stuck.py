@@ -132,7 +132,7 @@ def _failure(
 def _limit(outcome: Outcome) -> str:
     """Why stuck ranks were ended."""
     if outcome.stalled:
-        return f"no rank made a call of torch.distributed for {outcome.limit_s:.3g} s"
+        return f"no rank called torch.distributed for {outcome.limit_s:.3g} s"
     if outcome.timed_out:
         return f"no end within {outcome.limit_s:g} s"
     if outcome.deadlocked:

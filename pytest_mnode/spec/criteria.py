@@ -29,7 +29,7 @@ class Criteria(Page):
     preflight: PreflightCriterion | None = None
     """Is every node fit for what is to run on it?"""
     mesh: MeshCriterion | None = None
-    """Does every rank meet and sum right?"""
+    """Can all ranks exchange data, with correct sums?"""
     numa: NumaCriterion | None = None
     """Do ranks run, allocate and send beside their accelerators?"""
     devices: DevicesCriterion | None = None

@@ -153,8 +153,8 @@ class ScalingCriterion(Criterion):
         """Doubts about limits under which missing, unexplained or misdirected parts would pass."""
         if self.parts_within > 0.05:
             yield (
-                f"{_KEY}.parts_within: {self.parts_within:g} of a step may have no name: more than "
-                "the loss that is asked about"
+                f"{_KEY}.parts_within: {self.parts_within:g} of a step may be unattributed: more "
+                "than the loss that is asked about"
             )
         if self.explained_fraction < 0.5:
             yield (

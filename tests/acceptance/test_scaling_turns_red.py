@@ -75,7 +75,7 @@ def test_a_slow_link_is_located(tmp_path: Path) -> None:
     assert culprit.startswith("all-reduce exposed "), culprit
     assert "% of line rate" in culprit
     assert "node2 fab0" in culprit
-    network = done.measurements("scaling")["bytes sent on other networks during the steps"]
+    network = done.measurements("scaling")["off-fabric traffic during the steps"]
     assert network["verdict"] == "pass"
 
 
@@ -112,5 +112,5 @@ def test_the_management_network(tmp_path: Path) -> None:
     way = "--mnode-env=GLOO_SOCKET_IFNAME=mgmt0"
     done = _certified(tmp_path, way, model=model, bucket="128 KiB")
     assert re.match(r"traffic on mgmt0 \(.*, not fab0", _culprit(done)), _culprit(done)
-    network = done.failed("scaling")["bytes sent on other networks during the steps"]
+    network = done.failed("scaling")["off-fabric traffic during the steps"]
     assert network == "all nodes sent over mgmt0 instead of fab0"

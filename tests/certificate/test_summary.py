@@ -215,12 +215,12 @@ def test_detection_limits_of_each_criterion() -> None:
     )
     certificate = certify(case("fabric", "passed", *measured), case("mesh"))
     assert (
-        "fabric would have shown, with 99 % probability: 18 % less (busbw 1 MiB), "
+        "fabric: detection limit (99 %): 18 % less (busbw 1 MiB), "
         "1 wrong call in 11 (of 52 checked)"
     ) in summary_lines(certificate)
     assert certificate.criteria[1].detects == ()
     table = "\n".join(summary_lines(certificate, every_measurement=True))
-    assert "would have shown 8 % less" in table
+    assert "detection limit 8 % less" in table
 
 
 def test_a_noisy_value_is_inconclusive_with_the_reason() -> None:

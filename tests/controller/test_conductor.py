@@ -280,7 +280,7 @@ def test_ranks_without_progress_are_hung_before_the_limit() -> None:
     outcome = ran(stage, timeout_s=60, still_s=0.6)
     assert (outcome.stalled, outcome.timed_out, outcome.limit_s) == (True, "call", 0.6)
     [failure] = stuck_failures(outcome, explained=False)
-    assert failure.line.startswith("no rank made a call of torch.distributed for 0.6 s")
+    assert failure.line.startswith("no rank called torch.distributed for 0.6 s")
 
 
 @pytest.mark.parametrize(

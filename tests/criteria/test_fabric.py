@@ -261,7 +261,7 @@ def test_ranks_that_send_must_use_the_fabric(
         for i, sent in enumerate(traffic)
     ]
     past = judge_busbw(_busbw(*nodes))[-1]
-    assert past.name.startswith("bytes sent on other networks")
+    assert past.name.startswith("off-fabric traffic")
     assert (past.value, past.verdict) == (value and pytest.approx(value), verdict)
 
 

@@ -91,7 +91,7 @@ class OneOff(Nodes):
 
 
 def test_a_node_that_is_off_does_not_hide_the_others() -> None:
-    seen = read_nodes(OneOff(), "rack", "no cluster was named")
+    seen = read_nodes(OneOff(), "rack", "default: no cluster given")
     assert [node.name for node in seen.shown] == ["node0", "node2"]
     [off] = seen.silent
     assert (off.name, off.problem) == ("node1", "node1 is unavailable: powered off")

@@ -39,7 +39,7 @@ def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_rack_by_default_with_the_links_of_the_spec() -> None:
     launcher, reason = choose(Settings(launcher="auto"), 3, SPEC, [], HERE)
-    assert (launcher.name, reason) == ("rack", "no cluster was named")
+    assert (launcher.name, reason) == ("rack", "default: no cluster given")
     assert len(launcher.nodes) == 3
     assert isinstance(launcher, Rack)
     assert [(link.name, link.rate_mbit_s) for link in launcher.plan.links] == [
@@ -177,7 +177,7 @@ def test_only_an_option_makes_pods_not_the_pod_that_pytest_runs_in(
     (tmp_path / "token").write_text("secret")
     monkeypatch.setattr(api, "IN_POD", tmp_path)
     launcher, reason = choose(Settings(), 2, SPEC, [], tmp_path)
-    assert (launcher.name, reason) == ("rack", "no cluster was named")
+    assert (launcher.name, reason) == ("rack", "default: no cluster given")
     for wanted, why in (("auto", "--mnode-k8s-image=train:3"), ("kubernetes", "requested")):
         given = Settings(launcher=wanted, k8s_image="train:3")
         assert choose(given, 2, SPEC, [], tmp_path)[1] == why

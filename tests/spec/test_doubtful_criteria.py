@@ -27,7 +27,7 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
     ("scaling", {".at_most_uncertainty": "0.1"}, ["at_most_uncertainty: 0.1 is more than"]),
     ("scaling", {".dtype": "bfloat16"}, ["dtype: bfloat16, but accelerators.per_node is"]),
     ("scaling", {"nodes": "1"}, ["promised for nodes: 1, which has no other node to scale to"]),
-    ("scaling", {".parts_within": "0.06"}, ["parts_within: 0.06 of a step may have no na"]),
+    ("scaling", {".parts_within": "0.06"}, ["parts_within: 0.06 of a step may be unattr"]),
     ("scaling", {".parts_within": "0.05"}, []),
     ("scaling", {".explained_fraction": "0.4"}, ["explained_fraction: 0.4 lets a loss pa"]),
     ("scaling", {".explained_fraction": "0.5"}, []),

@@ -41,7 +41,7 @@ RATES = (
         ("[fab0]", "[]", "fabric.interfaces: []; accepted: a list of 1 or more"),
         ("[fab0]", "[a b]", "fabric.interfaces[0]: 'a b'; accepted: the name or shell pattern of"),
         ("mesh: {}", "mesh: []", "criteria.mesh: []; accepted: a mapping of keys to values"),
-        ("mesh: {}", "mesh:", "criteria.mesh: no value; needed: Does every rank meet and sum"),
+        ("mesh: {}", "mesh:", "criteria.mesh: no value; needed: Can all ranks exchange data"),
         ("200 Mbit/s", "", "fabric.line_rate: no value; needed: Line rate of one NIC in each"),
         ("200 Mbit/s", "200", f"fabric.line_rate: 200 has no unit; {RATES}"),
         (

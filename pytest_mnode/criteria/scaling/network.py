@@ -129,7 +129,7 @@ def judge_network(
     else:
         least = sum(one.least_bytes for one in sent)
         note = f"no counter shows the {least / 1e6:.0f} MB that were sent"
-    name = "bytes sent on other networks during the steps"
+    name = "off-fabric traffic during the steps"
     source = f"criteria.scaling.elsewhere_fraction {most:g}"
     bound = at_most(most).of("criteria.scaling.elsewhere_fraction", most)
     over_others = Measurement(name, fraction, "of the bytes", bound, source, culprit, note)

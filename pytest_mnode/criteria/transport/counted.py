@@ -198,7 +198,7 @@ class ByteCounts:
             nic = max(others, key=lambda nic: nic.carried_bytes, default=None)
             if nic is not None:
                 yield Measurement(
-                    f"transport, bytes sent on other networks by {node.name}",
+                    f"transport, off-fabric traffic of {node.name}",
                     None if nic.sent_bytes is None else nic.sent_bytes / 1e6,
                     "MB",
                     note=f"{nic.name}, at most {self._allowed_elsewhere(nic.name) / 1e6:.3g} MB",

@@ -14,7 +14,7 @@ class RackBackend(Backend):
     name = "rack"
 
     def meant(self, here: Here) -> str | None:  # noqa: ARG002
-        return "no cluster was named" if Rack.unavailable() is None else None
+        return "default: no cluster given" if Rack.unavailable() is None else None
 
     def launcher(self, request: NodeRequest) -> Launcher:
         if (reason := Rack.unavailable()) is not None:

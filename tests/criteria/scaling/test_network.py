@@ -16,7 +16,7 @@ from tests.criteria.scaling import made
 
 def network(plan: Plan, job: JobTimings, spec: Spec) -> Measurement:
     found = made.measured(made.judged(plan, job, on=spec))
-    return found["bytes sent on other networks during the steps"]
+    return found["off-fabric traffic during the steps"]
 
 
 def sent(job: JobTimings, of: Callable[[str, int], Mapping[str, int] | None]) -> JobTimings:

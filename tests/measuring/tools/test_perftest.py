@@ -301,7 +301,7 @@ def test_each_rail_is_measured_repeatedly_and_noisy_ones_more_often(
     assert found[1].value == pytest.approx(387.42)
     assert found[0].value == pytest.approx(387, abs=3)
     assert "mean of 4 runs" in found[0].note
-    assert "would have shown 1.92 % less" in str(found[1])
+    assert "detection limit 1.92 % less" in str(found[1])
     assert [m.verdict for m in found] == [Verdict.PASS, Verdict.PASS, Verdict.INCONCLUSIVE]
 
 
@@ -339,7 +339,7 @@ def noisy_pair(*values: float) -> PairResult:
     ("values", "verdict", "words"),
     [
         # 390 with an interval of 0.32 %: 8.13 standard deviations of the logarithms.
-        ((390.0, 389.8, 390.1), Verdict.PASS, "would have shown 1.84 % less"),
+        ((390.0, 389.8, 390.1), Verdict.PASS, "detection limit 1.84 % less"),
         (
             (390.0, 380.0, 392.0),
             Verdict.INCONCLUSIVE,
@@ -366,10 +366,10 @@ def test_noise_of_a_pair_sets_the_detection_limit(
 def test_noise_of_latencies_sets_the_detection_limit(fabric: Fabric) -> None:
     promise = WriteLatencyPromise.model_validate({"at_most": "5 us", "binding": "none"})
     [found] = perftest.judge([noisy_pair(4.0, 4.0, 4.0)], fabric, promise)
-    assert "would have shown 25 % more" in str(found)
+    assert "detection limit 25 % more" in str(found)
     [found] = perftest.judge([noisy_pair(4.0, 4.1, 3.9)], fabric, promise)
     assert found.passed
-    assert "would have shown 53.2 % more" in str(found)  # from 3.26 µs
+    assert "detection limit 53.2 % more" in str(found)  # from 3.26 µs
     [found] = perftest.judge([noisy_pair(4.0, 4.6, 3.4)], fabric, promise)
     assert found.verdict is Verdict.INCONCLUSIVE
 
