@@ -484,7 +484,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "virtual/cluster.py TCP_GBYTES_S",
     ),
     "an option of another program, or a field of its object: that program waits": (
-        "gang/kubernetes/rank_pod.py _GRACE_S",
+        "gang/kubernetes/engine.py _GRACE_S",
         "launchers/dial_in/launcher.py END_S",
         "launchers/kubernetes/launcher.py DELETE_S",
         "launchers/kubernetes/launcher.py SILENCE_S",

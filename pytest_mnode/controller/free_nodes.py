@@ -95,8 +95,7 @@ def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
 
 def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
     """The idle nodes that an allocation with these salloc arguments could get."""
-    from pytest_mnode.gang.slurm_options import for_sbatch
-    from pytest_mnode.gang.slurm_room import SlurmRoom, is_free
+    from pytest_mnode.gang.slurm_options import SlurmRoom, for_sbatch, is_free
     from pytest_mnode.launchers import slurm
 
     if (missing := slurm.Slurm.unavailable()) is not None:

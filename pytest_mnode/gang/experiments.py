@@ -9,9 +9,7 @@ from random import Random
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang.engine import Capacity, Engine, GangRequest, Refused
-from pytest_mnode.gang.judge_loss import Lost
-from pytest_mnode.gang.judge_oversize import LARGE, REFUSED
-from pytest_mnode.gang.judge_turns import Round, filled_turn, race_turn
+from pytest_mnode.gang.judge_rounds import LARGE, REFUSED, Lost, Round, filled_turn, race_turn
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.watch import Clock, Watch
 from pytest_mnode.gang.window import KEY, SMALL, Window

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.charts import Timeline
+from pytest_mnode.charts import Moment, Span, Timeline
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.gang import experiments, judging
-from pytest_mnode.gang.charts import allocation
 from pytest_mnode.gang.engine import Engine
 from pytest_mnode.gang.experiments import Plan, PowerSwitch, Stage
 from pytest_mnode.gang.heartbeats import distinct, presences, spans
-from pytest_mnode.gang.judge_turns import Round
-from pytest_mnode.gang.timeline import Gang, Stretch, stretches
+from pytest_mnode.gang.judge_rounds import Round
+from pytest_mnode.gang.timeline import Gang, State, Stretch, stretches
 from pytest_mnode.gang.watch import Clock, WallClock
 from pytest_mnode.gang.window import KEY, Window
 from pytest_mnode.measurement import Measurement
@@ -28,6 +27,37 @@ from pytest_mnode.spec.gang import GangCriterion
 if TYPE_CHECKING:
     from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
     from pytest_mnode.gang.slurm import SlurmEngine
+
+
+def allocation(window: Window) -> Timeline:
+    """The chart of a round: states of gangs above, nodes below, labelled with their gangs.
+
+    A stretch is shown from its first observation to the first observation after it.
+    """
+    began = window.began_s
+    spans: list[Span] = []
+    nodes: dict[str, None] = dict.fromkeys(window.arena)
+    for gang in window.gangs:
+        for one in stretches(window.seen(gang), gang.submitted_s):
+            if one.state is State.OVER:
+                continue
+            held = f"{len(one.nodes)} of {gang.size}"
+            spans.append(_span(gang.name, one, held, began))
+            spans += [_span(node, one, gang.name, began) for node in one.nodes]
+            nodes |= dict.fromkeys(one.nodes)
+    return Timeline(
+        f"Allocation, {window.title}",
+        (*(gang.name for gang in window.gangs), *nodes),
+        tuple(spans),
+        tuple(Moment(round(at - began, 3), text) for at, text in window.notes),
+        tuple(state.value for state in State),
+    )
+
+
+def _span(lane: str, one: Stretch, text: str, began: float) -> Span:
+    start_s, end_s = one.began_s - began, one.latest_s - began
+    return Span(lane, round(start_s, 3), round(max(start_s, end_s), 3), one.state.value, text)
+
 
 CONDUCTED = "experiments that could not be conducted"
 

@@ -28,8 +28,15 @@ from pytest_mnode.gang.engine import (
     Refused,
 )
 from pytest_mnode.gang.heartbeats import HeartbeatFiles
-from pytest_mnode.gang.slurm_options import NEVER, ONLY, for_sbatch, left_out, without
-from pytest_mnode.gang.slurm_room import SlurmRoom, is_free
+from pytest_mnode.gang.slurm_options import (
+    NEVER,
+    ONLY,
+    SlurmRoom,
+    for_sbatch,
+    is_free,
+    left_out,
+    without,
+)
 from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, SlurmCleanup
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, compress, expand
 

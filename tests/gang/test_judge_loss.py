@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.engine import Heartbeat, JobRecord, Phase
-from pytest_mnode.gang.judge_loss import Lost
+from pytest_mnode.gang.judge_rounds import Lost
 from pytest_mnode.gang.judging import judged_lost
 from pytest_mnode.gang.timeline import Gang
 from pytest_mnode.gang.window import CLEARED, Window

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.gang.engine import Heartbeat, JobRecord
-from pytest_mnode.gang.judge_holding import parts_held
-from pytest_mnode.gang.judge_turns import Round, filled_turn
-from pytest_mnode.gang.judging import judged_rounds, judged_size
+from pytest_mnode.gang.judge_rounds import Round, filled_turn
+from pytest_mnode.gang.judging import judged_rounds, judged_size, parts_held
 from pytest_mnode.gang.timeline import Gang
 from pytest_mnode.gang.window import CLEARED, Window
 from tests.gang.simulated import Scheduler

@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.slurm import options_of, others_of, phase_of, record_of, script
-from pytest_mnode.gang.slurm_room import is_free
+from pytest_mnode.gang.slurm_options import is_free
 from pytest_mnode.launchers.slurm import JobState, NodeState
 
 NODES = ("node0", "node1")

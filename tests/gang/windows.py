@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pytest_mnode.gang.engine import Heartbeat, JobRecord, Observation, Phase
-from pytest_mnode.gang.judge_turns import Round, filled_turn, race_turn
+from pytest_mnode.gang.judge_rounds import Round, filled_turn, race_turn
 from pytest_mnode.gang.judging import judged_rounds
 from pytest_mnode.gang.site import Report
 from pytest_mnode.gang.timeline import Gang

@@ -7,31 +7,166 @@ common label, by which they are found, and deleted by `cleanup` even if the cont
 
 from __future__ import annotations
 
+import copy
 import math
 import shlex
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Observation, Refused
-from pytest_mnode.gang.kubernetes import rank_pod
+from pytest_mnode.gang import heartbeat_rank
+from pytest_mnode.gang.engine import (
+    Capacity,
+    GangRequest,
+    Heartbeat,
+    JobRecord,
+    Observation,
+    Refused,
+)
+from pytest_mnode.gang.heartbeats import read_heartbeats
 from pytest_mnode.gang.kubernetes.cleanup import delete
-from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
-from pytest_mnode.gang.kubernetes.kinds.plain import PodGang, Resource
-from pytest_mnode.gang.kubernetes.nodes import NodeView
+from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain, PodGang, Resource
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
-from pytest_mnode.gang.kubernetes.served import admitted, api_version, served_views
-from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
+from pytest_mnode.gang.kubernetes.served import NodeView, admitted, api_version, served_views
 from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, Manifest, pod_template
+from pytest_mnode.launchers.kubernetes.manifest import (
+    RUN_LABEL,
+    Manifest,
+    keep_apart,
+    only_on,
+    pod_template,
+    set_command,
+)
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
-from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
+from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams, check_logs
 from pytest_mnode.spec import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """A pod as the server reported it at `at_s`. gone: whether it was deleted."""
+
+    at_s: float
+    pod: GangPod
+    gone: bool
+
+
+class Streams(PodStreams):
+    """Pod events and heartbeats of one run, as the server reports them. Thread-safe."""
+
+    def __init__(self, api: Api, selector: str) -> None:
+        """Raises ApiError if pods cannot be watched."""
+        self._lock = threading.Condition()
+        self._events: list[PodEvent] = []
+        self._newest: dict[str, int] = {}
+        self._beats: list[Heartbeat] = []
+        self._unreadable = 0
+        self._watch_of_call = 1
+        """The watch that reported everything up to the last call of `events`; 0 if none did. The
+        first watch missed nothing, because no pod had this new label before."""
+        super().__init__(api, selector)
+
+    def events(self, versions: Mapping[str, int], limit_s: float) -> tuple[list[PodEvent], bool]:
+        """Events since the last call, and whether they are complete.
+
+        versions: by name, of pods known to exist. The call waits up to `limit_s` until these were
+        reported: events come in order, so all earlier ones were reported too. If there is no pod,
+        the server has to answer on the watch's connection (bookmarks come only once a minute).
+        """
+
+        def reported() -> bool:
+            return all(self._newest.get(name, 0) >= v for name, v in versions.items())
+
+        alive = bool(versions) or self.answers(limit_s)
+        with self._lock:
+            every = self._lock.wait_for(reported, limit_s) and alive
+            watch = self.watches if self.watches % 2 else 0
+            before, self._watch_of_call = self._watch_of_call, watch if every else 0
+            events, self._events = self._events, []
+            return events, before == self._watch_of_call != 0
+
+    def heartbeats(self) -> tuple[tuple[Heartbeat, ...], int]:
+        """Heartbeats since the last call, and the number of lines that are no heartbeats, plus one
+        while the watch is down, because new pods are not read then."""
+        with self._lock:
+            beats, unreadable = tuple(self._beats), self._unreadable
+            self._beats, self._unreadable = [], 0
+        return beats, unreadable + self.away
+
+    def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
+        seen, now = GangPod.read(pod), time.time()
+        with self._lock:
+            if seen.version <= self._newest.get(seen.name, 0):
+                return False
+            self._newest[seen.name] = seen.version
+            self._events.append(PodEvent(now, seen, gone))
+            self._lock.notify_all()
+        return True
+
+    def printed(self, uid: str, text: str) -> None:  # noqa: ARG002
+        beats, unreadable = read_heartbeats(text)
+        with self._lock:
+            self._beats += beats
+            self._unreadable += unreadable
+
+
+_GANG, _RESTARTS, _NODE = "MNODE_GANG", "MNODE_RESTARTS", "MNODE_NODE"
+_GRACE_S = 2
+
+
+def rank_template(
+    given: Mapping[str, object],
+    labels: Mapping[str, str],
+    *,
+    python: str,
+    runs_s: float,
+    kind: Plain,
+    nodes: Sequence[str],
+    priority: str,
+) -> Manifest:
+    """A pod template whose main container prints heartbeats for `runs_s` seconds.
+
+    given: the user's template, kept except for the command and other containers. labels: the
+    gang's. nodes: the only ones that the pod may have; () for any. priority: "" for none.
+    """
+    made: Manifest = copy.deepcopy(dict(given))
+    metadata = made.setdefault("metadata", {})
+    metadata.setdefault("labels", {}).update(labels)
+    spec = made["spec"]
+    text = Path(heartbeat_rank.__file__).read_text()
+    variables = [_GANG, _RESTARTS, kind.rank_variable, _NODE]
+    command = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
+    main = set_command(made, command)
+    spec["containers"] = [main]  # another one would keep the pod after its rank has ended
+    restarts: Manifest = {"value": "0"}
+    if path := kind.restarts_from:
+        restarts = {"valueFrom": {"fieldRef": {"fieldPath": path}}}
+    node_name = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    main.setdefault("env", []).extend(
+        [
+            {"name": _GANG, "value": labels[GANG_LABEL]},
+            {"name": _RESTARTS, **restarts},
+            {"name": _NODE, **node_name},
+        ]
+    )
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", _GRACE_S)
+    spec.setdefault("enableServiceLinks", False)
+    if priority:
+        spec["priorityClassName"] = priority
+    affinity = spec.setdefault("affinity", {})
+    keep_apart(affinity, RUN_LABEL, labels[RUN_LABEL])
+    if nodes:
+        only_on(affinity, nodes)
+    return made
+
 
 _REPORTED_S = 3.0
 _CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
@@ -110,7 +245,7 @@ class KubernetesEngine:
             name=name,
             size=request.nodes,
             least=least,
-            template=rank_pod.template(
+            template=rank_template(
                 self._given,
                 labels,
                 python=self._python,

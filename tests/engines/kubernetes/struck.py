@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 
 from pytest_mnode.gang.engine import GangRequest
-from pytest_mnode.gang.judge_holding import parts_held
+from pytest_mnode.gang.judging import parts_held
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.gang.timeline import State, sightings
 from pytest_mnode.gang.watch import WallClock, Watch

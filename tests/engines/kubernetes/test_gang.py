@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.gang.kubernetes import rank_pod
-from pytest_mnode.gang.kubernetes.kinds import KINDS
-from pytest_mnode.gang.kubernetes.kinds.plain import PodGang
+from pytest_mnode.gang.kubernetes import engine
+from pytest_mnode.gang.kubernetes.kinds import KINDS, PodGang
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL
 from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
 from tests.acceptance.certified import ACCEPTANCE, Certified, certificate_of
@@ -209,7 +208,7 @@ def test_the_server_accepts_objects_of_each_kind(
     given = json.loads((tmp_path / "pods.json").read_text())
     labels = {RUN_LABEL: "r1", GANG_LABEL: "g1"}
     kind = KINDS[name]
-    pod = rank_pod.template(
+    pod = engine.rank_template(
         pod_template(given),
         labels, python="python3", runs_s=1, kind=kind, nodes=["node0"], priority="",
     )  # fmt: skip

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.gang.kubernetes import rank_pod
-from pytest_mnode.gang.kubernetes.kinds import KINDS
-from pytest_mnode.gang.kubernetes.kinds.plain import PodGang
+from pytest_mnode.gang.kubernetes import engine
+from pytest_mnode.gang.kubernetes.kinds import KINDS, PodGang
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, RootState
 from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL
 
@@ -92,7 +91,7 @@ def test_state_of_a_gang_from_its_objects(
 def made(name: str, **changes: Any) -> dict[str, Any]:
     """Objects of a gang of three, by kind."""
     kind = KINDS[name]
-    pod = rank_pod.template(
+    pod = engine.rank_template(
         TEMPLATE, LABELS, python="py", runs_s=4, kind=kind, nodes=["n0", "n1"], priority=""
     )
     gang = PodGang("g1", 3, changes.pop("least", 3), pod, LABELS, 64, queue="q", **changes)
@@ -122,7 +121,7 @@ def test_a_ranks_pod_keeps_the_fields_of_the_template() -> None:
 
 def test_no_container_outlives_the_rank() -> None:
     spec = {"containers": [*TEMPLATE["spec"]["containers"], {"name": "tcpx-daemon"}]}
-    pod = rank_pod.template(
+    pod = engine.rank_template(
         {"spec": spec}, LABELS, python="py", runs_s=4, kind=KINDS["default"], nodes=[], priority=""
     )
     assert [one["name"] for one in pod["spec"]["containers"]] == ["train"]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.gang.kubernetes.nodes import requests_of, views
-from pytest_mnode.gang.kubernetes.served import admitted
+from pytest_mnode.gang.kubernetes.served import admitted, requests_of, views
 from pytest_mnode.launchers.kubernetes.api import ApiError
 
 GPU = "nvidia.com/gpu"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.gang.kubernetes.streams import Streams
+from pytest_mnode.gang.kubernetes.engine import Streams
 from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 
