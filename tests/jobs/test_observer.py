@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -44,7 +46,7 @@ TRAINING = """
     {then}
 """
 OWN_PROFILER = """
-subprocess.run([sys.executable, "-c", "import torch"], check=True)
+subprocess.run([sys.executable, "-c", ""], check=True)
 for _ in range(2):
     train(8)
 with torch.profiler.profile() as own:
@@ -75,9 +77,68 @@ GROUPS = """
         other.step()
 """
 FUNCTION = "torch.compile(lambda x: model(x), backend='eager', fullgraph=True)(torch.ones(8))"
+FORKING = """
+    import atexit, importlib.machinery, json, os, runpy, sys
+    import torch, torch._dynamo, torch.utils.data
+
+    class There:  # the import of torch, without its 2 s
+        def find_spec(self, name, *_):
+            return importlib.machinery.ModuleSpec(name, self) if name == "torch" else None
+        def create_module(self, spec):
+            return torch
+        def exec_module(self, module):
+            pass
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            os.dup2(os.open(asked["stderr"], os.O_CREAT | os.O_WRONLY), 2)
+            os.environ.clear()
+            os.environ.update(asked["env"])
+            sys.path[:0] = os.environ["PYTHONPATH"].split(":")
+            sys.argv = asked["argv"]
+            del sys.modules["torch"]
+            sys.modules.pop("sitecustomize", None)
+            sys.meta_path.insert(0, There())
+            import sitecustomize
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            atexit._run_exitfuncs()
+            os._exit(0)
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os._exit(0)
+"""
 
 
-def observed(
+class Rank:
+    """A rank that is running. server: it forks ranks that have torch, one after the other."""
+
+    def __init__(
+        self, server: subprocess.Popen[str], argv: list[str], env: dict[str, str], stderr: Path
+    ) -> None:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        asked = {"argv": argv, "env": env, "stderr": str(stderr)}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        self._answers, self._stderr = server.stdout, stderr
+        self.pid = int(self._answers.readline())
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit status, once it has ended, and what it wrote to stderr."""
+        return int(self._answers.readline()), self._stderr.read_text()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", dedent(FORKING)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
+        yield process
+
+
+def prepared(
     tmp_path: Path,
     then: str = "pass",
     *,
@@ -85,8 +146,8 @@ def observed(
     argv: Sequence[str] = (),
     change: Mapping[str, str] | None = None,
     faults: str = "",
-) -> subprocess.Popen[str]:
-    """A started rank; its notes are in tmp_path/notes."""
+) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of a rank; its notes are in tmp_path/notes."""
     for name in ("notes", "site", "job"):
         (tmp_path / name).mkdir()
     source = Path(observer.__file__).read_text()
@@ -98,8 +159,7 @@ def observed(
     env = {**os.environ, "MNODE_JOB_NODE": "node1", "RANK": "3"}
     env["PYTHONPATH"] = str(tmp_path / "site")
     env |= Notes(tmp_path / "notes").env(env) | dict(change or {})
-    command = [sys.executable, str(program), *(argv or [str(tmp_path / "job")])]
-    return subprocess.Popen(command, env=env, text=True, stderr=subprocess.PIPE)
+    return [str(program), *(argv or [str(tmp_path / "job")])], env
 
 
 def observing(said: str) -> list[str]:
@@ -109,9 +169,12 @@ def observing(said: str) -> list[str]:
 
 
 def test_what_a_rank_notes(tmp_path: Path) -> None:
-    program = observed(tmp_path, OWN_PROFILER)
-    _, said = program.communicate(timeout=60)
-    assert program.returncode == 0, said
+    """A process of its own, as ranks have it: torch is imported after the observer began."""
+    argv, env = prepared(tmp_path, OWN_PROFILER)
+    program = [sys.executable, *argv]
+    done = subprocess.run(program, env=env, text=True, capture_output=True, timeout=60, check=False)
+    said = done.stderr
+    assert done.returncode == 0, said
     assert observing(said) == []
     [[noted]] = read_notes(Notes(tmp_path / "notes").files())
     assert (noted.rank, noted.node, len(noted.steps)) == (3, "node1", 27)
@@ -129,29 +192,33 @@ def test_what_a_rank_notes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "forward", "steps", "traces"),
+    ("asked", "forward", "noted"),
     [
-        (["eager"], "run(torch.ones(8))", 12, [9]),
-        (["compiled"], "run(torch.ones(8))", 12, [9]),
-        (["replaced"], "run(torch.ones(8))", 24, [9]),
-        (["cut"], "run(torch.ones(8))", 8, []),
-        (["no forward"], "pass", 12, [9]),
-        (["function"], FUNCTION, 12, [9]),
+        (["eager"], "run(torch.ones(8))", (12, [9])),
+        (["compiled"], "run(torch.ones(8))", (12, [9])),
+        (["replaced"], "run(torch.ones(8))", (24, [9])),
+        (["cut"], "run(torch.ones(8))", (8, [])),
+        (["no forward"], "pass", (12, [9])),
+        (["function"], FUNCTION, (12, [9])),
     ],
     ids=["eager", "compiled", "replaced", "cut", "no forward", "function"],
 )
 def test_steps_that_count(
-    tmp_path: Path, asked: list[str], forward: str, steps: int, traces: list[int]
+    server: subprocess.Popen[str],
+    tmp_path: Path,
+    asked: list[str],
+    forward: str,
+    noted: tuple[int, list[int]],
 ) -> None:
+    """noted: how many steps, and after which of them a trace."""
     script = dedent(GROUPS).replace("{forward}", forward)
-    program = observed(tmp_path, script=script, argv=asked)
-    _, said = program.communicate(timeout=60)
-    assert program.returncode == 0, said
-    assert observing(said) == []
-    [[noted]] = read_notes(Notes(tmp_path / "notes").files())
-    assert (len(noted.steps), list(noted.traces)) == (steps, traces)
-    assert noted.forward is not None
-    assert noted.forward <= noted.steps[0]
+    argv, env = prepared(tmp_path, script=script, argv=asked)
+    status, said = Rank(server, argv, env, tmp_path / "stderr").ended()
+    assert (status, observing(said)) == (0, []), said
+    [[found]] = read_notes(Notes(tmp_path / "notes").files())
+    assert (len(found.steps), list(found.traces)) == noted
+    assert found.forward is not None
+    assert found.forward <= found.steps[0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +232,7 @@ def test_steps_that_count(
     ids=["rank", "folder", "full", "broken"],
 )
 def test_nothing_of_it_ends_the_job(
-    tmp_path: Path, change: dict[str, str], said: list[str]
+    server: subprocess.Popen[str], tmp_path: Path, change: dict[str, str], said: list[str]
 ) -> None:
     faults = """
         import os
@@ -181,14 +248,16 @@ def test_nothing_of_it_ends_the_job(
             torch.profiler.profile = lambda **_: 1 / 0
             torch.cuda.is_initialized = lambda: 1 / 0
     """
-    program = observed(tmp_path, then="train(8)", change=change, faults=faults)
-    _, error = program.communicate(timeout=60)
-    assert program.returncode == 0, error
+    argv, env = prepared(tmp_path, then="train(8)", change=change, faults=faults)
+    status, error = Rank(server, argv, env, tmp_path / "stderr").ended()
+    assert status == 0, error
     assert (tmp_path / "job/model.pt").exists()
     assert [one.partition(" ")[0] for one in observing(error)] == said
 
 
-def test_input_while_kernels_are_queued_is_hidden(tmp_path: Path) -> None:
+def test_input_while_kernels_are_queued_is_hidden(
+    server: subprocess.Popen[str], tmp_path: Path
+) -> None:
     faults = """
         import torch
         class Event:
@@ -203,9 +272,9 @@ def test_input_while_kernels_are_queued_is_hidden(tmp_path: Path) -> None:
         torch.cuda.is_current_stream_capturing = lambda: False
         torch.cuda.Event = Event
     """
-    program = observed(tmp_path, faults=faults)
-    _, said = program.communicate(timeout=60)
-    assert (program.returncode, observing(said)) == (0, []), said
+    argv, env = prepared(tmp_path, faults=faults)
+    status, said = Rank(server, argv, env, tmp_path / "stderr").ended()
+    assert (status, observing(said)) == (0, []), said
     [[noted]] = read_notes(Notes(tmp_path / "notes").files())
     assert {kind: len(some) for kind, some in noted.spans.items()} == {
         "hidden input": 4,
@@ -224,21 +293,24 @@ class Endless:
 
 
 @pytest.mark.parametrize("stalls", [True, False])
-def test_a_rank_that_hangs_says_where_it_is(tmp_path: Path, stalls: bool) -> None:
-    program = observed(tmp_path, "def load():\n    time.sleep(100)\nload()")
+def test_a_rank_that_hangs_says_where_it_is(
+    server: subprocess.Popen[str], tmp_path: Path, stalls: bool
+) -> None:
+    argv, env = prepared(tmp_path, "def load():\n    time.sleep(100)\nload()")
+    rank = Rank(server, argv, env, tmp_path / "stderr")
     try:
         job, there = Endless(), Notes(tmp_path / "notes")
         until(lambda: any(b'["step"' in one for one in there.files().values()), limit_s=60)
         with pytest.raises(StalledError if stalls else TimeLimitError) as ended:
-            there.wait(job, 60 if stalls else 3, 2 if stalls else None)  # type: ignore[arg-type]
-        assert ("no step for 2 s" in str(ended.value)) is stalls
-        assert ("after 3 s" in str(ended.value)) is not stalls
+            there.wait(job, 60 if stalls else 1, 1 if stalls else None)  # type: ignore[arg-type]
+        assert ("no step for 1 s" in str(ended.value)) is stalls
+        assert ("after 1 s" in str(ended.value)) is not stalls
         files = there.files()
         assert where(files["stack_rank_3.txt"].decode()).endswith(" in load")
         assert "flight_recorder_rank_3" in files
     finally:
-        program.kill()
-        program.communicate()
+        os.kill(rank.pid, signal.SIGKILL)
+        assert rank.ended()[0] == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("kind", "delays"), [("ext4", False), ("nfs4", True), ("newfs", True)])
