@@ -3,23 +3,27 @@
 On an accelerator, communication is kernels of NCCL or RCCL, and the rest is other kernels. On CPUs
 it is the annotation that gloo makes of each collective, and the rest is operators of torch. The
 annotations of NCCL say when a collective was queued, not when it ran, so a trace of an accelerator
-without its kernels says nothing. Source: kineto, output_json.cpp; torch, ProcessGroupGloo.cpp.
+without its kernels says nothing. Nodes of autograd that enclose other operators are no work: hooks
+wait for collectives in them. Source: kineto, output_json.cpp; torch, ProcessGroupGloo.cpp.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 _COLLECTIVE = re.compile(r"^(?:nccl|rccl|void nccl)", re.IGNORECASE)
 _QUEUED = re.compile(r"^(?:nccl|rccl|xccl|hccl):")
 _ANNOTATED = re.compile(r"^(?:gloo|ucc|mpi):")
 _NO_WORK = re.compile(r"^(?:c10d::|record_param_comms|gloo:|ucc:|mpi:)")
+_ENCLOSES = re.compile(r"^autograd::engine::|Backward\d*$")
 _OF_DEVICE = re.compile(r"^(?:cuda_|gpu_|xpu_|hip_|mtia_|privateuse1)")
 _UNREADABLE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError),
@@ -64,8 +68,7 @@ def _traced(data: Any) -> Traced | None:
         if queued or on_device or (data.get("deviceProperties") and not annotated):
             return None
         collectives = _spans(annotated)
-        of_cpu = (one for one in events if one.get("cat") == "cpu_op")
-        work = _spans(one for one in of_cpu if not _NO_WORK.search(one["name"]))
+        work = _spans(_operators([one for one in events if one.get("cat") == "cpu_op"]))
     rank = (data.get("distributedInfo") or {}).get("rank")
     total, both = _length(collectives), _length(_common(collectives, work))
     return Traced(
@@ -74,6 +77,17 @@ def _traced(data: Any) -> Traced | None:
         both / 1e6,
         _length(work) / 1e6,
     )
+
+
+def _operators(events: list[Any]) -> Iterator[Any]:
+    """Those that work. One that encloses others is followed by them, in order of threads."""
+    events.sort(key=lambda one: (str(one.get("tid")), one["ts"], -one.get("dur", 0)))
+    for one, following in pairwise([*events, {"ts": math.inf}]):
+        left = one["ts"] + one.get("dur", 0) - following["ts"]
+        encloses = left > 0 and following.get("tid") == one.get("tid")
+        name = one["name"]
+        if not _NO_WORK.search(name) and not (encloses and _ENCLOSES.search(name)):
+            yield one
 
 
 def _spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:

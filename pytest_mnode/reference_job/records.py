@@ -34,20 +34,6 @@ Exact = Annotated[float, BeforeValidator(_from_hex)]
 """A float written as float.hex: exact to the last bit, and easily compared by eye."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One collective of gradients or parameters; times are seconds since the step began.
-
-    began: when this rank entered it; ended: when its result was there. bytes: of the whole reduced
-    or gathered tensor. collective: its name in torch.distributed, without _tensor or _single.
-    """
-
-    bytes: int
-    began: float
-    ended: float
-    collective: str = "all_reduce"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     """Fields of every line: the rank that wrote it, and the incarnation of the run.
@@ -87,7 +73,7 @@ class StepRecord(_Written):
     step: from 1. samples: data-set indices this rank consumed in it, in order. loss: mean over the
     tokens of all ranks; tokens: number on this rank. lr: learning rate of the step. rng: digest of
     the random states after it. began, ended: wall clock; wall_s: measured around the step,
-    independently of its parts. hidden_s: time of collectives hidden by compute; None if not known.
+    independently of its parts.
     """
 
     kind: ClassVar[str] = "step"
@@ -102,8 +88,6 @@ class StepRecord(_Written):
     ended: float
     wall_s: float
     parts: Mapping[str, float]
-    hidden_s: float | None = None
-    transfers: tuple[Transfer, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

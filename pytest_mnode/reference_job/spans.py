@@ -82,18 +82,21 @@ def clock_of(device: torch.device) -> Clock:
 
 
 class Spans:
-    """Records the compute of blocks in the timeline of the current step."""
+    """Records the compute of blocks in the timeline of the current step.
+
+    bucket_bytes: gradients that were summed up at once, in the order of sending.
+    """
 
     def __init__(self, timeline: Timeline, pace: Pace | None = None) -> None:
         self.timeline = timeline
         self.pace = pace
+        self.bucket_bytes: list[int] = []
         self._way: str | None = None
         self._began: Any = None
 
     def next_step(self) -> None:
         """Begin a new timeline, in which the pace has nothing to make up for."""
-        before = self.timeline
-        self.timeline = Timeline(before.clock, observed=before.observed)
+        self.timeline = Timeline(self.timeline.clock)
         if self.pace is not None:
             self.pace.ahead_s = 0.0
 

@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pytest_mnode.reference_job.records import PARTS, Transfer
-
-Span = tuple[float, float]
+from pytest_mnode.reference_job.records import PARTS
 
 
 class Clock(Protocol):
@@ -69,27 +67,21 @@ class EventClock:
 
 @dataclass(slots=True)
 class Timeline:
-    """Collects the marks of one step; `parts`, `hidden` and `transfers` once it is settled."""
+    """Collects the marks of one step; `parts` once it is settled."""
 
     clock: Clock
     sections: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
     forward: list[tuple[Any, Any]] = field(default_factory=list)
     backward: list[tuple[Any, Any]] = field(default_factory=list)
     aside: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
-    collectives: list[tuple[int, Any, Any, str]] = field(default_factory=list)
-    origin: Any = None
     last: Any = None
     wall_s: float = 0.0
-    observed: bool = False
-    """Whether collectives are recorded; otherwise their time is not known."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Time the work in this context as part of the step; a step may have several contexts."""
         began = time.monotonic()
         self.last = self.clock.mark()
-        if self.origin is None:
-            self.origin = self.last
         try:
             yield
             self.clock.settle()
@@ -111,48 +103,5 @@ class Timeline:
         found["exposed"] = passes - found["forward"] - found["backward"]
         return found
 
-    def transfers(self) -> tuple[Transfer, ...] | None:
-        """Collectives in the order in which they were entered; None if they are not recorded."""
-        if not self.observed:
-            return None
-        found = [
-            Transfer(size, self._at(begin), self._at(end), name)
-            for size, begin, end, name in self.collectives
-        ]
-        return tuple(sorted(found, key=lambda one: (one.began, one.ended)))
-
-    def hidden(self) -> float | None:
-        """Seconds in which a collective ran while a block computed; None if not known."""
-        found = self.transfers()
-        if found is None:
-            return None
-        computing = [(self._at(b), self._at(e)) for b, e in (*self.forward, *self.backward)]
-        away = [(self._at(b), self._at(e)) for pairs in self.aside.values() for b, e in pairs]
-        moving = [(one.began, one.ended) for one in found]
-        return overlap(moving, computing) - overlap(moving, away)
-
-    def _at(self, mark: Any) -> float:
-        return self.clock.seconds(self.origin, mark)
-
     def _total(self, marks: Sequence[tuple[Any, Any]]) -> float:
         return sum(self.clock.seconds(begin, end) for begin, end in marks)
-
-
-def merged(spans: Sequence[Span]) -> list[Span]:
-    """The union of `spans`, as spans that do not touch each other, in order."""
-    found: list[Span] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        elif end > begin:
-            found.append((begin, end))
-    return found
-
-
-def overlap(some: Sequence[Span], others: Sequence[Span]) -> float:
-    """Seconds that are in spans of both."""
-    return sum(
-        max(0.0, min(end, other_end) - max(begin, other_begin))
-        for begin, end in merged(some)
-        for other_begin, other_end in merged(others)
-    )

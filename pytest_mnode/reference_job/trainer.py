@@ -134,8 +134,6 @@ class Trainer:
             ended=time.time(),
             wall_s=timeline.wall_s,
             parts=timeline.parts(),
-            hidden_s=timeline.hidden(),
-            transfers=timeline.transfers(),
         )
         self.records.append(record)
         self.spans.next_step()

@@ -12,7 +12,14 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.judge import judge, judge_efficiency, judge_parts
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
-from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import (
+    TRACED_STEPS,
+    AllReduceTime,
+    GroupSteps,
+    JobTimings,
+    Step,
+)
+from pytest_mnode.logs.kineto import Traced
 from pytest_mnode.measuring.locating.locate import BUDGET_S
 from pytest_mnode.spec.scaling import ReferenceModel
 from pytest_mnode.virtual.cases import case
@@ -131,8 +138,6 @@ class _Job:
                     0.0,
                     _REST_S,
                     backward_s=b,
-                    sent_s=sent_s,
-                    hidden_s=max(0.0, sent_s - e),
                 )
                 for w, c, e, i, b in zip(*of_rank, strict=True)
             )
@@ -151,6 +156,10 @@ class _Job:
             samples,
             samples * promise.model.context,
             tuple(cluster.carried(node, moved if count > 1 else 0) for node in group),
+            traced=tuple(
+                Traced(None, TRACED_STEPS * e, TRACED_STEPS * max(0.0, sent_s - e), 0.0)
+                for e in exposed.mean(axis=1).tolist()
+            ),
         )
 
     def alone(self, turn: Turn, group: Group) -> Iterator[AllReduceTime]:

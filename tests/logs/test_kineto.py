@@ -22,6 +22,8 @@ ALL_REDUCE = event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 2, 4)
 QUEUED = event("user_annotation", "nccl:all_reduce", 0, 0.1)
 LAUNCH = event("cuda_runtime", "cudaLaunchKernel", 0, 0.1)
 OPERATOR = event("cpu_op", "aten::mm", 0, 3)
+HOOK = event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 0, 7)
+NODE = event("cpu_op", "AddmmBackward0", 0, 6.5)
 GLOO = event("user_annotation", "gloo:all_reduce", 2, 4)
 
 
@@ -31,6 +33,8 @@ GLOO = event("user_annotation", "gloo:all_reduce", 2, 4)
         ([MATMUL, ALL_REDUCE, QUEUED, LAUNCH, OPERATOR], GPU, (3, 1, 3)),
         ([MATMUL, OPERATOR], GPU, (0, 0, 3)),
         ([OPERATOR, GLOO], {}, (3, 1, 3)),
+        ([GLOO, OPERATOR, NODE, HOOK], {}, (3, 1, 3)),  # a hook waits: only the product works
+        ([NODE, GLOO], {}, (0, 4, 6.5)),  # it has no operators of torch
         ([OPERATOR, GLOO], GPU, (3, 1, 3)),  # gloo on nodes that have accelerators
         ([OPERATOR, QUEUED], {}, None),
         ([MATMUL, QUEUED], GPU, None),

@@ -139,7 +139,6 @@ TESTS = """
             parts = record.parts
             assert parts["forward"] > 0 and parts["backward"] > 0, parts
             assert 0.595 < parts["forward"] + parts["backward"] < 6, parts
-            assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
         half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
         for (whole, _), (rounded, kinds) in zip(results, half, strict=True):
             assert whole.loss != rounded.loss == pytest.approx(whole.loss, rel=0.01)
@@ -167,7 +166,6 @@ TESTS = """
             assert waits == 1
             assert sum(record.parts.values()) == pytest.approx(record.wall_s, abs=0.1)
             assert 0.295 < record.parts["forward"] + record.parts["backward"] < 6
-            assert len(record.transfers) > 1 and (record.hidden_s > 0) == (way == "ddp")
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_runs(cluster, way):
@@ -303,31 +301,8 @@ def test_parts_add_up_to_the_step(directory: Path, way: str) -> None:
     assert missing[len(steps) * 9 // 10] < 0.02
     for one in steps:
         assert all(seconds >= 0 for seconds in one.parts.values())
-        assert one.transfers, "collectives were recorded"
-        moving = sum(t.ended - t.began for t in one.transfers)
-        assert one.hidden_s is not None
-        assert 0 <= one.hidden_s <= moving
     saved = [one.parts["checkpoint"] for one in steps if one.step == EVERY + 1]
     assert all(seconds > 0 for seconds in saved), "in the step that follows the checkpoint"
-
-
-def test_gradients_use_the_fabric_once_per_step(directory: Path) -> None:
-    """Not once for each of the two accumulated passes."""
-    width, vocab, context, layers = 32, 64, 16, 2
-    block = 12 * width**2 + 13 * width
-    parameters = (2 * vocab + context) * width + layers * block + 2 * width
-    for one in _steps(directory, "ddp", "whole"):
-        assert one.transfers is not None
-        assert {t.collective for t in one.transfers} == {"all_reduce"}
-        assert len(one.transfers) > 1, "gradients are sent in several buckets"
-        assert sum(t.bytes for t in one.transfers) == 4 * parameters
-    for one in _steps(directory, "fsdp2", "whole"):
-        assert one.transfers is not None
-        scattered = [t.bytes for t in one.transfers if t.collective == "reduce_scatter"]
-        gathered = [t.bytes for t in one.transfers if t.collective == "all_gather"]
-        assert len(scattered) == layers + 2
-        assert sum(scattered) == 4 * parameters
-        assert sum(gathered) >= 2 * sum(scattered), "parameters are gathered for each pass"
 
 
 @pytest.mark.parametrize("way", WAYS)

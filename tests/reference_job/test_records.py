@@ -19,7 +19,6 @@ from pytest_mnode.reference_job.records import (
     RecordFile,
     StartRecord,
     StepRecord,
-    Transfer,
     UnreadableRecord,
     incarnation,
     line_of,
@@ -45,8 +44,6 @@ STEP = StepRecord(
     ended=10.5,
     wall_s=0.5,
     parts=dict.fromkeys(PARTS, 0.1),
-    hidden_s=0.05,
-    transfers=(Transfer(1024, 0.1, 0.2, "all_gather"),),
 )
 SAVED = CheckpointRecord(
     **ORIGIN, step=8, seconds=0.2, write_s=0.1, bytes=2048, begun=11.0, ended=11.2
@@ -139,7 +136,7 @@ def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line
         *("\x00\xff", "[]", "null", "7", '"step"', "{}", '{"kind": "other"}', '{"kind": []}'),
         *('{"kind": "step"}', '{"kind": "end", "lr": 7}', "[" * 100_000, '{"kind": "start"'),
         line_of(STEP).replace('"samples":[3,1,2]', '"samples":7'),
-        line_of(STEP).replace('"bytes"', '"octets"'),
+        line_of(SAVED).replace('"bytes"', '"octets"'),
         line_of(STEP).replace('"step":7', '"step":"7"'),
         line_of(STEP).replace('"parts":{', '"parts":{"more":null,'),
         line_of(END).replace('"lr":"0x0.0p+0"', '"lr":0.5'),

@@ -1,13 +1,10 @@
-"""Parts add up, and hidden and exposed time are separate."""
+"""Parts add up, and exposed time is what blocks do not compute."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from pytest_mnode.reference_job.records import Transfer
-from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline, merged, overlap
+from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
 
 
 class SetClock:
@@ -27,7 +24,7 @@ class SetClock:
 
 def _step(clock: SetClock) -> Timeline:
     """2 s of input; passes of 10 s, with 3 s and 4 s in blocks; two more parts of 1 s."""
-    timeline = Timeline(clock, observed=True)
+    timeline = Timeline(clock)
     with timeline.running():
         clock.now += 2
         timeline.lap("input")
@@ -35,8 +32,6 @@ def _step(clock: SetClock) -> Timeline:
         timeline.forward.append((begin + 1, begin + 4))
         timeline.backward.append((begin + 4, begin + 9))
         timeline.aside["backward"] = [(begin + 5, begin + 6)]
-        timeline.collectives.append((64, begin + 8, begin + 10, "all_gather"))
-        timeline.collectives.append((32, begin + 5, begin + 7, "reduce_scatter"))
         clock.now += 10
         timeline.lap("passes")
         clock.now += 1
@@ -57,29 +52,12 @@ def test_time_outside_of_blocks_is_exposed() -> None:
 
 def test_laps_of_the_same_name_add_up() -> None:
     clock = SetClock()
-    timeline = Timeline(clock, observed=True)
+    timeline = Timeline(clock)
     with timeline.running():
         for seconds in (2, 3):
             clock.now += seconds
             timeline.lap("input")
     assert timeline.parts()["input"] == 5
-
-
-def test_communication_beneath_computing_is_hidden() -> None:
-    timeline = _step(SetClock())
-    found = timeline.transfers()
-    assert found is not None
-    assert found == (Transfer(32, 7, 9, "reduce_scatter"), Transfer(64, 10, 12, "all_gather"))
-    # From 7 to 9 a block computes, except for one second in which it hands the bucket over; then
-    # from 10 to 11. From 11 to 12 all wait.
-    assert timeline.hidden() == pytest.approx(2)
-
-
-def test_unrecorded_collectives_are_unknown() -> None:
-    timeline = _step(SetClock())
-    timeline.observed = False
-    assert timeline.transfers() is None
-    assert timeline.hidden() is None
 
 
 def test_a_checkpoint_counts_in_the_step_that_follows() -> None:
@@ -152,35 +130,3 @@ def test_the_clock_of_the_host_advances() -> None:
     clock = HostClock()
     begin = clock.mark()
     assert clock.seconds(begin, clock.mark()) >= 0
-
-
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([], []),
-        ([(1, 1)], []),
-        ([(3, 4), (1, 2)], [(1, 2), (3, 4)]),
-        ([(1, 3), (2, 4), (4, 5)], [(1, 5)]),
-        ([(1, 9), (2, 3)], [(1, 9)]),
-    ],
-)
-def test_spans_are_merged(
-    spans: list[tuple[float, float]], expected: list[tuple[float, float]]
-) -> None:
-    assert merged(spans) == expected
-
-
-def test_overlap_is_what_counting_finds() -> None:
-    draw = random.Random(5)
-
-    def spans() -> list[tuple[float, float]]:
-        pairs = [sorted(draw.sample(range(40), 2)) for _ in range(4)]
-        return [(begin, end) for begin, end in pairs]
-
-    for _ in range(50):
-        some, others = spans(), spans()
-        counted = sum(
-            any(b <= s < e for b, e in some) and any(b <= s < e for b, e in others)
-            for s in range(40)
-        )
-        assert overlap(some, others) == counted

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
-from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import PARTS, TRACED_STEPS, GroupSteps, JobTimings, Step
 
 TYPICAL = 0.5
 """Fraction of the steps whose means represent all steps: means add up, which medians of parts would
@@ -71,9 +72,9 @@ class Attribution:
     node, scaled to the work that a node has in these steps. step_s: mean of the typical steps, near
     the judged step time; ideal_s: of the steps of one node, scaled likewise: nothing is lost in it.
     parts: of the mean rank, in the order of SPLIT; ideal: of one node. path, path_ideal: along the
-    slowest rank of each step, in the order of PARTS. sent_s, hidden_s: times for which gradients
-    were in transfer, and hidden, along the path; None if not known. backward_s: time that could
-    have hidden them.
+    slowest rank of each step, in the order of PARTS. sent_s, hidden_s: times for which collectives
+    ran, and were hidden, on the rank that waits least, by traces; None if not known. backward_s:
+    time that could have hidden them.
     """
 
     count: int
@@ -147,6 +148,7 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
     mine = base
     if row.count > 1:
         mine = _means(_typical(everywhere, row.step_s, whole), whole)
+    sent_s, hidden_s = _sent(timings.over(row.count))
     return Attribution(
         count=row.count,
         ranks=rank_means(everywhere, whole),
@@ -157,8 +159,8 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
         ideal=tuple((base.parts * share).tolist()),
         path=tuple(mine.path.tolist()),
         path_ideal=tuple((base.path * share).tolist()),
-        sent_s=_mean([step.sent_s for step in mine.slowest]),
-        hidden_s=_mean([step.hidden_s for step in mine.slowest]),
+        sent_s=sent_s,
+        hidden_s=hidden_s,
         backward_s=float(np.mean([step.backward_s for step in mine.slowest])),
     )
 
@@ -211,9 +213,18 @@ def _means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> _Means:
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known and len(known) == len(values) else None
+def _sent(groups: Sequence[GroupSteps]) -> tuple[float | None, float | None]:
+    """Seconds of a step in which collectives run on the rank that waits least, and those of them
+    that are hidden, by traces of all ranks of a group; None if there are none."""
+    every = [one.traced for one in groups]
+    least = [min(some, key=attrgetter("exposed")) for some in every if some and all(some)]
+    if not least:
+        return None, None
+    hidden_s, exposed_s = (
+        float(np.mean([attrgetter(part)(one) for one in least])) / TRACED_STEPS
+        for part in ("hidden", "exposed")
+    )
+    return hidden_s + exposed_s, hidden_s
 
 
 def rank_means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> tuple[RankMeans, ...]:

@@ -21,7 +21,14 @@ import torch.distributed as dist
 
 from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
-from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import (
+    TRACED_STEPS,
+    AllReduceTime,
+    GroupSteps,
+    JobTimings,
+    Step,
+)
+from pytest_mnode.logs.kineto import Traced, read_trace
 from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
@@ -31,7 +38,6 @@ from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.device import device_of
 from pytest_mnode.reference_job.records import StepRecord
-from pytest_mnode.reference_job.timeline import merged
 from pytest_mnode.reference_job.trainer import Trainer
 
 _SWEEP_S = 0.1
@@ -90,27 +96,29 @@ class Program:
             before, waited_s = sent_so_far(), cpu_wait_so_far_s()
             steps = [self._timed(trainer) for _ in range(self.plan.promise.steps)]
             after, waited_until_s = sent_so_far(), cpu_wait_so_far_s()
+            # Tracing takes as long as many steps, and hidden time hardly differs by round.
+            traced = _traced(trainer) if turn.round == 0 and len(ranks) > 1 else None
             trainer.close()
         trained = GroupSteps(
             round=turn.round,
             nodes=tuple(self.plan.nodes[node] for node in mine),
             ranks=ranks,
-            steps=(tuple(step for step, _ in steps),),
+            steps=(tuple(steps),),
             samples=self.plan.group_batch(turn.count),
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
             sent_bytes=(increases(before, after),),
             cpu_wait_s=(difference(waited_s, waited_until_s),),
             lower_devices=(lower_devices_here(),),
+            traced=(traced,),
         )
         parameters = sum(p.numel() for p in trainer.model.parameters())
-        return trained, {"parameters": parameters, "bucket_bytes": steps[-1][1]}
+        return trained, {"parameters": parameters, "bucket_bytes": trainer.spans.bucket_bytes}
 
-    def _timed(self, trainer: Trainer) -> tuple[Step, tuple[int, ...]]:
-        """A step, timed once more from outside, and the bytes of its buckets."""
+    def _timed(self, trainer: Trainer) -> Step:
+        """A step, timed once more from outside."""
         began = time.perf_counter()
         record = trainer.step()
-        sent = tuple(transfer.bytes for transfer in record.transfers or ())
-        return step_of(record, time.perf_counter() - began), sent
+        return step_of(record, time.perf_counter() - began)
 
     def _on_rank_0(self, mine: Any) -> list[Any] | None:
         """The values of all ranks on rank 0; None on the others."""
@@ -132,7 +140,7 @@ class Program:
             parameters=max(about["parameters"], self._timings.parameters),
             # Every gradient goes over the fabric once, however many buckets there are.
             gradient_bytes=max(about["parameters"] * 4, self._timings.gradient_bytes),
-            bucket_bytes=about["bucket_bytes"] or self._timings.bucket_bytes,
+            bucket_bytes=tuple(about["bucket_bytes"]) or self._timings.bucket_bytes,
             trained=(*self._timings.trained, *whole),
         )
 
@@ -185,7 +193,7 @@ class Program:
 
     def _trainer(self, count: int, mine: Group, directory: str) -> Trainer:
         batch = self.plan.group_batch(count)
-        steps = self.plan.promise.warmup + self.plan.promise.steps
+        steps = self.plan.promise.warmup + self.plan.promise.steps + TRACED_STEPS
         config = JobConfig(
             **self.plan.training,
             directory=directory,
@@ -231,7 +239,20 @@ def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
         sent_bytes=tuple(one.sent_bytes[0] for one in ranks[:: plan.ranks_per_node]),
         cpu_wait_s=tuple(one.cpu_wait_s[0] for one in ranks),
         lower_devices=tuple(one.lower_devices[0] for one in ranks[:: plan.ranks_per_node]),
+        traced=tuple(one.traced[0] for one in ranks),
     )
+
+
+def _traced(trainer: Trainer) -> Traced | None:
+    """What torch's profiler sees in further steps."""
+    kinds = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(TRACED_STEPS):
+            trainer.step()
+        finish(trainer.device)
+    path = trainer.config.records / f"trace{trainer.rank}.json"
+    profile.export_chrome_trace(str(path))
+    return read_trace(path.read_bytes())
 
 
 def train(plan: Plan, world: World) -> JobTimings | None:
@@ -252,10 +273,6 @@ def step_of(record: StepRecord, elapsed_s: float) -> Step:
     Work of the job for its records, after the step that it times, counts as the rest.
     """
     parts = record.parts
-    moved = None
-    if record.transfers is not None:
-        spans = merged([(one.began, one.ended) for one in record.transfers])
-        moved = sum(end - begin for begin, end in spans)
     return Step(
         wall_s=elapsed_s,
         compute=parts["forward"] + parts["backward"],
@@ -265,6 +282,4 @@ def step_of(record: StepRecord, elapsed_s: float) -> Step:
         checkpoint=parts["checkpoint"],
         rest=parts["rest"] + elapsed_s - record.wall_s,
         backward_s=parts["backward"],
-        sent_s=moved,
-        hidden_s=record.hidden_s,
     )

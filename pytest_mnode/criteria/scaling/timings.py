@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_mnode.logs.kineto import Traced
+
+TRACED_STEPS = 2
+"""Steps that torch's profiler traces after the timed ones: it slows them."""
 PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
 """Parts of a rank's step: compute; waiting for collectives, which are those of gradients after all
 compute is done and that of the loss; waiting for input; the optimiser; writing a checkpoint; the
@@ -15,8 +19,7 @@ rest."""
 class Step:
     """One step of one rank, in seconds. wall_s: measured independently of the parts.
 
-    sent_s: time for which gradients were in transfer; hidden_s: part of it during which the rank
-    computed; None if not known. backward_s: the part of compute that can hide the transfer.
+    backward_s: the part of compute that can hide the transfer.
     """
 
     wall_s: float
@@ -27,8 +30,6 @@ class Step:
     checkpoint: float
     rest: float
     backward_s: float = 0.0
-    sent_s: float | None = None
-    hidden_s: float | None = None
 
     @property
     def parts(self) -> tuple[float, ...]:
@@ -54,7 +55,8 @@ class GroupSteps:
     samples, tokens: of one step, over all ranks. sent_bytes: by node, bytes that each NIC sent
     during the steps, RDMA ports as "device:port". cpu_wait_s: by rank, time for which its threads
     were ready and had no CPU, summed over steps and threads; None if not known. lower_devices: by
-    node, NICs that count the same bytes (`measuring.traffic`), RDMA devices without port.
+    node, NICs that count the same bytes (`measuring.traffic`), RDMA devices without port. traced:
+    by rank, what torch's profiler saw in further steps; None or () if it saw no collective.
     """
 
     round: int
@@ -66,6 +68,7 @@ class GroupSteps:
     sent_bytes: tuple[Mapping[str, int], ...]
     cpu_wait_s: tuple[float | None, ...] = ()
     lower_devices: tuple[Mapping[str, Sequence[str]], ...] = ()
+    traced: tuple[Traced | None, ...] = ()
 
     @property
     def count(self) -> int:

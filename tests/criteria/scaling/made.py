@@ -15,7 +15,14 @@ from pytest_mnode.criteria.scaling.judge import (
 )
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import (
+    TRACED_STEPS,
+    AllReduceTime,
+    GroupSteps,
+    JobTimings,
+    Step,
+)
+from pytest_mnode.logs.kineto import Traced
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec, profile_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -166,7 +173,7 @@ def _trained(  # noqa: PLR0917  one group's turn
     names = tuple(made.nodes[node] for node in group)
     parts = [own(name, count) for name in names for _ in range(each)]
     slowest_s = max(sum(of_rank.values()) for of_rank in parts)
-    moving = 0.1 if count > 1 else 0.0
+    moving = TRACED_STEPS * 0.1 if count > 1 else 0.0
 
     def step(of_rank: Mapping[str, float], number: int) -> Step:
         more_s = needed_s + jitter(round_, number)
@@ -175,8 +182,6 @@ def _trained(  # noqa: PLR0917  one group's turn
             exposed=slowest_s - sum(of_rank.values()) + more_s,
             checkpoint=0.0,
             backward_s=of_rank["compute"] * 2 / 3,
-            sent_s=moving,
-            hidden_s=moving * hidden,
             **of_rank,
         )
 
@@ -190,6 +195,7 @@ def _trained(  # noqa: PLR0917  one group's turn
         tokens=batch * 16,
         sent_bytes=tuple({"lo": 0, "mgmt0": 900, "fab0": 900, nic: sent} for _ in names),
         cpu_wait_s=tuple(0.0 for _ in range(each * count)),
+        traced=(Traced(None, moving * (1 - hidden), moving * hidden, 0.0),) * (each * count),
     )
 
 

@@ -11,6 +11,7 @@ from pytest_mnode.criteria.scaling.attribution import SPLIT, Attribution, attrib
 from pytest_mnode.criteria.scaling.efficiency import throughputs
 from pytest_mnode.criteria.scaling.judge import CountResult, judge
 from pytest_mnode.criteria.scaling.timings import PARTS, JobTimings, Step
+from pytest_mnode.logs.kineto import Traced
 from tests.criteria.scaling import made
 
 
@@ -122,3 +123,16 @@ def test_hidden_communication_is_a_share_of_the_transfer() -> None:
     assert of(made.timings(made.plan(2), hidden=0.03)).hidden_fraction == pytest.approx(0.03)
     alone = made.timings(made.plan(2))
     assert attribute(alone, throughputs(alone)[0]).hidden_fraction is None
+
+
+def test_the_rank_that_waits_least_tells_what_is_hidden() -> None:
+    job = made.timings(made.plan(2))
+    waits, slowest = Traced(0, 0.9, 0.1, 0.0), Traced(1, 0.1, 0.3, 0.0)
+
+    def traced(*ranks: Traced | None) -> float | None:
+        of_both = [replace(one, traced=ranks) for one in job.over(2)]
+        return of(replace(job, trained=(*job.over(1), *of_both))).hidden_fraction
+
+    assert traced(waits, slowest) == pytest.approx(0.75)
+    assert traced(waits, None) is None
+    assert traced() is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.scaling.timings import Step
-from pytest_mnode.reference_job.records import StepRecord, Transfer
+from pytest_mnode.reference_job.records import StepRecord
 
 PARTS = {
     **{"input": 0.001, "forward": 0.1, "backward": 0.2, "exposed": 0.03, "metrics": 0.004},
@@ -34,8 +34,6 @@ RECORD = StepRecord(
     ended=0.4,
     wall_s=0.342,
     parts=PARTS,
-    hidden_s=0.05,
-    transfers=(Transfer(100, 0.1, 0.2), Transfer(50, 0.15, 0.25), Transfer(25, 0.3, 0.33)),
 )
 
 
@@ -52,17 +50,11 @@ def test_a_step_has_the_parts_of_its_record_and_the_time_after_it() -> None:
     assert step.rest == pytest.approx(0.002 + 0.008)
     assert sum(step.parts) == pytest.approx(step.wall_s)
     assert step.missed == pytest.approx(0)
-    assert (step.sent_s, step.hidden_s) == pytest.approx((0.18, 0.05))
 
 
 def test_time_missing_in_a_record_is_unattributed() -> None:
     parts = {**PARTS, "forward": 0.05}
     assert step_of(replace(RECORD, parts=parts), 0.350).missed == pytest.approx(0.05 / 0.350)
-
-
-def test_transfers_that_were_not_recorded_are_unknown() -> None:
-    step = step_of(replace(RECORD, transfers=None, hidden_s=None), 0.35)
-    assert (step.sent_s, step.hidden_s) == (None, None)
 
 
 def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +89,12 @@ def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         def _meet(self, _: object) -> None: ...
 
         def _timed(self, _: object) -> Any:
-            return None, ()
+            return None
 
         def _trainer(self, _: object, __: object, directory: str) -> Any:
             Path(directory, "rank0.jsonl").touch()
             return SimpleNamespace(
-                spans=SimpleNamespace(pace=None),
+                spans=SimpleNamespace(pace=None, bucket_bytes=[]),
                 close=lambda: None,
                 config=SimpleNamespace(context=1),
                 model=SimpleNamespace(parameters=list),
