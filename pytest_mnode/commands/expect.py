@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.errors import UsageError
+    from pytest_mnode.measuring.tools.own_results import name_of
     from pytest_mnode.spec import default_spec_path, load_spec
     from pytest_mnode.spec.fabric import USUAL_FRACTIONS
 
@@ -62,9 +63,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--nodes={options.nodes}: accepted: {least} or more")
     if options.procs_per_node is not None and options.procs_per_node < 1:
         raise UsageError(f"--procs-per-node={options.procs_per_node}: accepted: 1 or more")
-    if options.collective not in (None, *USUAL_FRACTIONS):
-        accepted = ", ".join(USUAL_FRACTIONS)
-        raise UsageError(f"--collective={options.collective}: accepted: {accepted}")
+    if (named := options.collective) is not None:
+        options.collective = name_of(named)
+        if options.collective is None:
+            accepted = ", ".join(USUAL_FRACTIONS)
+            raise UsageError(f"--collective={named}: accepted: {accepted}")
     if options.of is not None:
         if options.measured:
             raise UsageError("--measured: not with --of, which names what was measured")
@@ -122,7 +125,9 @@ def _lines(one: Result) -> Iterator[str]:
         yield f"not judged: {one.why}"
     if one.rest is not None:
         yield f"inconclusive: {one.rest.note}"
-    yield from dict.fromkeys(found.doubt for found in judged if found.doubt)
+    for size in one.sizes:
+        if size.judged is not None and size.judged.doubt:
+            yield f"{SIZE.text(size.size_bytes)}: {size.judged.doubt}"
     yield from _reasons(one)
 
 

@@ -50,6 +50,8 @@ _EXIT = re.compile(
 )
 """Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
 _MARK = re.compile(r'"(?:out_of_place|average_bus_bandwidth|nccl-tests structured output|busBw)"')
+_LIST = re.compile(r"\[\s*\{")
+"""Rows that are no list stand one a line: nothing marks their end, as in a CSV."""
 _BEGIN = re.compile(r"[\[{]\s*[\"{\[]")
 _DAMAGED = NcclTest(faults=("its JSON has no end",))
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -92,15 +94,18 @@ class _Reader:
 
     def _end(self) -> None:
         if self._anything:
-            ranks = {(group, rank) for rank, group, _, _ in self._devices}
+            ranks = {(group, int(rank)) for rank, group, _, _ in self._devices}
+            # Groups number their ranks from 0: people leave out the lines in between.
+            number = sum(last + 1 for last in dict(sorted(ranks)).values())
             hosts = tuple(dict.fromkeys(host for *_, host in self._devices))
+            hosts = hosts if number == len(ranks) else ()
             test = replace(self._test, rows=tuple(self._rows.values()))
             exits = () if test.wrong or test.failed else self._exits
             self._done.append(
                 replace(
                     test,
                     program=test.program or self._named,
-                    ranks=len(ranks) or self._in_log[0],
+                    ranks=number or self._in_log[0],
                     groups=max(1, len({group for group, _ in ranks})),
                     hosts=hosts,
                     nodes=len(hosts) or self._in_log[1],
@@ -111,7 +116,7 @@ class _Reader:
         self._begin()
 
     def read(self, line: str) -> None:
-        text = _TAG.sub("", line.strip(), count=1).strip()
+        text = _TAG.sub("", line.strip(), count=1).replace("|", " ").strip()
         if not text:
             return
         self._learn(text)
@@ -201,6 +206,7 @@ def read_json(text: str) -> list[NcclTest]:
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows_of_rccl:
         by_name.setdefault(str(row.get("name")), []).append(row)
+    closed = closed or not _LIST.search(text)
     found += [_of_rccl(name, rows, closed) for name, rows in by_name.items()]
     return found or [_DAMAGED]
 

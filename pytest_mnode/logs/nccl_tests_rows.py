@@ -23,6 +23,13 @@ _NCCL_LOG = re.compile(
     r"(?:\[[^\[\]]{0,60}\](?:<\w+>:)? ?)?[A-Za-z][\w.-]{0,255}:\d+:\d+ \[-?\d+\] "
     r".*?NCCL (?:INFO|WARN).*"
 )
+_BLOCK = ("time", "algbw", "busbw")
+_USUAL_COLUMNS = tuple(
+    (*("size", "count", "type"), *named, *_BLOCK, wrong, *_BLOCK, wrong)
+    for named, wrong in ((("redop", "root"), "#wrong"), (("redop",), "error"), ((), "error"))
+)
+"""Columns of the versions since 2.13, and of older ones: for rows that are pasted without them."""
+_DTYPE = re.compile(r"(?<=\d)\s+(?:b?float|half|double|u?int|f(?:p|loat)?8|bf)\w*\s")
 _BEGUN = re.compile(r"(?<!\S)\d+\s+\d+\s+[a-z]\w*\s.*")
 
 
@@ -119,8 +126,9 @@ class NcclTest:
             return total or None
         if all(row.out_of_place.wrong is not None for row in self.rows):
             return total if self.rows else None
-        counted_at_the_end = self.validated and self.out_of_bounds is not None
-        if counted_at_the_end and all(row.out_of_place.deviation is not None for row in self.rows):
+        if self.out_of_bounds is not None and all(
+            row.out_of_place.deviation is not None for row in self.rows
+        ):
             return total
         return total or None
 
@@ -140,6 +148,12 @@ class NcclTest:
         return bool(self.rows) and not (self.closed or self.faults or self.separate_runs)
 
     @property
+    def why_without_shape(self) -> str | None:
+        """Reason why no rate of the table is one of a collective, whatever it was; else None."""
+        alone = self.separate_runs or self.ranks == 1
+        return self.why_incomplete if alone or not self.rows else None
+
+    @property
     def why_incomplete(self) -> str | None:
         """Reason why the table must not be used; None if it can be used."""
         if self.faults:
@@ -148,6 +162,8 @@ class NcclTest:
             return "no row of results"
         if self.separate_runs:
             return "every process ran alone, as rank 0: nccl-tests was built without MPI"
+        if self.ranks == 1:
+            return "one rank, which sends nothing"
         if not self.closed:
             return f"cut off after {self.rows[-1].size_bytes} bytes: no closing line"
         return None
@@ -157,17 +173,23 @@ class NcclTest:
 class Table:
     """A table with these columns.
 
+    guess: whether columns are those that a row fits if no heading names them.
     part: cells of a row whose end is missing. nccl-tests writes the beginning of a row, then runs,
     then writes each block of results, and NCCL may write its log between these parts.
     """
 
     columns: tuple[str, ...] = ()
+    guess: bool = True
     part: list[str] = field(default_factory=list)
 
     def read(self, line: str) -> tuple[tuple[str, ...], NcclTestsRow] | None:
         """Cells and row that end with this line; None if no row does."""
         if not self.columns:
-            return None
+            self.guess = self.guess and "busbw" not in line  # of a damaged heading
+            if not (self.guess and _DTYPE.search(line)):
+                return None
+            fitting = (columns for columns in _USUAL_COLUMNS if _row_of(line, columns))
+            self.columns = next(fitting, ())
         line = _NCCL_LOG.sub("", line) if "NCCL" in line else line
         if row := _row_of(line, self.columns):
             self.part = []
@@ -248,5 +270,16 @@ def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | N
             busbw if busbw is not None and busbw >= 0 else None,
             whole(block.get("#wrong", "")),
             number(block.get("error", "")),
-            number(block["algbw"]),
+            _algbw(int(cells[0]), number(cells[start]), number(block["algbw"]), busbw),
         )
+
+
+def _algbw(
+    size_bytes: int, time_us: float | None, algbw: float | None, busbw: float | None
+) -> float | None:
+    """The algorithm's bandwidth in GB/s; of all-gathers and the like in versions of 2020 and
+    earlier, which print the bus bandwidth in its place, from the time."""
+    timed = size_bytes / time_us / 1e3 if time_us else 0.0
+    if algbw and algbw == busbw and 0.49 < busbw / (timed or algbw) < 0.985:
+        return timed
+    return algbw

@@ -24,8 +24,11 @@ _TITLE = re.compile(
 _KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send)\b.*\b(?P<what>BW|Latency)\b.* Test\b.*")
 """The title of a program whose results a spec may promise, after any prefix."""
 _COLUMN = re.compile(
-    r"#\w+(?!\S)|(?:(?:BW|MsgRate|[\d.]+%) +)?[\w.%]+\s?\[[^\]]*\]|tps +average", re.IGNORECASE
+    r"#\w+(?!\S)|\biterations\b|(?:(?:BW|MsgRate|[\d.]+%) +)?[\w.%]+\s?\[[^\]]*\]|tps +average",
+    re.IGNORECASE,
 )
+_ONE_SIDE = re.compile(r"(?:Local|Remote) results:")
+"""Above the rates of one side, which --report-both prints after their sum."""
 _RULE = re.compile(r"-{20,}")
 _FAULT = re.compile(
     r".*(?:\b(?:couldn't|could not|can't|unable|failed|failure|not found|not supported|refused"
@@ -53,6 +56,7 @@ _MEANINGS = {
 """Statuses of failed requests. Source: ibv_poll_cq(3), enum ibv_wc_status."""
 _HARMLESS = re.compile(r"\W*(?:lib\w+: )?warning\b|# |--?\w", re.IGNORECASE)
 """Warnings, a shell's comments, and the lines of a help text."""
+_ONLY_SIDES = re.compile(r'(?s)\A(?!.*\bresults"?\s*:).*\bresults_local\b')
 _TEST = re.compile(r'\btest_info"?\s*:\s*\{')
 _PAIR = re.compile(r'\b([A-Za-z][\w.]*)"?\s*:\s*(?:"([^"\n]*)"|([^\s",{}\[\]][^,{}\[\]\n]*))')
 _TEST_KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send|Atomic)\b.*\b(?P<what>BW|Latency)\b")
@@ -111,7 +115,7 @@ def read_perftest(output: str | bytes) -> Perftest:
     """
     reader = _Reader()
     for line in _without_prefix(plain_lines(output)):
-        reader.read(line.strip())
+        reader.read(line.replace("**", "").strip())
     return Perftest(
         reader.bidirectional,
         tuple(reader.rates),
@@ -161,13 +165,16 @@ class _Reader:
     # Rates by size in the current table.
     by_size: dict[int, set[float | None]] = field(default_factory=dict)
     endless: bool = False
+    one_side: bool = False
     program: str | None = None
 
     def read(self, line: str) -> None:
         if kind := _KIND.search(line):
             what = "bw" if kind["what"].lower() == "bw" else "lat"
             self.program = f"ib_{kind['verb'].lower()}_{what}"
-        if line.startswith("#bytes"):
+        if _ONE_SIDE.match(line):
+            self.one_side, self.columns = True, ()
+        elif line.startswith("#bytes") and not self.one_side:
             self.columns, self.closed = _columns(line), False
             self.by_size, self.endless = {}, False
         elif self.columns and not self.closed and re.match(r"\d+(\s|$)", line):
@@ -175,7 +182,7 @@ class _Reader:
         elif _RULE.fullmatch(line):
             self.closed = bool(self.rates or self.latencies)
         elif match := _TITLE.fullmatch(line):
-            self.bidirectional = match["both"] is not None
+            self.bidirectional, self.one_side = match["both"] is not None, False
         elif match := _STATUS.match(line):
             self.statuses[_status(match["status"], line)] = None
         elif _FAULT.fullmatch(line) and not (_HARMLESS.match(line) or began_in_tmp(line)):
@@ -254,16 +261,18 @@ def _run(text: str) -> Perftest:
     kind = _TEST_KIND.search(test.replace("RDMA ", ""))
     what = "bw" if kind and kind["what"] == "BW" else "lat"
     rates, latencies = dict[int, float | None](), dict[int, float | None]()
+    both = "Bidirectional" in test and not _ONLY_SIDES.search(text)
     for row in rows:
-        if (size := whole(row.get("msgsize", ""))) is None:
-            continue
+        size = whole(row.get("msgsize", ""))
+        if size is None or size in rates or size in latencies:
+            continue  # the sum comes first, then the rates of each side (--report-both)
         if (rate := row.get("bw_average") or row.get("bw_avg")) is not None:
             rates[size] = _by_messages(rate, row.get("msgrate") or row.get("msgrate_avg", ""), size)
         else:
             typical = row.get("t_typical") or row.get("t_avg") or row.get("avg_lat", "")
             latencies[size] = number(typical) or None
     return Perftest(
-        "Bidirectional" in test,
+        both,
         tuple(rates.items()),
         tuple(latencies.items()),
         closed=text.count("}") >= text.count("{"),

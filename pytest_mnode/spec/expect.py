@@ -132,8 +132,8 @@ _INSIDE_USUAL = (0.87, 1.1)
 _INSIDE = (
     Reason(
         *(1.1, 2),
-        "more than NVLink gives: accelerators.model or accelerators.domain.bandwidth of the spec, "
-        "or buffers that ranks share",
+        "more than these links give: accelerators.model or accelerators.domain.bandwidth of the "
+        "spec, or buffers that ranks share",
     ),
     Reason(
         *(0.72, 0.85),
@@ -240,7 +240,7 @@ class Expectation:
         least = self.model.least_gbytes_s(self._moves, size_bytes) * self.payload_share
         expected, share = self.of_size(size_bytes), busbw_gbytes_s / max(line, least)
         if self.model.domains == 1:
-            of_the_model = busbw_gbytes_s / least
+            of_the_model = busbw_gbytes_s / max(least, min(busbw_gbytes_s, expected.high))
             usual = _INSIDE_USUAL[0] <= of_the_model <= _INSIDE_USUAL[1]
             found = [f"usual: {of_the_model:.0%} of the model"] if usual else []
             # Two nodes pass the line of their NICs by up to 1.7 (B200).
@@ -304,9 +304,9 @@ class Expectation:
             found.append(
                 Reason(
                     *(0.7 * ring, 1.3 * ring),
-                    f"too small a size: {sum(self.model.steps(self._slowest)):g} steps of a "
-                    f"{self._slowest} take most of the time, which leaves {ring:.0%}; measure "
-                    "larger ones",
+                    f"too small a size: the steps of a {self._slowest} "
+                    f"({sum(self.model.steps(self._slowest)):g}) leave {ring:.0%}; measure larger "
+                    "ones",
                 )
             )
         if fabric.nics_per_node > 1:
@@ -318,6 +318,15 @@ class Expectation:
                     "NCCL_IB_HCA, or a port that is down: acceptance/test_preflight.py",
                 )
             )
+            if ring > 0.5:
+                found.append(
+                    Reason(
+                        *(0.4 / fabric.nics_per_node, 1.02 / fabric.nics_per_node),
+                        f"one of {fabric.nics_per_node} NICs carries all bytes, in full or by "
+                        "half: NCCL_IB_HCA, or NCCL sees no topology (NCCL_TOPO_FILE in a virtual "
+                        "machine)",
+                    )
+                )
         if not self.by_tcp:
             found.append(
                 Reason(

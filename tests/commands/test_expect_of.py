@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from pytest_mnode.commands import main
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring.tools.own_results import Asked, judge_output, verdict_of
+from pytest_mnode.measuring.tools.own_results import Asked, judge_output, name_of, verdict_of
 from pytest_mnode.spec import Spec, load_spec
 from tests.spec.test_schema import CLUSTERS
 
@@ -400,6 +401,83 @@ def test_logs_of_any_collector(prefix: str) -> None:
     assert verdict(of_csv, nodes=2, algorithm="ring") is Verdict.PASS
 
 
+TWICE = "22906 351.56 351.56 0e+00 "
+ALONE = "".join(f"#  Rank 0 Group 0 Pid {pid} on oak{pid} device 0 [0x1b] V100\n" for pid in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "title", "expected"),
+    [
+        # People leave out ranks, or the heading, or paste from Markdown.
+        (re.sub("#  Rank  3.*\n", "", GOOD), {}, "all_reduce, ring pinned, 2", Verdict.PASS),
+        (SLOW.replace(COLUMNS, ""), {}, "all_reduce, ring pinned, 2", Verdict.FAIL),
+        (
+            row(8 * GIB, 155.6),
+            {"nodes": 2, "collective": "AllReduce"},
+            "all_reduce, 2",
+            Verdict.FAIL,
+        ),
+        (GOOD.replace("  8589934592 ", "| 8589934592 | "), {}, "all_reduce, ring", Verdict.PASS),
+        # Nothing is sent where each process is alone, whatever collective it ran.
+        (
+            bare("sum", "-1", 0.0).replace("# ", ALONE + "# ", 1),
+            {"nodes": 2},
+            "nccl-tests",
+            Verdict.INCONCLUSIVE,
+        ),
+        (
+            bare("sum", "-1", 0.0).replace("# ", ALONE[:60] + "# ", 1),
+            {},
+            "nccl-tests",
+            Verdict.INCONCLUSIVE,
+        ),
+        (
+            devices() + "oak0: Test NCCL failure common.cu:9\n",
+            {},
+            "nccl-tests",
+            Verdict.INCONCLUSIVE,
+        ),
+        # Until 2020 busbw stands twice, and in place an all-to-all has no right values.
+        (
+            f"{OLD}{8 * GIB} 1 float none {2 * TWICE}\n{END}",
+            {"nodes": 2},
+            "all_gather, 2",
+            Verdict.PASS,
+        ),
+        (
+            bare("none", "-1", 375.0).replace(" 0\n", " N/A\n"),
+            {"nodes": 2},
+            "all_to_all, 2",
+            Verdict.PASS,
+        ),
+    ],
+)
+def test_tables_as_people_paste_them(
+    text: str, said: dict[str, Any], title: str, expected: Verdict
+) -> None:
+    collective = said.get("collective")
+    said |= {"collective": collective and name_of(collective)}
+    [found] = judge_output(text.encode(), Asked(H100, **said))
+    assert found.title.startswith(title)
+    assert verdict_of([found]) is expected
+
+
+def test_the_rates_of_one_side_are_not_those_of_both() -> None:
+    """perftest --report-both prints the sum of both directions, then each."""
+    head = "#bytes iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n"
+    rule = f"{'-' * 30}\n"
+    rates = [f"{head}8388608 1000 0.00 **{rate}** 0.1\n{rule}" for rate in (784.2, 392.0)]
+    text = f"Send Bidirectional BW Test\n{rates[0]}\n Local results: \n{rule}{rates[1]}"
+    written = [
+        f'"{key}": {{"MsgSize": 8388608, "BW_average": {rate}, "MsgRate": {rate / 8 / 8388.608}}}'
+        for key, rate in (("results", 784.2), ("results_local", 392.0), ("results_remote", 392.1))
+    ]
+    named = '{"test_info": {"test": "Send_Bidirectional_BW_Test"}, '
+    for output in (text, f"{named}{', '.join(written)}}}", f"{named}{', '.join(written[1:])}}}"):
+        [found] = judge_output(output.encode(), Asked(H100))
+        assert [round(size.value or 0) for size in found.sizes] == [392]
+
+
 def test_perftests_own_json() -> None:
     text = (
         '{"test_info": {"test": "RDMA_Write BW Test", "Device": "mlx5_0"}, "results": {"MsgSize": '
@@ -424,7 +502,7 @@ def test_perftests_own_json() -> None:
         (GOOD, {"collective": "all_gather"}, "--collective=all_gather, but the file has all_red"),
         (table(row(8 * GIB, 391.0)), {"nodes": 4}, "busbw / algbw is 1.875 at 8 GiB, but 1.938"),
         (table(row(8 * GIB, 0.15)), {}, "--nodes: missing"),
-        (bare("none", "-1", 375.0), {"nodes": 2}, "--collective: missing"),
+        (bare("none", "-1", 375.0).replace(".00 0", ".00 N/A"), {"nodes": 2}, "--collective: miss"),
         (CSV, {"nodes": 2}, "--collective: missing"),
         (CSV, {"collective": "all_reduce"}, "--nodes: missing"),
         (GOOD.replace("all_reduce", "hypercube"), {}, "hypercube_perf; accepted: all_reduce"),

@@ -114,7 +114,9 @@ def test_a_missing_nic_and_a_small_size_are_among_the_reasons() -> None:
     assert any(reason.startswith("one of 4 NICs carries nothing") for reason in reasons)
     less = 0.9 * h100(2).of_size(4 << 20).low
     [small] = [r for r in h100(2).reasons(4 << 20, less) if r.startswith("too small a size")]
-    assert "30 steps of a ring" in small
+    assert "ring (30)" in small
+    one = Expectation(two_nics, "all_reduce", 2, 8).reasons(8 * GIB, 0.12 * 200)
+    assert one[0].startswith("one of 4 NICs carries all bytes")
 
 
 def test_what_misses_the_bound_is_not_usual_though_it_exceeds_a_rings_bound() -> None:

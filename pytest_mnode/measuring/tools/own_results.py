@@ -49,6 +49,9 @@ _NAMES = {_NO_LETTER.sub("", name): name for name in _COLLECTIVES}
 _LITTLE = 0.8
 """[choice] 2 nodes of A100 had 156 GB/s at 512 MiB, beside 165 and 219 at half and twice the size,
 and a bound of 159 to 166 (a tutorial on Oracle's cloud)."""
+_FAR_BELOW = 0.5
+"""[choice] Latencies of healthy fabrics differ so much: a size that is not judged asks for reasons
+below this part of what is usual."""
 _LEAST_BYTES = 16 << 20
 """[choice] Where no size of a table is large enough to be judged, its largest is, from here on."""
 _CLEAR_GBYTES_S = 1.0
@@ -59,6 +62,7 @@ _WHOLE_NAME = re.compile(r"_\d+$")
 """Of one device, such as mlx5_0; mlx5 would be the beginning of several."""
 _NEUTRAL = frozenset({"NCCL_ALGO", "NCCL_NVLS_ENABLE", "NCCL_IB_GID_INDEX", "NCCL_TOPO_FILE"})
 """Settings that many clusters need, or that the bound knows."""
+_OTHER = re.compile(rb"# *(OSU MPI[\w-]* [\w -]+ Test|Intel\(R\) MPI Benchmarks)")
 _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
 _ROOTED = ("broadcast", "reduce")
 _ROUNDED = 0.006
@@ -151,20 +155,32 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
         return _judge_collectives(tests, output, asked)
     if runs := read_perftests(output):
         return _judge_perftest(runs, asked)
+    try:
+        tables = read_csv(output)
+    except UsageError:
+        if not tests:
+            raise
+        tables = ()
+    if tables:
+        return _judge_collectives([_of_table(table, asked) for table in tables], output, asked)
     if tests:  # begun, but without any row
         return _judge_collectives(tests, output, asked)
-    if tables := read_csv(output):
-        return _judge_collectives([_of_table(table, asked) for table in tables], output, asked)
+    other = _OTHER.search(output)
     raise UsageError(
-        "no results; accepted: the output of nccl-tests or rccl-tests (text or JSON), of perftest, "
+        (f"{other[1].decode()}, which measures MPI and not NCCL; " if other else "no results; ")
+        + "accepted: the output of nccl-tests or rccl-tests (text or JSON), of perftest, "
         f"or a CSV with {ACCEPTED}"
     )
 
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
     groups: dict[tuple[str, int, int, bool, bool | None], list[NcclRun]] = {}
+    found: list[Result] = []
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
+        if why := test.why_without_shape:
+            found.append(Result(test.program or "nccl-tests", "GB/s", (), why=why))
+            continue
         collective = _collective(test, asked)
         nodes, per_node = _shape(test, asked, collective)
         _agrees(test, collective, nodes * per_node)
@@ -176,10 +192,11 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         key = (collective, nodes, per_node, test.pins_ring, used)
         groups.setdefault(key, []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
-    return [
+    found += [
         _judge_runs(runs, asked.spec, (*_reasons_in_settings(runs, asked.spec), *logged))
         for runs in groups.values()
     ]
+    return found
 
 
 def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> Result:
@@ -207,7 +224,7 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     why = next((run.why for run in runs if run.why), "") or why_not
     cut = next((t.why_incomplete for run in runs if (t := run.test) and t.only_cut_off), None)
     if promise is not None and not judged:
-        why = why or f"sizes below {SIZE.text(start)}, from which they are judged"
+        why = why or f"sizes below {-(-start >> 20)} MiB, from which they are judged"
     shape = f"{one.nodes} node{'s' * (one.nodes > 1)} of {one.ranks_per_node} ranks"
     pinned = ", ring pinned" if pins else ""
     times = f", {len(runs)} runs" if len(runs) > 1 else ""
@@ -294,7 +311,7 @@ def _size_result(
     reasons: tuple[str, ...] = ()
     unusual = value is not None and not of.low <= value <= max(of.high, of.wire)
     failed = judged is not None and judged.verdict is Verdict.FAIL
-    if value and (failed or unusual):
+    if value and (failed or (unusual and (judged is not None or value < _FAR_BELOW * of.low))):
         guessed = expectation.reasons(size_bytes, value)
         reasons = (*(logged if value < of.wire else ()), *guessed)
     undecided = judged is not None and judged.value is None and not any(run.why for run in runs)
@@ -313,7 +330,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _name_of(program: str | None) -> str | None:
+def name_of(program: str | None) -> str | None:
     """The collective of a program or name such as alltoall_perf, AllToAll; None if unknown."""
     return _NAMES.get(_NO_LETTER.sub("", (program or "").lower().removesuffix("_perf")))
 
@@ -327,7 +344,7 @@ def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
 
 
 def _collective(test: NcclTest, given: Asked) -> str:
-    asked, said = given.collective, _name_of(test.program)
+    asked, said = given.collective, name_of(test.program)
     if test.program and said is None:
         raise UsageError(f"{test.program}; accepted: {', '.join(_COLLECTIVES)}")
     if said and asked and said != asked:
@@ -363,6 +380,8 @@ def _by_columns(test: NcclTest, given: Asked) -> str | None:
     rooted = row.root is not None and row.root >= 0  # older versions print it only there
     per_node = given.procs_per_node or given.spec.accelerators.per_node or 1
     ranks = test.ranks or (given.nodes or 0) * per_node
+    if row.reduces and ratio - off > 1:
+        return "all_reduce"
     found = [
         name
         for name in _COLLECTIVES
@@ -374,7 +393,14 @@ def _by_columns(test: NcclTest, given: Asked) -> str | None:
             else (ratio - off > 1) is (name == "all_reduce")
         )
     ]
+    if found == ["all_gather", "all_to_all"] and row.in_place and _checked(row.out_of_place):
+        # NCCL has no all-to-all in place: its results are not checked, or are wrong.
+        return found[row.in_place.wrong != 0 and row.in_place.deviation != 0]
     return found[0] if len(found) == 1 else None
+
+
+def _checked(timing: Timing) -> bool:
+    return timing.wrong is not None or timing.deviation is not None
 
 
 def _ranks_by_ratio(test: NcclTest, collective: str, per_node: int) -> int:
@@ -398,8 +424,9 @@ def _shape(test: NcclTest, asked: Asked, collective: str) -> tuple[int, int]:
     if nodes and test.nodes and nodes != test.nodes:
         raise UsageError(f"--nodes={nodes}, but the file has ranks on {test.nodes} hosts")
     nodes = nodes or test.nodes
-    if not nodes and ranks and per_node and ranks % per_node == 0:
-        nodes = ranks // per_node
+    usual = per_node or asked.spec.accelerators.per_node
+    if not nodes and ranks and usual and ranks % usual == 0:
+        nodes = ranks // usual
     if not nodes:
         raise UsageError("--nodes: missing, and the file does not say it; accepted: 1 or more")
     if ranks and per_node and nodes * per_node != ranks:
@@ -409,6 +436,8 @@ def _shape(test: NcclTest, asked: Asked, collective: str) -> tuple[int, int]:
     if ranks % nodes:
         raise UsageError(f"{ranks} ranks on {nodes} nodes; accepted: as many on each node")
     per_node = per_node or ranks // nodes or asked.spec.accelerators.per_node or 1
+    if nodes * per_node < 2:
+        raise UsageError("one rank on one node, which sends nothing; accepted: 2 ranks or more")
     return nodes, per_node
 
 
@@ -430,7 +459,7 @@ def _agrees(test: NcclTest, collective: str, ranks: int) -> None:
 
 def _of_table(table: CsvTable, asked: Asked) -> NcclTest:
     """A CSV as a test whose results were checked if it has a column for that."""
-    known = _name_of(table.collective) is not None
+    known = name_of(table.collective) is not None
     test = NcclTest(
         program=table.collective if known or not asked.collective else None,
         ranks=table.ranks or 0,
@@ -494,9 +523,10 @@ def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
         return
     sockets = [one for one in channels if log.kind_of(one) is NetworkKind.SOCKETS]
     if sockets:
+        setting = "FI_PROVIDER=efa" if spec.fabric.kind == "efa" else "NCCL_NET=IB"
         yield (
             f"silent TCP, by NCCL's log: {len(sockets)} of {len(channels)} network channels are "
-            "sockets; NCCL_NET=IB makes it an error"
+            f"sockets; {setting} makes it an error"
         )
     elif staged := [one for one in channels if one.gdr is False]:
         yield (
@@ -535,6 +565,9 @@ def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result
         why = why or f"the spec has no criteria.fabric.{key}"
     elif promise is None:
         promise, usual = _USUAL_PORT, ", held to what is usual as the spec promises none"
+    unread = [None in dict(run.rates_gbits_s if rates else run.typical_us).values() for run in runs]
+    if any(unread):
+        why = why or "a row without a number above 0, as after a clock was set, or of unknown unit"
     if rates and any(run.bidirectional is None for run in runs):
         why = why or "no title, which says whether rates are of both directions"
     values: dict[int, list[float]] = {}
