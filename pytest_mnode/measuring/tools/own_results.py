@@ -26,7 +26,7 @@ from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
 from pytest_mnode.spec.alpha_beta import Platform
 from pytest_mnode.spec.bandwidth import bus_factor
-from pytest_mnode.spec.expect import Expectation, reasons_of_a_port
+from pytest_mnode.spec.expect import Expectation, must_be_rdma, reasons_of_a_port
 from pytest_mnode.spec.fabric import (
     USUAL_FRACTIONS,
     BusbwPromise,
@@ -523,7 +523,7 @@ def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
         return
     sockets = [one for one in channels if log.kind_of(one) is NetworkKind.SOCKETS]
     if sockets:
-        setting = "FI_PROVIDER=efa" if spec.fabric.kind == "efa" else "NCCL_NET=IB"
+        setting = must_be_rdma(spec.fabric.kind)
         yield (
             f"silent TCP, by NCCL's log: {len(sockets)} of {len(channels)} network channels are "
             f"sockets; {setting} makes it an error"
