@@ -436,7 +436,7 @@ def test_bytes_on_the_wrong_nic_although_the_log_is_correct() -> None:
     facts = carried(facts, "birch1", {**idle, "mgmt0": moved("infiniband", facts)})
     cases = {Case.NOT_ON_FABRIC, Case.NOT_QUIET}
     proof = judged_as("infiniband", facts, "++--", cases, "; mgmt0 sent ")
-    by_node = {m.name: m.note for m in proof.measurements if "on other networks" in m.name}
+    by_node = {m.name: m.note for m in proof.measurements if "off-fabric" in m.name}
     [note] = [note for name, note in by_node.items() if name.endswith("birch1")]
     assert note.startswith("mgmt0, ")
 
