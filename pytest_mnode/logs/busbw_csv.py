@@ -8,13 +8,16 @@ and 10^9 bytes per second. What could mean two things is refused.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import StringIO
 from itertools import islice
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.lines import plain_lines, without_prefix
+from pytest_mnode.logs.nccl_log.text import plain_text
 from pytest_mnode.spec.quantity import SIZE
 
 ACCEPTED = "a heading such as size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s"
@@ -92,7 +95,8 @@ def read_csv(output: str | bytes) -> tuple[CsvTable, ...]:
     """
     heading: _Heading | None = None
     found: dict[tuple[str | None, int | None, int | None], list[CsvRow]] = {}
-    for number, line in enumerate(_unprefixed(plain_lines(output)), 1):
+    lines = _of_json(output) or _unprefixed(plain_lines(output))
+    for number, line in enumerate(lines, 1):
         if columns := _heading(line, number):
             heading = columns
         elif heading is None or line.lstrip().startswith("#") or not line.strip(" |-:+,;\t"):
@@ -101,6 +105,23 @@ def read_csv(output: str | bytes) -> tuple[CsvTable, ...]:
             key, row = read
             found.setdefault(key, []).append(row)
     return tuple(CsvTable(*key, tuple(rows)) for key, rows in found.items())
+
+
+def _of_json(output: str | bytes) -> list[str]:
+    """Lines of a list of objects, each of them a row; empty for any other text."""
+    try:
+        rows = json.loads("\n".join(plain_text(output).lines))
+    except (ValueError, RecursionError):
+        return []
+    if isinstance(rows, dict):
+        rows = next((value for value in rows.values() if isinstance(value, list)), None)
+    if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
+        return []
+    written = StringIO()
+    table = csv.DictWriter(written, rows[0], extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return written.getvalue().splitlines()
 
 
 def _unprefixed(lines: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pytest_mnode.logs.nccl_log.text import plain_text
+from pytest_mnode.logs.nccl_log.text import plain_text, unwrapped
 
 _DIGITS = re.compile(r"\d+", re.ASCII)
 _BEGAN_IN_TMP = re.compile(
@@ -17,9 +17,11 @@ _BEGAN_IN_TMP = re.compile(
 def plain_lines(output: str | bytes) -> list[str]:
     """Lines without colours and line ends, from text or bytes in any encoding; never raises.
 
-    Non-breaking blanks, as in a copy from a browser, become blanks.
+    Non-breaking blanks, as in a copy from a browser, become blanks. Records of log collectors, and
+    a whole output in one string of JSON, as Ansible shows it, become their lines.
     """
-    return [line.replace("\u00a0", " ") for line in plain_text(output).lines]
+    lines = [line.replace("\u00a0", " ") for line in plain_text(output).lines]
+    return [part for line in lines for part in unwrapped(line).rstrip("\n").split("\n")]
 
 
 def without_prefix(lines: Sequence[str], prefix: str) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
+from pytest_mnode.logs.nccl_log.text import plain_text
 from pytest_mnode.logs.nccl_tests_rows import NcclTest, NcclTestsRow, Table, Timing, heading
 
 __all__ = ["NcclTest", "NcclTestsRow", "Timing", "read_nccl_tests"]
@@ -66,10 +67,9 @@ def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
     Source: nccl-tests, src/common.cu, which prints the table; doc/PERFORMANCE.md for its columns.
     """
     reader = _Reader()
-    lines = plain_lines(output)
-    for line in lines:
+    for line in plain_lines(output):
         reader.read(line)
-    return (*reader.finished(), *read_json("\n".join(lines)))
+    return (*reader.finished(), *read_json("\n".join(plain_text(output).lines)))
 
 
 class _Reader:
@@ -116,7 +116,7 @@ class _Reader:
         self._begin()
 
     def read(self, line: str) -> None:
-        text = _TAG.sub("", line.strip(), count=1).replace("|", " ").strip()
+        text = _TAG.sub("", line.strip(), count=1).replace("|", " ").strip(" \t\"',")
         if not text:
             return
         self._learn(text)

@@ -478,6 +478,25 @@ def test_the_rates_of_one_side_are_not_those_of_both() -> None:
         assert [round(size.value or 0) for size in found.sizes] == [392]
 
 
+@pytest.mark.parametrize("text", [GOOD, SLOW])
+def test_records_of_log_collectors(text: str) -> None:
+    expected = verdict(text)
+    lines = text.splitlines()
+    for key in ("log", "message", "textPayload"):
+        records = (json.dumps({"time": "10:00", key: f"{line}\n"}) for line in lines)
+        assert verdict("\n".join(records)) is expected
+    of_ansible = json.dumps({"changed": True, "stdout": text, "stdout_lines": lines}, indent=4)
+    assert verdict(f"oak1 | CHANGED => {of_ansible}") is expected
+    assert verdict("".join(f'1735689600,"{line}"\n' for line in lines)) is expected
+
+
+def test_rows_as_json_are_those_of_a_csv() -> None:
+    rows = [{"size_bytes": 8 * GIB, "busbw_gbytes_s": rate} for rate in (391.0, 390.0, 392.0)]
+    said: dict[str, Any] = {"nodes": 2, "collective": "all_reduce", "algorithm": "ring"}
+    assert verdict(json.dumps(rows), **said) is Verdict.PASS
+    assert verdict(json.dumps({"by": "x", "rows": rows[:1]}, indent=1), **said) is Verdict.PASS
+
+
 def test_perftests_own_json() -> None:
     text = (
         '{"test_info": {"test": "RDMA_Write BW Test", "Device": "mlx5_0"}, "results": {"MsgSize": '

@@ -46,6 +46,10 @@ _BEFORE_NEXT = re.compile(
     re.ASCII,
 )
 
+_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "stdout")
+"""Of Docker and containerd, Elastic, Ansible, journald, Google Cloud, CloudWatch and Loki."""
+_WHOLE_OUTPUT = re.compile(r'\s{0,99}"(?:msg|stdout)": "')
+
 # Beginnings of messages whose `host:pid:tid [0] NCCL INFO` was removed.
 _MESSAGE = re.compile(
     r"(?:^|[\s>\]|:])(?P<message>(?:(?:Channel|Ring|CollNet|Coll) \d{2}|"
@@ -133,8 +137,7 @@ def messages(text: Text, *, start: int) -> Iterator[Message]:
 
 def _messages_of(raw: str) -> Iterator[Message]:
     """All messages in one line: several writers may share a line."""
-    if raw.startswith("{") and "NCCL" in raw:
-        raw = _from_json(raw)
+    raw = unwrapped(raw) if "NCCL" in raw else raw
     marks = list(_MARK.finditer(raw))
     if not marks:
         found = _MESSAGE.search(raw[:_LONGEST_MESSAGE])
@@ -200,11 +203,19 @@ def _is_time_of_day(who: re.Match[str]) -> bool:
     )
 
 
-def _from_json(raw: str) -> str:
-    """The text in a record of a log collector (`{"log": "…", "stream": …}`), or `raw`."""
+def unwrapped(raw: str) -> str:
+    """The text in a record of a log collector (`{"log": "…", "stream": …}`), or `raw`.
+
+    Also of a line that has a whole output as one string, as Ansible shows it.
+    """
+    if _WHOLE_OUTPUT.match(raw) and "\\n" in raw:
+        raw = f"{{{raw.strip().rstrip(',')}}}"
+    if not raw.startswith("{"):
+        return raw
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):
         return raw
-    texts = record.values() if isinstance(record, dict) else ()
-    return next((t for t in texts if isinstance(t, str) and "NCCL" in t), raw)
+    texts = {key: text for key, text in record.items() if isinstance(text, str)}
+    named = next((texts[key] for key in _TEXT_KEYS if key in texts), None)
+    return named or next((text for text in texts.values() if "NCCL" in text), raw)
