@@ -31,12 +31,12 @@ _DEVICE = re.compile(
 )
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
-_NAMED = re.compile(r"\b([a-z_]+_perf)(?:\s+-{1,2}\w|\s*$)")
+_NAMED = re.compile(r"\b([a-z_]+_perf)(?:_mpi)?(?:\s+-{1,2}\w|\s*$)")
 """A program in a command line: older versions do not print which one they are."""
 _COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )[\"']?([\w,:^-]+)")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
-_VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
+_VERSION = re.compile(r"\b[nr]ccl-tests:? [vV]ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
 _FAULT = re.compile(
     r"(?:.*[: ])?Test (?:NCCL|CUDA|HIP|failure)\b.*|.*(?:NCCL|CUDA|RCCL|HIP|MPI) failure.*"
@@ -104,7 +104,7 @@ class _Reader:
             self._done.append(
                 replace(
                     test,
-                    program=test.program or self._named,
+                    program=test.program or _that_reduces(self._named, test.rows),
                     ranks=number or self._in_log[0],
                     groups=max(1, len({group for group, _ in ranks})),
                     hosts=hosts,
@@ -174,6 +174,12 @@ class _Reader:
     def _note(self, **facts: Any) -> None:
         self._anything = True
         self._test = replace(self._test, **facts)
+
+
+def _that_reduces(named: str | None, rows: Sequence[NcclTestsRow]) -> str | None:
+    """The program of a command line; None if rows of another one stand below it."""
+    nothing_reduced = bool(rows) and all(row.reduces is False for row in rows)
+    return None if nothing_reduced and "reduce" in (named or "") else named
 
 
 def _facts_of(line: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ _TITLE = re.compile(
 )
 _KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send)\b.*\b(?P<what>BW|Latency)\b.* Test\b.*")
 """The title of a program whose results a spec may promise, after any prefix."""
+_COMMAND = re.compile(r"\b(?P<program>ib_(?:write|read|send)_(?:bw|lat)) (?P<options>.*)")
+_BOTH = re.compile(r"(?:^| )(?:-b|--bidirectional)\b")
 _COLUMN = re.compile(
     r"#\w+(?!\S)|\biterations\b|(?:(?:BW|MsgRate|[\d.]+%) +)?[\w.%]+\s?\[[^\]]*\]|tps +average",
     re.IGNORECASE,
@@ -116,6 +118,9 @@ def read_perftest(output: str | bytes) -> Perftest:
     reader = _Reader()
     for line in _without_prefix(plain_lines(output)):
         reader.read(line.replace("**", "").strip())
+    if reader.program is None and reader.columns and (command := reader.command):
+        reader.program = command["program"]
+        reader.bidirectional = _BOTH.search(command["options"]) is not None
     return Perftest(
         reader.bidirectional,
         tuple(reader.rates),
@@ -167,11 +172,13 @@ class _Reader:
     endless: bool = False
     one_side: bool = False
     program: str | None = None
+    command: re.Match[str] | None = None
 
     def read(self, line: str) -> None:
         if kind := _KIND.search(line):
             what = "bw" if kind["what"].lower() == "bw" else "lat"
             self.program = f"ib_{kind['verb'].lower()}_{what}"
+        self.command = _COMMAND.search(line) or self.command
         if _ONE_SIDE.match(line):
             self.one_side, self.columns = True, ()
         elif line.startswith("#bytes") and not self.one_side:

@@ -418,6 +418,16 @@ ALONE = "".join(f"#  Rank 0 Group 0 Pid {pid} on oak{pid} device 0 [0x1b] V100\n
             Verdict.FAIL,
         ),
         (GOOD.replace("  8589934592 ", "| 8589934592 | "), {}, "all_reduce, ring", Verdict.PASS),
+        # The end of the list of ranks is cut off.
+        (re.sub("#  Rank 1[1-5].*\n", "", GOOD), {"nodes": 2}, "all_reduce, ring", Verdict.PASS),
+        (SLOW.replace("_perf", "_perf_mpi"), {}, "all_reduce, ring pinned, 2", Verdict.FAIL),
+        # The command stands above the table of another program.
+        (
+            f"all_reduce_perf -b 8G\n{bare('none', '-1', 375.0)}".replace(" 0\n", " N/A\n"),
+            {"nodes": 2},
+            "all_to_all, 2",
+            Verdict.PASS,
+        ),
         # Nothing is sent where each process is alone, whatever collective it ran.
         (
             bare("sum", "-1", 0.0).replace("# ", ALONE + "# ", 1),
@@ -473,7 +483,14 @@ def test_the_rates_of_one_side_are_not_those_of_both() -> None:
         for key, rate in (("results", 784.2), ("results_local", 392.0), ("results_remote", 392.1))
     ]
     named = '{"test_info": {"test": "Send_Bidirectional_BW_Test"}, '
-    for output in (text, f"{named}{', '.join(written)}}}", f"{named}{', '.join(written[1:])}}}"):
+    of_command = text.partition("\n Local")[0].partition("\n")[2]
+    of_command = f"$ ib_send_bw -d mlx5_0 -b --report_gbits 10.0.0.1\n{of_command}"
+    for output in (
+        text,
+        of_command,
+        f"{named}{', '.join(written)}}}",
+        f"{named}{', '.join(written[1:])}}}",
+    ):
         [found] = judge_output(output.encode(), Asked(H100))
         assert [round(size.value or 0) for size in found.sizes] == [392]
 

@@ -181,6 +181,8 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         if why := test.why_without_shape:
             found.append(Result(test.program or "nccl-tests", "GB/s", (), why=why))
             continue
+        if (asked.nodes or 0) >= test.nodes > 0 and test.ranks % test.nodes:
+            test = replace(test, ranks=0, nodes=0, hosts=())  # the list of ranks is cut off
         collective = _collective(test, asked)
         nodes, per_node = _shape(test, asked, collective)
         _agrees(test, collective, nodes * per_node)
@@ -309,7 +311,7 @@ def _size_result(
         return SizeResult(size_bytes, value, in_place)
     of = expectation.of_size(size_bytes)
     reasons: tuple[str, ...] = ()
-    unusual = value is not None and not of.low <= value <= max(of.high, of.wire)
+    unusual = value is not None and not expectation.is_usual(size_bytes, value)
     failed = judged is not None and judged.verdict is Verdict.FAIL
     if value and (failed or (unusual and (judged is not None or value < _FAR_BELOW * of.low))):
         guessed = expectation.reasons(size_bytes, value)
@@ -332,7 +334,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def name_of(program: str | None) -> str | None:
     """The collective of a program or name such as alltoall_perf, AllToAll; None if unknown."""
-    return _NAMES.get(_NO_LETTER.sub("", (program or "").lower().removesuffix("_perf")))
+    return _NAMES.get(_NO_LETTER.sub("", (program or "").lower().partition("_perf")[0]))
 
 
 def _with_algorithm(test: NcclTest, asked: str | None) -> NcclTest:
@@ -434,7 +436,10 @@ def _shape(test: NcclTest, asked: Asked, collective: str) -> tuple[int, int]:
             f"--procs-per-node={per_node} on {nodes} nodes, but the file has {ranks} ranks"
         )
     if ranks % nodes:
-        raise UsageError(f"{ranks} ranks on {nodes} nodes; accepted: as many on each node")
+        raise UsageError(
+            f"{ranks} ranks on {nodes} nodes; accepted: as many on each node, or --nodes where the "
+            "list of ranks is cut off"
+        )
     per_node = per_node or ranks // nodes or asked.spec.accelerators.per_node or 1
     if nodes * per_node < 2:
         raise UsageError("one rank on one node, which sends nothing; accepted: 2 ranks or more")
