@@ -32,6 +32,7 @@ _COLUMNS = {
     "collective": re.compile(r"(?i:collective|coll|operation|test|program|name)(?P<unit>)"),
     "in_place": re.compile(r"(?i:inplace)(?P<unit>)"),
     "ranks": re.compile(r"(?i:#?n?(?:um)?_?(?:ranks|gpus|procs)|np|worldsize)(?P<unit>)"),
+    "per_rank": re.compile(r"(?i:gpusperrank)(?P<unit>)"),
     "nodes": re.compile(r"(?i:#?n?(?:um)?_?(?:nodes|hosts))(?P<unit>)"),
 }
 _MAY_BE_HEADING = re.compile(r"size|bytes", re.IGNORECASE)
@@ -108,9 +109,11 @@ def read_csv(output: str | bytes) -> tuple[CsvTable, ...]:
 
 
 def _of_json(output: str | bytes) -> list[str]:
-    """Lines of a list of objects, each of them a row; empty for any other text."""
+    """Lines of objects that are rows, in a list or one a line; empty for any other text."""
+    lines = [line for line in plain_text(output).lines if line.strip()]
     try:
-        rows = json.loads("\n".join(plain_text(output).lines))
+        several = len(lines) > 1 and lines[0].startswith("{") and lines[0].rstrip().endswith("}")
+        rows = json.loads("[" + ",".join(lines) + "]" if several else "\n".join(lines))
     except (ValueError, RecursionError):
         return []
     if isinstance(rows, dict):
@@ -175,8 +178,9 @@ class _Heading:
             )
         except ValueError as error:
             raise UsageError(f"line {number}: {error}") from None
-        collective = given.get("collective") or None
-        return (collective, _whole(given.get("ranks")), _whole(given.get("nodes"))), row
+        collective, ranks = given.get("collective") or None, _whole(given.get("ranks"))
+        ranks = ranks and ranks * (_whole(given.get("per_rank")) or 1)
+        return (collective, ranks, _whole(given.get("nodes"))), row
 
 
 def _heading(line: str, number: int) -> _Heading | None:

@@ -51,11 +51,10 @@ _EXIT = re.compile(
 )
 """Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
 _MARK = re.compile(r'"(?:out_of_place|average_bus_bandwidth|nccl-tests structured output|busBw)"')
-_LIST = re.compile(r"\[\s*\{")
-"""Rows that are no list stand one a line: nothing marks their end, as in a CSV."""
+_RCCL = '"busBw"'
+"""In rows of rccl-tests, which `busbw_csv` reads."""
 _BEGIN = re.compile(r"[\[{]\s*[\"{\[]")
 _DAMAGED = NcclTest(faults=("its JSON has no end",))
-_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
@@ -199,22 +198,13 @@ def read_json(text: str) -> list[NcclTest]:
     """The tests in a text that has JSON anywhere; empty for any other text."""
     if _MARK.search(text) is None:
         return []
-    found, rows_of_rccl, closed = [], list[Mapping[str, Any]](), False
+    found: list[NcclTest] = []
     for value in _values(text):
         if value is None:
             found.append(_DAMAGED)
-        elif isinstance(value, list) and all(map(_is_row_of_rccl, value)):
-            rows_of_rccl, closed = rows_of_rccl + value, True
-        elif _is_row_of_rccl(value):
-            rows_of_rccl.append(value)
         elif isinstance(value, dict):
             found += [test for test in (_of_file(value), _of_fork(value)) if test is not None]
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows_of_rccl:
-        by_name.setdefault(str(row.get("name")), []).append(row)
-    closed = closed or not _LIST.search(text)
-    found += [_of_rccl(name, rows, closed) for name, rows in by_name.items()]
-    return found or [_DAMAGED]
+    return found if found or _RCCL in text else [_DAMAGED]
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -233,10 +223,6 @@ def _values(text: str) -> Iterator[Any]:
                 at = begin.start() + 1
             continue
         yield value
-
-
-def _is_row_of_rccl(value: Any) -> bool:
-    return isinstance(value, dict) and {"busBw", "size", "inPlace"} <= value.keys()
 
 
 def _of_file(file: Mapping[str, Any]) -> NcclTest | None:
@@ -307,24 +293,6 @@ def _of_fork(file: Mapping[str, Any]) -> NcclTest | None:
         if isinstance(row, dict)
     ]
     return NcclTest(rows=tuple(row for row in rows if row is not None), closed=True)
-
-
-def _of_rccl(name: str, rows: Sequence[Mapping[str, Any]], closed: bool) -> NcclTest:
-    blocks: dict[int, dict[bool, Timing]] = {}
-    for row in rows:
-        if (size := _int(row["size"])) is not None:
-            wrong = _wrong(row.get("#wrong", row.get("wrong")))
-            timing = Timing(_rate(row["busBw"]), *wrong, _rate(row.get("algBw")))
-            blocks.setdefault(size, {})[bool(_int(row["inPlace"]))] = timing
-    dtype = str(rows[0].get("type", ""))
-    found = (_row(size, [both.get(False), both.get(True)], dtype) for size, both in blocks.items())
-    ranks = (_int(rows[0].get("ranks")) or 1) * (_int(rows[0].get("gpusPerRank")) or 1)
-    return NcclTest(
-        rows=tuple(row for row in found if row is not None),
-        program=f"{_CAPITAL.sub('_', name).lower()}_perf",
-        ranks=_int(rows[0].get("gpus")) or ranks,
-        closed=closed,
-    )
 
 
 def _row(size: Any, blocks: Sequence[Timing | None], dtype: str) -> NcclTestsRow | None:

@@ -373,16 +373,43 @@ def test_a_csv_may_say_collective_ranks_and_wrong_values() -> None:
     )
 
 
-def test_the_csv_of_rccl_tests() -> None:
-    head = "numCycle,name,ranks,ranksPerNode,size,type,redop,inPlace,time,algBw,busBw,#wrong\n"
-    lines = "".join(
-        f"0,AllReduce,16,8,8589934592,float,sum,{place},41203.5,208.48,{busbw},{wrong}\n"
-        for place, busbw, wrong in ((0, 390.9, 0), (1, 389.0, 2))
-    )
-    [found] = judge_output(f"{head}{lines}".encode(), Asked(H100, 2, algorithm="ring"))
+RCCL_KEYS = [
+    "name",
+    "ranks",
+    "gpusPerRank",
+    "size",
+    "type",
+    "redop",
+    "inPlace",
+    "time",
+    "algBw",
+    "busBw",
+    "#wrong",
+]
+RCCL_ROWS: list[list[Any]] = [
+    ["AllReduce", 8, 2, 8 * GIB, "float", "sum", place, 41203.5, 208.48, busbw, str(wrong)]
+    for place, busbw, wrong in ((0, 390.9, 0), (1, 389.0, 2))
+]
+RCCL_JSON = [json.dumps(dict(zip(RCCL_KEYS, row, strict=True))) for row in RCCL_ROWS]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(",".join(map(str, row)) for row in [RCCL_KEYS, *RCCL_ROWS]),
+        "\n".join(RCCL_JSON),
+        f"[{', '.join(RCCL_JSON)}]",
+    ],
+)
+def test_the_files_of_rccl_tests(text: str) -> None:
+    [found] = judge_output(text.encode(), Asked(H100, 2, algorithm="ring"))
+    assert found.title.startswith("all_reduce, ring pinned, 2 nodes of 8")
     assert [(one.value, one.in_place) for one in found.sizes] == [(390.9, 389.0)]
     assert found.wrong is not None
     assert (found.wrong.value, verdict_of([found])) == (2, Verdict.FAIL)
+    if text.startswith("["):
+        [cut] = judge_output(text[:-1].encode(), Asked(H100, 2, algorithm="ring"))
+        assert cut.why == "aborted: its JSON has no end"
 
 
 @pytest.mark.parametrize(

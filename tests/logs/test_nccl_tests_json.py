@@ -124,26 +124,6 @@ def test_the_structured_output_of_forks(key: str) -> None:
     assert (test.wrong, test.wrong_by_size) == (3, {1 << 20: 3})
 
 
-def test_the_rows_of_rccl_tests() -> None:
-    rows = [
-        {
-            **{"name": "AllReduce", "size": size, "type": "float", "redop": "sum", "gpus": 4},
-            **{"inPlace": place, "time": 19.1, "algBw": 1.0, "busBw": 1.5 + place, "#wrong": "0"},
-        }
-        for size in (1024, 2048)
-        for place in (0, 1)
-    ]
-    [test] = read_nccl_tests(json.dumps(rows))
-    assert rates(test) == [(1024, 1.5, 2.5), (2048, 1.5, 2.5)]
-    assert (test.program, test.ranks, test.wrong) == ("all_reduce_perf", 4, 0)
-    assert test.why_incomplete is None
-    # One row a line, as without MPI, has no end that could be missing; a list has one.
-    [test] = read_nccl_tests("\n".join(map(json.dumps, rows)))
-    assert (len(test.rows), test.why_incomplete) == (2, None)
-    [test] = read_nccl_tests(json.dumps(rows)[:-1])
-    assert test.why_incomplete == "aborted: its JSON has no end"
-
-
 @given(st.text(max_size=60), st.integers(0, 900), st.integers(0, 900))
 def test_any_damage_is_read(noise: str, start: int, end: int) -> None:
     text = json.dumps(file(*ROWS))
