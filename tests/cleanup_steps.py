@@ -41,8 +41,10 @@ EXCEPTIONS = {
     ("jobs/node_processes.py:send_signal", "kill"): "signals of the user's test",
     ("jobs/slurm/submitted.py:SubmittedJob.preempt", "self._queued.slurm.run"): "a preemption",
     ("launchers/cleanup/daemon.py:main", "ctypes.CDLL(None).prctl"): "its name",
-    ("launchers/remote/remote_exec.py:RemoteExec.reap", "kill"): "sooner than `main` does it",
-    ("launchers/remote/remote_exec.py:main", "ctypes.CDLL(None).prctl#2"): "its name",
+    ("launchers/remote/remote_exec.py:adopt_orphans", "ctypes.CDLL(None).prctl#2"): "its name",
+    ("launchers/remote/remote_exec.py:keep", "adopt_orphans"): "one step with its prctl",
+    ("launchers/remote/remote_exec.py:main", "adopt_orphans"): "each command's keeper does it too",
+    ("launchers/dial_in/node.py:main", "remote_exec.adopt_orphans"): "as in remote_exec.main",
     (
         "launchers/rack/probe.py:_try_inside",
         "namespaces.die_with_parent",

@@ -191,8 +191,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
     "launchers/dial_in/node.py CONNECT_S":
         "launchers/dial_in/test_ended.py::test_an_address_that_never_answers_is_given_up",
-    "launchers/dial_in/node.py END_S":
-        "launchers/dial_in/test_ended.py::test_a_command_that_does_not_end_is_not_awaited_for_long",
     "launchers/cleanup/client.py _CLOSE_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_does_not_end_is_killed",
     "launchers/cleanup/client.py _ENDS_S":
@@ -402,7 +400,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "agent/agent.py _BEAT_S",
         "controller/hub.py _BEAT_S",
         "gang/heartbeat_rank.py EVERY_S",
-        "launchers/dial_in/messages.py BEAT_S",
         "launchers/kubernetes/relay.py BEAT_S",
         "launchers/remote/wire.py BEAT_S",
     ),

@@ -122,11 +122,10 @@ FOR_EVER = {
     ),
     "awaited with a limit around it, or until the program's own end": (
         "launchers/dial_in/bridge.py ended.wait",
-        "launchers/dial_in/node.py command.wanted[kind].wait",
-        "launchers/dial_in/node.py program.wait",
-        "launchers/dial_in/node.py self._over.wait",
         "launchers/kubernetes/bridge.py ended.wait",
         "launchers/remote/bridge_server.py ready.wait",
+        "launchers/remote/node_streams.py command.room.wait",
+        "launchers/remote/remote_exec.py self.wait",
         "launchers/kubernetes/pod_streams.py asyncio.run_coroutine_threadsafe(work, self._loop)"
         ".result",
         "launchers/kubernetes/pod_streams.py ended.wait",

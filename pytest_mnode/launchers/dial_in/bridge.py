@@ -20,7 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,28 +29,15 @@ from typing import Any
 import psutil
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.dial_in.messages import (
-    BEAT,
-    BEAT_S,
-    DATA,
-    END,
-    ERR,
-    EXIT,
-    HELLO,
-    OUT,
-    START,
-    WRITTEN,
-    DialOrder,
-    message,
-    parts,
-)
+from pytest_mnode.launchers.dial_in.node import DialOrder
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node_env import node_env
-from pytest_mnode.launchers.remote.bridge_server import LOST, BridgeServer, Descriptors
+from pytest_mnode.launchers.remote import wire
+from pytest_mnode.launchers.remote.bridge_server import BridgeServer
+from pytest_mnode.launchers.remote.node_streams import NodeStream, NodeStreams
 from pytest_mnode.processes import KILLED_S
 from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Switchboard, new_keys
-from pytest_mnode.protocol.listening_clock import ListeningClock
 
 ENDS_S = 6.5
 """Time for the nodes to end what runs there, after which the site's commands are signalled."""
@@ -87,16 +75,6 @@ class DialSettings:
     env: Mapping[str, str]
 
 
-@dataclass(slots=True)
-class Connected:
-    """A node that has dialed in. lost: why it is lost; "" while it is not."""
-
-    peer: str
-    heard: float
-    lost: str = ""
-    commands: dict[int, asyncio.Queue[tuple[bytes, bytes]]] = field(default_factory=dict)
-
-
 class Bridge:
     """The bridge, in one event loop. strangers: host names of programs that are no node's."""
 
@@ -109,10 +87,11 @@ class Bridge:
         port = self._switchboard.listen(addresses)
         self._order = DialOrder(addresses, port, keys, settings.silence_s).text()
         self._known = {host: names_of(host) for host in settings.hosts}
-        self._clock = ListeningClock()
-        self._numbers = itertools.count(1)
+        self._streams: dict[str, NodeStream] = {}
+        """By the name of the peer."""
         self._outputs = [directory / f"dial-{n}.log" for n in range(len(settings.commands))]
-        self.at: dict[str, Connected] = {}
+        self.nodes = NodeStreams(settings.silence_s, self._why_silent)
+        self.at = self.nodes.at
         self.strangers: list[str] = []
         self.programs: list[subprocess.Popen[str]] = []
 
@@ -212,23 +191,17 @@ class Bridge:
 
     # Messages.
 
-    def _send(self, peer: str, kind: bytes, number: int = 0, data: bytes = b"") -> None:
-        self._switchboard.send(peer, "bridge", message(kind, number, data))
+    def _send(self, peer: str, data: bytes) -> None:
+        self._switchboard.send(peer, "bridge", data)
         asyncio.get_running_loop().call_soon(self._read)  # its descriptor tells of a change once
 
     def _read(self) -> None:
         while (received := self._switchboard.receive()) is not None:
-            peer, _, payload = received
-            kind, number, data = parts(payload)
-            if kind == HELLO:
-                self._take(peer, json.loads(data))
-                continue
-            node = next((node for node in self.at.values() if node.peer == peer), None)
-            if node is None or node.lost:
-                continue
-            node.heard = self._clock.now()
-            if kind in (OUT, ERR, EXIT) and number in node.commands:
-                node.commands[number].put_nowait((kind, data))
+            peer, _, data = received
+            if (stream := self._streams.get(peer)) is not None:
+                self.nodes.feed(stream, data)
+            elif (first := wire.Frames().feed(data)) and first[0][0] == wire.NAMES:
+                self._take(peer, json.loads(first[0][2]))
 
     def _take(self, peer: str, said: Mapping[str, Any]) -> None:
         """A node of the run, or a second program of one, or a node too many."""
@@ -237,64 +210,22 @@ class Bridge:
         if host is None:
             self.strangers.append(str(said["hostname"]))
         if host is None or full or host in self.at:
-            self._send(peer, END)
+            self._send(peer, wire.frame(wire.HANG_UP))
         else:
-            self.at[host] = Connected(peer, self._clock.now())
+            self._streams[peer] = self.nodes.take(host, partial(self._send, peer))
 
-    async def beat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            self._read()
-            now = self._clock.now()
-            for host, node in self.at.items():
-                if node.lost:
-                    continue
-                self._send(node.peer, BEAT)
-                if now > node.heard + self.settings.silence_s:
-                    why = f"no data for {self.settings.silence_s:g} s"
-                    number = self._command_of(host)
-                    if number is not None and self.programs[number].poll():
-                        why = f"{why}; {self._how_ended(number)}"
-                    node.lost = f"the connection was lost: {why}"
-                    for inbox in node.commands.values():
-                        inbox.put_nowait((END, b""))
-
-    # Commands.
-
-    async def run(self, host: str, argv: list[str], streams: Descriptors) -> tuple[int, str]:
-        """Run a command on a node; see BridgeServer."""
-        node = self.at[host]
-        if node.lost:
-            return LOST, node.lost
-        number = next(self._numbers)
-        inbox = node.commands[number] = asyncio.Queue()
-        self._send(node.peer, START, number, json.dumps(argv).encode())
-        feeding = asyncio.ensure_future(self._feed(node.peer, number, streams))
-        try:
-            while True:
-                kind, data = await inbox.get()
-                if kind == EXIT:
-                    return int(data), ""
-                if kind == END:
-                    return LOST, node.lost
-                await streams.write(1 if kind == OUT else 2, data)
-                self._send(node.peer, WRITTEN, number, kind)
-        finally:
-            feeding.cancel()
-            del node.commands[number]
-            self._send(node.peer, DATA, number)
-
-    async def _feed(self, peer: str, number: int, streams: Descriptors) -> None:
-        while data := await streams.read():
-            self._send(peer, DATA, number, data)
-        self._send(peer, DATA, number)
+    def _why_silent(self, host: str) -> str:
+        """How the command ended that started a silent node's program, if it failed."""
+        number = self._command_of(host)
+        failed = number is not None and self.programs[number].poll()
+        return f"; {self._how_ended(number)}" if failed and number is not None else ""
 
     # The end.
 
     def end(self) -> None:
         """End what runs on the nodes, then the site's commands."""
-        for node in self.at.values():
-            self._switchboard.send(node.peer, "bridge", message(END))
+        for peer in self._streams:
+            self._switchboard.send(peer, "bridge", wire.frame(wire.HANG_UP))
         ended = self._wait(ENDS_S if self.at else 0.0)
         for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILLED_S)):
             if not ended:
@@ -366,11 +297,11 @@ async def serve(bridge: Bridge, path: Path) -> None:
     for number in _ENDING:
         loop.add_signal_handler(number, ended.set)
     starting = asyncio.ensure_future(bridge.await_nodes())
-    tasks = [asyncio.ensure_future(ended.wait()), asyncio.ensure_future(bridge.beat())]
+    tasks = [asyncio.ensure_future(ended.wait()), asyncio.ensure_future(bridge.nodes.beat())]
     await asyncio.wait([*tasks, starting], return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         path.with_name(f"{path.name}.hosts").write_text(json.dumps(await starting))
-        tasks.append(asyncio.ensure_future(BridgeServer(bridge.run).serve(path)))
+        tasks.append(asyncio.ensure_future(BridgeServer(bridge.nodes.run).serve(path)))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in (starting, *tasks):
         if task.done():

@@ -16,7 +16,6 @@ from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.dial_in.bridge import DialSettings
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.options import Settings
@@ -43,7 +42,7 @@ class DialIn(RemoteLauncher):
         super().__init__(request.spec, request.remote)
         self._backend, self._request = backend, request
         self._hosts = tuple(hosts)
-        self._socket = str(Path(self._run_dir) / "dial-in")
+        self._bridge = str(Path(self._run_dir) / "dial-in")
         self._connections = Connections(self._bridge_ended)
         self._bridge_why = ""
         self._off: set[str] = set()
@@ -51,7 +50,7 @@ class DialIn(RemoteLauncher):
 
     def _start(self) -> None:
         """Start the site's commands, and collect a report of each node. Raises ClusterError."""
-        daemon_pid = self._connections.start(self._prepare())
+        self._connections.start(self._prepare())
         assert self._shared is not None
         directory = self._shared.directory
         order = str(directory / "dial-in") if directory else ""
@@ -73,15 +72,13 @@ class DialIn(RemoteLauncher):
         )
         file = Path(self._run_dir) / "dial-in.json"
         file.write_text(json.dumps(asdict(settings)))
-        argv = [sys.executable, "-P", "-m", _BRIDGE, str(file), self._socket]
+        argv = [sys.executable, "-P", "-m", _BRIDGE, str(file), self._bridge]
         problems = self._connections.connect(
-            {self.name: (argv, self._socket)}, self.start_limit_s + _SLACK_S, end_s=END_S
+            {self.name: (argv, self._bridge)}, self.start_limit_s + _SLACK_S, end_s=END_S
         )
         if problems:
             raise ClusterError(f"{self.name}: {problems[self.name]}")
-        hosts: list[str] = json.loads(Path(f"{self._socket}.hosts").read_text())
-        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-        self._write_config(daemon_pid, dict.fromkeys(hosts, there), self._socket)
+        hosts: list[str] = json.loads(Path(f"{self._bridge}.hosts").read_text())
         reports, problems = self._reports(hosts)
         if problems:
             raise unusable_nodes(problems, len(hosts), self.name)

@@ -1,51 +1,53 @@
 """A node's program: `python -m pytest_mnode.launchers.dial_in.node FILE`; dials in, and serves.
 
 FILE holds the order, if all nodes see it; otherwise the order is the first line of standard input.
-It starts commands until it is told to end, or hears nothing, and then ends them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
-import signal
+import select
 import socket
 import sys
 import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 import zmq
 
-from pytest_mnode import processes
-from pytest_mnode.launchers.dial_in.messages import (
-    BEAT,
-    BEAT_S,
-    CHUNK_BYTES,
-    DATA,
-    END,
-    ERR,
-    EXIT,
-    HELLO,
-    OUT,
-    START,
-    WRITTEN,
-    DialOrder,
-    message,
-    parts,
-)
+from pytest_mnode.launchers.remote import remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.channel import Line
-from pytest_mnode.protocol.listening_clock import ListeningClock
+from pytest_mnode.protocol.channel import Keys, Line
 
 CONNECT_S = 5.0
-END_S = 8.0
-"""Time for commands to end by themselves (remote_exec.GRACE_S is less)."""
 _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_TASK_", "FLUX_JOB_")
 """Variables of this program as a task of the site's command, which no command may inherit."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialOrder:
+    """What a node's program has to know, from a file or its standard input.
+
+    addresses: of this machine, to be tried in this order. silence_s: how long it may hear nothing.
+    """
+
+    addresses: Sequence[str]
+    port: int
+    keys: Keys
+    silence_s: float
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        found = json.loads(text)
+        return cls(**{**found, "keys": Keys(**found["keys"])})
 
 
 def read_order(file: Path) -> DialOrder:
@@ -88,133 +90,38 @@ def names() -> dict[str, object]:
     return {"hostname": socket.gethostname(), "addresses": own}
 
 
-class Command:
-    """A command. program: None until it has started, with `early` as its input. wanted: for each
-    kind of output, whether the bridge takes more. over: nobody reads it any more."""
+class DialedIn(remote_exec.Stdio):
+    """The stream over a line to the bridge."""
 
-    def __init__(self) -> None:
-        self.program: asyncio.subprocess.Process | None = None
-        self.early: list[bytes] = []
-        self.wanted = {OUT: asyncio.Event(), ERR: asyncio.Event()}
-        self.over = False
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._fd = int(line.socket.getsockopt(zmq.FD))
+        self.greeting = wire.frame(wire.NAMES, 0, json.dumps(names()).encode())
 
-    def feed(self, data: bytes) -> None:
-        """Pass input on; b"" is its end, which also ends the command (remote_exec)."""
-        if not data:
-            self.over = True
-            for event in self.wanted.values():
-                event.set()
-        if self.program is None:
-            self.early.append(data)
-        elif self.program.stdin is not None:
-            if data:
-                self.program.stdin.write(data)
-            else:
-                self.program.stdin.close()
+    def register(self, poll: select.poll, writes: bool) -> bool:  # noqa: ARG002  it takes all
+        """The descriptor tells of a change once, which the line may have noticed already."""
+        poll.register(self._fd, select.POLLIN)
+        return bool(int(self._line.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
+    def read(self) -> bytes | None:
+        return self._line.receive_bytes(0)
 
-class Commands:
-    """The commands of this node, and its line to the bridge; in one event loop."""
-
-    def __init__(self, line: Line, silence_s: float) -> None:
-        self._line, self._silence_s = line, silence_s
-        self._clock = ListeningClock()
-        self._heard = self._clock.now()
-        self._running: dict[int, Command] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._over = asyncio.Event()
-
-    async def serve(self) -> None:
-        """Until told to end, a signal, or silence; then end all commands."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._over.set)
-        loop.add_reader(int(self._line.socket.getsockopt(zmq.FD)), self._read)
-        self._send(HELLO, 0, json.dumps(names()).encode())
-        while not self._over.is_set() and self._clock.now() < self._heard + self._silence_s:
-            self._send(BEAT)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), BEAT_S)
-            self._read()
-        for command in list(self._running.values()):
-            command.feed(b"")
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=END_S)
-
-    def _send(self, kind: bytes, number: int = 0, data: bytes = b"") -> None:
-        self._line.send_bytes("bridge", message(kind, number, data))
-        asyncio.get_running_loop().call_soon(self._read)  # its descriptor tells of a change once
-
-    def _read(self) -> None:
-        while (payload := self._line.receive_bytes(0)) is not None:
-            self._heard = self._clock.now()
-            kind, number, data = parts(payload)
-            if kind == START:
-                self._running[number] = Command()
-                task = asyncio.ensure_future(self._run(number, json.loads(data)))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            elif kind == END:
-                self._over.set()
-            elif (command := self._running.get(number)) is not None:
-                if kind == DATA:
-                    command.feed(data)
-                elif kind == WRITTEN:
-                    command.wanted[data].set()
-
-    async def _run(self, number: int, argv: list[str]) -> None:
-        command, pipe = self._running[number], asyncio.subprocess.PIPE
-        try:
-            program = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=own_env()
-            )
-        except OSError as error:
-            self._send(ERR, number, f"{argv[0]}: {error.strerror}\n".encode())
-            self._send(EXIT, number, b"127")
-            return
-        finally:
-            self._running.pop(number)
-        command.program = program
-        self._running[number] = command
-        for data in command.early:
-            command.feed(data)
-        assert program.stdout is not None
-        assert program.stderr is not None
-        await asyncio.gather(
-            self._show(number, OUT, program.stdout), self._show(number, ERR, program.stderr)
-        )
-        status = await program.wait()
-        del self._running[number]
-        self._send(EXIT, number, str(status if status >= 0 else 128 - status).encode())
-
-    async def _show(self, number: int, kind: bytes, stream: asyncio.StreamReader) -> None:
-        """Send a stream's data, and more of it once the bridge's reader has taken that."""
-        command = self._running[number]
-        while data := await stream.read(CHUNK_BYTES):
-            command.wanted[kind].clear()
-            self._send(kind, number, data)
-            if not command.over:
-                await command.wanted[kind].wait()
-
-
-def own_env() -> dict[str, str]:
-    """The node's environment, without what describes this program as a task."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in OF_THE_JOB or not name.startswith(_OF_STARTERS)
-    }
+    def write(self, data: bytearray) -> int:
+        self._line.send_bytes("bridge", bytes(data))
+        return len(data)
 
 
 def main(file: str) -> None:
-    processes.set_name("mnode-node")
-    processes.adopt_orphans()
+    remote_exec.adopt_orphans(b"mnode-node")
     order = read_order(Path(file))
     line = Line(f"node/{uuid.uuid4().hex}", way_to(order), order.keys)
+    for name in [name for name in os.environ if name.startswith(_OF_STARTERS)]:
+        if name not in OF_THE_JOB:
+            del os.environ[name]
     try:
-        asyncio.run(Commands(line, order.silence_s).serve())
+        remote_exec.RemoteExec(DialedIn(line), order.silence_s).serve()
     finally:
-        processes.kill_descendants()
+        remote_exec.kill_all()
         line.close()
 
 

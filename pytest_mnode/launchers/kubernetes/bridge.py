@@ -41,7 +41,7 @@ from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
-from pytest_mnode.launchers.remote.bridge_server import LOST, BridgeServer, Descriptors
+from pytest_mnode.launchers.remote.bridge_server import LOST, BridgeServer, Caller
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
@@ -201,15 +201,15 @@ class Bridge:
         """Take connections until the task is cancelled."""
         await BridgeServer(self._run, self._events).serve(path)
 
-    async def _run(self, host: str, argv: list[str], streams: Descriptors) -> tuple[int, str]:
+    async def _run(self, host: str, asked: Mapping[str, Any], caller: Caller) -> tuple[int, str]:
         pod = self.pods.hosts.get(host)
         if pod is None or pod.over:
             return LOST, pod.over if pod else f"no pod {host}"
         try:
-            command = await Exec.start(self.api, pod.name, self.run.container, argv)
+            command = await Exec.start(self.api, pod.name, self.run.container, asked["argv"])
         except ApiError as error:
             return LOST, str(error)
-        return await command.run(streams)
+        return await command.run(caller)
 
     async def _events(self, connection: socket.socket, order: dict[str, Any]) -> None:
         """Serve the launcher's connection."""

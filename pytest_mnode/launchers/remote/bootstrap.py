@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_mnode.launchers.node_env import DEFAULTS, SET, is_passed
 from pytest_mnode.launchers.remote import command_process, remote_exec, wire
+from pytest_mnode.launchers.remote.node_command import as_sent
 from pytest_mnode.protocol import listening_clock
 
 BOOTSTRAP = 'f=open(0,"rb",0,closefd=False);exec(f.readline())'
@@ -28,11 +29,16 @@ OF_THE_SESSION = (
 the user's choice (XDG_CACHE_HOME)."""
 
 
-def source() -> bytes:
-    """Bytes that BOOTSTRAP reads: a line that reads the program, then the program."""
+def source(silence_s: float = wire.SILENCE_S) -> bytes:
+    """Bytes that BOOTSTRAP reads: a line that reads the program, then the program.
+
+    silence_s: how long the stream may carry nothing before the program ends its commands.
+    """
     text = _FUTURE
     for module in (listening_clock, wire, command_process, remote_exec):
         text += Path(module.__file__ or "").read_bytes().replace(_FUTURE, b"")
+        if module is wire:
+            text += f"SILENCE_S = {silence_s!r}\n".encode()
     read = (
         f"b=b''\nwhile len(b)<{len(text)}:\n c=f.read({len(text)}-len(b))\n"
         " if not c:raise SystemExit\n b+=c\nexec(compile(b,'remote_exec','exec'))"
@@ -84,9 +90,9 @@ def inherited_from(pid: int | None) -> dict[str, str]:
     return dict(pairs)
 
 
-def as_sent(text: str) -> str:
-    """A text whose UTF-8 bytes are the bytes of `text` on this machine, whatever the locale."""
-    return os.fsencode(text).decode("utf-8", "surrogateescape")
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment, by `as_sent`."""
+    return {as_sent(name): as_sent(value) for name, value in environ.items()}
 
 
 def config(
@@ -107,21 +113,19 @@ def config(
     return json.dumps({**found, **limits})
 
 
-def order(node: str, argv: Sequence[str], daemon: int | None, silence_s: float) -> bytes:
-    """The frame that makes remote_exec run a command.
+def order(
+    node: str,
+    argv: Sequence[str],
+    directory: str,
+    environ: Mapping[str, str],
+    inherited: Mapping[str, str],
+) -> bytes:
+    """The order that makes remote_exec run a local command's command.
 
-    daemon: pid of the cleanup daemon, which has inherited pytest's environment. silence_s: how long
-    the connection may carry nothing before remote_exec ends the command.
+    directory, environ: of the local command. inherited: pytest's environment when the run began.
     """
-    made: dict[str, Any] = {
-        "argv": [as_sent(word) for word in argv],
-        "cwd": as_sent(directory()),
-        "where": node,
-        "silence_s": silence_s,
-    }
-    for kind, variables in asdict(sent(os.environ, inherited_from(daemon))).items():
-        made[kind] = {as_sent(name): as_sent(value) for name, value in variables.items()}
-    return wire.frame(wire.ORDER, json.dumps(made).encode())
+    made: dict[str, Any] = {"argv": list(argv), "cwd": directory, "where": node}
+    return json.dumps({**made, **asdict(sent(environ, inherited))}).encode()
 
 
 def directory() -> str:

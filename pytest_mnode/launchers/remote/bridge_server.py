@@ -1,4 +1,4 @@
-"""The bridge's end of its callers' connections: commands (remote.bridged), and other requests."""
+"""The bridge's end of its callers' connections: commands (node_command), and other requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import stat
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,43 @@ CHUNK_BYTES = 1 << 15
 LOST = 255
 
 
-class Descriptors:
-    """Streams over three descriptors of the caller; `close` closes them."""
+ATOMIC_BYTES = 4096
+"""A pipe that is ready for writing takes this many bytes without blocking (PIPE_BUF)."""
+
+
+class Caller:
+    """A local command that waits for one on a node: its streams; `close` closes them.
+
+    signals: numbers of the signals that it passes on, a byte each.
+    """
 
     def __init__(self, fds: Sequence[int]) -> None:
-        self._fds = tuple(fds)
+        flags = (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)
+        self._fds = tuple(_opened_anew(fd, how) for fd, how in zip(fds, flags, strict=True))
+        self._most = [ATOMIC_BYTES if os.get_blocking(fd) else CHUNK_BYTES for fd in self._fds]
         self._loop = asyncio.get_running_loop()
-        for fd in self._fds:
-            os.set_blocking(fd, False)
+        self.signals: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def read(self) -> bytes:
         """The command's next input; empty at the end."""
-        await self._ready(self._loop.add_reader, self._loop.remove_reader, self._fds[0])
-        try:
-            return os.read(self._fds[0], CHUNK_BYTES)
-        except BlockingIOError:
-            return await self.read()
+        while True:
+            await self._ready(self._loop.add_reader, self._loop.remove_reader, self._fds[0])
+            try:
+                return os.read(self._fds[0], CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return b""
 
     async def write(self, channel: int, data: bytes) -> None:
         """Pass on the command's output; waits if the reader is slow."""
         fd = self._fds[channel]
         while data:
+            await self._ready(self._loop.add_writer, self._loop.remove_writer, fd)
             try:
-                data = data[os.write(fd, data) :]
+                data = data[os.write(fd, data[: self._most[channel]]) :]
             except BlockingIOError:
-                await self._ready(self._loop.add_writer, self._loop.remove_writer, fd)
+                continue
             except OSError:  # nobody reads it any more
                 return
 
@@ -60,16 +73,31 @@ class Descriptors:
             os.close(fd)
 
 
+def _opened_anew(fd: int, flags: int) -> int:
+    """A descriptor's pipe or terminal, opened again without blocking; else the descriptor.
+
+    Other programs share the caller's own: to make that one non-blocking would change it for them.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        with contextlib.suppress(OSError):
+            made = os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_NOCTTY)
+            os.close(fd)
+            return made
+    return fd
+
+
 class BridgeServer:
     """Serves connections in the running event loop.
 
-    run(host, argv, streams): runs a command, and returns its exit status and, if it has none, the
-    reason; cancelled if the caller ends. other(connection, order): serves any other connection.
+    run(host, asked, caller): runs a command (node_command.request), and returns its exit status
+    and, if it has none, the reason; cancelled if the caller ends. other(connection, order): serves
+    any other connection.
     """
 
     def __init__(
         self,
-        run: Callable[[str, list[str], Descriptors], Coroutine[Any, Any, tuple[int, str]]],
+        run: Callable[[str, Mapping[str, Any], Caller], Coroutine[Any, Any, tuple[int, str]]],
         other: Callable[[socket.socket, dict[str, Any]], Awaitable[None]] | None = None,
     ) -> None:
         self._run = run
@@ -106,27 +134,34 @@ class BridgeServer:
             data += more
         order = json.loads(data or b"{}")
         if "exec" in order and len(fds) == 3:
-            await self._exec(connection, order["exec"], order["argv"], Descriptors(fds))
+            await self._exec(connection, order, Caller(fds))
         elif order and self._other is not None:
             await self._other(connection, order)
         else:
             connection.close()
 
     async def _exec(
-        self, caller: socket.socket, host: str, argv: list[str], streams: Descriptors
+        self, connection: socket.socket, asked: Mapping[str, Any], caller: Caller
     ) -> None:
         """Run a command, and report its exit status. The command ends with its caller."""
-        running = asyncio.ensure_future(self._run(host, argv, streams))
-        gone = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(caller, 1))
-        with caller:
+        running = asyncio.ensure_future(self._run(asked["exec"], asked, caller))
+        gone = asyncio.ensure_future(self._hear(connection, caller))
+        with connection:
             await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
             for task in (running, gone):
                 if not task.done():
                     task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 status, problem = await running
-                await streams.write(STDERR, f"{problem}\n".encode() if problem else b"")
+                await caller.write(STDERR, f"{problem}\n".encode() if problem else b"")
                 with contextlib.suppress(OSError):
-                    await asyncio.get_running_loop().sock_sendall(caller, str(status).encode())
+                    loop = asyncio.get_running_loop()
+                    await loop.sock_sendall(connection, str(status).encode())
             await asyncio.gather(gone, return_exceptions=True)
-        streams.close()
+        caller.close()
+
+    async def _hear(self, connection: socket.socket, caller: Caller) -> None:
+        """Until the caller has ended."""
+        with contextlib.suppress(OSError):
+            while numbers := await asyncio.get_running_loop().sock_recv(connection, 64):
+                caller.signals.put_nowait(numbers)

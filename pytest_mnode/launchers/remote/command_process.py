@@ -74,6 +74,14 @@ def kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def close_all_but(kept: set[int]) -> None:
+    """Close every descriptor above 2 that is not in `kept`: as many as are open, not may be."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and int(name) not in kept:
+                os.close(int(name))
+
+
 def node_env(
     env: Mapping[str, str],
     own: Mapping[str, str],
@@ -144,10 +152,7 @@ def run(order: dict[str, object], parent: int) -> tuple[int, str]:
     own = {decoded(name): decoded(value) for name, value in os.environb.items()}
     merged = node_env(sent, own, passed, defaults)
     env = {encoded(n): encoded(value) for n, value in merged.items()}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  as many as are open, not may be
-        with contextlib.suppress(OSError):
-            if int(name) > 2:
-                os.close(int(name))
+    close_all_but(set())
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

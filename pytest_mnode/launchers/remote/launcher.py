@@ -13,7 +13,7 @@ from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.node_env import RunEnv
-from pytest_mnode.launchers.remote import bootstrap, node_report, remote_proxy
+from pytest_mnode.launchers.remote import bootstrap, node_command, node_report, remote_proxy
 from pytest_mnode.launchers.remote.check_distinct import check_distinct
 from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
 from pytest_mnode.launchers.remote.run_all import REPORT_S, collect_reports, unusable_nodes
@@ -62,6 +62,8 @@ class RemoteLauncher(Launcher):
         self._wanted_shared_dir = (remote.shared_dir, remote.root)
         self._shared: SharedDir | None = None
         self._config = Path(self._run_dir) / f"{self.name}.json"
+        self._bridge = ""
+        """Path of the socket of the bridge that runs commands itself; "" if there is none."""
         self._hosts_by_name: dict[str, str] = {}
         """Host of each node, by the node's own name."""
         self._package_dirs: dict[str, str] = {}
@@ -169,9 +171,12 @@ class RemoteLauncher(Launcher):
         )
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
-        python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]
+        program, way = remote_proxy.__file__, str(self._config)
+        if self._bridge:
+            program, way = node_command.__file__, self._bridge
+        python = [sys.executable, "-S", "-E", "-s", program, way]
         there = node_report.as_there(argv, self.python, self._package_dirs.get(host, ""))
-        return [*python, str(self._config), host, *self._prologue, *there]
+        return [*python, host, *self._prologue, *there]
 
     def _reports(self, hosts: Sequence[str]) -> tuple[dict[str, NodeReport], dict[str, str]]:
         """Reports by host, and reasons of the hosts that cannot be used."""

@@ -25,10 +25,13 @@ if not __package__:  # run by its path
 from pytest_mnode.launchers.cleanup import child
 from pytest_mnode.launchers.remote import bootstrap, wire
 from pytest_mnode.launchers.remote.bridged import Bridged
+from pytest_mnode.launchers.remote.node_command import as_sent
 from pytest_mnode.machine import pidfd
 from pytest_mnode.protocol.listening_clock import ListeningClock
 
 LOST = 255
+_NUMBER = 1
+"""Of the only command on the connection."""
 STATUS_S = 2.0
 """Time until ssh has ended, after its connection has."""
 ATOMIC_BYTES = 4096
@@ -84,7 +87,7 @@ class RemoteProxy:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     def pass_on(self, number: int, _: object) -> None:
-        self.sent += wire.frame(wire.SIGNAL, bytes([number]))
+        self.sent += wire.frame(wire.SIGNAL, _NUMBER, bytes([number]))
 
     def serve(self) -> int:
         """Relay until the command has ended, or the connection has."""
@@ -157,7 +160,7 @@ class RemoteProxy:
             self.greeted = True
             self.read_all_errors()
             self.printed_bytes.clear()  # a login shell's output explains no later loss
-        for kind, payload in self.frames.feed(data):
+        for kind, _, payload in self.frames.feed(data):
             if kind == wire.OUT:
                 self.shown[1] += payload
             elif kind == wire.ERR:
@@ -175,16 +178,18 @@ class RemoteProxy:
             data = b""
         if data:
             self.ahead += len(data)
-            self.sent += wire.frame(wire.DATA, data)
+            self.sent += wire.frame(wire.DATA, _NUMBER, data)
         else:
             self.input_open = False
-            self.sent += wire.frame(wire.END)
+            self.sent += wire.frame(wire.END, _NUMBER)
 
     def show(self, fd: int) -> None:
         try:
-            del self.shown[fd][: os.write(fd, self.shown[fd][:ATOMIC_BYTES])]
+            count = os.write(fd, self.shown[fd][:ATOMIC_BYTES])
         except OSError:  # the reader is gone
-            self.shown[fd].clear()
+            count = len(self.shown[fd])
+        del self.shown[fd][:count]
+        self.sent += wire.taken(_NUMBER, count)
 
     def beat(self, full: bool) -> None:
         now, listened = time.monotonic(), self.clock.now()
@@ -205,6 +210,16 @@ class RemoteProxy:
             return
         except OSError:  # the program ended; `read_node` finds out how
             self.sent.clear()
+
+    def end(self) -> None:
+        """Let the node's program end, before the connection does."""
+        self.sent += wire.frame(wire.HANG_UP)
+        self.send()
+        end = time.monotonic() + STATUS_S
+        while (left_s := end - time.monotonic()) > 0:
+            ready = select.select([self.from_node], [], [], left_s)[0]
+            if ready and not os.read(self.from_node, wire.CHUNK_BYTES):
+                return
 
     def ended(self) -> None:
         """The connection ended before the command did."""
@@ -287,7 +302,14 @@ def main(arguments: Sequence[str]) -> int:
         return LOST
     bootstrap.give_back_files(settings.get("open_files"))
     silence_s = settings.get("silence_s", wire.SILENCE_S)
-    first = bootstrap.source() + bootstrap.order(node, argv, settings["daemon"], silence_s)
+    order = bootstrap.order(
+        node,
+        [as_sent(word) for word in argv],
+        as_sent(bootstrap.directory()),
+        bootstrap.variables(os.environ),
+        bootstrap.variables(bootstrap.inherited_from(settings["daemon"])),
+    )
+    first = bootstrap.source(silence_s) + wire.frame(wire.ORDER, _NUMBER, order)
     bridge = settings.get("bridge")
     running = Bridged(bridge, node, command) if bridge else child.start(command, PIPE, PIPE, PIPE)
     proxy = RemoteProxy(running, daemon, first)
@@ -295,7 +317,9 @@ def main(arguments: Sequence[str]) -> int:
     proxy.late = settings.get("late", proxy.late)
     proxy.silence_s = silence_s
     status = proxy.serve()
-    if proxy.lost:
+    if not proxy.lost:
+        proxy.end()
+    else:
         sys.stderr.write(f"{node}: {proxy.lost}\n")
         sys.stderr.flush()
     proxy.ssh.kill()  # not its group: srun's own child process ends the step

@@ -152,7 +152,7 @@ def test_a_host_that_does_not_dial_in_is_named(
 def test_a_lost_node_is_named_and_does_not_come_back(make: Make, tmp_path: Path) -> None:
     launcher = make("exec", hostfile=tmp_path / "hosts", silence_limit_s=2.0, **SITES["exec"])
     launcher.start()
-    number = each(launcher, "cut -d' ' -f4 /proc/$PPID/stat")[1][1]  # the parent of remote_exec
+    number = each(launcher, "cut -d' ' -f4 /proc/$PPID/stat")[1][1]  # above the command's keeper
     pid = int(number)
     assert psutil.Process(pid).name() == "mnode-node"
     os.kill(pid, signal.SIGKILL)

@@ -11,15 +11,14 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.dial_in import bridge, messages, node
-from pytest_mnode.launchers.dial_in.bridge import Bridge, Connected, DialSettings
-from pytest_mnode.launchers.dial_in.messages import START, DialOrder, message
+from pytest_mnode.launchers.dial_in import bridge, node
+from pytest_mnode.launchers.dial_in.bridge import Bridge, DialSettings
+from pytest_mnode.launchers.dial_in.node import DialOrder
 from pytest_mnode.protocol.channel import new_keys
 from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
 from tests.programs import write_program
@@ -120,7 +119,7 @@ def test_a_sites_command_that_stays_is_ended(
     made = Bridge(DialSettings((), 1, commands, "", 5.0, 5.0, {}), tmp_path)
     made.start()
     until(lambda: all(psutil.Process(p.pid).name() in ("sleep", "sh") for p in made.programs))
-    made.at["n1"] = Connected("nobody", 0.0)
+    made.nodes.take("n1", lambda _: None)
     made.end()
     assert [p.poll() for p in made.programs] == [-signal.SIGTERM, -signal.SIGKILL]
 
@@ -151,7 +150,8 @@ def test_why_nodes_are_missing(
     made.strangers += strangers
     made.start()
     here = ("n2", "n3") if len(commands) == 3 else ()
-    made.at |= {name: Connected("nobody", 0.0) for name in here}
+    for name in here:
+        made.nodes.take(name, lambda _: None)
     try:
         with pytest.raises(ClusterError) as caught:
             asyncio.run(made.await_nodes())
@@ -168,7 +168,7 @@ def test_a_bridge_whose_task_fails_ends(tmp_path: Path) -> None:
     async def beat() -> None:
         raise failed
 
-    made.beat = beat  # type: ignore[method-assign]
+    made.nodes.beat = beat  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no beat"):
         asyncio.run(bridge.serve(made, tmp_path / "socket"))
     made.end()
@@ -201,44 +201,3 @@ def test_an_address_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPat
             node.way_to(DialOrder((address[0],), address[1], new_keys()[1], 5.0))
         for one in full:
             one.close()
-
-
-class Line:
-    """In place of a node's line: what it receives."""
-
-    def __init__(self, *received: bytes) -> None:
-        self.received = list(received)
-        self.socket = self
-        self._fd = os.eventfd(0)
-
-    def getsockopt(self, _: int) -> int:
-        return self._fd
-
-    def send_bytes(self, destination: str, payload: bytes) -> None:
-        pass
-
-    def receive_bytes(self, _: float) -> bytes | None:
-        return self.received.pop(0) if self.received else None
-
-
-def test_a_command_that_does_not_end_is_not_awaited_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One that does not read its input, as remote_exec does."""
-    monkeypatch.setattr(node, "END_S", 0.2)
-    monkeypatch.setattr(node, "BEAT_S", 0.1)
-    line: Any = Line(message(START, 1, b'["sleep", "300.5"]'))
-
-    async def serve() -> int:
-        await asyncio.wait_for(node.Commands(line, 0.5).serve(), 20.0)
-        left = sleeping()
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(0.3)  # until the loop has reaped it
-        return len(left)
-
-    assert asyncio.run(serve()) == 1
-
-
-def test_messages_are_read_as_they_were_written() -> None:
-    assert messages.parts(message(START, 70_000, b"x\0y")) == (START, 70_000, b"x\0y")

@@ -42,7 +42,7 @@ def ready(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]
 
 
 def remote_end(program: subprocess.Popen[str]) -> psutil.Process:
-    [found] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
+    [found] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-node"]
     return found
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -71,46 +70,64 @@ def test_what_is_sent_to_a_node() -> None:
     )
 
 
+ORDER: dict[str, object] = {"argv": ["true"], "cwd": "/", "where": "n1"}
+
+
 def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
     """Frames that a remote end sends for an order, read `late_s` seconds late."""
-    pipe = subprocess.PIPE
-    sent = json.dumps({"silence_s": wire.SILENCE_S, **order}).encode()
+    pipe, frames = subprocess.PIPE, wire.Frames()
+    found: list[tuple[bytes, bytes]] = []
+    sent = json.dumps(order).encode()
     with subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe) as program:
         assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, sent))
+        assert isinstance(program.stdout, io.BufferedReader)
+        program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, 7, sent))
         program.stdin.flush()
         time.sleep(late_s)
-        _, _, data = program.stdout.read().partition(wire.HELLO)
-    return wire.Frames().feed(data)
+        assert program.stdout.readline() == wire.HELLO
+        while wire.EXIT not in dict(found):
+            for kind, number, payload in frames.feed(program.stdout.read1()):
+                found.append((kind, payload))
+                if kind == wire.OUT:
+                    program.stdin.write(wire.taken(number, len(payload)))
+                    program.stdin.flush()
+        program.stdin.close()
+    return found
 
 
 def test_a_command_that_cannot_be_started_fails_with_the_reason() -> None:
     """A variable cannot hold a NUL byte; any error that prevents a start is reported."""
-    order = {"argv": ["true"], "env": {"A": "a\0b"}, "cwd": "/", "where": "n1"}
-    frames = dict(of_the_far_end(order))
+    frames = dict(of_the_far_end(ORDER | {"env": {"A": "a\0b"}}))
     assert frames[wire.EXIT] == b"125"
     assert frames[wire.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
 
 
+def test_frames_are_found_however_their_bytes_arrive() -> None:
+    sent = wire.frame(wire.DATA, 70_000, b"x\0y") + wire.frame(wire.BEAT)
+    frames, found = wire.Frames(), []
+    for byte in sent:
+        found += frames.feed(bytes([byte]))
+    assert found == [(wire.DATA, 70_000, b"x\0y"), (wire.BEAT, 0, b"")]
+
+
 def test_a_crash_of_the_remote_end_is_told_and_is_no_success() -> None:
-    order = bootstrap.source() + wire.frame(wire.ORDER, b"no json")
+    order = bootstrap.source() + wire.frame(wire.ORDER, 1, b"no json")
     done = subprocess.run(
         REMOTE_END, input=order, capture_output=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.startswith(b"mnode-exec: JSONDecodeError: Expecting value")
+    assert done.stderr.startswith(b"mnode-node: JSONDecodeError: Expecting value")
 
 
 def test_a_command_ends_with_its_input_although_its_output_is_still_read() -> None:
     argv = ["sh", "-c", "echo ready; exec sleep 60"]
-    order = {"argv": argv, "env": dict(os.environ), "cwd": "/", "where": "n1", "silence_s": 600.0}
+    order = ORDER | {"argv": argv, "env": dict(os.environ)}
     sent, found = json.dumps(order).encode(), b""
     pipe = subprocess.PIPE
     with subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe) as program:
         assert program.stdin is not None
         assert isinstance(program.stdout, io.BufferedReader)
-        program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, sent))
+        program.stdin.write(bootstrap.source(600.0) + wire.frame(wire.ORDER, 1, sent))
         program.stdin.flush()
         while b"ready" not in found:
             found += program.stdout.read1()
@@ -124,8 +141,8 @@ def test_a_command_ends_with_its_input_although_its_output_is_still_read() -> No
 def test_a_late_reader_gets_all_output_of_an_ended_command() -> None:
     """The last output waits in a pipe after the command ended, for longer than DRAIN_S."""
     count = wire.ROOM_BYTES + (124 << 10)
-    order = {"argv": ["head", "-c", str(count), "/dev/zero"], "env": dict(os.environ)}
-    frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, remote_exec.DRAIN_S + 1.5)
+    order = ORDER | {"argv": ["head", "-c", str(count), "/dev/zero"], "env": dict(os.environ)}
+    frames = of_the_far_end(order, remote_exec.DRAIN_S + 1.5)
     assert sum(len(payload) for kind, payload in frames if kind == wire.OUT) == count
     assert dict(frames)[wire.EXIT] == b"0"
 
@@ -139,27 +156,29 @@ def a_near_end() -> Any:
 
 
 def a_far_end() -> Any:
-    """The remote end of a command that runs and reads nothing."""
+    """The remote end, without a command."""
     made = object.__new__(remote_exec.RemoteExec)
-    made.child, made.status, made.gone_since, made.silence_s = 0, None, None, wire.SILENCE_S
-    made.out, made.to_child, made.beaten = bytearray(), bytearray(), 0.0
+    made.gone_since, made.silence_s = None, wire.SILENCE_S
+    made.out, made.commands, made.beaten = bytearray(), {}, 0.0
     return made
 
 
 def test_output_that_is_held_by_a_process_elsewhere_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command has ended, and the process that has its output is no descendant."""
+    """The command has ended, and this process has its output open."""
     monkeypatch.setattr(remote_exec, "DRAIN_S", 0.1)
-    monkeypatch.setattr(remote_exec, "descendants", lambda _: [])
-    monkeypatch.setattr(os, "waitpid", Mock(side_effect=ChildProcessError))
-    end = a_far_end()
-    end.status, end.reported, end.outputs = 0, False, {7: wire.OUT}
-    end.close_output = end.outputs.pop
-    end.ended_at = began = time.monotonic()
-    while not end.reported:
-        assert time.monotonic() - began < 10.0
-        end.reap()
+    command, kept = remote_exec.Command(3, ORDER | {"argv": ["true"]}), list[int]()
+    kept += [os.open(f"/proc/self/fd/{fd}", os.O_WRONLY) for fd in command.outputs]
+    frames, end = b"", time.monotonic() + LIMIT_S
+    while not command.reported:
+        assert time.monotonic() < end
+        frames += command.turn({command.control.fileno()})
+        time.sleep(0.01)
+    command.close()
+    for fd in kept:
+        os.close(fd)
+    assert wire.Frames().feed(frames)[-1] == (wire.EXIT, 3, b"0")
 
 
 ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], bool]]] = {
