@@ -132,9 +132,13 @@ class BridgeServer:
             if not more:
                 break
             data += more
-        order = json.loads(data or b"{}")
+        line, _, more = data.partition(b"\n")
+        order = json.loads(line or b"{}")
         if "exec" in order and len(fds) == 3:
-            await self._exec(connection, order, Caller(fds))
+            caller = Caller(fds)
+            if more:
+                caller.signals.put_nowait(more)
+            await self._exec(connection, order, caller)
         elif order and self._other is not None:
             await self._other(connection, order)
         else:
