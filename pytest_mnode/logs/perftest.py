@@ -31,6 +31,7 @@ _COLUMN = re.compile(
 )
 _ONE_SIDE = re.compile(r"(?:Local|Remote) results:")
 """Above the rates of one side, which --report-both prints after their sum."""
+_DEVICE = re.compile(r"\bDevice\s+: (\S+)")
 _RULE = re.compile(r"-{20,}")
 _FAULT = re.compile(
     r".*(?:\b(?:couldn't|could not|can't|unable|failed|failure|not found|not supported|refused"
@@ -80,7 +81,7 @@ class Perftest:
     table was printed; without it the table may be cut off. damaged: a row has more or fewer cells
     than the heading. faults: lines that report an error. endless: the table has a row for each
     interval and no end, as with --run_infinitely. program: such as ib_write_bw, by its title; None
-    if that is missing, or of another program.
+    if that is missing, or of another program. device: such as mlx5_0, by its settings.
     """
 
     bidirectional: bool | None = None
@@ -91,6 +92,7 @@ class Perftest:
     damaged: bool = False
     endless: bool = False
     program: str | None = None
+    device: str | None = None
 
     @property
     def why_incomplete(self) -> str | None:
@@ -130,6 +132,7 @@ def read_perftest(output: str | bytes) -> Perftest:
         reader.damaged,
         reader.endless and not reader.closed,
         reader.program,
+        reader.device,
     )
 
 
@@ -172,6 +175,7 @@ class _Reader:
     endless: bool = False
     one_side: bool = False
     program: str | None = None
+    device: str | None = None
     command: re.Match[str] | None = None
 
     def read(self, line: str) -> None:
@@ -179,6 +183,8 @@ class _Reader:
             what = "bw" if kind["what"].lower() == "bw" else "lat"
             self.program = f"ib_{kind['verb'].lower()}_{what}"
         self.command = _COMMAND.search(line) or self.command
+        if named := _DEVICE.search(line):
+            self.device = named[1]
         if _ONE_SIDE.match(line):
             self.one_side, self.columns = True, ()
         elif line.startswith("#bytes") and not self.one_side:
@@ -265,6 +271,7 @@ def _read_json(text: str) -> tuple[Perftest, ...]:
 def _run(text: str) -> Perftest:
     rows = list(_rows(text))
     test = next((row["test"] for row in rows if "test" in row), "").replace("_", " ")
+    device = next((row["device"] for row in rows if "device" in row), None)
     kind = _TEST_KIND.search(test.replace("RDMA ", ""))
     what = "bw" if kind and kind["what"] == "BW" else "lat"
     rates, latencies = dict[int, float | None](), dict[int, float | None]()
@@ -284,6 +291,7 @@ def _run(text: str) -> Perftest:
         tuple(latencies.items()),
         closed=text.count("}") >= text.count("{"),
         program=f"ib_{kind['verb'].lower()}_{what}" if kind else None,
+        device=device,
     )
 
 

@@ -185,7 +185,7 @@ def bare(redop: str, root: str, busbw: float, algbw: float = 400.0) -> str:
         (
             bare("sum", "-1", 48.0, 48.0).replace(" root", "").replace("sum -1", "sum"),
             {"nodes": 2, "procs_per_node": 1},
-            "all_reduce, 2 nodes of 1 ranks",
+            "all_reduce, 2 nodes of 1 rank",
         ),
         (bare("none", "-1", 375.0), {"collective": "all_gather"}, "all_gather, 2 nodes of 8 rank"),
     ],
@@ -499,6 +499,13 @@ def test_tables_as_people_paste_them(
     assert verdict_of([found]) is expected
 
 
+def test_a_program_without_a_known_rate_leaves_the_others_to_be_judged() -> None:
+    unknown, known = judge_output(f"{GOOD.replace('all_red', 'no_')}{SLOW}".encode(), Asked(H100))
+    assert (unknown.title, unknown.judged) == ("no_uce_perf", [])
+    assert unknown.why
+    assert verdict_of([unknown, known]) is verdict(SLOW)
+
+
 def test_the_rates_of_one_side_are_not_those_of_both() -> None:
     """perftest --report-both prints the sum of both directions, then each."""
     head = "#bytes iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n"
@@ -541,13 +548,28 @@ def test_rows_as_json_are_those_of_a_csv() -> None:
     assert verdict(json.dumps({"by": "x", "rows": rows[:1]}, indent=1), **said) is Verdict.PASS
 
 
+def test_each_port_is_judged_by_its_worst_run() -> None:
+    def run(device: str, rate: float) -> str:
+        return (
+            f"{'-' * 30}\nRDMA_Write BW Test\n Dual-port : OFF Device         : {device}\n"
+            "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n"
+            f"65536 1000 0.00 {rate} 0.1\n{'-' * 30}\n"
+        )
+
+    text = run("mlx5_0", 391.8) + run("mlx5_1", 196.8) + run("mlx5_0", 392.0) + run("mlx5_1", 391.0)
+    good, slow = judge_output(text.encode(), Asked(H100))
+    assert ("mlx5_0" in good.title, "mlx5_1" in slow.title) == (True, True)
+    assert [round(one.sizes[0].value or 0, 1) for one in (good, slow)] == [391.9, 196.8]
+    assert [verdict_of([one]) for one in (good, slow)] == [Verdict.PASS, Verdict.FAIL]
+
+
 def test_perftests_own_json() -> None:
     text = (
         '{"test_info": {"test": "RDMA_Write BW Test", "Device": "mlx5_0"}, "results": {"MsgSize": '
         '1048576, "n_iterations": 5000, "BW_average": 392.60, "MsgRate": 0.046802}}'
     )
     [found] = judge_output(text.encode(), Asked(H100))
-    assert (found.title, found.sizes[0].value) == ("ib_write_bw, one port", 392.6)
+    assert (found.title, found.sizes[0].value) == ("ib_write_bw, mlx5_0", 392.6)
     assert verdict(3 * text) is Verdict.PASS
     assert verdict(3 * text.replace("392.60", "200.00").replace("46802", "23842")) is Verdict.FAIL
 

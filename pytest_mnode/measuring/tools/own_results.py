@@ -70,6 +70,8 @@ _ROUNDED = 0.006
 _LARGE_BYTES, _LARGE_SHARE = 1 << 16, 0.9
 """A rate of this size, perftest's default, is unusual below this part of the line: of 200 Gbit/s 64
 KiB reach 0.951 (HDR, Azure/aks-rdma-infiniband, tests/expected-output.md)."""
+_UNSTEADY = 1.1
+"""[choice] Runs over one port that differ by more are of several peers, or the port is at fault."""
 _USUAL_PORT = RdmaBandwidthPromise.model_validate(
     {"program": "perftest", "size": "64 KiB", "at_least_fraction": _LARGE_SHARE}
 )
@@ -178,7 +180,9 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
     found: list[Result] = []
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
-        if why := test.why_without_shape:
+        unknown = len(tests) > 1 and test.program and name_of(test.program) is None
+        why = "what it should reach is not known" if unknown else test.why_without_shape
+        if why:
             found.append(Result(test.program or "nccl-tests", "GB/s", (), why=why))
             continue
         if (asked.nodes or 0) >= test.nodes > 0 and test.ranks % test.nodes:
@@ -227,7 +231,8 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     cut = next((t.why_incomplete for run in runs if (t := run.test) and t.only_cut_off), None)
     if promise is not None and not judged:
         why = why or f"sizes below {-(-start >> 20)} MiB, from which they are judged"
-    shape = f"{one.nodes} node{'s' * (one.nodes > 1)} of {one.ranks_per_node} ranks"
+    ranks = f"{one.ranks_per_node} rank{'s' * (one.ranks_per_node > 1)}"
+    shape = f"{one.nodes} node{'s' * (one.nodes > 1)} of {ranks}"
     pinned = ", ring pinned" if pins else ""
     times = f", {len(runs)} runs" if len(runs) > 1 else ""
     usual = ", held to what is usual as the spec promises none" * (expectation.promise is None)
@@ -424,7 +429,9 @@ def _shape(test: NcclTest, asked: Asked, collective: str) -> tuple[int, int]:
         per_node = per_node or asked.spec.accelerators.per_node
         ranks = _ranks_by_ratio(test, collective, per_node) if per_node else 0
     if nodes and test.nodes and nodes != test.nodes:
-        raise UsageError(f"--nodes={nodes}, but the file has ranks on {test.nodes} hosts")
+        raise UsageError(
+            f"--nodes={nodes}, but the file has ranks on {test.nodes} host{'s' * (test.nodes > 1)}"
+        )
     nodes = nodes or test.nodes
     usual = per_node or asked.spec.accelerators.per_node
     if not nodes and ranks and usual and ranks % usual == 0:
@@ -552,13 +559,13 @@ def _reasons_in_log(output: bytes, spec: Spec) -> Iterator[str]:
 
 
 def _judge_perftest(runs: Sequence[Perftest], asked: Asked) -> list[Result]:
-    by_program: dict[str, list[Perftest]] = {}
+    by_port: dict[tuple[str, str], list[Perftest]] = {}
     for run in runs:
-        by_program.setdefault(run.program or "perftest", []).append(run)
-    return [_judge_program(*one, asked.spec) for one in by_program.items()]
+        by_port.setdefault((run.program or "perftest", run.device or "one port"), []).append(run)
+    return [_judge_port(*port, of_port, asked.spec) for port, of_port in by_port.items()]
 
 
-def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result:
+def _judge_port(program: str, port: str, runs: Sequence[Perftest], spec: Spec) -> Result:
     fabric, key = spec.criteria.fabric, _PROMISES.get(program, "")
     promise = getattr(fabric, key, None) if fabric and key else None
     why = next((why for run in runs if (why := run.why_incomplete)), "") or ""
@@ -582,6 +589,11 @@ def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result
         for size, value in run.rates_gbits_s if rates else run.typical_us:
             if value is not None:
                 values.setdefault(size, []).append(value / ways)
+    if rates and any(max(found) > _UNSTEADY * min(found) for found in values.values()):
+        values, usual = (
+            {size: [min(found)] for size, found in values.items()},
+            f"{usual}, worst run",
+        )
     found = tuple(
         _of_pair(size, _pair(values[size]), spec, _judged(size, values[size], spec, promise, why))
         if rates
@@ -597,7 +609,7 @@ def _judge_program(program: str, runs: Sequence[Perftest], spec: Spec) -> Result
             " or more" if rates else ""
         )
     both = ", half of both directions" if any(run.bidirectional for run in runs) else ""
-    return Result(f"{program}, one port{both}{usual}", "Gbit/s" if rates else "µs", found, why=why)
+    return Result(f"{program}, {port}{both}{usual}", "Gbit/s" if rates else "µs", found, why=why)
 
 
 def _pair(values: Sequence[float]) -> PairResult:
