@@ -154,7 +154,7 @@ def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
 def test_an_invalid_mark_is_one_line(tmp_path: Path) -> None:
     mark = 'import pytest\n@pytest.mark.mnode(nodes="x")\ndef test_it(world): pass'
     write_files(tmp_path, test_it=mark)
-    run = run_pytest(tmp_path, "-n2", "--mnode-nodes=2", "--mnode-launcher=local")
+    run = run_pytest(tmp_path, "-n1", "--mnode-nodes=2", "--mnode-launcher=local")
     line = (
         "ERROR: test_it.py::test_it: @pytest.mark.mnode(nodes='x'): accepted: a whole number of 1"
     )
