@@ -279,7 +279,7 @@ def test_who_receives_what_another_link_broke_is_its_victim(broken: str, culprit
     assert (errors.value, errors.culprit) == (7, culprit)
 
 
-def test_few_losses_among_few_packets_are_inconclusive() -> None:
+def test_few_losses_among_few_packets_accuse_nobody() -> None:
     quiet = PortReading("a", QUIET)
     ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30
     [*_, lost] = judge({"gpu0": quiet}, {"gpu0": PortReading("a", ports)}, fabric("ethernet"))
