@@ -126,19 +126,26 @@ def _overlaps(place: Place) -> Sequence[Setting]:
 def _compressions(place: Place) -> Sequence[Setting]:
     job = {"job": _job(place), "passes": 8}
     hooks = "torch.distributed.algorithms.ddp_comm_hooks"
-    register = f"model.register_comm_hook(None, {hooks}.default_hooks"
-    powers = (
-        f"model.register_comm_hook(PowerSGDState(None, 2), {hooks}.powerSGD_hook.powerSGD_hook)"
-    )
     # Its buckets call collectives when others end: by gloo in another order on each rank.
     one = {"bucket_bytes": 2 * _gradient_bytes(place)} if place.backend == "gloo" else {}
-    powered = {"job": _job(place, **one), "passes": 8, "hook": "powerSGD"}
-    name = f"PowerSGD, rank 2{', one bucket' * bool(one)}"
+    powered = {**job, "job": _job(place, **one)}
+    power = f"PowerSGD, rank 2{', one bucket' * bool(one)}"
+    settings = (
+        ("fp16", job, "fp16", "None, {}.default_hooks.fp16_compress_hook"),
+        ("bf16", job, "bf16", "None, {}.default_hooks.bf16_compress_hook"),
+        ("8 bit", job, "8bit", "None, {}.quantization_hooks.quantization_pertensor_hook"),
+        (power, powered, "powerSGD", "PowerSGDState(None, 2), {}.powerSGD_hook.powerSGD_hook"),
+    )
     return [
         Setting("uncompressed", job),
-        Setting("fp16", {**job, "hook": "fp16"}, lines=(f"{register}.fp16_compress_hook)",)),
-        Setting("bf16", {**job, "hook": "bf16"}, lines=(f"{register}.bf16_compress_hook)",)),
-        Setting(name, powered, lines=(powers,)),
+        *(
+            Setting(
+                name,
+                {**given, "hook": hook},
+                lines=(f"model.register_comm_hook({line.format(hooks)})",),
+            )
+            for name, given, hook, line in settings
+        ),
     ]
 
 

@@ -360,7 +360,13 @@ def _parallel(
 ) -> nn.Module:
     if config.parallel != "ddp" or not hook:
         return parallel(bare, config, device, dist.group.WORLD, spans)
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    if hook == "8bit" and (backend := dist.get_backend()) != "nccl":
+        raise NotHere(f"torch's 8-bit hook cannot read what an all_gather of {backend} returns")
+    from torch.distributed.algorithms.ddp_comm_hooks import (
+        default_hooks,
+        powerSGD_hook,
+        quantization_hooks,
+    )
 
     model = DistributedDataParallel(
         bare,
@@ -372,6 +378,8 @@ def _parallel(
             None, matrix_approximation_rank=2, start_powerSGD_iter=2
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif hook == "8bit":
+        model.register_comm_hook(None, quantization_hooks.quantization_pertensor_hook)
     else:
         model.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
     return model
