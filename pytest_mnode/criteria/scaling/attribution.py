@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +129,7 @@ class _Means:
     step_s: float
     parts: NDArray[np.float64]
     path: NDArray[np.float64]
-    slowest: list[Step]
+    backward_s: float
 
 
 def attribute(timings: JobTimings, row: Throughput) -> Attribution:
@@ -161,7 +160,7 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
         path_ideal=tuple((base.path * share).tolist()),
         sent_s=sent_s,
         hidden_s=hidden_s,
-        backward_s=float(np.mean([step.backward_s for step in mine.slowest])),
+        backward_s=mine.backward_s,
     )
 
 
@@ -200,75 +199,60 @@ def _typical(
 def _means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> _Means:
     cycles = [one.cycle(number, whole) for one, number in steps]
     slowest = [min(cycle, key=lambda step: step.exposed) for cycle in cycles]
-    of_ranks = [np.mean([step.parts for step in cycle], axis=0) for cycle in cycles]
-    parts = np.mean(of_ranks, axis=0)
-    needed_s = float(np.mean([step.exposed for step in slowest]))
-    waiting_s = parts[_EXPOSED] - needed_s
-    parts[_EXPOSED] = needed_s
+    parts = np.mean([np.mean([one.parts for one in cycle], axis=0) for cycle in cycles], axis=0)
+    path = np.mean([step.parts for step in slowest], axis=0)
+    waiting_s = parts[_EXPOSED] - path[_EXPOSED]
+    parts[_EXPOSED] = path[_EXPOSED]
     return _Means(
-        float(np.mean([np.mean([step.wall_s for step in cycle]) for cycle in cycles])),
+        fmean(fmean(step.wall_s for step in cycle) for cycle in cycles),
         np.append(parts, waiting_s),
-        np.mean([step.parts for step in slowest], axis=0),
-        slowest,
+        path,
+        fmean(step.backward_s for step in slowest),
     )
 
 
 def _sent(groups: Sequence[GroupSteps]) -> tuple[float | None, float | None]:
     """Seconds of a step in which collectives run on the rank that waits least, and those of them
     that are hidden, by traces of all ranks of a group; None if there are none."""
-    every = [one.traced for one in groups]
-    least = [min(some, key=attrgetter("exposed")) for some in every if some and all(some)]
+    every = [[one for one in group.traced if one] for group in groups]
+    whole = [
+        some for some, group in zip(every, groups, strict=True) if len(some) == len(group.ranks)
+    ]
+    least = [min(some, key=lambda one: one.exposed) for some in whole]
     if not least:
         return None, None
-    hidden_s, exposed_s = (
-        float(np.mean([attrgetter(part)(one) for one in least])) / TRACED_STEPS
-        for part in ("hidden", "exposed")
-    )
-    return hidden_s + exposed_s, hidden_s
+    hidden_s = fmean(one.hidden for one in least) / TRACED_STEPS
+    return hidden_s + fmean(one.exposed for one in least) / TRACED_STEPS, hidden_s
 
 
 def rank_means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> tuple[RankMeans, ...]:
     """Means of each rank's typical steps, the half nearest to the median; of all, if `whole`."""
-    every: dict[int, list[_OfRank]] = {}
+    every: dict[tuple[int, str], list[tuple[float, float, Step]]] = {}
     for one, number in steps:
         took_s, least_s = one.step_s(number), min(step.exposed for step in one.step(number))
         for index, rank in enumerate(one.ranks):
-            every.setdefault(rank, []).append(_OfRank(one, index, number, took_s, least_s))
+            of_rank = every.setdefault((rank, one.node_of(index)), [])
+            of_rank.append((took_s, least_s, one.steps[index][number]))
     part = 1.0 if whole else TYPICAL
-    return tuple(_rank_time(rank, every[rank], part) for rank in sorted(every))
+    return tuple(_rank_time(*rank, some, part) for rank, some in sorted(every.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class _OfRank:
-    """A step of a group from the view of one rank. step_s: of the group; least_s: its least time
-    exposed."""
-
-    group: GroupSteps
-    index: int
-    number: int
-    step_s: float
-    least_s: float
-
-    @property
-    def own(self) -> Step:
-        return self.group.steps[self.index][self.number]
-
-
-def _rank_time(rank: int, steps: Sequence[_OfRank], part: float) -> RankMeans:
-    middle_s = median(one.step_s for one in steps)
-    order = sorted(steps, key=lambda one: abs(one.step_s - middle_s))
-    typical = order[: math.ceil(len(order) * part)]
-    own = [one.own for one in typical]
-    least = [one.least_s for one in typical]
-    parts = np.mean([step.parts for step in own], axis=0)
-    computes = [one.own.compute for one in steps]
+def _rank_time(
+    rank: int, node: str, steps: list[tuple[float, float, Step]], part: float
+) -> RankMeans:
+    """steps: seconds of the group's step, its least time exposed, and the rank's own."""
+    middle_s = median(took_s for took_s, *_ in steps)
+    typical = sorted(steps, key=lambda one: abs(one[0] - middle_s))[: math.ceil(len(steps) * part)]
+    parts = np.mean([own.parts for *_, own in typical], axis=0)
     return RankMeans(
         rank=rank,
-        node=steps[0].group.node_of(steps[0].index),
-        step_s=float(np.mean([step.wall_s for step in own])),
+        node=node,
+        step_s=fmean(own.wall_s for *_, own in typical),
         **dict(zip(PARTS, map(float, parts), strict=True)),
-        waiting_s=float(parts[_EXPOSED] - np.mean(least)),
-        slowest_in=float(np.mean([s.exposed <= e for s, e in zip(own, least, strict=True)])),
-        missed=float(np.mean([step.missed for step in own])),
-        computes_mostly=float(np.quantile(computes, 1 - _MOSTLY, method="lower")),
+        waiting_s=float(parts[_EXPOSED]) - fmean(least_s for _, least_s, _ in typical),
+        slowest_in=fmean(own.exposed <= least_s for _, least_s, own in typical),
+        missed=fmean(own.missed for *_, own in typical),
+        computes_mostly=float(
+            np.quantile([own.compute for *_, own in steps], 1 - _MOSTLY, method="lower")
+        ),
     )
