@@ -92,11 +92,11 @@ def _truth(folder: Path, fault: str, ended: float) -> float | None:
 
 
 def _named(ran: Ran, promise: WorkloadCriterion, fault: str, node: str) -> bool:
-    """Whether the right rank, or node, was named, and no other; of a slow network there is none."""
+    """Whether the right rank, or node, was named, and no other."""
     if fault in ("hang", "crash"):
         judged = list(judge_end([ran]))
     else:
         judged = [one for one in judge_goodput(ran, promise) if one.expected is not None]
     culprits = [one.culprit for one in judged if one.culprit is not None]
     nodes = {name for one in culprits for name in one.nodes}
-    return nodes == ({"checkpoint": {"node0"}, "network": set()}.get(fault, {node}))
+    return nodes == ({"node0"} if fault == "checkpoint" else {node})

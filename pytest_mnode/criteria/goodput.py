@@ -28,6 +28,10 @@ _STALLED = 3.0
 """[choice] A step that takes this many times the usual has stalled, for what is beyond that."""
 _SLOW = 0.05
 """[choice] A rank is slow if it takes this fraction of a step longer than the median rank."""
+_LEAST_BYTES = 1 << 20
+_SLOW_LINK = 3.0
+"""[choice] A path is slow if another carries this many times as much while it is busy; paths that
+carried _LEAST_BYTES count."""
 _CLOCK_S = 1.0
 _NEGATIVE = 0.05
 """[choice] Clocks differ if ranks live this long outside of the job, or if a part of its wall time
@@ -37,15 +41,17 @@ _KINDS: Mapping[str, PartName] = {
     "save": "checkpointing",
     "observing": "observing",
 }
+_NAMED = ("begin", "sent")
+"""Kinds whose note has more than times."""
 _NOTES = re.compile(r"rank(\d+)\.(\d+)(?:\.(\d+)\.trace\.json\.gz|\.jsonl)$")
-_NOT_OF_THE_JOB = re.compile(r"/torch/|/sitecustomize\.py$")
 Span = tuple[float, float]
 
 
 @dataclass(slots=True)
 class RankNotes:
     """What a rank noted between its start and its end; times in seconds since 1970. steps: their
-    ends. forward: its first call of a module. traces: by the number of their last step."""
+    ends. forward: its first call of a module. traces: by the number of their last step. sent: bytes
+    over TCP and seconds for which its network was busy with them, by the addresses of both ends."""
 
     rank: int
     node: str = ""
@@ -54,6 +60,7 @@ class RankNotes:
     steps: list[float] = field(default_factory=list)
     spans: dict[str, list[Span]] = field(default_factory=dict)
     traces: dict[int, Traced] = field(default_factory=dict)
+    sent: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     last: float | None = None
     """Its last note."""
 
@@ -70,7 +77,8 @@ class RankNotes:
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """The parts of a wall time, in seconds, which add up to it. slow: ranks that make others wait,
-    by the part in which they do. traces: number of traces of which communication is known.
+    by the part in which they do. slow_link: nodes of which one has a slow link, by what TCP
+    counted; none if all paths are alike. traces: number of traces of which communication is known.
     hidden: seconds per step of communication beside computing. lost: steps done twice. ranks: that
     noted something. missing: why parts are not known."""
 
@@ -84,6 +92,7 @@ class Ledger:
     starts: int = 0
     ranks: int = 0
     missing: Mapping[PartName | Literal["goodput"], str] = field(default_factory=dict)
+    slow_link: frozenset[str] = frozenset()
 
     def unseen(self, name: PartName | Literal["goodput"]) -> str:
         """Why a part is not known, though its seconds are 0; "" if it is known."""
@@ -140,20 +149,26 @@ def _notes(rank: int, text: str) -> RankNotes:
     for line in text.splitlines():
         try:
             kind, time_s, *rest = json.loads(line)
-            begin, *ends = map(float, (time_s, *(rest if kind != "begin" else ())))
+            begin, *ends = map(float, (time_s, *(rest if kind not in _NAMED else ())))
             if not all(map(math.isfinite, (begin, *ends))):
                 continue
             if kind == "begin":
                 notes.began, notes.node = begin, str(*rest)
             elif kind == "forward":
                 notes.forward = begin
+            elif kind == "sent":
+                notes.sent = {
+                    (local, peer): (float(sent), float(busy_s))
+                    for ends_of, (sent, busy_s) in rest[0].items()
+                    for local, peer in [ends_of.split()]
+                }
             elif kind == "step":
                 notes.steps.append(begin)
             else:
                 [ended] = ends
                 notes.spans.setdefault(kind, []).append((begin, ended))
             notes.last = max(notes.last or 0.0, begin, *ends)
-        except (ValueError, TypeError):
+        except (AttributeError, LookupError, ValueError, TypeError):
             continue  # torn by a kill
     return notes
 
@@ -219,6 +234,7 @@ def ledger(
         len(starts),
         max(map(len, starts), default=0),
         missing,
+        slow_link(starts[-1]) if starts else frozenset(),
     )
 
 
@@ -344,12 +360,24 @@ class Steps:
         return exposed, 0.0, None
 
 
-def where(stacks: str) -> str:
-    """Where a rank is, by the stacks that faulthandler wrote: the innermost line of its main thread
-    outside of torch and the observer, such as "train.py:31 in load"; "" if there is none."""
-    for stack in re.split(r"\n(?=(?:Current thread|Thread) 0x)", stacks):
-        if stack.rstrip().endswith("in <module>") and "threading.py" not in stack:
-            frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-            own = [one for one in frames if not _NOT_OF_THE_JOB.search(one[0])]
-            return next((f"{one[0].rpartition('/')[2]}:{one[1]} in {one[2]}" for one in own), "")
-    return ""
+def slow_link(ranks: Iterable[RankNotes]) -> frozenset[str]:
+    """Nodes of which one has a slow link: the one of all slow paths, or both ends of the only one.
+
+    A rank that is late delays all paths of a ring, but keeps none busy.
+    """
+    ranks = list(ranks)
+    nodes = {local: one.node for one in ranks for local, _ in one.sent}
+    moved: dict[tuple[str, str], tuple[float, float]] = {}
+    for one in ranks:
+        for (_, peer), (sent, busy_s) in one.sent.items():
+            path = one.node, nodes.get(peer, one.node)
+            before = moved.get(path, (0.0, 0.0))
+            moved[path] = before[0] + sent, before[1] + busy_s
+    rates = {
+        path: sent / busy_s
+        for path, (sent, busy_s) in moved.items()
+        if len(set(path)) > 1 and sent >= _LEAST_BYTES and busy_s > 0
+    }
+    most = max(rates.values(), default=0.0)
+    slow = [frozenset(path) for path, rate in rates.items() if rate * _SLOW_LINK < most]
+    return frozenset.intersection(*slow) if slow else frozenset()

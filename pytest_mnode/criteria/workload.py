@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal, cast
 
-from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes, where
+from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.intervals import interval_of
@@ -20,6 +20,8 @@ from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.launchers.node import count
 from pytest_mnode.logs.causes import ENDINGS, Cause, first_cause
 from pytest_mnode.logs.flight_recorder import dump_causes, read_dump
+from pytest_mnode.logs.nccl_inspector import Calls, read_calls
+from pytest_mnode.logs.stacks import located
 from pytest_mnode.logs.training import FORMATS, Progress, Step, read_progress
 from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals, listed
 from pytest_mnode.progress import progress
@@ -52,6 +54,8 @@ class Ran:
     killed_s: float | None = None
     resumed_s: float | None = None
     """The end of the first step after the kill."""
+    calls: Sequence[Calls] = ()
+    """Collectives, by NCCL's inspector where the job loads it."""
 
     @property
     def failed(self) -> list[str]:
@@ -175,6 +179,7 @@ def _run(
         places,
         next(iter(killed_s), None),
         resumed(starts, killed_s[0]) if killed_s else None,
+        read_calls(files[name].decode(errors="replace") for name in files if name[-4:] == ".log"),
     )
 
 
@@ -197,15 +202,9 @@ def _cause(
     if waits is None or (found is not None and found.root and found.name not in ENDINGS):
         return found
     hosts = {places.get(rank) for rank in waits.ranks}
-    stacks = {
-        rank: at
-        for rank in waits.ranks
-        if (at := where(files.get(f"stack_rank_{rank}.txt", b"").decode(errors="replace")))
-    }
-    detail = "; ".join(
-        [waits.detail or "", *(f"rank {rank} is at {at}" for rank, at in stacks.items())]
-    )
-    return replace(waits, host=hosts.pop() if len(hosts) == 1 else None, detail=detail)
+    names = [f"stack_rank_{rank}.txt" for rank in waits.ranks]
+    stacks = {name: files[name].decode(errors="replace") for name in names if name in files}
+    return replace(located(waits, stacks), host=hosts.pop() if len(hosts) == 1 else None)
 
 
 def counted(said: Progress) -> tuple[int, int] | None:
@@ -414,8 +413,8 @@ def judge_goodput(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]
                 "",
                 expected,
                 source,
-                _named(ran) if name == "restarting" else _slow(ran, book.slow.get(name)),
-                note=f"{book.parts[name]:.2f} s{_evidence(name, book)}",
+                _culprit(ran, book, name),
+                note=f"{book.parts[name]:.2f} s{_evidence(name, ran, book)}",
                 interval=(value - spread, value) if spread else None,
             )
 
@@ -489,6 +488,18 @@ def _twice(noted: int, said: Progress) -> tuple[int, int] | None:
     return max(0, noted - span[1]), noted - span[0]
 
 
+def _culprit(ran: Ran, book: Ledger, name: PartName) -> Culprit | None:
+    """Who makes a part of the ledger as long as it is."""
+    if name == "restarting":
+        return _named(ran)
+    if name == "communicating" and book.slow_link:
+        ends = sorted(book.slow_link)
+        if len(ends) == 1:
+            return Culprit(f"link of {ends[0]}", ends)
+        return Culprit(f"link of {' or '.join(ends)}", either=[ends])
+    return _slow(ran, book.slow.get(name))
+
+
 def _slow(ran: Ran, rank: int | None) -> Culprit | None:
     if rank is None:
         return None
@@ -497,8 +508,15 @@ def _slow(ran: Ran, rank: int | None) -> Culprit | None:
     return Culprit(f"rank {rank} on {node}", filter(None, [node]), parts=parts)
 
 
-def _evidence(name: PartName, book: Ledger) -> str:
+def _evidence(name: PartName, ran: Ran, book: Ledger) -> str:
     """What a part is known by, where that is not all steps of all ranks."""
+    if name in ("communicating", "slow rank") and ran.calls:
+        one, *_ = ran.calls
+        late = f", {one.late} comes last" if one.late else ""
+        return (
+            f"; NCCL: {one.name} of {one.size_bytes / 1e6:.3g} MB over {one.ranks} ranks at "
+            f"{one.busbw_gbytes_s:.3g} GB/s, median of {one.calls}{late}"
+        )
     if name in ("stepping", "communicating", "slow rank"):
         if not book.traces:
             return "; no trace: communication is within stepping"

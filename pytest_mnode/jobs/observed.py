@@ -59,6 +59,8 @@ class Notes:
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(self.folder / "nccl_trace_rank_"),
         }
+        if "NCCL_PROFILER_PLUGIN" in given:  # read if it is the inspector
+            dumps |= {"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_DIR": str(self.folder)}
         own = {"PYTHONPATH": ":".join(paths), observer.DIRECTORY: str(self.folder)}
         return {name: value for name, value in dumps.items() if name not in given} | own
 

@@ -4,7 +4,8 @@ The text of this file is a folder's `sitecustomize.py`, which Python imports at 
 folder is on PYTHONPATH. It imports nothing of this package, and nothing of it may end the job: what
 fails is said once on stderr. It times batches of a DataLoader and files of checkpoints, notes the
 first call of a module and the end of each step, and traces two steps now and then by torch's own
-profiler, unless the job has one running. A rank writes lines of JSON, each a kind and times in
+profiler, unless the job has one running; then it notes what the kernel counted of its TCP
+connections. A rank writes lines of JSON, each a kind and times in
 seconds since 1970. If the file DUMP appears beside them, it writes its flight recorder's dump and
 its stacks there.
 """
@@ -22,6 +23,8 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
+import struct
 import sys
 import threading
 import time
@@ -43,6 +46,8 @@ _TRACED_S = 30.0
 _REPLACED = 10
 """[choice] Steps of other parameters without one of the first, after which these count."""
 _LOOK_S = 0.5
+_TCP_INFO = struct.Struct("=120xQ40xQQ")
+"""Of Linux's struct tcp_info: bytes acknowledged; microseconds busy, and held by the receiver."""
 _said: set[str] = set()
 
 
@@ -140,6 +145,7 @@ class _Notes:
         if self._trace is not None and traced >= TRACED_STEPS:
             late = traced > TRACED_STEPS or time.time() - self._trace_s > _TRACED_S
             self._observing(self.drop_trace if late else self.end_trace)
+            self.note("sent", time.time(), _ours(_sent))
         elif self._traces < _TRACES and self._steps % TRACED_EVERY in TRACED:
             self._observing(self._begin_trace)
 
@@ -225,6 +231,26 @@ class _Notes:
             hidden = self._directory / f".dump_{self._rank}"
             hidden.write_bytes(dump())
             hidden.rename(self._directory / f"flight_recorder_rank_{self._rank}")
+
+
+def _sent() -> dict[str, list[float]]:
+    """Bytes that this process sent over TCP, and seconds in which its network was busy with them,
+    by the addresses of both ends."""
+    found: dict[str, list[float]] = {}
+    if socket.getdefaulttimeout() is not None:  # of new objects: it would end up on the connections
+        return found
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with (
+            contextlib.suppress(OSError, struct.error),
+            socket.socket(fileno=os.dup(int(name))) as one,
+        ):
+            counted = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            acked, busy_us, held_us = _TCP_INFO.unpack(counted)
+            ends = f"{one.getsockname()[0]} {one.getpeername()[0]}"
+            sums = found.setdefault(ends, [0.0, 0.0])
+            sums[0] += acked
+            sums[1] += (busy_us - held_us) / 1e6
+    return found
 
 
 def _queued() -> Any:

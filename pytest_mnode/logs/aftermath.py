@@ -7,7 +7,6 @@ consequences. Of equal causes the one that names more of its culprit comes first
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,12 @@ from pathlib import Path
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.causes import ENDINGS, Cause, causes
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
+from pytest_mnode.logs.stacks import RANK_OF_FILE, located
 from pytest_mnode.machine.cpus import format_cpulist
 
 MOST_BYTES = 64 << 20
 """[choice] Of a longer file, as much of its beginning and of its end together."""
 MOST_FILES = 20_000
-_RANK_OF_FILE = re.compile(r"\brank[-_]?(\d{1,7})\b", re.IGNORECASE)
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
 _DUMPS = "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1"
 
@@ -113,23 +112,24 @@ def answer(left: Left) -> Answer:
     roots = [one for one in kept if one.cause.root and one.cause.name not in ENDINGS]
     rest = [one for one in kept if one not in roots]
     first = next(iter([*roots, *rest]), None)
+    shown = first and replace(first, cause=located(first.cause, left.texts))
     return Answer(
-        first,
+        shown,
         tuple(roots[1:]),
         tuple(one for one in rest if one is not first),
-        tuple(_missing(first, left)),
+        tuple(_missing(first, left, stacks=shown != first)),
         len(left.texts) + len(left.dumps),
     )
 
 
 def _of_rank(cause: Cause, file: str) -> Cause:
     """The cause with the rank of its file, if no line names one."""
-    found = _RANK_OF_FILE.search(file)
+    found = RANK_OF_FILE.search(file)
     return replace(cause, ranks=(int(found[1]),)) if found and not cause.ranks else cause
 
 
-def _missing(first: Found | None, left: Left) -> Iterator[str]:
-    """What was not there, as far as it would tell more."""
+def _missing(first: Found | None, left: Left, *, stacks: bool) -> Iterator[str]:
+    """What was not there, as far as it would tell more. stacks: whether the culprit's are."""
     if left.unread:
         names = ", ".join(f"{name} ({why})" for name, why in list(left.unread.items())[:4])
         yield f"{len(left.unread)} files could not be read: {names}"
@@ -143,10 +143,11 @@ def _missing(first: Found | None, left: Left) -> Iterator[str]:
         yield f"no dump of ranks {named}: they ended before, or {_DUMPS}"
     if first is None or not waits:
         return
-    logged = {int(one[1]) for file in left.texts if (one := _RANK_OF_FILE.search(file))}
+    logged = {int(one[1]) for file in left.texts if (one := RANK_OF_FILE.search(file))}
     silent = [rank for rank in first.cause.ranks if rank not in logged]
     if silent:
         yield f"no log of ranks {format_cpulist(tuple(silent))} (a file with rank_N in its name)"
     if not any("NCCL" in text for text in left.texts.values()):
         yield "no log of NCCL: NCCL_DEBUG=INFO, NCCL_DEBUG_FILE=…/rank_%h_%p.log"
-    yield "the stack of the culprit while it hangs: py-spy dump --pid"
+    if not stacks:
+        yield "the stack of the culprit while it hangs: py-spy dump --pid … > rank_N.txt"

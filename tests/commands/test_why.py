@@ -12,6 +12,7 @@ import pytest
 
 from pytest_mnode.commands import main
 from tests.logs.test_flight_recorder import AT_2, DONE, WORLD
+from tests.logs.test_stacks import PY_SPY
 
 WATCHDOG = (
     "[rank{rank}]:[E1121 02:00:00 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught "
@@ -55,6 +56,15 @@ def test_dumps_say_who_did_not_come(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {one["cause"] for one in found["followed_by"]} == {"collective timed out"}
     assert any("no log of ranks 2" in line for line in found["missing"])
     assert found["files"] == 6
+    assert any("py-spy" in line for line in found["missing"])
+
+
+def test_a_stack_says_where_the_culprit_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = why(capsys, left(tmp_path, LATE | {"py-spy_rank_2.txt": PY_SPY}))
+    assert found["cause"]["detail"].endswith("rank 2 is at train.py:23 in load")
+    assert not any("py-spy" in line for line in found["missing"])
 
 
 def test_what_broke_comes_before_who_waits(

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from pytest_mnode.criteria.goodput import PARTS, Ledger, ledger, read_notes, where
+from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes, slow_link
 from pytest_mnode.spec.workload import PartName
 
 T = 1_000_000.0
@@ -105,6 +105,42 @@ def test_a_restart(last_step: int | None, lost: Mapping[str, float]) -> None:
     assert parts(found) == {"starting": 5, "restarting": 8, **lost}
 
 
+@pytest.mark.parametrize(
+    ("rates", "named"),
+    [
+        ({"01": 2.4, "12": 2.2, "20": 92.5}, {"node1"}),
+        ({"01": 25.0, "12": 24.0, "20": 2.4}, {"node0", "node2"}),
+        ({"01": 9.0, "12": 24.0, "20": 26.0}, set()),
+        ({"01": 2.4, "12": 2.3, "20": 2.2}, set()),  # the whole fabric
+        ({"01": 2.4, "12": 2.3, "20": 2.2, "02": 25.0}, set()),  # several
+        ({"01": 2.4, "12": 2.2, "20": 92.5, "03": 0.1}, {"node1"}),
+    ],
+)
+def test_the_node_of_a_slow_link(rates: Mapping[str, float], named: set[str]) -> None:
+    """Each path between nodes carries 40 MB, at so many MB/s while it is busy."""
+    files = []
+    for rank in range(3):
+        [(name, content)] = notes(rank, 0, 10).items()
+        sent = {
+            f"10.0.0.{rank} 10.0.0.{path[1]}": [4e7, 40 / rate]
+            for path, rate in rates.items()
+            if path[0] == str(rank)
+        }
+        sent |= {f"10.0.0.{rank} 10.0.0.{rank}": [9e9, 1.0]}  # within the node
+        lines = [["sent", T + 9, {"torn": [1]}], ["sent", T + 9, sent], ["sent", T + 9, None]]
+        text = "".join(json.dumps(one) + "\n" for one in lines)
+        files.append({name: text.encode() + content})
+    assert made(*files, wall=16).slow_link == named
+
+
+def test_few_bytes_show_no_slow_link() -> None:
+    ranks = [
+        RankNotes(0, "node0", sent={("10.0.0.0", "10.0.0.1"): (9e5, 9.0)}),
+        RankNotes(1, "node1", sent={("10.0.0.1", "10.0.0.0"): (4e7, 1.0)}),
+    ]
+    assert slow_link(ranks) == set()
+
+
 def test_starts_are_told_apart() -> None:
     """Rank 1 died before it called a module, and begins first after the restart."""
     died = {"rank1.7.jsonl": f'["begin", {T + 2}, "node1"]\n'.encode()}
@@ -180,19 +216,3 @@ def test_what_was_not_noted_is_unattributed(files: Mapping[str, bytes]) -> None:
 def test_programs_that_a_rank_starts_do_not_count() -> None:
     other = {"rank0.999.jsonl": b'["begin", 1000001.0, ""]\n'}
     assert made(other, notes(0, 0, 10), wall=15).steps == 10
-
-
-def test_where_a_rank_is() -> None:
-    stacks = """\
-Thread 0x00007f01 (most recent call first):
-  File "/x/observer.py", line 9 in _dump_when_asked
-  File "/usr/lib/python3.11/threading.py", line 975 in run
-
-Thread 0x00007f02 (most recent call first):
-  File "/v/site-packages/torch/autograd/graph.py", line 9 in backward
-  File "/notes/sitecustomize.py", line 99 in first
-  File "/job/train.py", line 23 in load
-  File "/job/train.py", line 31 in <module>
-"""
-    assert where(stacks) == "train.py:23 in load"
-    assert where("") == ""

@@ -23,6 +23,7 @@ from pytest_mnode.criteria.workload import (
 from pytest_mnode.errors import SpecError
 from pytest_mnode.logs.causes import Cause, first_cause
 from pytest_mnode.logs.causes.table import known_cause
+from pytest_mnode.logs.nccl_inspector import Calls
 from pytest_mnode.logs.training import Progress, Step, read_progress
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import doubts
@@ -163,6 +164,27 @@ def observed(**changes: Any) -> Ran:
     book = Ledger(100.0, parts, {"input": 1}, 2, 0.02, steps=16, lost=4, starts=2, ranks=2)
     places = {0: "node0", 1: "node1"}
     return replace(ran(2), **{"ledger": book, "places": places, **changes})
+
+
+@pytest.mark.parametrize(
+    ("ends", "nodes", "either"),
+    [({"node1"}, {"node1"}, set()), ({"node0", "node1"}, set(), {frozenset({"node0", "node1"})})],
+)
+def test_a_slow_link_is_named_for_communicating(
+    ends: set[str], nodes: set[str], either: set[frozenset[str]]
+) -> None:
+    parts = dict.fromkeys(PARTS, 0.0) | {"stepping": 50.0, "communicating": 50.0}
+    book = Ledger(100.0, parts, slow_link=frozenset(ends), steps=16, starts=1, ranks=2, traces=2)
+    calls = [Calls("AllReduce", 64_000_000, 16, 812, 38.04, "node1")]
+    judged = judge_goodput(
+        observed(ledger=book, calls=calls), promise(at_most={"communicating": 0.2})
+    )
+    one = next(one for one in judged if one.name == "communicating, of the wall time")
+    assert one.verdict == "fail"
+    assert one.culprit is not None
+    assert one.culprit.nodes == nodes
+    assert one.culprit.either == either
+    assert "AllReduce of 64 MB over 16 ranks at 38 GB/s, median of 812, node1 comes" in one.note
 
 
 KILLED = {"killed_s": 50.0, "resumed_s": 80.0}

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mnode.criteria.goodput import read_notes, where
+from pytest_mnode.criteria.goodput import read_notes
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.jobs import observer
 from pytest_mnode.jobs.observed import Notes, StalledError, notes
+from pytest_mnode.logs.stacks import where
 from pytest_mnode.machine.mounts import Mount
 from tests.waiting import until
 
@@ -47,6 +48,14 @@ TRAINING = """
 """
 OWN_PROFILER = """
 subprocess.run([sys.executable, "-c", ""], check=True)
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+sending = socket.create_connection(listening.getsockname())
+receiving = listening.accept()[0]
+receiving.settimeout(30)
+for _ in range(16):
+    sending.sendall(bytes(1 << 16))
+    receiving.recv(1 << 16, socket.MSG_WAITALL)
 for _ in range(2):
     train(8)
 with torch.profiler.profile() as own:
@@ -189,6 +198,10 @@ def test_what_a_rank_notes(tmp_path: Path) -> None:
     [traced] = noted.traces.items()
     assert traced[0] == 9
     assert traced[1].computing > 0
+    [(sent, busy_s)] = [noted.sent[ends] for ends in noted.sent if noted.sent[ends][0] > 0]
+    assert set(noted.sent) == {("127.0.0.1", "127.0.0.1")}
+    assert sent == pytest.approx(1 << 20, abs=2)
+    assert 0 < busy_s < 60
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Stacks of ranks, by Python's faulthandler or `py-spy dump`, as text or with --json. Pure.
+
+Source: CPython, Python/traceback.c; py-spy, src/dump.rs and src/stack_trace.rs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_mnode.logs.causes import Cause
+
+RANK_OF_FILE = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NOT_OF_THE_JOB = re.compile(r"(?:^|/)torch/|(?:^|/)sitecustomize\.py$")
+_THREADS = re.compile(r"\n+(?=(?:Current thread|Thread) )")
+_FAULTHANDLER = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_PY_SPY = re.compile(r"^\s+(?P<function>\S.*) \((?P<file>[^()]+):(?P<line>\d+)\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    file: str
+    line: str
+    function: str
+
+
+def where(text: str) -> str:
+    """Where a rank is: the innermost line of its main thread outside of torch and the observer,
+    such as "train.py:31 in load"; "" if the text has no stack of it."""
+    own = [one for one in _main_thread(text) if not _NOT_OF_THE_JOB.search(one.file)]
+    return next((f"{f.file.rpartition('/')[2]}:{f.line} in {f.function}" for f in own), "")
+
+
+def located(cause: Cause, texts: Mapping[str, str]) -> Cause:
+    """The cause, with where its ranks are. texts: by names of files, in which the rank stands."""
+    stacks = {
+        int(rank[1]): at
+        for name, text in texts.items()
+        if (rank := RANK_OF_FILE.search(name)) and (at := where(text))
+    }
+    lines = [f"rank {rank} is at {stacks[rank]}" for rank in cause.ranks if rank in stacks]
+    return (
+        replace(cause, detail="; ".join(filter(None, [cause.detail, *lines]))) if lines else cause
+    )
+
+
+def _main_thread(text: str) -> Iterator[_Frame]:
+    """Its frames, the innermost first."""
+    if text.lstrip().startswith("["):
+        yield from _of_json(text)
+        return
+    for stack in _THREADS.split(text):
+        if '"MainThread"' in stack.partition("\n")[0]:
+            pattern = _PY_SPY
+        elif stack.rstrip().endswith("in <module>") and "threading.py" not in stack:
+            pattern = _FAULTHANDLER
+        else:
+            continue
+        yield from (_Frame(**one.groupdict()) for one in pattern.finditer(stack))
+        return
+
+
+def _of_json(text: str) -> Iterator[_Frame]:
+    try:
+        threads: list[Any] = json.loads(text)
+        main = next(one for one in threads if one.get("thread_name") == "MainThread")
+        frames = [
+            _Frame(str(f["filename"]), str(f["line"]), str(f["name"])) for f in main["frames"]
+        ]
+    except (AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError):
+        return
+    yield from frames
