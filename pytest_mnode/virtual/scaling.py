@@ -13,12 +13,12 @@ from pytest_mnode.criteria.scaling.judge import judge, judge_efficiency, judge_p
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
 from pytest_mnode.criteria.scaling.timings import (
-    TRACED_STEPS,
     AllReduceTime,
     GroupSteps,
     JobTimings,
     Step,
 )
+from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Traced
 from pytest_mnode.measuring.locating.locate import BUDGET_S
 from pytest_mnode.spec.scaling import ReferenceModel

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
-from pytest_mnode.criteria.scaling.timings import PARTS, TRACED_STEPS, GroupSteps, JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step
+from pytest_mnode.jobs.observer import TRACED_STEPS
 
 TYPICAL = 0.5
 """Fraction of the steps whose means represent all steps: means add up, which medians of parts would

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from pytest_mnode.logs.kineto import Traced
 
-TRACED_STEPS = 2
-"""Steps that torch's profiler traces after the timed ones: it slows them."""
 PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
 """Parts of a rank's step: compute; waiting for collectives, which are those of gradients after all
 compute is done and that of the loss; waiting for input; the optimiser; writing a checkpoint; the

@@ -16,12 +16,12 @@ from pytest_mnode.criteria.scaling.judge import (
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import (
-    TRACED_STEPS,
     AllReduceTime,
     GroupSteps,
     JobTimings,
     Step,
 )
+from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Traced
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec, profile_spec
