@@ -29,9 +29,9 @@ _STALLED = 3.0
 _SLOW = 0.05
 """[choice] A rank is slow if it takes this fraction of a step longer than the median rank."""
 _LEAST_BYTES = 1 << 20
-_SLOW_LINK = 3.0
-"""[choice] A path is slow if another carries this many times as much while it is busy; paths that
-carried _LEAST_BYTES count."""
+_SLOW_LINK = 4.0
+"""[choice] A path is slow if another carries this many times as much while it is busy (of healthy
+ones on busy cores, up to 2.2 times); paths that carried _LEAST_BYTES count."""
 _CLOCK_S = 1.0
 _NEGATIVE = 0.05
 """[choice] Clocks differ if ranks live this long outside of the job, or if a part of its wall time
@@ -153,7 +153,7 @@ def _notes(rank: int, text: str) -> RankNotes:
             if not all(map(math.isfinite, (begin, *ends))):
                 continue
             if kind == "begin":
-                notes.began, notes.node = begin, str(*rest)
+                notes.began, notes.node = begin, str(rest[0])
             elif kind == "forward":
                 notes.forward = begin
             elif kind == "sent":

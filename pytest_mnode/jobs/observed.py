@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.jobs import observer
 from pytest_mnode.jobs.job import JobResult
 from pytest_mnode.jobs.launched import LaunchedJob
@@ -21,6 +22,7 @@ from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mount
 
 _LOOK_S = 0.2
 _DUMPED_S = 5.0
+_MOST_SPIED = 8
 
 
 class StalledError(TimeLimitError):
@@ -45,10 +47,12 @@ class _Files(Mapping[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The folder of the notes, which all nodes see. delay_s: until all do, of a new line."""
+    """The folder of the notes, which all nodes see. delay_s: until all do, of a new line. cluster:
+    where py-spy is run for ranks that hang; None for nowhere."""
 
     folder: Path
     delay_s: float = 0.0
+    cluster: Nodes | None = None
 
     def env(self, given: Mapping[str, str]) -> dict[str, str]:
         """Variables of the job. given: those that it has otherwise."""
@@ -120,6 +124,22 @@ class Notes:
             if len(list(self.folder.glob("flight_recorder_rank_*"))) >= len(ranks):
                 return
             time.sleep(_LOOK_S)
+        if self.cluster is not None:
+            self._spy(self.cluster)
+
+    def _spy(self, cluster: Nodes) -> None:
+        """Stacks of ranks that cannot write them, as where C code keeps Python's lock: by py-spy,
+        where it is installed."""
+        written = {one.name for one in self.folder.glob("stack_rank_*.txt")}
+        for notes in sorted(self.folder.glob("rank*.jsonl"))[-_MOST_SPIED:]:
+            name = f"stack_{notes.name.partition('.')[0].replace('rank', 'rank_')}.txt"
+            with contextlib.suppress(MnodeError, OSError, ValueError):
+                [_, _, node, pid] = json.loads(notes.read_text().partition("\n")[0])
+                if name not in written:
+                    argv = ("py-spy", "dump", "--json", "--pid", str(pid))
+                    [dumped] = cluster.run(argv, node, timeout=_DUMPED_S)
+                    if dumped.ok:
+                        (self.folder / name).write_text(dumped.stdout)
 
 
 @contextlib.contextmanager
@@ -131,6 +151,6 @@ def notes(cluster: Nodes) -> Iterator[Notes]:
         (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
         mount = mount_of(str(folder), read_mounts())
         local = mount is not None and mount.kind in LOCAL_FILE_SYSTEMS
-        yield Notes(folder, 0.0 if local else NFS_DELAY_S)
+        yield Notes(folder, 0.0 if local else NFS_DELAY_S, cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

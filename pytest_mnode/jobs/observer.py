@@ -79,7 +79,7 @@ class _Notes:
         self._others: dict[int, list[float]] = {}
         self._trace: Any = None
         self._trace_s = 0.0
-        self.note("begin", time.time(), asked.get("MNODE_JOB_NODE", ""))
+        self.note("begin", time.time(), asked.get("MNODE_JOB_NODE", ""), os.getpid())
         atexit.register(_ours, self.drop_trace)
         threading.Thread(target=self._dump_when_asked, daemon=True).start()
 
