@@ -240,13 +240,14 @@ def _sent() -> dict[str, list[float]]:
     if socket.getdefaulttimeout() is not None:  # of new objects: it would end up on the connections
         return found
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with (
-            contextlib.suppress(OSError, struct.error),
-            socket.socket(fileno=os.dup(int(name))) as one,
-        ):
-            counted = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-            acked, busy_us, held_us = _TCP_INFO.unpack(counted)
-            ends = f"{one.getsockname()[0]} {one.getpeername()[0]}"
+        with contextlib.suppress(OSError, struct.error):
+            one = socket.socket(fileno=int(name))
+            try:
+                counted = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                acked, busy_us, held_us = _TCP_INFO.unpack(counted)
+                ends = f"{one.getsockname()[0]} {one.getpeername()[0]}"
+            finally:
+                one.detach()  # it stays open: it is the job's
             sums = found.setdefault(ends, [0.0, 0.0])
             sums[0] += acked
             sums[1] += (busy_us - held_us) / 1e6

@@ -50,7 +50,8 @@ TRAINING = """
 """
 OWN_PROFILER = """
 subprocess.run([sys.executable, "-c", ""], check=True)
-import socket
+import os, socket
+held = open(sys.argv[0])
 listening = socket.create_server(("127.0.0.1", 0))
 sending = socket.create_connection(listening.getsockname())
 receiving = listening.accept()[0]
@@ -63,6 +64,9 @@ for _ in range(2):
 with torch.profiler.profile() as own:
     train(3)
 assert own.key_averages()
+links = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+assert links.count(os.path.realpath(held.name)) == 1
+sending.sendall(b"is still open")
 """
 """It begins at step 25, and is running at step 27, after which a trace would begin."""
 GROUPS = """
