@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import tempfile
@@ -56,9 +58,14 @@ def read_at_random(  # noqa: PLR0917  what is read
 def fio_command(
     kind: str, paths: Sequence[Path], each_bytes: int, block_bytes: int, duration_s: float | None
 ) -> list[str]:
-    """Its command line: past the page cache, as its rate has no fsync in it."""
-    general = ["--direct=1", "--ioengine=psync", "--fallocate=none", f"--rw={kind}"]
-    sizes = [f"--bs={block_bytes}", f"--size={each_bytes}"]
+    """Its command line: past the page cache, as its rate has no fsync in it.
+
+    Its jobs are threads: processes would go on writing after fio itself is killed. It leaves out
+    the last block of a file if that is not whole, which is then too short for random reads.
+    """
+    general = ["--thread", "--direct=1", "--ioengine=psync", "--fallocate=none", f"--rw={kind}"]
+    whole_bytes = each_bytes if kind == "randread" else -(-each_bytes // block_bytes) * block_bytes
+    sizes = [f"--bs={block_bytes}", f"--size={whole_bytes}"]
     if duration_s is not None:
         sizes += ["--time_based", f"--runtime={max(1, round(duration_s))}"]
     safe = ["--end_fsync=1"] if kind == "write" else ["--readonly"]
@@ -130,7 +137,7 @@ def _of_fio(kind: str, done: subprocess.CompletedProcess[str]) -> tuple[int, flo
     moved = found.write if kind == "write" else found.read
     if found.errors or moved is None or done.returncode:
         why = "; ".join(found.errors) or f"status {done.returncode}, and nothing moved"
-        return 0, 0.0, f"fio: {why}"
+        return 0, 0.0, _said("fio", why)
     return moved.size_bytes, moved.time_s, ""
 
 
@@ -142,5 +149,11 @@ def _of_elbencho(
     if done.returncode or phase is None or not phase.bytes_s or not phase.time_s:
         said = [line for line in done.stderr.splitlines() if "error" in line.lower()]
         why = said[0].strip() if said else f"status {done.returncode}, and no {wanted} phase"
-        return 0, 0.0, f"elbencho: {why}"
+        return 0, 0.0, _said("elbencho", why)
     return round(phase.bytes_s * phase.time_s), phase.time_s, ""
+
+
+def _said(tool: str, why: str) -> str:
+    """What a program said, behind the name of the error that it means, as in `error_text`."""
+    names = (name for number, name in errno.errorcode.items() if os.strerror(number) in why)
+    return " ".join([*list(names)[:1], f"{tool}: {why}"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -75,6 +77,12 @@ ELBENCHO = """
     open(where, "w").write(f"{labels}\\n{name},2000,3,6\\n")
 """
 HANGS = "import time; time.sleep(60)"
+FULL = "No space left on device"
+FIO_FULL = """
+    import json
+    job = {"jobname": "file0", "error": 28, "write": {"io_bytes": 4096}}
+    print(json.dumps({"fio version": "fio-3.33", "jobs": [job]}))
+"""
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,12 @@ HANGS = "import time; time.sleep(60)"
         ("elbencho", ELBENCHO, (6 * 2**20, 2.0, "")),
         ("fio", "raise SystemExit(3)", (0, 0.0, "fio: it printed no JSON")),
         ("elbencho", "raise SystemExit('ERROR: no')", (0, 0.0, "elbencho: ERROR: no")),
+        ("fio", FIO_FULL, (0, 0.0, f"ENOSPC fio: {FULL}")),
+        (
+            "elbencho",
+            f"raise SystemExit('ERROR: {FULL}')",
+            (0, 0.0, f"ENOSPC elbencho: ERROR: {FULL}"),
+        ),
         ("fio", HANGS, (0, 0.0, "fio did not end within 1 s")),
     ],
 )
@@ -111,3 +125,37 @@ def test_programs_leave_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tools.move("fio", "write", [tmp_path / "file"], PAGE, [1], 30.0)
     assert [path.name for path in tmp_path.iterdir()] == ["fio"]
+
+
+@pytest.fixture
+def fio(tmp_path: Path) -> None:
+    """Skips without fio, and where it may not open files past the page cache."""
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    if "Invalid argument" in tools.move("fio", "write", [tmp_path / "any"], PAGE, [1], 30.0).error:
+        pytest.skip("O_DIRECT is refused here")
+
+
+@pytest.mark.usefixtures("fio")
+def test_files_of_fio_are_long_enough_for_its_random_reads(tmp_path: Path) -> None:
+    paths = [tmp_path / "a, b:c d", tmp_path / "other"]
+    for kind in ("write", "read"):
+        found = tools.move("fio", kind, paths, SIZE, [1, 2], 30.0)
+        assert (found.size_bytes, found.error) == (2 * 2 * BLOCK, "")
+        assert found.time_s > 0
+    some = tools.read_at_random("fio", paths, SIZE, [1, 2], PAGE, 1.0, 30.0)
+    assert (some.error, some.size_bytes > 0) == ("", True)
+
+
+@pytest.mark.usefixtures("fio")
+def test_fio_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert not tools.move("fio", "write", [path, tmp_path / "two"], BLOCK, [1, 2], 30.0).error
+    found = tools.read_at_random("fio", [path, tmp_path / "two"], BLOCK, [1, 2], PAGE, 60.0, 1.0)
+    assert "did not end within 1 s" in found.error
+    commands = (one.joinpath("cmdline") for one in Path("/proc").glob("[0-9]*"))
+    left = []
+    for one in commands:
+        with contextlib.suppress(OSError):
+            left += [one] * (f"--filename={path}".encode() in one.read_bytes())
+    assert not left
