@@ -177,17 +177,24 @@ class PathPromise(Page):
 
     def expected_s(self, nodes: int, ranks_per_node: int) -> float:
         """Seconds that its questions take where each rate is as promised, and 0.5 GB/s of all nodes
-        or more: what promises less, such as a floor that only a fault falls below, is faster."""
-        found = 2.0
+        or more: what promises less, such as a floor that only a fault falls below, is faster.
+
+        A rate that nothing is promised of is the other one, else 1 GB/s.
+        """
+        found, writes = 2.0, 1e9
         if (point := self.checkpoint) is not None:
             size = nodes * point.node_bytes(ranks_per_node)
-            rates = (point.write_at_least_bytes_s, point.read_at_least_bytes_s)
-            once_s = sum(size / max(rate or 1e9, 5e8) for rate in rates)
+            kinds = [
+                max(getattr(point, key) or 0, nodes * (getattr(point, f"node_{key}") or 0))
+                for key in ("write_at_least_bytes_s", "read_at_least_bytes_s")
+            ]
+            rates = [max(kind or max(kinds) or 1e9, 5e8) for kind in kinds]
+            once_s, writes = sum(size / rate for rate in rates), rates[0]
             alone = 1 if point.together_at_least_fraction is None else 3
             found += point.repeats * alone * once_s
             found += 3 * self.beside_collectives.repeats * once_s if self.beside_collectives else 0
         if (reads := self.random_reads) is not None:
-            write_s = nodes * reads.size_bytes / 1e9
+            write_s = nodes * reads.size_bytes / writes
             found += reads.repeats * (reads.duration_s + write_s)
         return found + (self.small_files.repeats if self.small_files is not None else 0)
 

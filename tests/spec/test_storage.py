@@ -92,3 +92,6 @@ def test_the_expected_time_follows_from_the_promise(
     found = load({"checkpoint": point}).expected_s(16, 8)
     whole = 16 * 114 * GIB
     assert found == pytest.approx(2 + 5 * (whole / 40e9 + whole / 80e9), rel=1e-3)
+    local = {"model": "8b", "at_most": "32 GiB", "node_write_at_least": "5 GB/s", "repeats": 5}
+    own = load({"checkpoint": local}).expected_s(16, 8)
+    assert own == pytest.approx(2 + 5 * 2 * 32 * GIB / 5e9, rel=1e-3)

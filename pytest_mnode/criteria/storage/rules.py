@@ -37,6 +37,8 @@ GB = 1e9
 MOST_NAMED = 16
 _SLOW = 0.7
 """[choice] A node below this share of the median is named where the rate of all is too low."""
+_APART = 0.9
+"""[choice] So is one below this share, if the promise is kept with the median in its place."""
 _BROKEN = ("ENOSPC ", "EDQUOT ", "EIO ", "EROFS ")
 JUDGEMENTS = 8
 """Rates that a path has, which share the chance of a false alarm of one judgement."""
@@ -208,7 +210,12 @@ def rate(  # noqa: PLR0917  of a metric
     values = [whole(one) / per for one in rates.repeats(metric)]
     if (why := rates.missing(metric)) or not values:
         return asked.unknown(why or f"no repeat has {metric} of all nodes")
-    return asked.judged(values, rates.how(metric), _slow(rates, metric), mark)
+
+    def kept(found: Sequence[Mapping[str, float]]) -> bool:
+        mean = statistics.fmean(whole(one) / per for one in found)
+        return asked.bound is not None and asked.bound.holds(mean)
+
+    return asked.judged(values, rates.how(metric), _slow(rates, metric, kept), mark)
 
 
 def _shares(rates: Rates, metric: str) -> dict[str, list[float]]:
@@ -227,14 +234,27 @@ def _below(values: Sequence[float], bound: Bound, looks: int) -> bool:
     return found is not None and bound.decides(*found.interval) is False
 
 
-def _slow(rates: Rates, metric: str) -> Culprit:
-    """Who is to blame for a low rate of all: slow nodes, else the path itself."""
-    shares = _shares(rates, metric)
-    slow = {
-        node: statistics.median(values)
-        for node, values in shares.items()
-        if len(rates.nodes) > 2 and _below(values, at_least(_SLOW), len(LOOKS))
-    }
+def _slow(
+    rates: Rates, metric: str, kept: Callable[[list[dict[str, float]]], bool] | None = None
+) -> Culprit:
+    """Who is to blame for a low rate of all: slow nodes, else the path itself.
+
+    kept: whether repeats with these values would keep the promise.
+    """
+    shares, slow = _shares(rates, metric), dict[str, float]()
+    for share in (_SLOW, _APART) if len(rates.nodes) > 2 else ():
+        slow = {
+            node: statistics.median(values)
+            for node, values in shares.items()
+            if _below(values, at_least(share), len(LOOKS))
+        }
+        mended = [
+            one | dict.fromkeys(slow, statistics.median_high(one.values()))
+            for one in rates.repeats(metric)
+        ]
+        if slow and (share == _SLOW or (kept is not None and kept(mended))):
+            break
+        slow = {}
     blamed = [
         rates.blamed(node, f"{share:.2g} of the median {metric}") for node, share in slow.items()
     ]

@@ -87,6 +87,9 @@ def test_the_rate_of_all_is_until_the_slowest_has_ended() -> None:
         ((3, 3, 3, 3), 0.01, PASS, set(), set()),
         ((2, 2, 2, 2), 0.01, FAIL, set(), {frozenset(NODES)}),
         ((4, 4, 4, 1), 0.01, FAIL, {"n3"}, set()),
+        ((3, 3, 3, 2.4), 0.01, FAIL, {"n3"}, set()),
+        ((2.4, 2.4, 2.4, 2), 0.01, FAIL, set(), {frozenset(NODES)}),
+        ((2.6, 2.6, 2.6, 2.4), 0.01, FAIL, set(), {frozenset(NODES)}),
         ((2.5, 2.5, 2.5, 2.5), 0.2, UNSURE, set(), {frozenset(NODES)}),
     ],
 )
