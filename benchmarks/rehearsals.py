@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from benchmarks import table
 from pytest_mnode.certificate import Certificate, CertificateVerdict
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.path_rates import State
-from pytest_mnode.spec import Spec, profile_spec
+from pytest_mnode.spec import Spec, load_spec
 from pytest_mnode.spec.profiles import profile_names
 from pytest_mnode.virtual.faults import FAULTS, Fault, form_of, odd_readings
 from pytest_mnode.virtual.machines import links_of
@@ -38,7 +38,8 @@ LARGE = frozenset(
     }
 )
 """Ten platforms that have nights of all sizes: those of 512 nodes take half a minute each."""
-PROFILE_OF_FAULTS = "h100-ib"
+OF_FAULTS = Path(__file__).with_name("faults.yaml")
+"""Page of the cluster that has faults: h100-ib with promises that no profile has."""
 OF_ROCE = frozenset({"same_address"})
 """Faults that an InfiniBand fabric without IP does not have."""
 FAULTY_NODES, OF_LEAVES = 8, 40
@@ -75,18 +76,23 @@ class Found:
 
 
 def night(
-    profile: str, nodes: int, seed: int, *faults: str, only: Sequence[str] | None = None
+    path: Path, nodes: int, seed: int, *faults: str, only: Sequence[str] | None = None
 ) -> Certificate:
-    """The certificate of a night. only: criteria; left out, all."""
-    path = CLUSTERS / f"{profile}.yaml"
-    return rehearse(profile_spec(profile), path, nodes, faults=faults, seed=seed, only=only)
+    """The certificate of a night. path: of the page. only: criteria; left out, all."""
+    return rehearse(spec_of(path), path, nodes, faults=faults, seed=seed, only=only)
+
+
+@cache
+def spec_of(path: Path) -> Spec:
+    """A page, which is read once."""
+    return load_spec(path)
 
 
 def refused(profile: str, nodes: int, seeds: Iterable[int]) -> list[tuple[int, str]]:
     """Seeds of healthy nights that broke a promise, each with the first reason."""
     found = []
     for seed in seeds:
-        one = night(profile, nodes, seed)
+        one = night(CLUSTERS / f"{profile}.yaml", nodes, seed)
         if one.verdict is not CertificateVerdict.REHEARSAL:
             found.append((seed, one.reasons[0]))
     return found
@@ -117,11 +123,11 @@ def _night_of(
 ) -> tuple[Certificate, set[str]]:
     """A night with a fault somewhere, and the nodes that have it; none if no node has."""
     fault = FAULTS[name]
-    profile = "h100-roce" if name in OF_ROCE else PROFILE_OF_FAULTS
+    page = CLUSTERS / "h100-roce.yaml" if name in OF_ROCE else OF_FAULTS
     nodes = OF_LEAVES if fault.place in ("leaf", "cluster") else FAULTY_NODES
-    where, at = place(fault, profile_spec(profile), nodes, np.random.default_rng([seed, len(name)]))
+    where, at = place(fault, spec_of(page), nodes, np.random.default_rng([seed, len(name)]))
     text = f"{name}{where}" + ("" if strength is None else f"={strength:g}")
-    return night(profile, nodes, seed, text, only=only), at
+    return night(page, nodes, seed, text, only=only), at
 
 
 def grid(fault: Fault) -> list[float]:
@@ -281,7 +287,7 @@ def of_faults(every: Sequence[AtLimit]) -> str:
     """Faults at their limits and at half of them, in Markdown."""
     all_, weak = (Found.of([one[i] for one in every if one[i] is not None]) for i in (2, 3))  # type: ignore[misc]
     title = (
-        f"{len(every)} faults on {FAULTY_NODES} nodes of {PROFILE_OF_FAULTS} (uplinks: "
+        f"{len(every)} faults on {FAULTY_NODES} nodes of h100-ib (uplinks: "
         f"{OF_LEAVES}), {every[0][2].nights} nights each. At the limit: "
         f"{all_.red / all_.nights:.1%} red, culprit right in {all_.named / all_.nights:.1%}, a "
         f"healthy node named surely in {all_.accused} of {all_.nights}. Half way to healthy: a "

@@ -58,35 +58,27 @@ REPEATS_DIFFER = 0.003
 """Standard deviation of repeats on one communicator. [choice]"""
 
 
-@dataclass(slots=True, kw_only=True)
-class Night:
-    """The seed of a night's noise, and its size: an argument of everything that draws."""
-
-    rng: np.random.Generator
-
-    def around(self, value: float, spread: float) -> float:
-        """A value with relative normal noise."""
-        return float(value * max(0.05, 1 + spread * self.rng.standard_normal()))
-
-
 @dataclass(kw_only=True)
 class VirtualCluster:
     """Parts by node, then by NIC or accelerator; shares of a healthy part's rate.
 
-    tx, rx: of NICs. matmul, hbm, to_device, from_device, host: of accelerators, or of CPU ranks.
-    late_s: host delay of a step. uplinks: share of full bisection by leaf. pairs: of paths between
-    two nodes, both ways. inside: what a ring gets between accelerators of a node, as a share of the
-    line. errors: by node, port and counter, of each criterion. tcp: nodes whose ranks fell back to
-    TCP; staged: whose NICs cannot reach GPU memory; crossed: whose ranks of the first rail send
-    over the second's NIC. corrupts, stale: ranks that send wrong values, or keep those of an
-    earlier call, and the share of calls. miscomputes: ranks that compute wrong values. input_s:
-    storage's delay of a step. clock_steps_s: by node, during each criterion. slowed: by rank, the
-    share of samples in which heat or hardware holds back its clock.
+    rng: of all noise, whose seed makes the night. tx, rx: of NICs. matmul, hbm, to_device,
+    from_device, host: of accelerators, or of CPU ranks. late_s: host delay of a step. uplinks:
+    share of full bisection by leaf. pairs: of paths between two nodes, both ways. inside: what a
+    ring gets between accelerators of a node, as a share of the line. errors: by node, port and
+    counter, of each criterion. tcp: nodes whose ranks fell back to TCP; staged: whose NICs cannot
+    reach GPU memory; crossed: whose ranks of the first rail send over the second's NIC. corrupts,
+    stale: ranks that send wrong values, or keep those of an earlier call, and the share of calls.
+    miscomputes: ranks that compute wrong values. input_s: storage's delay of a step. clock_steps_s:
+    by node, during each criterion. slowed: by rank, the share of samples in which heat or hardware
+    holds back its clock. storage: of a node's rates of files. files_late_s: by node, after which it
+    sees others' files. local_locks, stale_files: nodes whose locks exclude no other, and that read
+    what files had before. pauses_s: by node, of traffic while a port of it is down.
     """
 
     spec: Spec
     nodes: tuple[str, ...]
-    night: Night
+    rng: np.random.Generator
     machines: list[NodeSurvey]
     tx: Shares
     rx: Shares
@@ -97,6 +89,7 @@ class VirtualCluster:
     host: Shares
     late_s: Shares
     input_s: Shares
+    storage: Shares
     uplinks: Shares
     inside: Shares
     pairs: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -109,28 +102,32 @@ class VirtualCluster:
     miscomputes: set[int] = field(default_factory=set)
     slowed: dict[int, float] = field(default_factory=dict)
     clock_steps_s: dict[int, float] = field(default_factory=dict)
-    odd: list[tuple[int, str]] = field(default_factory=list)
+    odd: set[tuple[int, str]] = field(default_factory=set)
     settings: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     unbound: set[int] = field(default_factory=set)
     dead: set[tuple[int, int]] = field(default_factory=set)
+    files_late_s: dict[int, float] = field(default_factory=dict)
+    local_locks: set[int] = field(default_factory=set)
+    stale_files: set[int] = field(default_factory=set)
+    pauses_s: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def healthy(cls, spec: Spec, count: int, seed: int) -> VirtualCluster:
         """A cluster of `count` nodes that keeps what its platform is known for."""
-        night = Night(rng=np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
         nodes = tuple(f"node{i}" for i in range(count))
         nics, each = spec.fabric.nics_per_node, spec.accelerators.per_node or 1
 
         def devices(spread: float) -> Shares:
-            drawn = 1 + spread * night.rng.standard_normal((count, each))
+            drawn = 1 + spread * rng.standard_normal((count, each))
             return np.asarray(np.clip(drawn, 1 - 4 * spread, 1 + 4 * spread))
 
         leaves = -(-count // LEAF_NODES)
         return cls(
             spec=spec,
             nodes=nodes,
-            night=night,
-            machines=surveys(spec, nodes, night.rng),
+            rng=rng,
+            machines=surveys(spec, nodes, rng),
             tx=np.ones((count, nics)),
             rx=np.ones((count, nics)),
             matmul=devices(DEVICES_DIFFER),
@@ -140,6 +137,7 @@ class VirtualCluster:
             host=devices(COPIES_DIFFER),
             late_s=np.zeros(count),
             input_s=np.zeros(count),
+            storage=np.ones(count),
             uplinks=np.ones(leaves),
             inside=np.full(count, INSIDE_OVER_LINE),
         )
@@ -234,10 +232,14 @@ class VirtualCluster:
         """Rate of a ring between accelerators of a healthy node."""
         return INSIDE_OVER_LINE * line_rate_gbytes_s(self.spec.fabric) * 1e9
 
+    def around(self, value: float, spread: float) -> float:
+        """A value with relative normal noise."""
+        return float(value * max(0.05, 1 + spread * self.rng.standard_normal()))
+
     def communicator_loss(self) -> float:
         """Share that a fresh communicator keeps of the rate, by the paths that it drew."""
         spread = COMMUNICATORS_DIFFER[self.spec.fabric.kind]
-        return float(1 / (1 + min(6 * spread, self.night.rng.exponential(spread))))
+        return float(1 / (1 + min(6 * spread, self.rng.exponential(spread))))
 
     def wrong_calls(self, checked: int) -> tuple[list[int], tuple[int, ...]]:
         """Wrong values of so many calls by rank, and the ranks that sent them, as far as known.
@@ -245,7 +247,7 @@ class VirtualCluster:
         A rank that corrupts what it sends spoils the results of all; one that keeps stale results
         spoils its own.
         """
-        rng = self.night.rng
+        rng = self.rng
         senders = [
             rank
             for rank, share in self.corrupts.items()
@@ -275,10 +277,3 @@ class VirtualCluster:
             if (name := next(ways, None)) is not None:
                 sent[name] += total // len(names)
         return sent
-
-    def change(self, node: int, **parts: object) -> None:
-        """Replace parts of a node's machine, such as rdma=…."""
-        survey = self.machines[node]
-        assert survey.facts is not None
-        machine = replace(survey.facts.machine, **parts)  # type: ignore[arg-type]
-        self.machines[node] = replace(survey, facts=replace(survey.facts, machine=machine))

@@ -231,7 +231,7 @@ def _compared(  # noqa: PLR0917  what a comparison has
 
 
 def _repeats(cluster: VirtualCluster, true: Shares, repeats: int) -> Shares:
-    noise = cluster.night.rng.standard_normal((len(true), repeats))
+    noise = cluster.rng.standard_normal((len(true), repeats))
     return np.asarray(true[:, None] * (1 - _REPEATS_DIFFER * np.abs(noise)))
 
 

@@ -22,9 +22,12 @@ from pytest_mnode.criteria.fabric import (
     judge_latencies,
     judge_slow_links,
 )
+from pytest_mnode.criteria.failover import judge_failover
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.measuring.at_once import targets_of
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw, culprit_by, sweeps_by
 from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.failover import STEADY_S, PortFailover
 from pytest_mnode.measuring.latency import SIZES_BYTES, Latencies, rounds_of
 from pytest_mnode.measuring.limits import CHECKED_CALLS
 from pytest_mnode.measuring.locating.locate import BUDGET_S, SlowLinks, search_slow_links
@@ -33,6 +36,7 @@ from pytest_mnode.measuring.locating.rounds import Reading, Round
 from pytest_mnode.measuring.sweep import OneSize, calls_of_a_repeat, sweep_of
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.at_once import FailoverPromise
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
 from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.virtual.cases import NOT_REHEARSED, case
@@ -52,6 +56,10 @@ _ROUND_S = 0.08
 """Seconds of a round of pairs: 12 chunks of 5 ms, and the exchange of rates. [choice]"""
 _PAIRS_DIFFER = 0.01
 """Standard deviation of the rate of a pair. [choice]"""
+_FAILOVER_CALL_S = 0.04
+"""As in `measuring.failover`."""
+_OVER_PROMISE, _PAUSE = 1.02, 0.3
+"""Of the rate that is promised while a port is down, and of the pause. [choice]"""
 _MESSAGES_DIFFER = 0.08
 """Standard deviation of the logarithm of a small message's time. [choice]"""
 
@@ -97,7 +105,31 @@ def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
         else:
             yield case(test, proof(cluster, promised.transport), names)
     yield from tools(cluster)
+    if (of_ports := promised.failover) is not None and len(names) > 1:
+        found_of = judge_failover(_failovers(cluster, of_ports), of_ports)
+        yield case(f"{_FILE}::test_other_ports_take_over_from_one_that_goes_down", found_of, names)
     yield ports(cluster, _FILE)
+
+
+def _failovers(cluster: VirtualCluster, promise: FailoverPromise) -> list[PortFailover]:
+    """Calls around each port that goes down, of which the others keep what is promised."""
+    found, rng = list[PortFailover](), cluster.rng
+    for name in targets_of(cluster.nodes):
+        node = cluster.nodes.index(name)
+        for port in promise.ports:
+            down_s = STEADY_S
+            up_s = down_s + promise.down_for_s
+            end_s, now_s, calls = up_s + promise.within_s + STEADY_S, 0.0, []
+            kept = min(1.0, _OVER_PROMISE * promise.at_least_fraction)
+            while now_s < end_s:
+                took_s = _FAILOVER_CALL_S * (1 + REPEATS_DIFFER * abs(rng.standard_normal()))
+                took_s /= kept if down_s <= now_s < up_s else 1
+                if now_s <= down_s < now_s + took_s:
+                    took_s += cluster.pauses_s.get(node, _PAUSE * promise.within_s)
+                calls.append((now_s, now_s + took_s))
+                now_s += took_s
+            found.append(PortFailover(name, port, "", tuple(calls), down_s, up_s))
+    return found
 
 
 def _busbw(
@@ -156,7 +188,7 @@ class _Drawn(OneSize):
             )
             self.calls = calls_of_a_repeat(self.call_s)
             self.checked = max(self.least_checked, min(CHECKED_CALLS, self.calls))
-        noise = 1 + REPEATS_DIFFER * self.cluster.night.rng.standard_normal(self.repeats)
+        noise = 1 + REPEATS_DIFFER * self.cluster.rng.standard_normal(self.repeats)
         self.times_s.append(tuple((self.call_s / kept * np.abs(noise)).tolist()))
         self.checked += 1 + self.repeats
 
@@ -217,7 +249,7 @@ class _Pairs:
 
     def measure(self, step: Round) -> MeasuredRound:
         cluster, self._spent_s = self._cluster, self._spent_s + _ROUND_S
-        fabric, rng = cluster.spec.fabric, cluster.night.rng
+        fabric, rng = cluster.spec.fabric, cluster.rng
         rails = cluster.rails
         line = fabric.line_rate_mbits_s * rails.nics_each * cluster.of_line
         tcp = TCP_GBYTES_S * 8e3 / rails.count
@@ -251,14 +283,14 @@ def _rates_within(
         spent_s = cluster.collective_s(
             "all_reduce", size_bytes, algorithm="default", members=np.array(members)
         )
-        spent_s = cluster.night.around(spent_s, REPEATS_DIFFER)
+        spent_s = cluster.around(spent_s, REPEATS_DIFFER)
         ranks = len(members) * cluster.per_node
         found.append(busbw_gbytes_s("all_reduce", size_bytes, spent_s, ranks))
     return found
 
 
 def _latencies(cluster: VirtualCluster) -> list[Latencies]:
-    rng, count = cluster.night.rng, len(cluster.nodes)
+    rng, count = cluster.rng, len(cluster.nodes)
     found = []
     for size in SIZES_BYTES:
         by_pair = {}

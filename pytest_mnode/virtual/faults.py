@@ -11,13 +11,13 @@ from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
-from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.pci import PciTree
 from pytest_mnode.machine.process import Limits
 from pytest_mnode.machine.rdma import Gid
 from pytest_mnode.spec import Spec
 from pytest_mnode.virtual.cluster import LEAF_NODES, VirtualCluster
-from pytest_mnode.virtual.machines import OTHER_DRIVER, OTHER_FIRMWARE, links_of, with_port
+from pytest_mnode.virtual.machines import OTHER_DRIVER, OTHER_FIRMWARE, links_of
 from pytest_mnode.virtual.readings import judged
 
 Place = Literal["node", "nic", "gpu", "check", "path", "leaf", "rail", "cluster"]
@@ -140,38 +140,103 @@ def odd_readings(spec: Spec) -> list[str]:
     return sorted({one.key.partition(".")[2] for one in checks if judged(one, ("node0", "node1"))})
 
 
-def _machine(cluster: VirtualCluster, at: At) -> Machine:
-    return cluster.machines[at.node].machine
+_PICKS: Mapping[str, Callable[[VirtualCluster, At, int, Any], bool]] = {
+    "*": lambda *_: True,
+    "nic": lambda _, at, number, __: number == at.nic,
+    "gpu": lambda _, at, number, one: getattr(one, "index", number) == at.gpu,
+    "link": lambda cluster, at, _, one: one.name in _links(cluster, at),
+    "card of nic": lambda cluster, at, _, one: one == _pci(cluster, at).networks[at.nic],
+    "card of gpu": lambda cluster, at, _, one: one == _pci(cluster, at).accelerators[at.gpu],
+    "/dev/shm": lambda _, __, ___, one: one.key == "/dev/shm",
+}
+"""Which parts of several a fault is in, by the name in its path."""
+_GONE = object()
+"""The value of a part that is not there."""
 
 
-def _shares(*parts: str) -> Apply:
-    """A share of the rate of a NIC or an accelerator, of a whole node, or of a NIC on all nodes."""
+def _links(cluster: VirtualCluster, at: At) -> tuple[str, str]:
+    name = links_of(cluster.spec.fabric)[at.nic]
+    return name, f"net_{name}"
+
+
+def _pci(cluster: VirtualCluster, at: At) -> PciTree:
+    return cluster.machines[at.node].machine.pci
+
+
+def _facts(values: Mapping[str, Any], of: str = "facts.machine.") -> Apply:
+    """Other facts of a node's survey, by their path in it. A value may be a function of the cluster
+    and the place; `_GONE` leaves a part out."""
 
     def apply(cluster: VirtualCluster, at: At) -> None:
-        for part in parts:
-            getattr(cluster, part)[at.node, at.nic if part in _NICS else at.gpu] *= at.strength
+        for path, value in values.items():
+            new = value(cluster, at) if callable(value) else value
+            survey = cluster.machines[at.node]
+            cluster.machines[at.node] = _with(survey, f"{of}{path}".split("."), new, cluster, at)
 
     return apply
 
 
+def _with(there: Any, path: Sequence[str], new: object, cluster: VirtualCluster, at: At) -> Any:
+    """A value with another one in its place."""
+    if not path or there is None:
+        return new if not path else None
+    first, *rest = path
+    if not isinstance(there, tuple):
+        return replace(there, **{first: _with(getattr(there, first), rest, new, cluster, at)})
+    changed = (
+        _with(one, rest, new, cluster, at) if _PICKS[first](cluster, at, number, one) else one
+        for number, one in enumerate(there)
+    )
+    return tuple(one for one in changed if one is not _GONE)
+
+
+Key = Callable[[VirtualCluster, At], Any]
 _NICS = ("tx", "rx")
 
 
-def _all_nics(share: float) -> Apply:
+def _nic(_: VirtualCluster, at: At) -> tuple[int, int]:
+    return at.node, at.nic
+
+
+def _gpu(_: VirtualCluster, at: At) -> tuple[int, int]:
+    return at.node, at.gpu
+
+
+def _node(_: VirtualCluster, at: At) -> int:
+    return at.node
+
+
+def _rank(cluster: VirtualCluster, at: At) -> int:
+    return at.rank(cluster)
+
+
+def _everywhere(_: VirtualCluster, __: At) -> slice:
+    return slice(None)
+
+
+def _leaf(cluster: VirtualCluster, at: At) -> int:
+    if len(cluster.uplinks) < 2:
+        raise ValueError("one leaf has no uplink")
+    return at.node // LEAF_NODES
+
+
+def _leaves(cluster: VirtualCluster, at: At) -> slice:
+    _leaf(cluster, at)
+    return slice(None)
+
+
+def _times(key: Key, *parts: str, by: float | None = None) -> Apply:
+    """A share of the rates of these parts of the cluster. by: in place of the strength."""
+
     def apply(cluster: VirtualCluster, at: At) -> None:
-        for part in _NICS:
-            getattr(cluster, part)[at.node] *= share
+        for part in parts:
+            getattr(cluster, part)[key(cluster, at)] *= at.strength if by is None else by
 
     return apply
 
 
-def _rail(cluster: VirtualCluster, at: At) -> None:
-    for part in _NICS:
-        getattr(cluster, part)[:, at.nic] *= at.strength
-
-
-def _at_node(part: str) -> Apply:
-    """A number of a node, such as a delay: added to what it is."""
+def _late(part: str) -> Apply:
+    """A delay of a node, added to what it has."""
 
     def apply(cluster: VirtualCluster, at: At) -> None:
         getattr(cluster, part)[at.node] += at.strength
@@ -179,148 +244,65 @@ def _at_node(part: str) -> Apply:
     return apply
 
 
-def _at_rank(part: str) -> Apply:
-    return lambda cluster, at: getattr(cluster, part).__setitem__(at.rank(cluster), at.strength)
+def _put(key: Key, part: str, value: object = None) -> Apply:
+    """A member of a set of the cluster, or the strength, or the value, at a key of a mapping."""
+
+    def apply(cluster: VirtualCluster, at: At) -> None:
+        there = getattr(cluster, part)
+        if isinstance(there, set):
+            there.add(key(cluster, at))
+        else:
+            there[key(cluster, at)] = at.strength if value is None else value
+
+    return apply
 
 
-def _adds(part: str) -> Apply:
-    """A node to a set of the cluster's."""
-    return lambda cluster, at: getattr(cluster, part).add(at.node)
-
-
-def _all_of(*faults: Apply, strength: float | None = None) -> Apply:
-    """Several at once. strength: what they have, instead of one that is given."""
+def _all_of(*faults: Apply) -> Apply:
+    """Several at once."""
 
     def apply(cluster: VirtualCluster, at: At) -> None:
         for one in faults:
-            one(cluster, at if strength is None else replace(at, strength=strength))
+            one(cluster, at)
 
     return apply
 
 
-def _inside(cluster: VirtualCluster, at: At) -> None:
-    cluster.inside[at.node] *= at.strength
-
-
-def _path(cluster: VirtualCluster, at: At) -> None:
-    cluster.pairs[min(at.node, at.other), max(at.node, at.other)] = at.strength
-
-
-def _uplinks(cluster: VirtualCluster, at: At, which: Any) -> None:
-    if len(cluster.uplinks) < 2:
-        raise ValueError("one leaf has no uplink")
-    cluster.uplinks[which] *= at.strength
-
-
-def _counts(counter: str, of_ethernet: str) -> Apply:
+def _counts(counter: str, of_ethernet: str, by: float | None = None) -> Apply:
     def apply(cluster: VirtualCluster, at: At) -> None:
-        rdma = cluster.spec.fabric.protocol is not None
-        name = links_of(cluster.spec.fabric)[at.nic], counter if rdma else of_ethernet
-        cluster.errors[at.node, *name] += round(at.strength)
+        name = counter if cluster.spec.fabric.protocol is not None else of_ethernet
+        if name:
+            key = at.node, links_of(cluster.spec.fabric)[at.nic], name
+            cluster.errors[key] += round(at.strength if by is None else by)
 
     return apply
 
 
-def _of_node(change: Callable[[Machine, At], Mapping[str, Any]]) -> Apply:
-    """Other parts of a node's machine."""
+def _xid(number: int) -> Key:
+    def log(cluster: VirtualCluster, at: At) -> Log:
+        card = _pci(cluster, at).accelerators[at.gpu].address
+        return Log((Event(Severity.FAULT, "2026-01-01T00:00:00", card, f"Xid {number}"),))
 
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        cluster.change(at.node, **change(cluster.machines[at.node].machine, at))
+    return log
 
-    return apply
+
+def _gpu_facts(**changes: Any) -> Apply:
+    return _facts({f"accelerators.gpu.{name}": value for name, value in changes.items()})
+
+
+def _port_facts(**changes: Any) -> Apply:
+    return _facts({f"rdma.nic.ports.*.{name}": value for name, value in changes.items()})
 
 
 def _software(**changes: Any) -> Apply:
-    return _of_node(lambda machine, _: {"software": replace(machine.software, **changes)})  # type: ignore[type-var]
-
-
-def _accelerator(**changes: Any) -> Apply:
-    return _of_node(
-        lambda machine, at: {
-            "accelerators": tuple(
-                replace(one, **changes) if one.index == at.gpu else one
-                for one in machine.accelerators or ()
-            )
-        }
-    )
-
-
-def _xid(number: int) -> Apply:
-    def change(machine: Machine, at: At) -> Mapping[str, Any]:
-        card = machine.pci.accelerators[at.gpu].address
-        event = Event(Severity.FAULT, "2026-01-01T00:00:00", card, f"Xid {number}")
-        return {"kernel_log": Log((event,))}
-
-    return _of_node(change)
-
-
-def _port(**changes: Any) -> Apply:
-    return _of_node(lambda machine, at: {"rdma": with_port(machine, at.nic, **changes)})
-
-
-def _link(**changes: Any) -> Apply:
-    """Other values of the network interface of a NIC."""
-
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        name = links_of(cluster.spec.fabric)[at.nic]
-        there = cluster.machines[at.node].machine.interfaces or ()
-        names = (name, f"net_{name}")
-        changed = (replace(one, **changes) if one.name in names else one for one in there)
-        cluster.change(at.node, interfaces=tuple(changed))
-
-    return apply
-
-
-def _half_rate(cluster: VirtualCluster, at: At) -> None:
-    fabric = cluster.spec.fabric
-    _shares(*_NICS)(cluster, replace(at, strength=0.5))
-    _port(rate_gbits_s=fabric.line_rate_gbits_s / 2)(cluster, at)
-    _link(speed_mbits_s=round(fabric.line_rate_mbits_s / 2))(cluster, at)
+    return _facts({f"software.{name}": value for name, value in changes.items()})
 
 
 def _failover(cluster: VirtualCluster, at: At) -> None:
     """NCCL moves the traffic of a dead port to the next one, which then carries twice as much."""
     share = 0.5 if cluster.spec.fabric.nics_per_node > 1 else 1e-3
-    _shares(*_NICS)(cluster, replace(at, strength=share))
+    _times(_nic, *_NICS, by=share)(cluster, at)
     cluster.dead.add((at.node, at.nic))
-    if cluster.spec.fabric.protocol is not None:
-        _counts("link_downed", "")(cluster, replace(at, strength=1))
-
-
-def _dead_port(cluster: VirtualCluster, at: At) -> None:
-    _port(state="DOWN", phys_state="Polling")(cluster, at)
-    _link(carrier=False, operstate="down")(cluster, at)
-    _failover(cluster, at)
-
-
-def _missing_nic(cluster: VirtualCluster, at: At) -> None:
-    machine, name = cluster.machines[at.node].machine, links_of(cluster.spec.fabric)[at.nic]
-    left = (one for one in machine.interfaces or () if one.name not in (name, f"net_{name}"))
-    rdma = tuple(one for one in machine.rdma or () if one.name != name)
-    cluster.change(at.node, rdma=rdma, interfaces=tuple(left))
-    cluster.dead.add((at.node, at.nic))
-    _shares(*_NICS)(cluster, replace(at, strength=0.5))
-
-
-def _narrow(kind: Literal["networks", "accelerators"]) -> Apply:
-    """A card in a slot of half its lanes."""
-
-    def change(machine: Machine, at: At) -> Mapping[str, Any]:
-        card = getattr(machine.pci, kind)[at.nic if kind == "networks" else at.gpu]
-        functions = (
-            replace(one, link_width=8) if one is card else one for one in machine.pci.functions
-        )
-        return {"pci": replace(machine.pci, functions=tuple(functions))}
-
-    return _of_node(change)
-
-
-def _closed(machine: Machine, at: At) -> Mapping[str, Any]:
-    verbs = [
-        replace(one, problem="permission denied") if i == at.nic else one
-        for i, one in enumerate(machine.verbs or ())
-    ]
-    return {"verbs": tuple(verbs)}
+    _counts("link_downed", "", 1)(cluster, at)
 
 
 def _same_address(cluster: VirtualCluster, at: At) -> None:
@@ -328,31 +310,7 @@ def _same_address(cluster: VirtualCluster, at: At) -> None:
     addresses = {one.name: one.addresses for one in other.interfaces or ()}
     there = cluster.machines[at.node].machine.interfaces or ()
     changed = tuple(replace(i, addresses=addresses[i.name]) for i in there)
-    cluster.change(at.node, interfaces=changed, rdma=other.rdma)  # GIDs follow addresses
-
-
-def _hostname(cluster: VirtualCluster, at: At) -> None:
-    cluster.change(at.node, hostname=cluster.machines[at.other].machine.hostname)
-
-
-def _facts(change: Callable[[Any], Mapping[str, Any]]) -> Apply:
-    """Other facts of a node's survey than its machine."""
-
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        survey = cluster.machines[at.node]
-        facts = replace(survey.facts, **change(survey.facts))  # type: ignore[type-var]
-        cluster.machines[at.node] = replace(survey, facts=facts)
-
-    return apply
-
-
-def _small_shm(facts: Any) -> Mapping[str, Any]:
-    small = {"size_bytes": 64 << 20, "free_bytes": 64 << 20}
-    return {
-        "directories": tuple(
-            replace(one, **small) if one.key == "/dev/shm" else one for one in facts.directories
-        )
-    }
+    _facts({"interfaces": changed, "rdma": other.rdma})(cluster, at)  # GIDs follow addresses
 
 
 def _skew(cluster: VirtualCluster, at: At) -> None:
@@ -369,131 +327,152 @@ def _skew(cluster: VirtualCluster, at: At) -> None:
         cluster.machines[node] = replace(survey, paths=replace(survey.paths, paths=paths))
 
 
-def _slow_names(cluster: VirtualCluster, at: At) -> None:
-    survey = cluster.machines[at.node]
-    assert survey.paths is not None
-    look_ups = tuple(replace(one, took_s=at.strength) for one in survey.paths.look_ups)
-    paths = replace(survey.paths, look_ups=look_ups)
-    cluster.machines[at.node] = replace(survey, paths=paths)
-
-
-def _throttled(cluster: VirtualCluster, at: At) -> None:
-    cluster.slowed[at.rank(cluster)] = 0.6
-
-
-_FABRIC, _DEVICES, _SCALING = ("fabric",), ("devices",), ("scaling",)
+_FABRIC, _DEVICES, _SCALING, _STORAGE = ("fabric",), ("devices",), ("scaling",), ("storage",)
 _OLD_GID = Gid(index=0, gid="fe80::1", type="RoCE v1")
 # fmt: off
 _TABLE: tuple[tuple[Any, ...], ...] = (
-    ("slow_nic", "nic", "a NIC at a share of its rate", _shares(*_NICS), 0.94, 1, _FABRIC),
-    ("slow_tx", "nic", "a NIC that sends at a share", _shares("tx"), 0.94, 1, _FABRIC),
-    ("slow_rx", "nic", "a NIC that receives at a share", _shares("rx"), 0.94, 1, _FABRIC),
-    ("half_rate", "nic", "a link that came up at half its rate", _half_rate),
-    ("dead_port", "nic", "a port that is down; its traffic moves to another", _dead_port),
+    ("slow_nic", "nic", "a NIC at a share of its rate", _times(_nic, *_NICS), 0.94, 1, _FABRIC),
+    ("slow_tx", "nic", "a NIC that sends at a share", _times(_nic, "tx"), 0.94, 1, _FABRIC),
+    ("slow_rx", "nic", "a NIC that receives at a share", _times(_nic, "rx"), 0.94, 1, _FABRIC),
+    ("half_rate", "nic", "a link that came up at half its rate", _all_of(
+        _times(_nic, *_NICS, by=0.5),
+        _port_facts(rate_gbits_s=lambda c, _: c.spec.fabric.line_rate_gbits_s / 2),
+        _facts({"interfaces.link.speed_mbits_s":
+                lambda c, _: round(c.spec.fabric.line_rate_mbits_s / 2)}))),
+    ("dead_port", "nic", "a port that is down; its traffic moves to another", _all_of(
+        _port_facts(state="DOWN", phys_state="Polling"),
+        _facts({"interfaces.link.carrier": False, "interfaces.link.operstate": "down"}),
+        _failover)),
     ("failover", "nic", "a port that dies after preflight; its traffic moves to another",
      _failover, None, 1, _FABRIC),
-    ("port_init", "nic", "a port that waits for a subnet manager", _port(state="INIT")),
-    ("missing_nic", "nic", "a NIC that is not on the bus", _missing_nic),
+    ("port_init", "nic", "a port that waits for a subnet manager", _port_facts(state="INIT")),
+    ("missing_nic", "nic", "a NIC that is not on the bus", _all_of(
+        _facts({"interfaces.link": _GONE, "rdma.nic": _GONE}),
+        _put(_nic, "dead"), _times(_nic, *_NICS, by=0.5))),
     ("nic_slot", "nic", "a NIC in a slot of half its lanes",
-     _all_of(_narrow("networks"), _shares(*_NICS), strength=0.55)),
-    ("far_nic", "nic", "a NIC reached through the other socket", _shares(*_NICS), 0.94, 1, _FABRIC),
-    ("closed_nic", "nic", "an RDMA device that a process may not open", _of_node(_closed)),
+     _all_of(_facts({"pci.functions.card of nic.link_width": 8}),
+             _times(_nic, *_NICS, by=0.55))),
+    ("far_nic", "nic", "a NIC reached through the other socket", _times(_nic, *_NICS),
+     0.94, 1, _FABRIC),
+    ("closed_nic", "nic", "an RDMA device that a process may not open",
+     _facts({"verbs.nic.problem": "permission denied"})),
     ("other_layer", "nic", "a port with another link layer",
-     _port(link_layer="Ethernet", node_type="RNIC")),
-    ("no_gid", "nic", "a port without a GID of the right type", _port(gids=(_OLD_GID,))),
+     _port_facts(link_layer="Ethernet", node_type="RNIC")),
+    ("no_gid", "nic", "a port without a GID of the right type", _port_facts(gids=(_OLD_GID,))),
     ("bad_cable", "nic", "a cable with symbol errors",
      _counts("symbol_error", "rx_errors"), 1, 0, _FABRIC),
     ("flapping_link", "nic", "a link that goes down and up",
      _counts("link_downed", "carrier_changes"), 1, 0, _FABRIC),
     ("bad_packets", "nic", "packets with errors received",
      _counts("port_rcv_errors", "rx_errors"), 1, 0, _FABRIC),
-    ("rail", "rail", "one NIC of each node at a share", _rail, 0.94, 1, _FABRIC),
-    ("slow_path", "path", "a path between two nodes at a share", _path, 0.91, 1, _FABRIC),
+    ("rail", "rail", "one NIC of each node at a share",
+     _times(lambda _, at: (slice(None), at.nic), *_NICS), 0.94, 1, _FABRIC),
+    ("slow_path", "path", "a path between two nodes at a share",
+     _put(lambda _, at: (min(at.node, at.other), max(at.node, at.other)), "pairs"),
+     0.91, 1, _FABRIC),
     ("leaf", "leaf", "uplinks of a node's leaf at a share",
-     lambda c, at: _uplinks(c, at, at.node // LEAF_NODES), 0.05, 1, _FABRIC),
+     _times(_leaf, "uplinks"), 0.05, 1, _FABRIC),
     ("spine", "cluster", "uplinks of all leaves at a share",
-     lambda c, at: _uplinks(c, at, slice(None)), 0.05, 1, _FABRIC),
-    ("tcp_fallback", "node", "ranks that use TCP", _adds("tcp"), None, 1, _FABRIC),
-    ("staged", "node", "ranks whose NCCL leaves GPUDirect off", _adds("staged"),
+     _times(_leaves, "uplinks"), 0.05, 1, _FABRIC),
+    ("tcp_fallback", "node", "ranks that use TCP", _put(_node, "tcp"), None, 1, _FABRIC),
+    ("staged", "node", "ranks whose NCCL leaves GPUDirect off", _put(_node, "staged"),
      None, 1, _FABRIC),
     ("wrong_nic", "node", "ranks of the first rail that send over the second's NIC",
-     _adds("crossed"), None, 1, _FABRIC),
+     _put(_node, "crossed"), None, 1, _FABRIC),
     ("no_gpudirect", "node", "NICs that cannot reach GPU memory",
-     _all_of(_software(driver_is_open=False), _adds("staged"), _all_nics(0.5))),
-    ("acs", "node", "PCIe traffic that is sent through the root", _all_nics(0.54),
+     _all_of(_software(driver_is_open=False), _put(_node, "staged"),
+             _times(_node, *_NICS, by=0.5))),
+    ("acs", "node", "PCIe traffic that is sent through the root", _times(_node, *_NICS, by=0.54),
      None, 1, _FABRIC),
-    ("cross_rail", "node", "ranks that send over another rail's NIC", _all_nics(0.7),
+    ("cross_rail", "node", "ranks that send over another rail's NIC", _times(_node, *_NICS, by=0.7),
      None, 1, _FABRIC),
-    ("narrow_nvlink", "node", "NVLink at a share of its rate", _inside, 0.81, 1, _FABRIC),
+    ("narrow_nvlink", "node", "NVLink at a share of its rate", _times(_node, "inside"),
+     0.81, 1, _FABRIC),
     ("nvlink_down", "node", "accelerators that reach each other by PCIe",
-     _all_of(_inside, strength=0.1), None, 1, _FABRIC),
-    ("late_host", "node", "a host that is late in each step, s", _at_node("late_s"),
+     _times(_node, "inside", by=0.1), None, 1, _FABRIC),
+    ("late_host", "node", "a host that is late in each step, s", _late("late_s"),
      6.3e-5, 0, ("fabric", "scaling")),
-    ("slow_storage", "node", "storage that is late in each step, s", _at_node("input_s"),
+    ("slow_storage", "node", "storage that is late in each step, s", _late("input_s"),
      0.0076, 0, _SCALING),
-    ("slow_gpu", "gpu", "a GPU at a share of its rate", _shares("matmul"), 0.92, 1, _DEVICES),
+    ("slow_mount", "node", "storage of a node at a share", _times(_node, "storage"),
+     0.8, 1, _STORAGE),
+    ("slow_server", "cluster", "storage of all nodes at a share", _times(_everywhere, "storage"),
+     0.84, 1, _STORAGE),
+    ("late_files", "node", "renamed files that are seen late, s", _put(_node, "files_late_s"),
+     5, 0, _STORAGE),
+    ("local_locks", "node", "locks that exclude no other node", _put(_node, "local_locks"),
+     None, 1, _STORAGE),
+    ("stale_files", "node", "files that are read as they were before", _put(_node, "stale_files"),
+     None, 1, _STORAGE),
+    ("slow_failover", "node", "traffic that pauses while a port is down, s",
+     _put(_node, "pauses_s"), 2.1, 0, _FABRIC),
+    ("slow_gpu", "gpu", "a GPU at a share of its rate", _times(_gpu, "matmul"), 0.92, 1, _DEVICES),
     ("throttled_gpu", "gpu", "a GPU whose clock is held back by heat",
-     _all_of(_throttled, _shares("matmul"), strength=0.9), None, 1, _DEVICES),
-    ("slow_hbm", "gpu", "memory of a GPU at a share", _shares("hbm"), 0.93, 1, _DEVICES),
-    ("slow_to_device", "gpu", "copies to a GPU at a share", _shares("to_device"),
+     _all_of(_put(_rank, "slowed", 0.6), _times(_gpu, "matmul", by=0.9)), None, 1, _DEVICES),
+    ("slow_hbm", "gpu", "memory of a GPU at a share", _times(_gpu, "hbm"), 0.93, 1, _DEVICES),
+    ("slow_to_device", "gpu", "copies to a GPU at a share", _times(_gpu, "to_device"),
      0.91, 1, _DEVICES),
-    ("slow_from_device", "gpu", "copies from a GPU at a share", _shares("from_device"),
+    ("slow_from_device", "gpu", "copies from a GPU at a share", _times(_gpu, "from_device"),
      0.91, 1, _DEVICES),
     ("gpu_slot", "gpu", "a GPU in a slot of half its lanes",
-     _all_of(_narrow("accelerators"), _shares("to_device", "from_device"), strength=0.5)),
+     _all_of(_facts({"pci.functions.card of gpu.link_width": 8}),
+             _times(_gpu, "to_device", "from_device", by=0.5))),
     ("miscomputing_gpu", "gpu", "a GPU that computes wrong values",
-     lambda c, at: c.miscomputes.add(at.rank(c)), None, 1, _DEVICES),
+     _put(_rank, "miscomputes"), None, 1, _DEVICES),
     ("corrupting_gpu", "gpu", "a rank that sends wrong values, share of calls",
-     _at_rank("corrupts"), 0.013, 0, ("mesh", "fabric")),
+     _put(_rank, "corrupts"), 0.013, 0, ("mesh", "fabric")),
     ("stale_results", "gpu", "a rank that keeps earlier results, share of calls",
-     _at_rank("stale"), 0.013, 0, ("mesh", "fabric")),
-    ("missing_gpu", "gpu", "a GPU that is not there", _of_node(lambda m, at: {
-        "accelerators": tuple(one for one in m.accelerators or () if one.index != at.gpu)})),
-    ("lost_gpu", "gpu", "a GPU that answers no more", _of_node(lambda m, at: {
-        "accelerators": tuple(Accelerator(index=one.index) if one.index == at.gpu else one
-                              for one in m.accelerators or ())})),
-    ("other_gpu", "gpu", "a GPU of another model", _accelerator(name="another model")),
-    ("small_gpu", "gpu", "a GPU with half of its memory", _accelerator(memory_bytes=1 << 34)),
-    ("ecc_off", "gpu", "a GPU without error correction", _accelerator(ecc_enabled=False)),
-    ("ecc_errors", "gpu", "uncorrected errors of memory", _accelerator(ecc_uncorrected=3)),
+     _put(_rank, "stale"), 0.013, 0, ("mesh", "fabric")),
+    ("missing_gpu", "gpu", "a GPU that is not there", _facts({"accelerators.gpu": _GONE})),
+    ("lost_gpu", "gpu", "a GPU that answers no more", _facts(
+        {"accelerators.gpu": lambda _, at: Accelerator(index=at.gpu)})),
+    ("other_gpu", "gpu", "a GPU of another model", _gpu_facts(name="another model")),
+    ("small_gpu", "gpu", "a GPU with half of its memory", _gpu_facts(memory_bytes=1 << 34)),
+    ("ecc_off", "gpu", "a GPU without error correction", _gpu_facts(ecc_enabled=False)),
+    ("ecc_errors", "gpu", "uncorrected errors of memory", _gpu_facts(ecc_uncorrected=3)),
     ("row_remap", "gpu", "a row that could not be remapped",
-     _accelerator(remapped_rows_failed=True)),
+     _gpu_facts(remapped_rows_failed=True)),
     ("remap_pending", "gpu", "a row remap that waits for a reset",
-     _accelerator(remapped_rows_pending=True)),
-    ("mig", "gpu", "a GPU that is divided", _accelerator(mig_enabled=True)),
-    ("no_persistence", "gpu", "a driver that unloads", _accelerator(persistence=False)),
+     _gpu_facts(remapped_rows_pending=True)),
+    ("mig", "gpu", "a GPU that is divided", _gpu_facts(mig_enabled=True)),
+    ("no_persistence", "gpu", "a driver that unloads", _gpu_facts(persistence=False)),
     ("hot_gpu", "gpu", "a GPU that is throttled while idle",
-     _accelerator(throttled=("HwThermalSlowdown",))),
-    ("xid", "gpu", "an Xid in the kernel log", _xid(79)),
-    ("nvlink_xid", "gpu", "an NVLink error in the kernel log", _xid(74)),
+     _gpu_facts(throttled=("HwThermalSlowdown",))),
+    ("xid", "gpu", "an Xid in the kernel log", _facts({"kernel_log": _xid(79)})),
+    ("nvlink_xid", "gpu", "an NVLink error in the kernel log",
+     _facts({"kernel_log": _xid(74)})),
     ("driver", "node", "another driver", _software(driver=OTHER_DRIVER)),
-    ("firmware", "node", "another firmware of the NICs", _of_node(lambda m, _: {
-        "rdma": tuple(replace(one, firmware=OTHER_FIRMWARE) for one in m.rdma or ())})),
+    ("firmware", "node", "another firmware of the NICs",
+     _facts({"rdma.*.firmware": OTHER_FIRMWARE})),
     ("kernel", "node", "another kernel", _software(kernel="6.8.1")),
     ("nccl", "node", "another NCCL", _software(nccl="2.27.3")),
     ("torch", "node", "another torch", _software(torch="2.8.0")),
     ("package", "node", "another version of a package", _software(packages={"numpy": "1.26.4"})),
     ("code", "node", "another version of the code",
-     _facts(lambda _: {"code": {"train.py": "ffffffffffff"}})),
+     _facts({"code": {"train.py": "ffffffffffff"}}, of="facts.")),
     ("sysctl", "node", "another kernel setting",
-     _of_node(lambda *_: {"settings": {"net.core.rmem_max": "4194304"}})),
+     _facts({"settings": {"net.core.rmem_max": "4194304"}})),
     ("memlock", "node", "a small limit of locked memory",
-     _of_node(lambda *_: {"limits": Limits(1 << 26, 1 << 20)})),
+     _facts({"limits": Limits(1 << 26, 1 << 20)})),
     ("open_files", "node", "a small limit of open files",
-     _of_node(lambda *_: {"limits": Limits(None, 256)})),
-    ("small_shm", "node", "a small /dev/shm", _facts(_small_shm)),
+     _facts({"limits": Limits(None, 256)})),
+    ("small_shm", "node", "a small /dev/shm", _facts(
+        {f"directories./dev/shm.{size}_bytes": 64 << 20 for size in ("size", "free")},
+        of="facts.")),
     ("reading", "check", "a node that reads other than a check promises",
-     lambda c, at: c.odd.append((at.node, at.check))),
+     _put(lambda _, at: (at.node, at.check), "odd")),
     ("setting", "node", "a setting of NCCL that costs speed",
-     lambda c, at: c.settings.__setitem__(at.node, (("NCCL_P2P_DISABLE", "1"),))),
+     _put(_node, "settings", (("NCCL_P2P_DISABLE", "1"),))),
     ("wrong_numa", "node", "ranks and their memory on the other socket",
-     lambda c, at: c.unbound.add(at.node), None, 1, ("numa",)),
+     _put(_node, "unbound"), None, 1, ("numa",)),
     ("clock_skew", "node", "a clock that is off, s", _skew, 0.06, 0),
     ("clock_step", "node", "a clock that is set during a criterion, s",
-     lambda c, at: c.clock_steps_s.__setitem__(at.node, at.strength), 0.063, 0, _FABRIC),
-    ("slow_names", "node", "look-ups that take long, s", _slow_names, 1.3, 0),
+     _put(_node, "clock_steps_s"), 0.063, 0, _FABRIC),
+    ("slow_names", "node", "look-ups that take long, s",
+     _facts({"paths.look_ups.*.took_s": lambda _, at: at.strength}, of=""), 1.3, 0),
     ("same_address", "path", "two nodes with one address", _same_address),
-    ("same_hostname", "path", "two nodes with one host name", _hostname),
+    ("same_hostname", "path", "two nodes with one host name", _facts(
+        {"hostname": lambda c, at: c.machines[at.other].machine.hostname})),
 )
 # fmt: on
 FAULTS: Mapping[str, Fault] = {name: Fault(*rest) for name, *rest in _TABLE}

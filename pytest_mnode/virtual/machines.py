@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -329,14 +328,3 @@ def _rdma(spec: Spec, names: Sequence[str], index: int) -> tuple[RdmaDevice, ...
         )
         found.append(device)
     return tuple(found)
-
-
-def with_port(machine: Machine, rail: int, **changes: object) -> tuple[RdmaDevice, ...] | None:
-    """The machine's RDMA devices, with other values of one port; as they are without any."""
-    if not machine.rdma:
-        return machine.rdma
-    devices = list(machine.rdma)
-    [port] = devices[rail].ports
-    changed = replace(port, **changes)  # type: ignore[arg-type]
-    devices[rail] = replace(devices[rail], ports=(changed,))
-    return tuple(devices)

@@ -47,7 +47,7 @@ _NETS = {
 def mesh(cluster: VirtualCluster) -> Iterator[CaseResult]:
     """The cases of `acceptance/test_mesh.py`."""
     names, world, ranks = cluster.nodes, cluster.world, cluster.ranks
-    rng = cluster.night.rng
+    rng = cluster.rng
     wrong = tuple(
         (rank, other)
         for rank, share in cluster.corrupts.items()

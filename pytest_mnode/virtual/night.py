@@ -26,6 +26,7 @@ from pytest_mnode.virtual.messages import mesh
 from pytest_mnode.virtual.numa import numa
 from pytest_mnode.virtual.preflight import preflight
 from pytest_mnode.virtual.scaling import scaling
+from pytest_mnode.virtual.storage import storage
 
 _CRITERIA: dict[str, Callable[[VirtualCluster], Iterator[CaseResult]]] = {
     "preflight": preflight,
@@ -33,13 +34,13 @@ _CRITERIA: dict[str, Callable[[VirtualCluster], Iterator[CaseResult]]] = {
     "devices": devices,
     "numa": numa,
     "fabric": fabric,
+    "storage": storage,
     "scaling": scaling,
 }
 """In the order of a run."""
 _BEYOND = {
     "groups": "no virtual rank meets in a group",
     "data": "no virtual rank reads a sample",
-    "storage": "no virtual file system answers",
     "launch": "no job is started",
     "restart": "no job is killed",
     "gang": "there is no scheduler",

@@ -102,6 +102,6 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
 
 
 def _copies(cluster: VirtualCluster, rank: int, repeats: int) -> CopyRates:
-    near = 1 - 0.01 * np.abs(cluster.night.rng.standard_normal(repeats))
+    near = 1 - 0.01 * np.abs(cluster.rng.standard_normal(repeats))
     found = CopyRates(rank_name(cluster.world, rank), 1.0, _FAR)
     return replace(found, ratios=tuple((near / _FAR).tolist()))

@@ -108,7 +108,7 @@ class _Job:
     def steps(self, turn: Turn, group: Group) -> GroupSteps:
         """The timed steps of a group in a turn."""
         cluster, plan, promise = self._cluster, self._plan, self._plan.promise
-        rng, count, each = cluster.night.rng, len(group), self._plan.ranks_per_node
+        rng, count, each = cluster.rng, len(group), self._plan.ranks_per_node
         members = np.array(group)
         speed = self._speed[members].ravel()
         if promise.compute_s is not None:  # it is emulated by waiting
@@ -178,7 +178,7 @@ class _Job:
         spent_s = cluster.collective_s(
             "all_reduce", size_bytes, algorithm="default", members=members
         )
-        return cluster.night.around(spent_s, _ROUNDS_DIFFER)
+        return cluster.around(spent_s, _ROUNDS_DIFFER)
 
     def _compute_s(self, count: int) -> float:
         plan = self._plan

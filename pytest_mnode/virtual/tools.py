@@ -67,7 +67,7 @@ class _Printing:
         return [CommandResult(node, 0, text, "", 0.0)]
 
     def _table(self, argv: Sequence[str]) -> str:
-        cluster, rng = self._cluster, self._cluster.night.rng
+        cluster, rng = self._cluster, self._cluster.rng
         [program] = (one for one in argv if one.endswith("_perf"))
         given = dict(pairwise(argv))
         collective = next(k for k, v in nccl_tests.PROGRAMS.items() if v == program)
@@ -99,7 +99,7 @@ class _Printing:
 
 def _perftest(cluster: VirtualCluster, how: Promise) -> list[Measurement]:
     """As `perftest_pairs.run_pairs` measures each node to the next, rail by rail."""
-    fabric, night = cluster.spec.fabric, cluster.night
+    fabric = cluster.spec.fabric
     there = {
         node: survey.machine.rdma or ()
         for node, survey in zip(cluster.nodes, cluster.machines, strict=True)
@@ -133,7 +133,7 @@ def _perftest(cluster: VirtualCluster, how: Promise) -> list[Measurement]:
                 value = _WRITE_LATENCY_US
                 if isinstance(how, RdmaBandwidthPromise):
                     value = fabric.line_rate_gbits_s * OF_PORT * share
-                value = night.around(value, _RUNS_DIFFER)
+                value = cluster.around(value, _RUNS_DIFFER)
                 found = PairResult(*names, value, client=near, server=near).after(found)
             assert found is not None
             pairs.append(found)

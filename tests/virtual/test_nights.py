@@ -16,10 +16,12 @@ from pytest_mnode.virtual.faults import FAULTS, form_of
 from pytest_mnode.virtual.night import rehearse
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures" / "clusters"
+MORE = CLUSTERS.parents[1] / "benchmarks" / "faults.yaml"
+"""h100-ib, with promises that no profile has."""
 
 
 def night(profile: str, nodes: int, *faults: str, seed: int = 0) -> Certificate:
-    path = CLUSTERS / f"{profile}.yaml"
+    path = MORE if profile == MORE.stem else CLUSTERS / f"{profile}.yaml"
     return rehearse(load_spec(path), path, nodes, faults=faults, seed=seed)
 
 
@@ -28,7 +30,7 @@ def of_state(certificate: Certificate, state: State) -> set[str]:
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
-@pytest.mark.parametrize("profile", ["h100-ib", "h100-roce", "h100-efa", "a100-ib", "rack"])
+@pytest.mark.parametrize("profile", ["faults", "h100-roce", "h100-efa", "a100-ib", "rack"])
 def test_a_healthy_night_breaks_no_promise(profile: str, nodes: int) -> None:
     found = night(profile, nodes)
     assert (found.verdict, of_state(found, State.PASSED)) == (
@@ -42,7 +44,7 @@ def test_a_seed_gives_the_same_night() -> None:
     assert one == same != other
 
 
-_NOT_HERE = {"leaf", "spine", "slow_path", "rail", "same_address", "same_hostname"}
+_NOT_HERE = {"leaf", "spine", "slow_path", "slow_server", "rail", "same_address", "same_hostname"}
 """Of more nodes, of several nodes, or of what an InfiniBand fabric does not have."""
 _AT = {
     "node": ":node1",
@@ -58,7 +60,7 @@ _NAMED_AT = {"slow_tx": "=0.91", "slow_rx": "=0.91"}
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _NOT_HERE])
 def test_a_fault_at_its_limit_is_found_and_nobody_else_is_blamed(name: str) -> None:
-    found = night("h100-ib", 8, f"{name}{_AT[FAULTS[name].place]}{_NAMED_AT.get(name, '')}")
+    found = night("faults", 8, f"{name}{_AT[FAULTS[name].place]}{_NAMED_AT.get(name, '')}")
     assert found.verdict is CertificateVerdict.NOT_CERTIFIED
     assert of_state(found, State.FAILED) == {"node1"}, found.reasons
     failed = {one.name for one in found.criteria if one.verdict == "fail"}
@@ -72,6 +74,7 @@ def test_a_fault_at_its_limit_is_found_and_nobody_else_is_blamed(name: str) -> N
         ("slow_tx:node1:mlx5_ib2=0.94", "h100-ib", 4, {"node1", "node2"}),
         ("same_address:node1+node2", "h100-roce", 4, {"node1", "node2"}),
         ("rail:mlx5_ib2", "h100-ib", 4, {"node0", "node1", "node2", "node3"}),
+        ("slow_server", "faults", 4, {"node0", "node1", "node2", "node3"}),
     ],
 )
 def test_a_fault_between_nodes_names_none_for_sure(

@@ -39,7 +39,7 @@ _ROUNDS = 4
 _FILES_A_SECOND = 50.0
 """[choice] Small files of a node a second that are given up below."""
 
-_OF_SEVERAL = (
+OF_SEVERAL = (
     "checkpoint.together_at_least_fraction",
     *("renamed_within_s", "locks", "replaced_files"),
 )
@@ -61,17 +61,20 @@ class Asked:
         """Record what `ask` measures on each path whose promise has this key."""
         promise: StorageCriterion = promised(self.spec, "storage")
         paths = [
-            Path(self, promise, path, one) for path, one in promise.paths.items() if _has(one, key)
+            Path(self, promise, path, one)
+            for path, one in promise.paths.items()
+            if has_promise(one, key)
         ]
         if not paths:
             not_promised(f"storage.paths: {key}", key="storage.paths")
-        if key in _OF_SEVERAL and len(self.take_cluster().nodes) < 2:
+        if key in OF_SEVERAL and len(self.take_cluster().nodes) < 2:
             not_promised(f"storage.paths: {key}, and one node has no other")
         for one in paths:
             self.measure.record(ask(one))
 
 
-def _has(promise: PathPromise, key: str) -> bool:
+def has_promise(promise: PathPromise, key: str) -> bool:
+    """Whether a path promises this key, such as checkpoint.together_at_least_fraction."""
     found: Any = promise
     for name in key.split("."):
         found = getattr(found, name) if found else None
@@ -103,7 +106,7 @@ class Path:
 
     def once(self, judge: Judge, work: in_ranks.Work) -> list[Measurement]:
         """Findings of one experiment."""
-        return self._judged(judge, self._rows([work], 0), keep=True)
+        return self.judged(judge, self.rows([work], 0), keep=True)
 
     def repeated(
         self,
@@ -122,16 +125,16 @@ class Path:
         rows: list[Row] = []
         for number in range(4 * repeats):
             progress(self.path, number, repeats)
-            rows += self._rows(works, number, need_bytes, own_s, group=group)
-            found = self._judged(judge, rows)
+            rows += self.rows(works, number, need_bytes, own_s, group=group)
+            found = self.judged(judge, rows)
             failed = any(one.value is None for one in rows)
             undecided = any(one.verdict is Verdict.INCONCLUSIVE for one in found)
             more = wants_more(number + 1, repeats, decided=not undecided)
             if failed or (number + 1 >= repeats and not more):
                 break
-        return self._judged(judge, rows, keep=True)
+        return self.judged(judge, rows, keep=True)
 
-    def _rows(
+    def rows(
         self,
         works: Sequence[in_ranks.Work],
         repeat: int,
@@ -172,7 +175,7 @@ class Path:
             seed,
         )
 
-    def _judged(self, judge: Judge, rows: list[Row], *, keep: bool = False) -> list[Measurement]:
+    def judged(self, judge: Judge, rows: list[Row], *, keep: bool = False) -> list[Measurement]:
         item = self.asked.item
         if keep:
             record_rows(item.config, item.name, rows)
