@@ -25,6 +25,15 @@ _ANNOTATED = re.compile(r"^(?:gloo|ucc|mpi):")
 _NO_WORK = re.compile(r"^(?:c10d::|record_param_comms|gloo:|ucc:|mpi:)")
 _ENCLOSES = re.compile(r"^autograd::engine::|Backward\d*$")
 _OF_DEVICE = re.compile(r"^(?:cuda_|gpu_|xpu_|hip_|mtia_|privateuse1)")
+_CALLS = {
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+}
+"""Collectives by torch's operator, and its argument that is the whole tensor."""
+_BYTES = {"double": 8, "long int": 8, "c10::BFloat16": 2, "c10::Half": 2}
+_GRADIENT_BYTES = 4
+"""Of float, and of lists of tensors, whose type a trace does not say."""
 _UNREADABLE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError),
     *(TypeError, ValueError, zlib.error),
@@ -33,14 +42,27 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A collective that a rank called, by its name in torch.distributed. size_bytes: of the whole
+    tensor that is summed up, gathered or scattered."""
+
+    collective: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Traced:
     """What a trace says, in seconds. exposed: communication beside which the rank does nothing
-    else; hidden: the rest of it. computing: all other work. rank: None if the trace has none."""
+    else; hidden: the rest of it. computing: all other work. rank: None if the trace has none.
+
+    calls: in their order, where the trace has shapes (`record_shapes`); of other collectives none.
+    """
 
     rank: int | None
     exposed: float
     hidden: float
     computing: float
+    calls: tuple[Call, ...] = ()
 
 
 def read_trace(content: bytes) -> Traced | None:
@@ -76,7 +98,21 @@ def _traced(data: Any) -> Traced | None:
         (total - both) / 1e6,
         both / 1e6,
         _length(work) / 1e6,
+        tuple(_calls(events)),
     )
+
+
+def _calls(events: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
+    for one in sorted((one for one in events if one["name"] in _CALLS), key=lambda one: one["ts"]):
+        shapes = one.get("args", {}).get("Input Dims")
+        if not shapes:
+            continue
+        name, argument = _CALLS[one["name"]]
+        kind = one["args"]["Input type"][argument]
+        shape = shapes[argument]
+        tensors = shape if kind == "TensorList" else [shape]
+        elements = sum(math.prod(tensor) for tensor in tensors)
+        yield Call(name, elements * _BYTES.get(kind, _GRADIENT_BYTES))
 
 
 def _operators(events: list[Any]) -> Iterator[Any]:

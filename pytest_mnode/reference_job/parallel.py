@@ -40,8 +40,6 @@ def parallel(
     parts = (model.embedding, *model.blocks, model.head)
     for part in (*parts, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
-    sizes = [sum(4 * p.numel() for p in part.parameters()) for part in parts]
-    spans.bucket_bytes = sizes[::-1]
     return model
 
 
@@ -59,7 +57,7 @@ def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
 
 
 class AveragedGradients:
-    """The hook that averages a bucket as DDP itself does, and notes the bytes of a step's buckets.
+    """The hook that averages a bucket as DDP itself does.
 
     What it does within a block's backward pass is none of its compute.
     """
@@ -76,7 +74,6 @@ class AveragedGradients:
     ) -> torch.futures.Future[torch.Tensor]:
         with self._spans.aside():
             gradients = bucket.buffer().div_(self._ranks)
-            self._spans.bucket_bytes[bucket.index() :] = [gradients.nbytes]
             work = dist.all_reduce(gradients, group=self._group, async_op=True)
         reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(
             lambda future: future.value()[0]

@@ -82,15 +82,11 @@ def clock_of(device: torch.device) -> Clock:
 
 
 class Spans:
-    """Records the compute of blocks in the timeline of the current step.
-
-    bucket_bytes: gradients that were summed up at once, in the order of sending.
-    """
+    """Records the compute of blocks in the timeline of the current step."""
 
     def __init__(self, timeline: Timeline, pace: Pace | None = None) -> None:
         self.timeline = timeline
         self.pace = pace
-        self.bucket_bytes: list[int] = []
         self._way: str | None = None
         self._began: Any = None
 

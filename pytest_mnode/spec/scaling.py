@@ -96,8 +96,8 @@ class ScalingCriterion(Criterion):
     """Part of the step time by which the sum of its parts may miss it, on each rank; and part of
     the efficiency by which the mean of steps may be below their median before the mean counts."""
     fabric_fraction: Annotated[Fraction, Field(le=1)] = 0.8
-    """Fraction of the line rate that all-reduces of all gradients at once reach without other load;
-    if they do not, the fabric is to blame for the cost of communication."""
+    """Fraction of the model's speed that a step's collectives reach without other load, back to
+    back; if they do not, the fabric is to blame for the cost of communication."""
     elsewhere_fraction: _Part = 0.1
     """Part of the bytes sent during the steps that may go over other NICs than the fabric's."""
     within_s: Seconds = Field(600.0, alias="within")
@@ -163,8 +163,8 @@ class ScalingCriterion(Criterion):
             )
         if self.fabric_fraction < 0.5:
             yield (
-                f"{_KEY}.fabric_fraction: {self.fabric_fraction:g} calls a fabric at half its line "
-                "rate fast"
+                f"{_KEY}.fabric_fraction: {self.fabric_fraction:g} calls a fabric at half its "
+                "speed fast"
             )
         if self.elsewhere_fraction > 0.2:
             yield (

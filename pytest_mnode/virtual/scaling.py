@@ -13,13 +13,13 @@ from pytest_mnode.criteria.scaling.judge import judge, judge_efficiency, judge_p
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
 from pytest_mnode.criteria.scaling.timings import (
-    AllReduceTime,
+    AloneTime,
     GroupSteps,
     JobTimings,
     Step,
 )
 from pytest_mnode.jobs.observer import TRACED_STEPS
-from pytest_mnode.logs.kineto import Traced
+from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.measuring.locating.locate import BUDGET_S
 from pytest_mnode.spec.scaling import ReferenceModel
 from pytest_mnode.virtual.cases import case
@@ -74,7 +74,6 @@ def _timings(cluster: VirtualCluster, plan: Plan) -> JobTimings:
         "cuda" if cluster.spec.accelerators.per_node else "cpu",
         job.parameters,
         job.gradient_bytes,
-        job.buckets,
         (),
         (),
     )
@@ -87,9 +86,14 @@ def _timings(cluster: VirtualCluster, plan: Plan) -> JobTimings:
         timings = replace(
             timings,
             trained=(*timings.trained, *trained),
-            all_reduces=(*timings.all_reduces, *alone),
+            alone=(*timings.alone, *alone),
         )
     return timings
+
+
+def _traced(exposed_s: float, sent_s: float, calls: tuple[Call, ...]) -> Traced:
+    hidden_s = max(0.0, sent_s - exposed_s)
+    return Traced(None, TRACED_STEPS * exposed_s, TRACED_STEPS * hidden_s, 0.0, calls)
 
 
 class _Job:
@@ -126,6 +130,7 @@ class _Job:
         bare = np.maximum(last_s, sent_s - backward.min(axis=0)) * (count * each > 1)
         exposed = (compute + read).max(axis=0) + bare - compute - read
         samples = plan.group_batch(count)
+        calls = tuple(Call("all_reduce", size) for size in self.buckets) * TRACED_STEPS
         wall = compute + read + exposed + _OPTIMISER_S + _REST_S
         steps = tuple(
             tuple(
@@ -156,20 +161,16 @@ class _Job:
             samples,
             samples * promise.model.context,
             tuple(cluster.carried(node, moved if count > 1 else 0) for node in group),
-            traced=tuple(
-                Traced(None, TRACED_STEPS * e, TRACED_STEPS * max(0.0, sent_s - e), 0.0)
-                for e in exposed.mean(axis=1).tolist()
-            ),
+            traced=tuple(_traced(e, sent_s, calls) for e in exposed.mean(axis=1).tolist()),
         )
 
-    def alone(self, turn: Turn, group: Group) -> Iterator[AllReduceTime]:
-        """All-reduces of all gradients, and of the last bucket, on the idle fabric."""
-        names = tuple(self._plan.nodes[node] for node in group)
+    def alone(self, turn: Turn, group: Group) -> Iterator[AloneTime]:
+        """All buckets, and the last one, on the idle fabric."""
         if turn.count < 2:
             return
-        for size in dict.fromkeys((self.buckets[-1], self.gradient_bytes)):
-            time_s = self._all_reduce_s(np.array(group), size)
-            yield AllReduceTime(names, size, time_s)
+        names, members = tuple(self._plan.nodes[node] for node in group), np.array(group)
+        *others_s, last_s = (self._all_reduce_s(members, size) for size in self.buckets)
+        yield AloneTime(names, sum(others_s) + last_s, last_s)
 
     def _all_reduce_s(self, members: np.ndarray, size_bytes: int) -> float:
         cluster = self._cluster

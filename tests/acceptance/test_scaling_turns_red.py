@@ -72,8 +72,8 @@ def _culprit(done: Certified, nodes: int = 2) -> str:
 def test_a_slow_link_is_located(tmp_path: Path) -> None:
     done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3)
     culprit = _culprit(done, nodes=3)
-    assert culprit.startswith("all-reduce exposed "), culprit
-    assert "% of line rate" in culprit
+    assert culprit.startswith("collectives exposed "), culprit
+    assert "% of its model" in culprit
     assert "node2 fab0" in culprit
     network = done.measurements("scaling")["off-fabric traffic during the steps"]
     assert network["verdict"] == "pass"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.logs.kineto import read_trace
+from pytest_mnode.logs.kineto import Call, read_trace
 
 GPU = {"deviceProperties": [{"id": 0}]}
 
@@ -59,3 +59,23 @@ def test_what_a_trace_says(
 )
 def test_what_is_no_trace(content: bytes) -> None:
     assert read_trace(content) is None
+
+
+def call(name: str, at_s: float, shapes: list[Any], kinds: list[str]) -> dict[str, Any]:
+    shown = {"Input Dims": shapes, "Input type": kinds}
+    return {**event("cpu_op", f"c10d::{name}", at_s, 0.1), "args": shown}
+
+
+def test_the_collectives_of_a_trace_in_their_order() -> None:
+    events = [
+        GLOO,
+        call("allreduce_", 3, [[[3], [2, 5]], []], ["TensorList", ""]),
+        call("_allgather_base_", 1, [[8], [4]], ["c10::BFloat16", "c10::BFloat16"]),
+        call("_reduce_scatter_base_", 2, [[4], [8]], ["float", "float"]),
+        call("broadcast_", 0, [[[9]]], ["TensorList"]),
+        event("cpu_op", "c10d::allreduce_", 4, 0.1),  # without shapes
+    ]
+    found = read_trace(json.dumps({"traceEvents": events}).encode())
+    gathered, scattered = Call("all_gather", 16), Call("reduce_scatter", 32)
+    assert found is not None
+    assert found.calls == (gathered, scattered, Call("all_reduce", 52))

@@ -66,7 +66,7 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """The causes of the loss on `found.count` nodes, largest first.
 
-    baseline: times of all-reduces while nothing else runs; None if not known. off_fabric: see
+    baseline: times of collectives while nothing else runs; None if not known. off_fabric: see
     network.off_fabric_nics.
     """
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
@@ -192,9 +192,9 @@ def _communicating(
         text = f"{exposed}{hid}; what the fabric allows was not measured"
         yield Cause(UNMEASURED, lost_s, text)
         return
-    at = f"{baseline.line_fraction:.0%} of line rate"
-    if baseline.line_fraction < promise.fabric_fraction:
-        text = f"all-reduce exposed {_ms(lost_s)} per step: fabric at {at}{hid}"
+    at = f"{baseline.of_model:.0%} of its model"
+    if baseline.of_model < promise.fabric_fraction:
+        text = f"{exposed}: fabric at {at}{hid}"
         yield Cause(FABRIC, lost_s, text, Culprit("the fabric"))
         return
     allowed_s = baseline.exposed_s(found.backward_s)

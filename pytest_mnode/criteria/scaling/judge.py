@@ -299,9 +299,9 @@ def _exposed(one: CountResult, baseline: CollectiveBaseline) -> Measurement:
     allowed_s = baseline.exposed_s(one.parts.backward_s)
     hidden = one.parts.hidden_fraction
     note = (
-        f"exposed {exposed_s * 1e3:.1f} ms; all-reduce of {baseline.size_bytes} B alone "
-        f"{baseline.all_s * 1e3:.1f} ms, {baseline.line_fraction:.0%} of the line rate, of the "
-        f"last bucket {baseline.last_s * 1e3:.1f} ms"
+        f"exposed {exposed_s * 1e3:.1f} ms; a step's collectives alone, back to back, "
+        f"{baseline.all_s * 1e3:.1f} ms, model {baseline.model_s * 1e3:.1f} ms; the last for "
+        f"gradients {baseline.last_s * 1e3:.1f} ms"
     )
     if hidden is not None:
         note += f"; {hidden:.0%} hidden"

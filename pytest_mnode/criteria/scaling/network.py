@@ -1,4 +1,4 @@
-"""All-reduce times of the idle fabric, and the NICs that carried the steps' bytes. Pure."""
+"""Times of collectives on the idle fabric, and the NICs that carried the steps' bytes. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.measuring.traffic import LowerDevices, SentByNode, nodes_off_fabric, off_fabric
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
+from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.bandwidth import Collective
 from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -25,39 +26,46 @@ bucket of 25 MiB, torch's default, takes all of NCCL's channels."""
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBaseline:
-    """All-reduces over `count` nodes while nothing else runs.
+    """The collectives of a step over `count` nodes while nothing else runs.
 
-    all_s: of all gradients of a step at once. last_s: of the last bucket, which nothing can hide.
-    line_fraction: bus bandwidth of all gradients at once, as a fraction of the line rate.
+    all_s: of all of them, back to back. last_s: of the last for gradients, which nothing can hide.
+    model_s: what the model gives for all of them, one after the other.
     """
 
     count: int
-    size_bytes: int
     all_s: float
     last_s: float
-    line_fraction: float
+    model_s: float
+
+    @property
+    def of_model(self) -> float:
+        """The speed of the collectives, as a fraction of the model's."""
+        return self.model_s / self.all_s
 
     def exposed_s(self, backward_s: float) -> float:
-        """Seconds exposed in any case: the last bucket, or all buckets beyond `backward_s`."""
+        """Seconds exposed in any case: the last call, or all calls beyond `backward_s`."""
         return max(self.last_s, self.all_s - backward_s)
 
 
 def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBaseline | None:
     """The baseline over `count` nodes: the median of groups measured at the same time."""
-    all_reduces = [one for one in timings.all_reduces if len(one.nodes) == count]
-    ranks = count * timings.ranks_per_node
-    if count < 2 or not all_reduces or ranks < 2:
+    alone = [one for one in timings.alone if len(one.nodes) == count]
+    if count < 2 or not alone:
         return None
-    sizes = sorted({one.size_bytes for one in all_reduces})
-    times = {
-        size: median(one.time_s for one in all_reduces if one.size_bytes == size) for size in sizes
-    }
-    largest = sizes[-1]
-    if times[largest] <= 0:
+    all_s, last_s = (
+        median(times) for times in zip(*((a.all_s, a.last_s) for a in alone), strict=True)
+    )
+    if all_s <= 0:
         return None
-    busbw = busbw_gbytes_s(Collective.ALL_REDUCE, largest, times[largest], ranks)
-    fraction = busbw / ring_at_line_rate(spec.fabric).gbytes_s
-    return CollectiveBaseline(count, largest, times[largest], times[sizes[0]], fraction)
+    platform, shape = Platform.of(spec), (count, timings.ranks_per_node, timings.backend)
+    model_s = 0.0
+    for call in timings.calls:
+        # gloo sums up the whole tensor on all ranks, of which each keeps its part.
+        twice = timings.backend == "gloo" and call.collective == Collective.REDUCE_SCATTER
+        name = Collective.ALL_REDUCE if twice else call.collective
+        model = CollectiveModel(platform, name, *shape)
+        model_s += max(model.time_s(algorithm, call.size_bytes) for algorithm in model.default)
+    return CollectiveBaseline(count, all_s, last_s, model_s)
 
 
 def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[SentByNode, ...]:

@@ -7,6 +7,7 @@ rounds.
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -22,13 +23,13 @@ import torch.distributed as dist
 from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import (
-    AllReduceTime,
+    AloneTime,
     GroupSteps,
     JobTimings,
     Step,
 )
 from pytest_mnode.jobs.observer import TRACED_STEPS
-from pytest_mnode.logs.kineto import Traced, read_trace
+from pytest_mnode.logs.kineto import Call, Traced, read_trace
 from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
@@ -41,7 +42,7 @@ from pytest_mnode.reference_job.records import StepRecord
 from pytest_mnode.reference_job.trainer import Trainer
 
 _SWEEP_S = 0.1
-"""Approximate time of a repeat of all-reduces: longer than a shaper's burst."""
+"""Approximate time of a repeat of collectives alone: longer than a shaper's burst."""
 _SWEEP_REPEATS = 3
 _MOST_CALLS = 50
 
@@ -56,7 +57,7 @@ class Program:
         self._control: Any = dist.new_group(backend="gloo", timeout=self._limit)
         self._groups: dict[Group, Any] = {}
         self._timings = JobTimings(
-            plan.ranks_per_node, backend_on(device), device.type, 0, 0, (), (), ()
+            plan.ranks_per_node, backend_on(device), device.type, 0, 0, (), ()
         )
 
     def run(self) -> JobTimings | None:
@@ -76,14 +77,14 @@ class Program:
                 self._sweep(next(t for t in self.plan.turns(turn.round) if t.count == count))
         return self._timings if self.world.rank == 0 else None
 
-    def _train(self, turn: Turn) -> tuple[GroupSteps | None, dict[str, Any]]:
-        """Train this rank's part of a turn; return its own steps, and the sizes of its model."""
+    def _train(self, turn: Turn) -> tuple[GroupSteps | None, int]:
+        """Train this rank's part of a turn; return its own steps, and its number of parameters."""
         where = f"round {turn.round + 1}, {turn.count} nodes"
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         if mine is None:
             self._meet(where)
-            return None, {}
+            return None, 0
         ranks = self._ranks_of(mine)
         with tempfile.TemporaryDirectory(dir=self.directory) as directory:
             trainer = self._trainer(turn.count, mine, directory)
@@ -111,8 +112,7 @@ class Program:
             lower_devices=(lower_devices_here(),),
             traced=(traced,),
         )
-        parameters = sum(p.numel() for p in trainer.model.parameters())
-        return trained, {"parameters": parameters, "bucket_bytes": trainer.spans.bucket_bytes}
+        return trained, sum(p.numel() for p in trainer.model.parameters())
 
     def _timed(self, trainer: Trainer) -> Step:
         """A step, timed once more from outside."""
@@ -126,7 +126,7 @@ class Program:
         dist.gather_object(mine, every, group=self._control)
         return every
 
-    def _gather(self, mine: tuple[GroupSteps | None, dict[str, Any]]) -> None:
+    def _gather(self, mine: tuple[GroupSteps | None, int]) -> None:
         """Collect the ranks' steps on rank 0, by group."""
         every = self._on_rank_0(mine)
         if every is None:
@@ -134,13 +134,12 @@ class Program:
         by_rank = {rank: trained for rank, (trained, _) in enumerate(every) if trained is not None}
         groups = dict.fromkeys(trained.ranks for trained in by_rank.values())
         whole = [_whole([by_rank[rank] for rank in ranks], self.plan) for ranks in groups]
-        about = next(about for trained, about in every if trained is not None)
+        parameters = max(parameters for _, parameters in every)
         self._timings = replace(
             self._timings,
-            parameters=max(about["parameters"], self._timings.parameters),
+            parameters=max(parameters, self._timings.parameters),
             # Every gradient goes over the fabric once, however many buckets there are.
-            gradient_bytes=max(about["parameters"] * 4, self._timings.gradient_bytes),
-            bucket_bytes=tuple(about["bucket_bytes"]) or self._timings.bucket_bytes,
+            gradient_bytes=max(parameters * 4, self._timings.gradient_bytes),
             trained=(*self._timings.trained, *whole),
         )
 
@@ -153,43 +152,57 @@ class Program:
         return goes_on[0]
 
     def _sweep(self, turn: Turn) -> None:
-        """Time all-reduces of all gradients, and of the last bucket, in all groups of a turn."""
-        sizes = [(self._timings.gradient_bytes, self._timings.bucket_bytes)]
-        dist.broadcast_object_list(sizes, src=0, group=self._control)
-        gradient_bytes, buckets = sizes[0]
-        last = buckets[-1] if buckets else gradient_bytes
-        progress(f"all-reduces over {nodes(turn.count)}", 0, 0)
+        """Time the collectives of a step, and the last for gradients, in all groups of a turn."""
+        known: list[Any] = [None, None]
+        if self.world.rank == 0:
+            known = [self._timings.calls, self._timings.last]
+        dist.broadcast_object_list(known, src=0, group=self._control)
+        calls, last = known
+        progress(f"collectives alone, {nodes(turn.count)}", 0, 0)
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
-        found: list[AllReduceTime] = []
-        self._meet(f"all-reduces over {turn.count} nodes")
+        found: list[AloneTime] = []
+        self._meet(f"collectives alone over {turn.count} nodes")
         if mine is not None:
-            names = tuple(self.plan.nodes[node] for node in mine)
-            found = [
-                AllReduceTime(names, size, self._all_reduce_s(size, self._groups[mine]))
-                for size in dict.fromkeys((last, gradient_bytes))
-            ]
+            group, names = self._groups[mine], tuple(self.plan.nodes[node] for node in mine)
+            found = [AloneTime(names, self._alone_s(calls, group), self._alone_s([last], group))]
         first = mine is not None and self.world.rank == self._ranks_of(mine)[0]
         every = self._on_rank_0(found if first else [])
         if every is not None:
-            all_reduces = (*self._timings.all_reduces, *(one for of in every for one in of))
-            self._timings = replace(self._timings, all_reduces=all_reduces)
+            alone = (*self._timings.alone, *(one for of in every for one in of))
+            self._timings = replace(self._timings, alone=alone)
 
-    def _all_reduce_s(self, size_bytes: int, group: Any) -> float:
-        """Seconds of a call by the slowest rank of the group: the median of a few repeats."""
-        buffer = torch.zeros(max(1, size_bytes // 4), device=self.device)
+    def _alone_s(self, calls: Sequence[Call], group: Any) -> float:
+        """Seconds of these calls, back to back as the job makes them, by the slowest rank of the
+        group: the median of a few repeats."""
+        ranks, floats = dist.get_world_size(group), max(c.size_bytes for c in calls) // 4
+        whole = torch.zeros(ranks * math.ceil(max(1, floats) / ranks), device=self.device)
+        part = torch.zeros(len(whole) // ranks, device=self.device)
 
-        def call() -> None:
-            dist.all_reduce(buffer, group=group)
+        def begin(call: Call) -> Any:
+            share = math.ceil(max(1, call.size_bytes // 4) / ranks)
+            if call.collective == "all_gather":
+                return dist.all_gather_into_tensor(
+                    whole[: ranks * share], part[:share], group=group, async_op=True
+                )
+            if call.collective == "reduce_scatter":
+                return dist.reduce_scatter_tensor(
+                    part[:share], whole[: ranks * share], group=group, async_op=True
+                )
+            return dist.all_reduce(whole[: ranks * share], group=group, async_op=True)
 
-        def slowest_s(calls: int) -> float:
-            mine = torch.tensor([elapsed_s(call, calls, self.device) / calls], device=self.device)
+        def step() -> None:
+            for running in [begin(call) for call in calls]:
+                running.wait()
+
+        def slowest_s(steps: int) -> float:
+            mine = torch.tensor([elapsed_s(step, steps, self.device) / steps], device=self.device)
             dist.all_reduce(mine, dist.ReduceOp.MAX, group=group)
             return float(mine)
 
         slowest_s(1)
-        calls = max(1, min(_MOST_CALLS, round(_SWEEP_S / max(slowest_s(2), 1e-6))))
-        return statistics.median(slowest_s(calls) for _ in range(_SWEEP_REPEATS))
+        steps = max(1, min(_MOST_CALLS, round(_SWEEP_S / max(slowest_s(2), 1e-6))))
+        return statistics.median(slowest_s(steps) for _ in range(_SWEEP_REPEATS))
 
     def _trainer(self, count: int, mine: Group, directory: str) -> Trainer:
         batch = self.plan.group_batch(count)
@@ -246,7 +259,7 @@ def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
 def _traced(trainer: Trainer) -> Traced | None:
     """What torch's profiler sees in further steps."""
     kinds = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
-    with torch.profiler.profile(activities=kinds) as profile:
+    with torch.profiler.profile(activities=kinds, record_shapes=True) as profile:
         for _ in range(TRACED_STEPS):
             trainer.step()
         finish(trainer.device)

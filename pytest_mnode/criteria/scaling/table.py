@@ -20,7 +20,7 @@ def table(found: ScalingResult) -> str:
     lines = [
         f"{promise.kind} scaling, {promise.parallel}, {timings.parameters} parameters in "
         f"{model.layers} layers, {timings.gradient_bytes} B of gradients per step in "
-        f"{len(timings.bucket_bytes) or 'an unknown number of'} buckets; {timings.backend} on "
+        f"{len(timings.calls)} collectives; {timings.backend} on "
         f"{timings.device}; medians of {promise.steps} steps in each of {timings.rounds} rounds, "
         f"{promise.warmup} dropped before them"
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_mnode.logs.kineto import Traced
+from pytest_mnode.jobs.observer import TRACED_STEPS
+from pytest_mnode.logs.kineto import Call, Traced
 
 PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
 """Parts of a rank's step: compute; waiting for collectives, which are those of gradients after all
@@ -111,21 +112,20 @@ class GroupSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduceTime:
-    """Time of the all-reduces of a group while nothing else runs.
-
-    size_bytes: of one call. time_s: of one call by the slowest rank, the median of a few repeats.
+class AloneTime:
+    """Time of a step's collectives over a group while nothing else runs, by its slowest rank: the
+    median of a few repeats. all_s: of all of them, back to back. last_s: of `JobTimings.last`.
     """
 
     nodes: tuple[str, ...]
-    size_bytes: int
-    time_s: float
+    all_s: float
+    last_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimings:
     """All timings of a job. gradient_bytes: sent in a step by each rank, before the collective
-    makes copies. bucket_bytes: in the order of sending; empty if not known.
+    makes copies. alone: times of a step's `calls` while nothing else runs.
     """
 
     ranks_per_node: int
@@ -133,9 +133,25 @@ class JobTimings:
     device: str
     parameters: int
     gradient_bytes: int
-    bucket_bytes: tuple[int, ...]
     trained: tuple[GroupSteps, ...]
-    all_reduces: tuple[AllReduceTime, ...]
+    alone: tuple[AloneTime, ...]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The collectives of a step, in their order, by the first trace that shows them; all
+        gradients at once if none does."""
+        traces = (trace.calls for one in self.trained for trace in one.traced if trace)
+        known = next(filter(None, traces), ())
+        each = len(known) // TRACED_STEPS
+        return known[:each] or (Call("all_reduce", self.gradient_bytes),)
+
+    @property
+    def last(self) -> Call:
+        """The last call for gradients, which no computing is left to hide. That of the loss, of a
+        few bytes, follows it."""
+        least = max(call.size_bytes for call in self.calls) // 1000
+        sums = (call for call in self.calls if call.collective != "all_gather")
+        return [call for call in sums if call.size_bytes > least][-1]
 
     def over(self, count: int) -> tuple[GroupSteps, ...]:
         """Steps of the groups of `count` nodes."""

@@ -16,22 +16,23 @@ from pytest_mnode.criteria.scaling.judge import (
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import (
-    AllReduceTime,
+    AloneTime,
     GroupSteps,
     JobTimings,
     Step,
 )
 from pytest_mnode.jobs.observer import TRACED_STEPS
-from pytest_mnode.logs.kineto import Traced
+from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec, profile_spec
+from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 Own = Callable[[str, int], Mapping[str, float]]
 """Seconds by part that a rank itself needs in a step, from its node and the number of nodes."""
 HEALTHY = {"compute": 0.2, "input": 0.001, "optimiser": 0.003, "rest": 0.001}
 GRADIENTS = 2_000_000
-LINE_BYTES_S = 200e6 / 8
+CALLS = (Call("all_reduce", GRADIENTS - 40_000), Call("all_reduce", 40_000))
 
 
 def spec() -> Spec:
@@ -67,7 +68,7 @@ def timings(
     """Timings of the plan's turns.
 
     needed_s: exposed time of collectives by number of nodes. hidden: share of the gradients'
-    transfer. line: share of the line rate that all-reduces reach. nic: the NIC that carries them.
+    transfer. line: share of the model that collectives alone reach. nic: the NIC that carries them.
     jitter: seconds added to each step, by round and step. missed_s: seconds per step in no part.
     """
     trained = [
@@ -76,14 +77,14 @@ def timings(
         for turn in made.turns(round_)
         for group in turn.groups
     ]
-    each, moved = made.ranks_per_node, 1 / (line * LINE_BYTES_S)
-    all_reduces = [
-        AllReduceTime(made.nodes[:n], size, 2 * (1 - 1 / (n * each)) * size * moved)
-        for n in made.counts[1:]
-        for size in (40_000, GRADIENTS)
-    ]
-    sizes = (GRADIENTS // 4, GRADIENTS, (40_000,))
-    return JobTimings(each, "gloo", "cpu", *sizes, tuple(trained), tuple(all_reduces))
+    each, platform = made.ranks_per_node, Platform.of(spec())
+    alone = []
+    for n in made.counts[1:]:
+        model = CollectiveModel(platform, "all_reduce", n, each, "gloo")
+        times = [model.time_s(Algorithm.RING, call.size_bytes) / line for call in CALLS]
+        alone.append(AloneTime(made.nodes[:n], sum(times), times[-1]))
+    sizes = (GRADIENTS // 4, GRADIENTS)
+    return JobTimings(each, "gloo", "cpu", *sizes, tuple(trained), tuple(alone))
 
 
 def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTimings:
@@ -195,7 +196,8 @@ def _trained(  # noqa: PLR0917  one group's turn
         tokens=batch * 16,
         sent_bytes=tuple({"lo": 0, "mgmt0": 900, "fab0": 900, nic: sent} for _ in names),
         cpu_wait_s=tuple(0.0 for _ in range(each * count)),
-        traced=(Traced(None, moving * (1 - hidden), moving * hidden, 0.0),) * (each * count),
+        traced=(Traced(None, moving * (1 - hidden), moving * hidden, 0.0, CALLS * TRACED_STEPS),)
+        * (each * count),
     )
 
 

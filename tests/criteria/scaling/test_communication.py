@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.timings import AllReduceTime, JobTimings
+from pytest_mnode.criteria.scaling.network import baseline_over
+from pytest_mnode.criteria.scaling.timings import AloneTime, JobTimings
+from pytest_mnode.jobs.observer import TRACED_STEPS
+from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
 
@@ -26,28 +29,27 @@ def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
     allowed_s = judged.baseline.last_s
     assert seconds["communication"] == pytest.approx(allowed_s)
     assert seconds["contention"] == pytest.approx(0.018 - allowed_s)
-    assert "16 ms more than the fabric allows at 95% of line rate" in str(efficiency.culprit)
+    assert "16 ms more than the fabric allows at 95% of its model" in str(efficiency.culprit)
     excused = made.judged_last(PLAN, exposed(0.018), "communication", "contention")[1]
     assert excused.verdict is Verdict.PASS
 
 
 def test_an_unmeasured_fabric_explains_nothing() -> None:
-    unknown = replace(exposed(0.018), all_reduces=())
+    unknown = replace(exposed(0.018), alone=())
     for allowed in ([], ["communication", "contention", "overlap", "fabric"]):
         judged, efficiency = made.judged_last(PLAN, unknown, *allowed)
         assert efficiency.verdict is Verdict.INCONCLUSIVE
         assert "what the fabric allows over 2 nodes was not measured" in efficiency.note
         assert judged.explained < 0.01
     for seconds, verdict in ((0.05, Verdict.FAIL), (0.005, Verdict.PASS)):
-        unknown = replace(exposed(seconds), all_reduces=())
+        unknown = replace(exposed(seconds), alone=())
         assert made.judged_last(PLAN, unknown)[1].verdict is verdict
 
 
 def test_one_bucket_cannot_be_hidden_and_is_not_missing_overlap() -> None:
     """All gradients are sent at once, with no computing left to hide them."""
     job = exposed(0.015, hidden=0.0)
-    at_once = max(job.all_reduces, key=lambda one: one.size_bytes)
-    job = replace(job, all_reduces=(at_once,))
+    job = replace(job, alone=tuple(replace(one, last_s=one.all_s) for one in job.alone))
     judged, efficiency = made.judged_last(PLAN, job, "communication")
     assert judged.baseline is not None
     assert judged.baseline.last_s > 0.05
@@ -65,7 +67,24 @@ def test_short_computing_can_hide_little_communication() -> None:
     assert "contention" in kinds
 
 
-def test_all_reduces_of_other_groups_are_no_baseline() -> None:
-    other = AllReduceTime(("node0", "node1", "node2"), 100, 0.1)
-    judged, _ = made.judged_last(PLAN, replace(exposed(0.018), all_reduces=(other,)))
+def test_collectives_of_other_groups_are_no_baseline() -> None:
+    other = AloneTime(("node0", "node1", "node2"), 0.1, 0.1)
+    judged, _ = made.judged_last(PLAN, replace(exposed(0.018), alone=(other,)))
     assert judged.baseline is None
+
+
+def test_gathers_and_scatters_are_timed_as_the_job_calls_them() -> None:
+    """gloo scatters by an all-reduce, which moves twice the bytes. The loss is no gradient."""
+    calls = (Call("all_gather", 4096), Call("reduce_scatter", 4096), Call("all_reduce", 4))
+    job = exposed(0.018)
+    traced = Traced(0, 0.1, 0.1, 0.1, calls * TRACED_STEPS)
+    job = replace(job, trained=tuple(replace(one, traced=(traced,)) for one in job.trained))
+    assert (job.calls, job.last) == (calls, calls[1])
+    one, two = (
+        baseline_over(replace(job, backend=backend), 2, made.spec()) for backend in ("nccl", "gloo")
+    )
+    assert one is not None
+    assert two is not None
+    assert two.model_s > one.model_s + 2048 / (200e6 / 8)
+    unknown = replace(job, trained=tuple(replace(one, traced=(None,)) for one in job.trained))
+    assert unknown.calls == (unknown.last,) == (Call("all_reduce", made.GRADIENTS),)

@@ -104,7 +104,7 @@ def test_a_slow_node_in_half_of_the_groups_is_seen() -> None:
 
 def test_without_measurements_there_is_no_efficiency() -> None:
     job = made.timings(made.plan(2))
-    without_one = JobTimings(1, "gloo", "cpu", 1, 4, (), job.over(2), ())
+    without_one = JobTimings(1, "gloo", "cpu", 1, 4, job.over(2), ())
     assert throughputs(without_one) == ()
     assert not settled(without_one, made.promise())
 

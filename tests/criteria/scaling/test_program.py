@@ -94,7 +94,7 @@ def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         def _trainer(self, _: object, __: object, directory: str) -> Any:
             Path(directory, "rank0.jsonl").touch()
             return SimpleNamespace(
-                spans=SimpleNamespace(pace=None, bucket_bytes=[]),
+                spans=SimpleNamespace(pace=None),
                 close=lambda: None,
                 config=SimpleNamespace(context=1),
                 model=SimpleNamespace(parameters=list),
