@@ -65,10 +65,28 @@ def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
 
     Source: nccl-tests, src/common.cu, which prints the table; doc/PERFORMANCE.md for its columns.
     """
+    lines = plain_lines(output)
+    tests = _tests(lines)
+    if tests and not any(test.rows for test in tests):
+        tests = _tests(_rejoined(lines))
+    return (*tests, *read_json("\n".join(plain_text(output).lines)))
+
+
+def _tests(lines: Sequence[str]) -> tuple[NcclTest, ...]:
     reader = _Reader()
-    for line in plain_lines(output):
+    for line in lines:
         reader.read(line)
-    return (*reader.finished(), *read_json("\n".join(plain_text(output).lines)))
+    return reader.finished()
+
+
+def _rejoined(lines: Sequence[str]) -> list[str]:
+    """Lines without the breaks of a terminal, from which they were copied, at its width."""
+    width, joined = max(map(len, lines)), [""]
+    for line in lines:
+        joined[-1] += line
+        if len(line) < width:
+            joined.append("")
+    return joined
 
 
 class _Reader:

@@ -529,6 +529,12 @@ def test_the_rates_of_one_side_are_not_those_of_both() -> None:
         assert [round(size.value or 0) for size in found.sizes] == [392]
 
 
+@pytest.mark.parametrize("width", [50, 60, 72])
+def test_lines_broken_by_a_terminal(width: int) -> None:
+    for text in (GOOD, SLOW):
+        assert verdict(re.sub(f"(.{{{width}}})", r"\1\n", text)) is verdict(text)
+
+
 @pytest.mark.parametrize("text", [GOOD, SLOW])
 def test_records_of_log_collectors(text: str) -> None:
     expected = verdict(text)

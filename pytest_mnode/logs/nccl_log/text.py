@@ -217,5 +217,5 @@ def unwrapped(raw: str) -> str:
     except (ValueError, RecursionError):
         return raw
     texts = {key: text for key, text in record.items() if isinstance(text, str)}
-    named = next((texts[key] for key in _TEXT_KEYS if key in texts), None)
-    return named or next((text for text in texts.values() if "NCCL" in text), raw)
+    of_nccl = next((text for text in texts.values() if "NCCL" in text), None)
+    return of_nccl or next((texts[key] for key in _TEXT_KEYS if key in texts), raw)
