@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.charts import Map
-from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus, judge_memory
+from pytest_mnode.criteria.placement.answering import answer_of
 from pytest_mnode.criteria.placement.near import beside_nic
-from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
+from pytest_mnode.criteria.placement.nics import fabric_nics
 from pytest_mnode.criteria.placement.numa_map import numa_map, on_map
 from pytest_mnode.criteria.placement.rank_placement import (
     PARTS,
@@ -90,7 +89,8 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     if reason := next((reason for _, reason, _ in every if reason), ""):
         not_promised(reason)
     here = [replace(f, node=world.node) for f, _, place in every if place == machine_id]
-    answer = _answer(question, promise, machine, facts, here, spec)
+    own = mine.shown.emulated
+    answer = answer_of(question, promise, machine, facts, here, spec, only_ranks=own)
     if mine.shown.missing:
         # Inconclusive: the rack promises the answer, and on a larger machine it would be judged.
         note = f"{facts.name}: on the rack {mine.shown.missing}"
@@ -121,37 +121,6 @@ def _cannot_show(question: Question, machine: Machine, bound: Binding) -> str:
         cpus = sum(len(node.cpus or ()) for node in machine.numa.nodes)
         return f"on the rack: {cpus} CPUs are too few for ranks to have cores of their own"
     return ""
-
-
-def _answer(  # noqa: PLR0917  the question, then what it is judged on
-    question: Question,
-    promise: Any,
-    machine: Machine,
-    facts: RankPlacement,
-    here: Sequence[RankPlacement],
-    spec: Spec,
-) -> Measurement:
-    """This rank's answer. promise: the spec's value. here: placements of all ranks of its node."""
-    numa = spec.criteria.numa
-    assert numa is not None  # `promise` is one of its keys
-    match question:
-        case Question.CPUS:
-            return judge_cpus(machine, facts, numa.near)
-        case Question.MEMORY:
-            return judge_memory(machine, facts, promise, numa.near)
-        case Question.CORES:
-            return judge_cores(machine, facts, here)
-        case Question.NIC:
-            runs_on = machine.numa.nodes_of(facts.cpus or ())
-            if facts.accelerator is None and len(runs_on) == 1:
-                facts = replace(facts, numa_node=min(runs_on), anchor="where it runs")
-            if facts.nics is not None:
-                facts = replace(facts, nics=sending_nics(machine, facts.nics, spec))
-            beside = [f.accelerator for f in here]
-            if not binding.of_this_rank().shown.emulated:
-                beside += [f.address for f in machine.pci.accelerators]
-            candidates = fabric_nics(machine, facts.nics or (), spec)
-            return judge_nics(machine, facts, candidates, beside)
 
 
 def address_of(world: World, device: torch.device, shown: SysfsView) -> str | None:

@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus, judge_memory
+from pytest_mnode.criteria.placement.answering import answer_of
 from pytest_mnode.criteria.placement.copies import CopyRates, judge_copies
-from pytest_mnode.criteria.placement.nics import judge_nics
 from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement, over_ranks
 from pytest_mnode.machine.process import Thread
-from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
@@ -41,9 +39,9 @@ def numa(cluster: VirtualCluster) -> Iterator[CaseResult]:
         if value is None or (question is Question.NIC and len(names) < 2):
             continue
         answers = [
-            _answer(cluster, node, question, value, one, placed[node])
-            for node in range(len(names))
-            for one in placed[node]
+            answer_of(question, value, survey.machine, one, here, cluster.spec, only_ranks=True)
+            for survey, here in zip(cluster.machines, placed, strict=True)
+            for one in here
         ]
         yield case(f"{_FILE}::{test}", [over_ranks(question, answers)], names)
     if promised.copy_near_over_far is not None:
@@ -75,30 +73,10 @@ def _placed(cluster: VirtualCluster, node: int) -> list[RankPlacement]:
                 cpus=frozenset(cores),
                 threads=(Thread(1, "main", frozenset(cores), cores[0]),),
                 memory_bytes={socket: 1 << 30},
-                nics=(nics[nic],),
+                nics=(f"{nics[nic]}:1" if cluster.spec.fabric.protocol else nics[nic],),
             )
         )
     return found
-
-
-def _answer(  # noqa: PLR0917  the question, then what it is judged on
-    cluster: VirtualCluster,
-    node: int,
-    question: Question,
-    value: float,
-    rank: RankPlacement,
-    here: list[RankPlacement],
-) -> Measurement:
-    machine, promised = cluster.machines[node].machine, cluster.spec.criteria.numa
-    assert promised is not None
-    if question is Question.CPUS:
-        return judge_cpus(machine, rank, promised.near)
-    if question is Question.MEMORY:
-        return judge_memory(machine, rank, value, promised.near)
-    if question is Question.CORES:
-        return judge_cores(machine, rank, here)
-    there = links_of(cluster.spec.fabric)
-    return judge_nics(machine, rank, there, [one.accelerator for one in here])
 
 
 def _copies(cluster: VirtualCluster, rank: int, repeats: int) -> CopyRates:
