@@ -8,11 +8,10 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
-from pytest_mnode.criteria import at_once as judges_at_once
 from pytest_mnode.criteria import fabric as judges
-from pytest_mnode.criteria.failover import judge_failover
-from pytest_mnode.criteria.preflight.payload_paths import changed_paths
-from pytest_mnode.criteria.switches import judge_switches
+from pytest_mnode.criteria import traffic
+from pytest_mnode.criteria.failover import judge_failover, judge_switches
+from pytest_mnode.criteria.preflight.survey import changed_paths
 from pytest_mnode.measuring import at_once, limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest, perftest_pairs
 from pytest_mnode.options import locate_budget_s
@@ -205,9 +204,7 @@ def test_halves_exchange_at_full_rate(
     promise = promised(spec, "fabric.bisection")
     if not all(at_once.halves_of(world.nodes, promise)):
         pytest.skip("one half has no node of this run; give more nodes, or other halves")
-    measure.record(
-        judges_at_once.judge_bisection(bench.bisection(world, spec, promise, device), promise)
-    )
+    measure.record(traffic.judge_bisection(bench.bisection(world, spec, promise, device), promise))
 
 
 @needs_group
@@ -221,7 +218,7 @@ def test_all_send_to_one_without_losses(
     if len(world.nodes) < 3:
         pytest.skip("an incast has two senders; give --mnode-nodes=3 or more")
     found = bench.incast(world, spec, device)
-    measure.record(judges_at_once.judge_incast(found, promise, spec.fabric))
+    measure.record(traffic.judge_incast(found, promise, spec.fabric))
 
 
 @needs_group
@@ -235,7 +232,7 @@ def test_other_traffic_costs_no_more_than_promised(
     if min(map(len, at_once.sides_of(world.nodes, promise))) < 2:
         pytest.skip("victims and aggressors are two nodes each at least; give --mnode-nodes=4")
     found = bench.beside(world, spec, promise, device)
-    measure.record(judges_at_once.judge_congestion(found, promise))
+    measure.record(traffic.judge_congestion(found, promise))
 
 
 @needs_group

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.launching import rendezvous, store
-from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place, judged_start
-from pytest_mnode.criteria.launching.starting import job_of, measured_image, started_by_path
+from pytest_mnode.criteria.launching import rendezvous
+from pytest_mnode.criteria.launching.starting import (
+    elsewhere,
+    job_of,
+    judged_place,
+    judged_start,
+    measured_image,
+    started_by_path,
+)
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -72,9 +78,9 @@ def test_ranks_meet_in_time(cluster: Cluster, spec: Spec, measure: Measure) -> N
 def test_store_serves_many_clients(cluster: Cluster, spec: Spec, measure: Measure) -> None:
     """Does the store of a rendezvous serve as many clients as promised, in time?"""
     promise = promised(spec, "launch.store")
-    loads = store.measured_loads(cluster, promise)
-    print(store.table(loads))
-    measure.record(store.judged_loads(loads, promise))
+    loads = rendezvous.measured_loads(cluster, promise)
+    print(rendezvous.table(loads))
+    measure.record(rendezvous.judged_loads(loads, promise))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode import not_promised
-from pytest_mnode.criteria.restart import experiments, resharding
+from pytest_mnode.criteria.restart import experiments
 from pytest_mnode.criteria.restart.plan import unpowered
 from pytest_mnode.skipping import promised
 from pytest_mnode.spec.restart import KILLS, Kill
@@ -40,7 +40,7 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(
     promised(spec, "restart.resharded_tolerance")
     promise = spec.criteria.restart
     assert promise is not None
-    measure.record(resharding.judge_other_sizes(promise, cluster, spec, base))
+    measure.record(experiments.judge_other_sizes(promise, cluster, spec, base))
 
 
 def test_checkpoints_cost_no_more_than_promised(

@@ -87,7 +87,7 @@ LIMITS: Mapping[str, str] = {
         "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
     "criteria/launching/direct.py _END_S":
         "criteria/launching/test_left_behind.py::test_logins_that_are_closed_are_ended",
-    "criteria/launching/gathering.py _ROLL_S":
+    "criteria/launching/meeting.py _ROLL_S":
         "criteria/launching/test_meeting.py::test_every_rank_names_the_absent_one",
     "criteria/launching/login.py _FOLLOW_S":
         "criteria/launching/test_left_behind.py::"
@@ -353,7 +353,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "controller/exchange.py CHECK_S",
         "controller/live_line.py _TURN_S",
         "controller/rank_talk.py _TURN_S",
-        "criteria/launching/gathering.py _POLL_S",
+        "criteria/launching/meeting.py _POLL_S",
         "criteria/preflight/node_probe.py _HEARD_EVERY_S",
         "criteria/storage/meeting.py _POLL_OF_A_RANK_S",
         "criteria/storage/meeting.py _POLL_S",
@@ -442,7 +442,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "controller/live_line.py FIRST_S",
         "criteria/launching/rendezvous.py _LEAST_S",
         "criteria/storage/meeting.py _STALE_S",
-        "criteria/launching/store_clients.py _LONG_S",
+        "criteria/launching/rendezvous.py _LONG_S",
         "criteria/preflight/datagrams.py _GOOD_ERROR_S",
         "criteria/preflight/directories.py _STALE_S",
         "criteria/restart/judging.py _CLOCK_TOLERANCE_S",
@@ -493,7 +493,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/slurm/command_lines.py IMMEDIATE_S",
     ),
     "given to a wait of worlds, jobs, commands or a store, which has a test of its own": (
-        "criteria/launching/gathering.py _FOUND_S",
+        "criteria/launching/meeting.py _FOUND_S",
         "criteria/launching/meeting.py _STORE_LIMIT_S",
         "checks/node/dcgm.py _MARGIN_S",
         "criteria/preflight/orders.py CONTROL_LIMIT_S",

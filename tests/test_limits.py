@@ -90,7 +90,7 @@ def bare_waits(path: Path) -> Iterator[str]:
 
 FOR_EVER = {
     "the other end is torch, which has limits of its own": (
-        "checks/groups/exchange.py work.wait",
+        "checks/groups/check.py work.wait",
         "faults/spoiled.py work.wait",
         "measuring/at_once.py work.wait",
         "measuring/lanes.py thread.join",
@@ -112,9 +112,7 @@ FOR_EVER = {
         "criteria/tuning/in_ranks.py thread.join",
         "machine/load_readings.py self._thread.join",
     ),
-    "each thread ends by the limit of its store": (
-        "criteria/launching/store_clients.py thread.join",
-    ),
+    "each thread ends by the limit of its store": ("criteria/launching/rendezvous.py thread.join",),
     "it is done": (
         "criteria/preflight/datagrams.py f.result",
         "criteria/preflight/datagrams.py future.result",

@@ -6,6 +6,7 @@ runs a test, uses pytest's hooks or reads a spec: `controller.certificate_plugin
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict, build_certificate
 from pytest_mnode.certificate.files import write_report
+from pytest_mnode.certificate.headline import summary_lines
 from pytest_mnode.certificate.junit import measurement_properties
 from pytest_mnode.certificate.results import (
     CaseResult,
@@ -16,12 +17,11 @@ from pytest_mnode.certificate.results import (
 from pytest_mnode.certificate.run_facts import (
     Commit,
     RunFacts,
+    SpecFacts,
     Versions,
     git_commit,
     installed_versions,
 )
-from pytest_mnode.certificate.spec_facts import SpecFacts
-from pytest_mnode.certificate.summary import summary_lines
 
 __all__ = [
     "CaseResult",

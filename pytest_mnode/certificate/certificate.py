@@ -1,8 +1,9 @@
-"""The certificate of a run: its verdict follows from its criteria and is never stored."""
+"""The certificate of a run: its verdict follows from its criteria and is never stored. So do the
+chance that it accuses a healthy cluster, and the buyer's clauses that its tests answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
@@ -12,9 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, coverage_of, merged
-from pytest_mnode.certificate.false_alarms import FalseAlarms, false_alarms
 from pytest_mnode.certificate.history import History
-from pytest_mnode.certificate.requirements import Clause, clauses_of
 from pytest_mnode.certificate.results import (
     CaseResult,
     CriterionResult,
@@ -22,10 +21,209 @@ from pytest_mnode.certificate.results import (
     criterion_name,
 )
 from pytest_mnode.certificate.run_facts import RunFacts, UtcTime
+from pytest_mnode.detection import PROBABILITY
 from pytest_mnode.installed import Fact
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
-from pytest_mnode.measurement import listed
+from pytest_mnode.measurement import Measurement, listed
+
+_AT_ONCE = 1 - PROBABILITY
+"""Chance that noise alone takes a value across its bound from the end of its interval."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The judgements of one criterion that rest on noise.
+
+    judgements: their number. chance: that noise breaks any of their bounds, at most: the sum of
+    their chances (Bonferroni), and 1 at most.
+    """
+
+    criterion: str
+    judgements: int
+    chance: float
+
+
+@dataclass(frozen=True)
+class FalseAlarms:
+    """The judgements of a certificate that rest on noise, by criterion.
+
+    A healthy cluster is one as good as this one where it kept its bound, and one that just keeps
+    it elsewhere. Exact judgements, such as counts, add nothing.
+    """
+
+    families: tuple[Family, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def judgements(self) -> int:
+        """Number of judgements that rest on noise."""
+        return sum(one.judgements for one in self.families)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def chance(self) -> float:
+        """Chance that a healthy cluster fails any of them, at most."""
+        return min(1.0, sum(one.chance for one in self.families))
+
+    @property
+    def text(self) -> str:
+        """The chance of the whole and of each family; "" if no judgement rests on noise."""
+        if not self.families:
+            return ""
+        each = ", ".join(
+            f"{one.criterion} {_percent(one.chance)} of {one.judgements}" for one in self.families
+        )
+        several = "judgements that rest" if self.judgements > 1 else "judgement that rests"
+        return (
+            f"a healthy cluster fails with a chance of {_percent(self.chance)} at most, by "
+            f"{self.judgements} {several} on noise ({each})"
+        )
+
+
+def false_alarms(criteria: Sequence[CriterionResult]) -> FalseAlarms:
+    """The chances of all judged values of these criteria."""
+    return FalseAlarms(tuple(_families(criteria)))
+
+
+def _families(criteria: Sequence[CriterionResult]) -> Iterator[Family]:
+    for criterion in criteria:
+        judged = (one for case in criterion.judged for one in case.measurements)
+        chances = [chance for one in judged if (chance := chance_of(one)) is not None]
+        if chances:
+            yield Family(criterion.name, len(chances), min(1.0, sum(chances)))
+
+
+def chance_of(one: Measurement) -> float | None:
+    """Chance that noise breaks the bound of a healthy cluster, at most; None for exact values.
+
+    At the bound it is what its judge says (`Measurement.false_alarm`), else 1 of 100. The distance
+    of a value from its bound makes it smaller, in units of the longer part of its interval, or of
+    what its noise exceeds in 1 of 100 cases: by the square, as the tail of Student's t with two
+    degrees of freedom falls, which three repeats have; that of more repeats falls faster.
+    """
+    if one.expected is None:
+        return None
+    at_bound = _AT_ONCE if one.false_alarm is None else one.false_alarm
+    margin = max(0.0, one.margin or 0.0)
+    if one.interval is not None and one.known is not None:
+        # A value breaks its bound if its whole interval does.
+        half = max(abs(end - one.known) for end in one.interval)
+        return at_bound / (1 + margin / half) ** 2 if half else 0.0
+    if one.false_alarm is not None:
+        return one.false_alarm
+    blur = one.detection.blur if one.detection else None
+    if blur is None or one.known is None:
+        return None
+    noise = blur * abs(one.known)
+    if not noise:
+        return 0.0
+    return min(0.5, _AT_ONCE * (noise / margin) ** 2) if margin else 0.5
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "less than 0.01 %"
+
+
+_WORST_FIRST = (
+    CriterionVerdict.FAIL,
+    CriterionVerdict.INCONCLUSIVE,
+    CriterionVerdict.DID_NOT_RUN,
+    CriterionVerdict.NOT_REHEARSED,
+    CriterionVerdict.NOT_PROMISED,
+    CriterionVerdict.PASS,
+)
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A clause of a buyer's list, which names promises by their keys. It is kept only if each of
+    them was judged and kept: of a clause about two promises, one of which the spec does not make,
+    nobody knows half.
+
+    keys: of its promises. open: those that no test answered. tests: ids of the tests that did.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    verdict: CriterionVerdict
+    open: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        left = f" ({', '.join(self.open)} not judged)" if self.open else ""
+        return f"{self.name} {self.verdict.value}{left}"
+
+
+def clauses_of(
+    requirements: Mapping[str, Sequence[str]],
+    criteria: Sequence[CriterionResult],
+    page: Mapping[str, Any],
+) -> tuple[Clause, ...]:
+    """Clauses by what a run found. requirements: keys by clause. page: the spec, all its values."""
+    return tuple(_clause(name, tuple(keys), criteria, page) for name, keys in requirements.items())
+
+
+def asks_for(case: CaseResult, criterion: str, key: str) -> bool:
+    """Whether a test is about the promise `key`, or about a part of it.
+
+    A test of fabric.all_reduce_busbw answers for fabric, and for a key below that; one that asks
+    for the whole criterion does not answer for a key of it.
+    """
+    if key == criterion:
+        return True
+    asked = [case.lacks, *case.promises]
+    return any(
+        one == key or one.startswith(f"{key}.") or ("." in one and key.startswith(f"{one}."))
+        for one in asked
+        if one
+    )
+
+
+def _clause(
+    name: str,
+    keys: tuple[str, ...],
+    criteria: Sequence[CriterionResult],
+    page: Mapping[str, Any],
+) -> Clause:
+    found = {key: tuple(_answers(key, criteria)) if _is_promised(key, page) else () for key in keys}
+    return Clause(
+        name,
+        keys,
+        _worst(_verdict(key, cases, criteria) for key, cases in found.items()),
+        tuple(key for key, cases in found.items() if not cases),
+        tuple(dict.fromkeys(case.test for cases in found.values() for case in cases)),
+    )
+
+
+def _is_promised(key: str, page: Mapping[str, Any]) -> bool:
+    """Whether a spec has the key: a test of preflight.versions judges only what it promises."""
+    value: Any = page.get("criteria", {})
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value is not None
+
+
+def _answers(key: str, criteria: Sequence[CriterionResult]) -> Iterator[CaseResult]:
+    """The tests about a promise that were judged."""
+    for criterion in criteria:
+        if criterion.name == key.partition(".")[0] and criterion.excuse is None:
+            yield from (one for one in criterion.judged if asks_for(one, criterion.name, key))
+
+
+def _verdict(
+    key: str, cases: Sequence[CaseResult], criteria: Sequence[CriterionResult]
+) -> CriterionVerdict:
+    whole = (
+        one.verdict for one in criteria if one.name == key
+    )  # such as: its tests judged nothing
+    return _worst([*(case.verdict for case in cases), *(whole if cases else ())])
+
+
+def _worst(verdicts: Iterable[CriterionVerdict]) -> CriterionVerdict:
+    """The worst of verdicts; not promised if there are none."""
+    return min(verdicts, key=_WORST_FIRST.index, default=CriterionVerdict.NOT_PROMISED)
+
 
 _TITLE = "Certificate of a training cluster"
 _TIME: dict[str, Any] = {"type": "string", "format": "date-time"}

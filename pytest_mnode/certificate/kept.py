@@ -14,11 +14,11 @@ from typing import Any
 from pytest_mnode.certificate import difference
 from pytest_mnode.certificate.certificate import SCHEMA_VERSION, Certificate
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, coverage_of, without_passes
+from pytest_mnode.certificate.difference import MOST_RUNS, history_of
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
 from pytest_mnode.certificate.rejudge import by_facts
-from pytest_mnode.certificate.spec_facts import SpecFacts, changes, in_words
+from pytest_mnode.certificate.run_facts import SpecFacts, changes, in_words
 from pytest_mnode.certificate.statement import signing_fault
-from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count

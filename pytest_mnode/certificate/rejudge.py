@@ -19,7 +19,7 @@ from typing import Any
 
 from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
-from pytest_mnode.certificate.spec_facts import (
+from pytest_mnode.certificate.run_facts import (
     SpecFacts,
     changes,
     facts_of,

@@ -88,7 +88,7 @@ def _state(
     spec: Spec | None,
 ) -> tuple[str, list[str]]:
     """The state of a clause, and by what it is answered, or why it is not."""
-    from pytest_mnode.certificate.requirements import clauses_of
+    from pytest_mnode.certificate.certificate import clauses_of
 
     if not keys:
         return ("outside", [clause.outside]) if clause.outside else ("no promise", [])

@@ -26,7 +26,7 @@ from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome
-from pytest_mnode.certificate.spec_facts import facts_of, unconfirmed
+from pytest_mnode.certificate.run_facts import facts_of, unconfirmed
 from pytest_mnode.certificate.text import fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED

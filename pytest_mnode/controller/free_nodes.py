@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, oldest_first
 from pytest_mnode.certificate.kept import earlier_runs
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.backends import Here, chosen
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions

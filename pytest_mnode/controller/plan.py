@@ -22,7 +22,7 @@ import pytest
 from pytest_mnode import marks
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.certificate.results import criterion_name
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.launchers.hosts import compress

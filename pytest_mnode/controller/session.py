@@ -12,7 +12,7 @@ import pytest
 
 from pytest_mnode.certificate.coverage import last_passes
 from pytest_mnode.certificate.kept import earlier_runs
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.cluster import Cluster
 from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client

@@ -3,6 +3,6 @@
 `nodes` reads each node's machine (`python -m pytest_mnode.machine`). `networks` and `cluster`
 are functions from the machines to what most nodes have; `hardware`, `bounds` and `draft` make the
 entries of a page, which `page` writes as YAML with a comment on every line: what was seen, where,
-and what to compare it with. `findings` runs preflight's checks with that page. `session` is the
-pytest plugin. Nothing is judged here: the operator must confirm the page.
+and what to compare it with. `session` is the pytest plugin, which runs preflight's checks with that
+page. Nothing is judged here: the operator must confirm the page.
 """

@@ -12,11 +12,18 @@ from pytest_mnode.checks.node.pcie import pci_links
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
-from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, management, scheduled
+from pytest_mnode.discover.hardware import (
+    accelerators,
+    extending,
+    fabric,
+    gpudirect,
+    management,
+    platform_of,
+    scheduled,
+)
 from pytest_mnode.discover.networks import has_accelerators
 from pytest_mnode.discover.nodes import FoundCluster, FoundNode, machine_of
 from pytest_mnode.discover.page import Entry, mapped, rendered, scalar
-from pytest_mnode.discover.platform import extending, platform_of
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.spec.at_once import BisectionPromise, CongestionPromise
+    from pytest_mnode.spec.traffic import BisectionPromise, CongestionPromise
 
 Flow = tuple[int, int]
 """A rank that sends, and one that receives."""

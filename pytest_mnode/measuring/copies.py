@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from pytest_mnode.criteria.placement.copies import CopyRates, undecided
-from pytest_mnode.criteria.placement.near import near_nodes
+from pytest_mnode.criteria.placement.rank_placement import near_nodes
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.process import read_process

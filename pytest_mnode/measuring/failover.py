@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.spec.at_once import FailoverPromise
+    from pytest_mnode.spec.traffic import FailoverPromise
 
 STEADY_S = 1.5
 """[choice] For how long a rate is measured before a port goes down, and after it came up again."""

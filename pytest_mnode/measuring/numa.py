@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from pytest_mnode.charts import Map
 from pytest_mnode.criteria.placement.answering import answer_of
-from pytest_mnode.criteria.placement.near import beside_nic
 from pytest_mnode.criteria.placement.nics import fabric_nics
 from pytest_mnode.criteria.placement.numa_map import numa_map, on_map
 from pytest_mnode.criteria.placement.rank_placement import (
     PARTS,
     Question,
     RankPlacement,
+    beside_nic,
     over_ranks,
 )
 from pytest_mnode.machine.cpus import format_cpulist

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.spec.at_once import SwitchesPromise
+    from pytest_mnode.spec.traffic import SwitchesPromise
 
 _REPEATS = 12
 """[choice] Three seconds in which every port of every node sends and receives."""

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.criteria.transport.evidence import Evidence, rank_now
-from pytest_mnode.criteria.transport.judge import judge
-from pytest_mnode.criteria.transport.node_traffic import PARTS, NodeTraffic
+from pytest_mnode.criteria.transport.counted import judge
+from pytest_mnode.criteria.transport.evidence import PARTS, Evidence, NodeTraffic, rank_now
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.nic_counters import settling_s

@@ -14,11 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .criteria import Criteria, MeshCriterion
     from .fabric import BusbwPromise, FabricCriterion
     from .inventory import Accelerators, Fabric, Management, Scheduler, Storage
     from .load import load_spec, profile_spec
-    from .models import Certificate, NotPromised, Spec
+    from .models import Certificate, Criteria, MeshCriterion, NotPromised, Spec
     from .profiles import default_spec_path
     from .review import doubts
     from .schema import json_schema
@@ -50,9 +49,7 @@ _HOME = {
     "Fabric": "inventory",
     "Accelerators": "inventory",
     "BusbwPromise": "fabric",
-    "Criteria": "criteria",
     "FabricCriterion": "fabric",
-    "MeshCriterion": "criteria",
     "doubts": "review",
     "json_schema": "schema",
     "load_spec": "load",

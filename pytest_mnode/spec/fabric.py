@@ -11,13 +11,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_mnode.measurement import Bound, Measurement, at_least
 from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel
-from pytest_mnode.spec.at_once import (
-    BisectionPromise,
-    CongestionPromise,
-    FailoverPromise,
-    IncastPromise,
-    SwitchesPromise,
-)
 from pytest_mnode.spec.bandwidth import NicRates
 from pytest_mnode.spec.fields import (
     Bytes,
@@ -33,6 +26,13 @@ from pytest_mnode.spec.fields import (
 )
 from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
 from pytest_mnode.spec.quantity import SIZE
+from pytest_mnode.spec.traffic import (
+    BisectionPromise,
+    CongestionPromise,
+    FailoverPromise,
+    IncastPromise,
+    SwitchesPromise,
+)
 
 COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "from", "to")
 """Fields of the command that starts nccl-tests."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_mnode.spec import bandwidth
-from pytest_mnode.spec.criteria import Criteria
 from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.spec.fields import Page
-from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.models import Criteria, Spec
 from pytest_mnode.spec.quantity import RATE
 
 _PATTERN = frozenset("*?[")

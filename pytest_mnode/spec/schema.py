@@ -12,10 +12,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from pytest_mnode.spec.criteria import Criteria
 from pytest_mnode.spec.fields import field_docs, keys_of, model_in
 from pytest_mnode.spec.load import CLAUSE, EXTENDS
-from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.models import Criteria, Spec
 
 _NAME = {"type": "string", "minLength": 1}
 _EXTENDS = {

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.criteria.transport.counted import expected_bytes
-from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
-from pytest_mnode.criteria.transport.judge import judge
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
+from pytest_mnode.criteria.transport.counted import expected_bytes, judge
+from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.limits import CHECKED_CALLS

@@ -14,7 +14,7 @@ from pytest_mnode.certificate import (
     installed_versions,
 )
 from pytest_mnode.certificate.results import CriterionVerdict, criterion_name
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.evidence.check import CHECKS
 from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.virtual.cases import case

@@ -9,10 +9,15 @@ import statistics
 import pytest
 
 from pytest_mnode.certificate import CaseResult, CriterionResult
-from pytest_mnode.certificate.certificate import certificate_json
-from pytest_mnode.certificate.false_alarms import FalseAlarms, Family, chance_of, false_alarms
+from pytest_mnode.certificate.certificate import (
+    FalseAlarms,
+    Family,
+    certificate_json,
+    chance_of,
+    false_alarms,
+)
+from pytest_mnode.certificate.headline import summary_lines
 from pytest_mnode.certificate.page import page_text
-from pytest_mnode.certificate.summary import summary_lines
 from pytest_mnode.detection import Detection, noise_share, smallest_share_wrong
 from pytest_mnode.intervals import interval_of
 from pytest_mnode.measurement import Bound, Measurement, at_least, at_most, equals

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
-from pytest_mnode.certificate.difference import Kind, compared
+from pytest_mnode.certificate.difference import MOST_RUNS, Kind, compared, history_of
 from pytest_mnode.certificate.files import json_text, parse_certificate
 from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import page_text
-from pytest_mnode.certificate.spec_facts import SpecFacts
-from pytest_mnode.certificate.trends import MOST_RUNS, history_of
+from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least

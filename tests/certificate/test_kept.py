@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, SpecFacts
+from pytest_mnode.certificate.difference import MOST_RUNS
 from pytest_mnode.certificate.kept import EarlierRuns, earlier_runs, keep
 from pytest_mnode.certificate.results import CriterionResult
-from pytest_mnode.certificate.spec_facts import facts_of
-from pytest_mnode.certificate.trends import MOST_RUNS
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least

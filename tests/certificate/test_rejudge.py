@@ -13,7 +13,7 @@ import yaml
 from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult
 from pytest_mnode.certificate.files import json_text, parse_certificate
 from pytest_mnode.certificate.rejudge import rejudge_certificate
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
 from pytest_mnode.evidence.row import row

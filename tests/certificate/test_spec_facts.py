@@ -14,7 +14,7 @@ import yaml
 from pytest_mnode.certificate import CaseResult, Certificate, SpecFacts
 from pytest_mnode.certificate.difference import environment_changes
 from pytest_mnode.certificate.kept import earlier_runs, keep, read_with_history, with_history
-from pytest_mnode.certificate.spec_facts import changes, digest_of_version_4, facts_of
+from pytest_mnode.certificate.run_facts import changes, digest_of_version_4, facts_of
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.path_rates import State
 from pytest_mnode.spec import Spec, default_spec_path, load_spec

@@ -14,7 +14,7 @@ import pytest
 from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.files import json_text, parse_certificate, read_certificate
 from pytest_mnode.certificate.kept import earlier_runs, with_history
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import load_spec

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, write_report
-from pytest_mnode.certificate.difference import Kind, compared
+from pytest_mnode.certificate.difference import Kind, compared, history_of
 from pytest_mnode.certificate.kept import keep, read_with_history
-from pytest_mnode.certificate.trends import history_of
 from pytest_mnode.commands import main
 from pytest_mnode.detection import Detection
 from pytest_mnode.installed import Fact

@@ -11,7 +11,7 @@ import yaml
 
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.gathered import Gathered
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence import file

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.certificate import CaseResult, write_report
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.controller.plan import COSTS
 from pytest_mnode.spec import Criteria, default_spec_path, load_spec
 from tests.certificate.conftest import RIGHT, certify

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.at_once import judge_bisection, judge_congestion, judge_incast
 from pytest_mnode.criteria.port_counters.reading import PortReading
+from pytest_mnode.criteria.traffic import judge_bisection, judge_congestion, judge_incast
 from pytest_mnode.machine.counters import frames_in
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.at_once import (
@@ -19,7 +19,7 @@ from pytest_mnode.measuring.at_once import (
     targets_of,
 )
 from pytest_mnode.spec import profile_spec
-from pytest_mnode.spec.at_once import BisectionPromise, CongestionPromise, IncastPromise
+from pytest_mnode.spec.traffic import BisectionPromise, CongestionPromise, IncastPromise
 
 HALVES = (("a0", "a1"), ("b0", "b1"))
 ALONE = {("a0", "b0"): 790.0, ("a1", "b1"): 780.0}

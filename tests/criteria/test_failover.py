@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pytest_mnode.criteria.failover import course_of, judge_failover
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.failover import PortFailover
-from pytest_mnode.spec.at_once import FailoverPromise
+from pytest_mnode.spec.traffic import FailoverPromise
 
 PROMISE = FailoverPromise.model_validate(
     {

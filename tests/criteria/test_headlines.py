@@ -12,8 +12,8 @@ from pytest_mnode.checks.groups.layout import Layout
 from pytest_mnode.checks.judged import At
 from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.fabric import judge_busbw
-from pytest_mnode.criteria.launching.judge_start import judged_start
 from pytest_mnode.criteria.launching.rendezvous import RankTimes, judged_times
+from pytest_mnode.criteria.launching.starting import judged_start
 from pytest_mnode.criteria.placement.binding import judge_cpus
 from pytest_mnode.criteria.placement.rank_placement import Question, over_ranks
 from pytest_mnode.criteria.restart.history import history_of

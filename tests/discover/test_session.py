@@ -14,12 +14,13 @@ import pytest
 
 from pytest_mnode.discover import nodes as discover_nodes
 from pytest_mnode.discover.draft import draft
-from pytest_mnode.discover.findings import Findings, findings
 from pytest_mnode.discover.nodes import node_of, read_nodes, scheduler_names
 from pytest_mnode.discover.session import (
+    Findings,
     check_place,
     complete,
     doubts_but_unconfirmed,
+    findings,
     node_count,
     summary,
     write_new,

@@ -12,8 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport, rank_now
-from pytest_mnode.criteria.transport.node_traffic import PARTS, NodeTraffic
+from pytest_mnode.criteria.transport.evidence import (
+    PARTS,
+    Evidence,
+    NodeTraffic,
+    RankTransport,
+    rank_now,
+)
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.rank.world import World

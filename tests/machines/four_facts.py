@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pytest_mnode.criteria.transport.counted import judge
 from pytest_mnode.criteria.transport.evidence import Evidence
-from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.criteria.transport.remarks import ProofFact
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import Spec

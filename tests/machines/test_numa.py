@@ -27,7 +27,7 @@ JUDGED = """
 import json, subprocess, sys
 from pytest_mnode.criteria.placement.binding import judge_cpus
 from pytest_mnode.criteria.placement.binding import judge_memory
-from pytest_mnode.criteria.placement.near import beside_nic
+from pytest_mnode.criteria.placement.rank_placement import beside_nic
 from pytest_mnode.criteria.placement.rank_placement import PARTS, RankPlacement
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import bytes_by_node, read_process

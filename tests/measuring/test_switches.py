@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.switches import judge_switches
+from pytest_mnode.criteria.failover import judge_switches
 from pytest_mnode.logs.subnet import PortLink, SubnetManager
 from pytest_mnode.measuring.switches import (
     Diagnosis,
@@ -17,7 +17,7 @@ from pytest_mnode.measuring.switches import (
     diagnosis_of_subnet,
     links_of_subnet,
 )
-from pytest_mnode.spec.at_once import SwitchesPromise
+from pytest_mnode.spec.traffic import SwitchesPromise
 from tests.programs import write_program
 
 SUMMARY = "-I- Stage   Warnings   Errors     Comment\n-I- Discovery   3          0\n"

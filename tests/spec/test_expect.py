@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.certificate.spec_facts import leaves, page_of
+from pytest_mnode.certificate.run_facts import leaves, page_of
 from pytest_mnode.measuring.algorithms import Algorithm
 from pytest_mnode.measuring.busbw import bounds_of
 from pytest_mnode.spec import load_spec, profile_spec

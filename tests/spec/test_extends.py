@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.certificate.spec_facts import facts_of
+from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.errors import SpecError
 from pytest_mnode.spec import default_spec_path, load_spec, profile_spec

@@ -1,8 +1,8 @@
 """Checks of process groups over several dimensions: their ranks, and collectives in them.
 
 `layout` plans the meshes to try and the ranks of each group, without torch. `check` gathers the
-groups of all ranks, of a DeviceMesh or of a test's own making, `exchange` runs collectives in them,
-and `judge` is pure. They judge the software of the nodes, not speed.
+groups of all ranks, of a DeviceMesh or of a test's own making, and runs collectives in them;
+`judge` is pure. They judge the software of the nodes, not speed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pytest_mnode.criteria.placement.near import Locality, near
-from pytest_mnode.criteria.placement.rank_placement import RankPlacement
+from pytest_mnode.criteria.placement.rank_placement import Locality, RankPlacement, near
 from pytest_mnode.criteria.preflight.answers import Survey, why_unread
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.evidence.check import check

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_mnode.criteria.placement.near import Locality, near
-from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement
+from pytest_mnode.criteria.placement.rank_placement import Locality, Question, RankPlacement, near
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_mnode.criteria.preflight import answers, directories, payloads
+from pytest_mnode.criteria.preflight import answers, directories, tcp
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
     DirectoryFacts,
@@ -84,7 +84,7 @@ class NodeProbe:
         self.rails: dict[str, tuple[Rail, ...]] = {}
         self.listeners: list[Listener] = []
         self.tried: list[tuple[RailPair, Connection]] = []
-        self.receiver = payloads.Receiver()
+        self.receiver = tcp.Receiver()
         self.tokens: list[Token] = []
 
     async def look(self, order: LookOrder) -> NodeFacts:
@@ -213,11 +213,11 @@ class NodeProbe:
     async def payload(self, order: PayloadOrder) -> PayloadFacts:
         tried = [(pair, c) for pair, c in self.tried if pair.network in order.networks]
         everyone = sorted({self.order.index, *(pair.peer.index for pair, _ in tried)})
-        targets = payloads.targets(self.order.index, everyone)
+        targets = tcp.targets(self.order.index, everyone)
         chosen = [(pair, c) for pair, c in tried if pair.peer.index in targets]
         unsent = [Sent(c.to, c.network, "", c.problem) for _, c in chosen if c.took_s is None]
         sends = (
-            payloads.send(pair, order.size_bytes, order.limit_s, order.rate_bytes_s / len(chosen))
+            tcp.send(pair, order.size_bytes, order.limit_s, order.rate_bytes_s / len(chosen))
             for pair, c in chosen
             if c.took_s is not None
         )

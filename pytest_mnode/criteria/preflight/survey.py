@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from pytest_mnode.checks.node.payloads import Payload, PayloadsArriveUnchanged, is_corrupter_unclear
+from pytest_mnode.checks.node.payloads import (
+    Payload,
+    PayloadsArriveUnchanged,
+    is_corrupter_unclear,
+    paths_that_change,
+)
 from pytest_mnode.criteria.preflight.answers import (
     LastFacts,
     NodeFacts,
@@ -39,12 +44,15 @@ from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
 from pytest_mnode.progress import progress
+from pytest_mnode.spec.preflight import PreflightCriterion
 from pytest_mnode.spec.quantity import DURATION
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.check import Check
     from pytest_mnode.launchers.nodes import Nodes
+    from pytest_mnode.measurement import Measurement
     from pytest_mnode.spec import Spec
+
 
 T = TypeVar("T")
 LOOK_LIMIT_S = REPORT_LIMIT_S
@@ -285,3 +293,25 @@ def _why_ended(one: _Running) -> str:
     code = one.process.returncode
     how = "closed its output" if code is None else f"ended with status {code}"
     return f"its survey {how}: {lines[-1] if lines else 'no message'}"
+
+
+def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
+    """Measurement of the paths that change payloads, where the ranks of a test gave no answer; []
+    for one node, which has no path.
+
+    A link that changes bytes undetected by the checksum also changes gloo's or NCCL's own messages.
+    The receiver then waits forever for a message that came under another name, or blames its peer.
+    The nodes therefore send payloads by plain TCP, where only the payload can change.
+
+    Sends what preflight.payload of the spec promises, or its defaults. Used by `on_failure` of a
+    test that already has a culprit: lost payloads alone blame nobody, so that the result is [].
+    """
+    if len(nodes.nodes) < 2:
+        return []
+    promise = promise_of(PayloadsArriveUnchanged, spec) or Payload.model_validate({})
+    promise = promise.model_copy(update={"networks": ("fabric",)})
+    preflight = PreflightCriterion.model_validate({"payload": promise})
+    criteria = spec.criteria.model_copy(update={"preflight": preflight})
+    of_payloads = spec.model_copy(update={"criteria": criteria})
+    found = paths_that_change(survey(nodes, of_payloads, ()), of_payloads, promise)
+    return [] if found.value is None else [found]

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pytest_mnode.criteria.transport.evidence import RankTransport
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, gid_types
+from pytest_mnode.criteria.transport.evidence import NodeTraffic, RankTransport, gid_types
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import (
     GID_CHOSEN_SINCE,

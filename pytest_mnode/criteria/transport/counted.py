@@ -1,4 +1,5 @@
-"""Judges facts three and four: bytes of the fabric's NICs, and quiet on all other NICs."""
+"""Judges facts three and four, bytes of the fabric's NICs and quiet on all other NICs; then all
+four together."""
 
 from __future__ import annotations
 
@@ -6,9 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pytest_mnode.criteria.transport.evidence import Evidence, is_rdma, nvlink_groups
-from pytest_mnode.criteria.transport.node_traffic import Carrier, NodeTraffic
-from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
+from pytest_mnode.criteria.transport.evidence import (
+    Carrier,
+    Evidence,
+    NodeTraffic,
+    is_rdma,
+    nvlink_groups,
+)
+from pytest_mnode.criteria.transport.logged import logged
+from pytest_mnode.criteria.transport.pinned import pinned
+from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark, measured
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, all_of, at_least, at_most
 from pytest_mnode.spec import bandwidth
@@ -358,3 +366,29 @@ def _culprit(group: frozenset[str]) -> Culprit:
 
 def _shown(count: float) -> str:
     return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.4g} GB"
+
+
+def judge(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Measurement]:
+    """One measurement per fact, and the bytes on which two of them are judged."""
+    remarks = remarks_on(facts, spec, promise)
+    nodes = [node.name for node in facts.nodes]
+    found = [measured(fact, remarks, nodes) for fact in ProofFact]
+    return [*found, *ByteCounts(facts, spec, promise).measurements()]
+
+
+def remarks_on(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Remark]:
+    """The remarks of each of the four facts on the fabric that `spec` promises.
+
+    Raises ValueError for fewer than two nodes, because no traffic leaves them, and for no rank.
+    """
+    if len(facts.nodes) < 2:
+        raise ValueError("traffic of one node leaves no node; give two nodes or more")
+    if not facts.ranks:
+        raise ValueError("the facts contain no rank; give the facts of every rank")
+    counts = ByteCounts(facts, spec, promise)
+    return [
+        *pinned(facts, spec, promise.roce_version),
+        *logged(facts, spec, promise.roce_version),
+        *counts.counted(),
+        *counts.quiet(),
+    ]

@@ -10,13 +10,14 @@ from pytest_mnode.criteria.transport.channels import RankChannels, ucx_off_fabri
 from pytest_mnode.criteria.transport.evidence import (
     Connection,
     Evidence,
+    NodeTraffic,
     RankTransport,
     is_nvlink,
     is_rdma,
     nvlink_groups,
     past_nics,
+    state_of,
 )
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, state_of
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import is_off, why_silent
 from pytest_mnode.logs.nccl_log.model import NetworkKind, Transport

@@ -6,8 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport, is_rdma
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, gid_types, state_of
+from pytest_mnode.criteria.transport.evidence import (
+    Evidence,
+    NodeTraffic,
+    RankTransport,
+    gid_types,
+    is_rdma,
+    state_of,
+)
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import (
     FAILOVER,

@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_mnode.criteria.placement.near import Locality, near
-from pytest_mnode.criteria.placement.rank_placement import RankPlacement
+from pytest_mnode.criteria.placement.rank_placement import Locality, RankPlacement, near
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.encoding import encode

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from pytest_mnode.checks.groups import exchange
-from pytest_mnode.checks.groups.exchange import (
+from pytest_mnode.checks.groups import check
+from pytest_mnode.checks.groups.check import (
     COUNT,
     Call,
     Pending,
@@ -48,11 +48,11 @@ def test_ranks_of_a_group_share_a_salt_whatever_their_other_groups(
         salts.setdefault(tuple(call.ranks), {}).setdefault(call.me, []).append(call.salt)
         return Pending(None, torch.zeros(1), torch.zeros(1))
 
-    every = dict.fromkeys(exchange.COLLECTIVES, noted)
-    monkeypatch.setattr(exchange, "COLLECTIVES", every)
+    every = dict.fromkeys(check.COLLECTIVES, noted)
+    monkeypatch.setattr(check, "COLLECTIVES", every)
     for me in range(4):
         mine = {n: n for n, groups in expected.items() if any(me in ranks for ranks in groups)}
-        done = exchange.exchange(mine, expected, me, CPU, at_once=at_once)
+        done = check.exchange(mine, expected, me, CPU, at_once=at_once)
         assert {one.group for one in done} == set(mine)
     for ranks, by_rank in salts.items():
         assert set(by_rank) == set(ranks)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from pytest_mnode.criteria.launching.meeting import meet
-from pytest_mnode.criteria.launching.store_clients import run_clients
+from pytest_mnode.criteria.launching.rendezvous import run_clients
 from pytest_mnode.rank.world import World
 
 LIMIT_S = 8.0

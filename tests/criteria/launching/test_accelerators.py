@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mnode.criteria.launching.contract import more_visible
+from pytest_mnode.criteria.launching.contract import more_visible, wrong_variables
 from pytest_mnode.criteria.launching.reports import RankReport
-from pytest_mnode.criteria.launching.variables import wrong_variables
 from tests.criteria.launching.made import but, changed, expected, right
 
 CONTRACT = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"

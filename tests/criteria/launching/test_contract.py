@@ -7,9 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.launching.contract import leaked, missing_ranks, not_met, not_reported
+from pytest_mnode.criteria.launching.contract import (
+    leaked,
+    missing_ranks,
+    not_met,
+    not_reported,
+    wrong_variables,
+)
 from pytest_mnode.criteria.launching.reports import Met, RankReport
-from pytest_mnode.criteria.launching.variables import wrong_variables
 from pytest_mnode.culprit import Culprit
 from tests.criteria.launching.made import NODES, but, changed, everywhere, expected, right
 

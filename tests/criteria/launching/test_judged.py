@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.judge_start import judged_start
-from pytest_mnode.criteria.launching.rendezvous import first_error
+from pytest_mnode.criteria.launching.rendezvous import (
+    RankClients,
+    StoreLoad,
+    first_error,
+    judged_loads,
+    table,
+)
 from pytest_mnode.criteria.launching.reports import Met
-from pytest_mnode.criteria.launching.starting import Started, judged_image
-from pytest_mnode.criteria.launching.store import StoreLoad, judged_loads, table
-from pytest_mnode.criteria.launching.store_clients import RankClients
+from pytest_mnode.criteria.launching.starting import Started, judged_image, judged_start
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.launch import StartPromise, StorePromise
 from tests.criteria.launching.made import NODES, but, changed, expected, open_, red, right, started

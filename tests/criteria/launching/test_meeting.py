@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.launching.gathering import Arrival, came_late, never_came
+from pytest_mnode.criteria.launching.meeting import Arrival, came_late, never_came
 
 Outcomes = list[tuple[str, float]]
 

@@ -9,9 +9,14 @@ import pytest
 
 from pytest_mnode.criteria.launching import pods as pods_module
 from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
 from pytest_mnode.criteria.launching.paths import NotSubmittedError
-from pytest_mnode.criteria.launching.starting import measured_image, path_of, started_by_path
+from pytest_mnode.criteria.launching.starting import (
+    judged_place,
+    judged_start,
+    measured_image,
+    path_of,
+    started_by_path,
+)
 from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced
 from pytest_mnode.launchers.kubernetes.api import ApiError
 from pytest_mnode.measurement import Measurement, Verdict

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place
-from pytest_mnode.criteria.launching.starting import Started, job_of
-from pytest_mnode.criteria.launching.variables import wrong_variables
+from pytest_mnode.criteria.launching.contract import wrong_variables
+from pytest_mnode.criteria.launching.starting import Started, elsewhere, job_of, judged_place
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Accelerators, profile_spec
 from pytest_mnode.spec.launch import StartPromise

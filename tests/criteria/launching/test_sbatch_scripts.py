@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.contract import leaked
+from pytest_mnode.criteria.launching.contract import leaked, wrong_variables
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.reports import read_output
 from pytest_mnode.criteria.launching.styles import (
@@ -24,7 +24,6 @@ from pytest_mnode.criteria.launching.styles import (
     task_text,
     tasks_per_node,
 )
-from pytest_mnode.criteria.launching.variables import wrong_variables
 from pytest_mnode.jobs.slurm.sbatch import Request, script
 from tests.criteria.launching import made
 from tests.programs import write_program

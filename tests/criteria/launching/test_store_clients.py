@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.launching.store_clients import Start
+from pytest_mnode.criteria.launching.rendezvous import Start
 
 COUNT = 5
 

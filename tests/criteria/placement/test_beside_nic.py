@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cpus
-from pytest_mnode.criteria.placement.near import beside_nic
+from pytest_mnode.criteria.placement.rank_placement import beside_nic
 from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.preflight import datagrams, directories, node_probe, payloads, tcp
+from pytest_mnode.criteria.preflight import datagrams, directories, node_probe, tcp
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
     DirectoryFacts,
@@ -27,9 +27,18 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.node_probe import NodeProbe
 from pytest_mnode.criteria.preflight.orders import LookOrder, Peer, ProbeOrder
-from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
 from pytest_mnode.criteria.preflight.survey_check import Directory
-from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, look_up_all, paired
+from pytest_mnode.criteria.preflight.tcp import (
+    PATTERN_BYTES,
+    Listener,
+    RailPair,
+    Receiver,
+    connect_all,
+    differing,
+    look_up_all,
+    paired,
+    targets,
+)
 from pytest_mnode.machine import model
 from pytest_mnode.machine.mounts import Mount
 from tests.inner import OWN_ADDRESSES
@@ -139,7 +148,7 @@ def test_each_node_sends_to_and_receives_from_equally_many(count: int) -> None:
 
 
 def test_bytes_that_differ_are_counted() -> None:
-    pattern = payloads._pattern()
+    pattern = tcp._pattern()
     size = PATTERN_BYTES + 1000
     changed = bytearray(pattern + pattern[:1000])
     for place in (0, 70_000, PATTERN_BYTES - 1, PATTERN_BYTES, size - 1):

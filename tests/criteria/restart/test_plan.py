@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_mnode.criteria.restart.experiments import sizes
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, kills_in_order, plan
-from pytest_mnode.criteria.restart.resharding import sizes
 from pytest_mnode.errors import UsageError
 from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Power

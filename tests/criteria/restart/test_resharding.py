@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pytest_mnode.criteria.restart.experiments import judge_size
 from pytest_mnode.criteria.restart.history import history_of
-from pytest_mnode.criteria.restart.resharding import judge_size
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.reference_job.records import StepRecord

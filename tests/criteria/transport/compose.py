@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from pytest_mnode.criteria.transport.counted import expected_bytes
-from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
-from pytest_mnode.criteria.transport.judge import judge, remarks_on
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
+from pytest_mnode.criteria.transport.counted import expected_bytes, judge, remarks_on
+from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact, Remark, in_words
 from pytest_mnode.logs.nccl_log.model import NcclLog
 from pytest_mnode.logs.nccl_log.read import read_nccl_log

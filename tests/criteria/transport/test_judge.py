@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.criteria.transport.counted import expected_bytes
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
+from pytest_mnode.criteria.transport.evidence import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.machine.model import Machine

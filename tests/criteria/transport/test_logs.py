@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
+from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
 from pytest_mnode.criteria.transport.logged import logged
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, Remark, in_words
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.machine.model import Machine

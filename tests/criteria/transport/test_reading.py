@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.transport.evidence import rank_now
-from pytest_mnode.criteria.transport.node_traffic import PARTS, NodeTraffic
+from pytest_mnode.criteria.transport.evidence import PARTS, NodeTraffic, rank_now
 from pytest_mnode.criteria.transport.remarks import Case
 from pytest_mnode.criteria.transport.settings import number
 from pytest_mnode.logs.nccl_files import log_of_process, settings_in

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.transport.evidence import Connection, Evidence, RankTransport
-from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
+from pytest_mnode.criteria.transport.evidence import (
+    Connection,
+    Evidence,
+    NodeTraffic,
+    RankTransport,
+)
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict

@@ -39,7 +39,7 @@ MEET = """
 LAUNCHED = f"""
     from pathlib import Path
     from pytest_mnode.criteria.launching.job_file import read_job
-    from pytest_mnode.criteria.launching.judge_start import judged_place
+    from pytest_mnode.criteria.launching.starting import judged_place
     from pytest_mnode.criteria.launching.starting import path_of, start
 
     def test_a_job_of_the_launch_criterion(cluster, measure):

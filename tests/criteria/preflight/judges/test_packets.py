@@ -20,7 +20,7 @@ from pytest_mnode.criteria.preflight.answers import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.payloads import targets
+from pytest_mnode.criteria.preflight.tcp import targets
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     RAILS,
