@@ -6,16 +6,16 @@ Measured by `measuring.devices` and `measuring.under_load`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measurement import (
+    Bound,
     HeadlineMark,
     Measurement,
     all_of,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.results_of_ranks import SameSteps
     from pytest_mnode.measuring.under_load import RankLoad
 
+R = TypeVar("R", bound=str)
 _MOST_NAMED = 16
 LARGEST_CHECKED = 2048
 """Largest size of a checked product: a check costs the host as much as the device gains."""
@@ -241,6 +242,38 @@ def _named(found: Comparison, bound: PeerBound, ranks: Sequence[int]) -> list[Cu
     return [named(found.rows[index]) for index in ranks]
 
 
+def _worst(  # noqa: PLR0917  the parts of a measurement
+    name: str,
+    unit: str,
+    values: Mapping[R, float | None],
+    bound: Bound | None,
+    source: str,
+    words: Callable[[R], str],
+    note: str = "",
+    pick: Callable[[Iterable[float]], float] = max,
+    spread: Callable[[R], tuple[float, float]] = lambda _: (0.0, 0.0),
+) -> Measurement:
+    """The worst value of all ranks; recorded without a bound. It is not known where a rank has
+    none, unless another one breaks the bound.
+
+    words: what is said of a rank that does. spread: how far its samples went below and above.
+    """
+    known = {rank: value for rank, value in values.items() if value is not None}
+    broken = [rank for rank, value in known.items() if bound and not bound.holds(value)]
+    worst = pick(known.values()) if broken or (known and len(known) == len(values)) else None
+    below, above = next((spread(r) for r, v in known.items() if v == worst), (0.0, 0.0))
+    return Measurement(
+        name,
+        worst,
+        unit,
+        bound,
+        source if bound else "",
+        all_of((_rank(rank, words(rank)) for rank in broken), _MOST_NAMED),
+        note,
+        interval=(worst - below, worst + above) if worst is not None and below + above else None,
+    )
+
+
 def _floor(
     found: Comparison,
     name: str,
@@ -249,62 +282,45 @@ def _floor(
     how: str,
 ) -> Measurement:
     """The rate of the slowest rank, judged only if a floor is promised."""
-    known = {rank: rate for rank, rate in rates.items() if rate is not None}
-    missing = [rank for rank in rates if rank not in known]
-    low = [
-        _rank(n, f"({rate:.4g} {found.unit})") for n, rate in known.items() if rate < (floor or 0)
-    ]
-    return Measurement(
+    missing = [rank for rank, rate in rates.items() if rate is None]
+    return _worst(
         f"{name}, slowest {found.of} against its floor" if floor else f"{name}, slowest {found.of}",
-        min(known.values()) if known and len(known) == len(rates) else None,
         found.unit,
+        rates,
         None if floor is None else at_least(floor),
-        f"promised rate of each rank, {how}" if floor else "",
-        all_of(low, _MOST_NAMED),
+        f"promised rate of each rank, {how}",
+        lambda rank: f"({rates[rank]:.4g} {found.unit})",
         f"{how}; not measured: {listed(missing)}" if missing else how,
+        min,
     )
 
 
-def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> list[Measurement]:
+def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> Iterator[Measurement]:
     """GPUs whose clocks were throttled under load, and the lowest SM clock."""
     most, least = promise.slowed_at_most_fraction, promise.at_least_sm_clock_mhz
-    shares = {rank: load.share_slowed for rank, load in loads.items()}
-    known = [share for share in shares.values() if share is not None]
-    held = [
-        _rank(rank, f"({loads[rank]})") for rank, share in shares.items() if (share or 0) > most
-    ]
-    mute = [rank for rank, share in shares.items() if share is None]
-    measurements = [
-        Measurement(
-            f"{name}, samples under load with a throttled clock",
-            100 * max(known) if held or (known and not mute) else None,
-            "%",
-            at_most(100 * most).of("slowed_at_most_fraction", most),
-            f"matmul.slowed_at_most_fraction {most:g}",
-            all_of(held, _MOST_NAMED),
-            (
-                f"NVML reports no throttling data for {listed(mute, separator=', ')}; it needs "
-                "nvidia-ml-py there"
-            )
-            if mute
-            else "",
-        )
-    ]
-    if least is None:
-        return measurements
-    clocks = {rank: load.sm_clock_mhz for rank, load in loads.items() if load.sm_clock_mhz}
-    slow = [_rank(rank, f"({clock:g} MHz)") for rank, clock in clocks.items() if clock < least]
-    return [
-        *measurements,
-        Measurement(
+    mute = [rank for rank, load in loads.items() if load.share_slowed is None]
+    yield _worst(
+        f"{name}, samples under load with a throttled clock",
+        "%",
+        {r: None if x.share_slowed is None else 100 * x.share_slowed for r, x in loads.items()},
+        at_most(100 * most).of("slowed_at_most_fraction", most),
+        f"matmul.slowed_at_most_fraction {most:g}",
+        lambda rank: f"({loads[rank]})",
+        f"NVML reports no throttling data for {listed(mute, separator=', ')}; it needs "
+        "nvidia-ml-py there"
+        if mute
+        else "",
+    )
+    if least is not None:
+        yield _worst(
             f"{name}, lowest SM clock under load",
-            min(clocks.values()) if slow or len(clocks) == len(loads) else None,
             "MHz",
+            {rank: load.sm_clock_mhz or None for rank, load in loads.items()},
             at_least(least).of("at_least_sm_clock_mhz", least),
             "matmul.at_least_sm_clock_mhz",
-            all_of(slow, _MOST_NAMED),
-        ),
-    ]
+            lambda rank: f"({loads[rank].sm_clock_mhz:g} MHz)",
+            pick=min,
+        )
 
 
 def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
@@ -328,57 +344,65 @@ def judge_load(
     ranks: Sequence[RankLoad], promise: LoadPromise, comparisons: int
 ) -> list[Measurement]:
     """comparisons: number of comparisons of ranks of the certificate, see `measuring.devices`."""
-    seen = {rank.name: rank.seen for rank in ranks if rank.seen is not None}
-    hidden = [f"{rank.name}: {rank.why}" for rank in ranks if rank.seen is None]
-    how, above = _how(ranks), _above(ranks)
-    reasons = {
-        name: "".join(f", {reason} in {count} samples" for reason, count in one.reasons)
-        for name, one in seen.items()
-    }
-    judged: list[tuple[str, str, Mapping[Culprit, float | None], float | None]] = [
-        (
-            *("temperature", "°C"),
-            {name: one.temperature_c for name, one in seen.items()},
-            promise.temperature_at_most_c,
-        ),
-        (
-            *("memory temperature", "°C"),
-            {name: one.memory_temperature_c for name, one in seen.items()},
-            promise.memory_temperature_at_most_c,
-        ),
-        ("temperature above its place's", "°C", above, promise.temperature_spread_at_most_c),
-        (
-            *("time throttled", "s"),
-            {name: one.throttled_s for name, one in seen.items()},
-            promise.throttled_at_most_s,
-        ),
+    seen = {rank.name: rank.seen for rank in ranks}
+    how = _how(ranks)
+
+    def shown(value: str) -> dict[Culprit, float | None]:
+        found = seen.items()
+        return {name: None if one is None else getattr(one, value) for name, one in found}
+
+    def why(values: Mapping[Culprit, float | None]) -> dict[str, str]:
+        return {r.name: r.why or "not shown" for r in ranks if values[r.name] is None}
+
+    def highest(
+        name: str, unit: str, values: Mapping[Culprit, float | None], most: float | None
+    ) -> Measurement:
+        def words(rank: Culprit) -> str:
+            throttled = one.reasons if (one := seen[rank]) and unit == "s" else ()
+            reasons = "".join(f", {reason} in {count} samples" for reason, count in throttled)
+            return f"({values[rank]:.4g} {unit}{reasons})"
+
+        return _worst(
+            f"{name} under load, highest",
+            unit,
+            values,
+            None if most is None else at_most(most),
+            "devices.under_load",
+            words,
+            f"not known: {listed(map(': '.join, mute.items()))}" if (mute := why(values)) else how,
+            spread=lambda rank: _spread(seen[rank], name),
+        )
+
+    measurements = [
+        highest(*one)
+        for one in (
+            ("temperature", "°C", shown("temperature_c"), promise.temperature_at_most_c),
+            (
+                *("memory temperature", "°C", shown("memory_temperature_c")),
+                promise.memory_temperature_at_most_c,
+            ),
+            (
+                *("temperature above its place's", "°C", _above(ranks)),
+                promise.temperature_spread_at_most_c,
+            ),
+            ("time throttled", "s", shown("throttled_s"), promise.throttled_at_most_s),
+        )
     ]
-    measurements = []
-    for name, unit, values, most in judged:
-        of = {
-            rank: _Value(value, reasons[rank] if unit == "s" else "", _spread(seen[rank], name))
-            for rank, value in values.items()
-            if value is not None
-        }
-        mute = [*hidden, *(f"{rank}: not shown" for rank in values if rank not in of)]
-        measurements.append(_highest(f"{name} under load, highest", unit, of, most, mute, how))
     for name, unit, value, fraction in (
         ("clock", "MHz", "clock_mhz", promise.clock_at_least_fraction),
         ("power", "W", "power_w", promise.power_at_least_fraction),
     ):
-        shown = [None if rank.seen is None else getattr(rank.seen, value) for rank in ranks]
-        rows = tuple(
-            RankRate(rank.name, rate, "" if rate is not None else rank.why or "not shown")
-            for rank, rate in zip(ranks, shown, strict=True)
-        )
+        rates = shown(value)
+        mute = why(rates)
+        rows = tuple(RankRate(name, rate, mute.get(name, "")) for name, rate in rates.items())
         if fraction is not None:
             alike = RankPromise(at_least_fraction=fraction)
             share = FALSE_ALARM / comparisons
             compared = Comparison(f"{name} under load", unit, alike, None, rows, how, False, share)
             measurements += judge_rates(compared)
-        elif known := [row.rate for row in rows if row.rate is not None]:
+        elif known := [rate for rate in rates.values() if rate is not None]:
             measurements.append(Measurement(f"{name} under load, lowest", min(known), unit))
-    fans = [one.fan_percent for one in seen.values() if one.fan_percent is not None]
+    fans = [percent for percent in shown("fan_percent").values() if percent is not None]
     if fans:
         measurements.append(Measurement("fans under load, fastest", max(fans), "%"))
     return [one for one in measurements if one.expected is not None or one.value is not None]
@@ -406,56 +430,14 @@ def _above(ranks: Sequence[RankLoad]) -> dict[Culprit, float | None]:
             places.setdefault(rank.place, []).append(rank.seen.temperature_c)
     return {
         rank.name: None
-        if rank.seen.temperature_c is None
+        if rank.seen is None or rank.seen.temperature_c is None
         else rank.seen.temperature_c - median(places[rank.place])
         for rank in ranks
-        if rank.seen is not None
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """spread: how far the samples went below and above the value; (0, 0) for exact values."""
-
-    value: float
-    why: str
-    spread: tuple[float, float]
-
-
-def _spread(seen: Steady, name: str) -> tuple[float, float]:
-    ends = seen.temperature_range
-    if not name.startswith("temperature") or ends is None or seen.temperature_c is None:
+def _spread(seen: Steady | None, name: str) -> tuple[float, float]:
+    ends = seen and seen.temperature_range
+    if not (name.startswith("temperature") and seen and ends) or seen.temperature_c is None:
         return 0.0, 0.0
     return seen.temperature_c - ends[0], ends[1] - seen.temperature_c
-
-
-def _highest(  # noqa: PLR0917  the parts of a measurement
-    name: str,
-    unit: str,
-    values: Mapping[Culprit, _Value],
-    most: float | None,
-    mute: Sequence[str],
-    how: str,
-) -> Measurement:
-    """The highest of all values, which is at most `most`; recorded without it."""
-    order = sorted(values.items(), key=lambda one: -one[1].value)
-    over = [
-        Culprit.merged(f"{rank} ({one.value:.4g} {unit}{one.why})", [rank])
-        for rank, one in order
-        if most is not None and one.value > most
-    ]
-    worst = order[0][1] if order and (over or not mute) else None
-    return Measurement(
-        name,
-        None if worst is None else worst.value,
-        unit,
-        None if most is None else at_most(most),
-        "" if most is None else "devices.under_load",
-        all_of(over, _MOST_NAMED),
-        f"not known: {listed(mute)}" if mute and not over else how,
-        interval=(
-            (worst.value - worst.spread[0], worst.value + worst.spread[1])
-            if worst and any(worst.spread)
-            else None
-        ),
-    )
