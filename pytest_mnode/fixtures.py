@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import (
-    MEASURES,
-    NODE_FIXTURE,
-    NODE_OF_TEST,
-    NODES_FIXTURE,
-    PORTS_FIXTURE,
-)
+from pytest_mnode.marks import MEASURES, NODE_FIXTURE, NODE_OF_TEST, NODES_FIXTURE, PORTS_FIXTURE
 from pytest_mnode.options import RUN, read_settings
 from pytest_mnode.rank import here
 from pytest_mnode.suites import SIZE_FIXTURE

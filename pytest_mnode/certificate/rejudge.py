@@ -19,13 +19,7 @@ from typing import Any
 
 from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
-from pytest_mnode.certificate.run_facts import (
-    SpecFacts,
-    changes,
-    facts_of,
-    leaves,
-    unconfirmed,
-)
+from pytest_mnode.certificate.run_facts import SpecFacts, changes, facts_of, leaves, unconfirmed
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.check import CHECKS, load
 from pytest_mnode.evidence.row import Row

@@ -17,13 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pytest_mnode.protocol.channel import (
-    LocalLine,
-    Switchboard,
-    forget_wakes,
-    wake,
-    waking_pair,
-)
+from pytest_mnode.protocol.channel import LocalLine, Switchboard, forget_wakes, wake, waking_pair
 from pytest_mnode.protocol.world import HUB
 
 CHECK_S = 0.25

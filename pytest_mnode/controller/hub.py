@@ -47,11 +47,7 @@ from pytest_mnode.protocol.hub_messages import (
     StopHub,
     Withdraw,
 )
-from pytest_mnode.protocol.launcher_requests import (
-    DescribeRun,
-    PowerOff,
-    PowerOn,
-)
+from pytest_mnode.protocol.launcher_requests import DescribeRun, PowerOff, PowerOn
 from pytest_mnode.protocol.rank_messages import Hello
 from pytest_mnode.protocol.terminal_messages import FromTerminal, LiveOutput, ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB

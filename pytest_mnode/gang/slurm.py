@@ -19,14 +19,7 @@ from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang import heartbeat_rank
-from pytest_mnode.gang.engine import (
-    Capacity,
-    GangRequest,
-    JobRecord,
-    Observation,
-    Phase,
-    Refused,
-)
+from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Observation, Phase, Refused
 from pytest_mnode.gang.heartbeats import HeartbeatFiles
 from pytest_mnode.gang.slurm_options import (
     NEVER,

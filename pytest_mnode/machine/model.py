@@ -19,13 +19,7 @@ from pytest_mnode.machine.amdsmi import read_amd_smi, read_amdsmi
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.dmi import Dmi, read_dmi
 from pytest_mnode.machine.mounts import Mount, read_mounts
-from pytest_mnode.machine.netdev import (
-    Interface,
-    Kind,
-    live,
-    rate_mbits_s,
-    read_interfaces,
-)
+from pytest_mnode.machine.netdev import Interface, Kind, live, rate_mbits_s, read_interfaces
 from pytest_mnode.machine.netlink import Refusal, read_refusals
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvidia_smi import read_nvidia_smi

@@ -15,14 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring.patterns import (
-    DTYPE,
-    PIECES_BYTES,
-    STALE,
-    Copied,
-    Summed,
-    parts_of,
-)
+from pytest_mnode.measuring.patterns import DTYPE, PIECES_BYTES, STALE, Copied, Summed, parts_of
 from pytest_mnode.measuring.ranks import send_and_receive
 from pytest_mnode.spec.bandwidth import Collective
 

@@ -17,21 +17,8 @@ from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.call_record import INSIDE, LIMITED, RAISED, Call
 from pytest_mnode.outcome.calls import difference
 from pytest_mnode.outcome.describe import MOST_SHOWN, died_of, on_nodes, ranks_text
-from pytest_mnode.outcome.outcome import (
-    PHASES,
-    Failure,
-    Outcome,
-    RankState,
-    collected,
-    signature,
-)
-from pytest_mnode.outcome.raised import (
-    Reports,
-    is_skipped,
-    is_xfailed,
-    raised,
-    unexpected_passes,
-)
+from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, RankState, collected, signature
+from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised, unexpected_passes
 from pytest_mnode.outcome.stacks import tidy, without_native_frames
 from pytest_mnode.outcome.stuck import stuck_failures
 

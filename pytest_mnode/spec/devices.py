@@ -7,15 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pytest_mnode.spec.fields import (
-    Bytes,
-    Celsius,
-    Fraction,
-    Page,
-    Seconds,
-    SecondsOrNone,
-    Some,
-)
+from pytest_mnode.spec.fields import Bytes, Celsius, Fraction, Page, Seconds, SecondsOrNone, Some
 from pytest_mnode.spec.inventory import Criterion, Inventory, NonEmptyCriterion
 from pytest_mnode.spec.quantity import shown
 

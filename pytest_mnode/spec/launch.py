@@ -7,14 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pytest_mnode.spec.fields import (
-    AbsolutePath,
-    Page,
-    Seconds,
-    Some,
-    Text,
-    rising,
-)
+from pytest_mnode.spec.fields import AbsolutePath, Page, Seconds, Some, Text, rising
 from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
 
 Style = Literal["torchrun", "deepspeed", "megatron"]

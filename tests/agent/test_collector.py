@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.agent.pipe import Pipe
-from pytest_mnode.protocol.agent_messages import (
-    ForkServerFailed,
-    ForkServerReady,
-    StartForkServer,
-)
+from pytest_mnode.protocol.agent_messages import ForkServerFailed, ForkServerReady, StartForkServer
 from pytest_mnode.protocol.hub_messages import Collect
 from tests.inner import write_files
 

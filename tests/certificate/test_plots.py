@@ -10,17 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_mnode.certificate.page import pictures
-from pytest_mnode.charts import (
-    Bars,
-    Level,
-    Lines,
-    Matrix,
-    Moment,
-    Part,
-    Series,
-    Span,
-    Timeline,
-)
+from pytest_mnode.charts import Bars, Level, Lines, Matrix, Moment, Part, Series, Span, Timeline
 from pytest_mnode.measurement import Curve, Point, at_least
 
 

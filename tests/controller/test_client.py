@@ -13,12 +13,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.protocol.channel import LocalLine
 from pytest_mnode.protocol.hub_messages import Granted
-from pytest_mnode.protocol.launcher_requests import (
-    LauncherRequest,
-    LinkRates,
-    PowerOn,
-    SwitchPower,
-)
+from pytest_mnode.protocol.launcher_requests import LauncherRequest, LinkRates, PowerOn, SwitchPower
 from pytest_mnode.protocol.world import Lease
 
 

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.launchers.node_env import (
-    DEFAULTS,
-    SET,
-    RunEnv,
-    is_secret,
-    is_submitted,
-    node_env,
-)
+from pytest_mnode.launchers.node_env import DEFAULTS, SET, RunEnv, is_secret, is_submitted, node_env
 from pytest_mnode.option_texts import Given, variables
 from tests.inner import need_rack, run_pytest, write_files
 

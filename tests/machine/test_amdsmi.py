@@ -10,13 +10,7 @@ import pytest
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
 from pytest_mnode.machine.amdsmi import read_amdsmi
 from pytest_mnode.machine.nvml import Accelerator
-from tests.criteria.preflight.made import (
-    everyone,
-    healthy,
-    promising,
-    verdicts,
-    with_facts,
-)
+from tests.criteria.preflight.made import everyone, healthy, promising, verdicts, with_facts
 
 COOL = dict.fromkeys(
     (

@@ -10,12 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring.collectives import (
-    COLLECTIVES,
-    Measured,
-    Prepared,
-    send_recv_by_rails,
-)
+from pytest_mnode.measuring.collectives import COLLECTIVES, Measured, Prepared, send_recv_by_rails
 from pytest_mnode.spec.bandwidth import Collective
 
 CPU = torch.device("cpu")

@@ -16,11 +16,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.intervals import least_mean
-from pytest_mnode.machine.counters import (
-    BIT_ERRORS_FALSE_ALARM,
-    counts_bit_errors,
-    error_increases,
-)
+from pytest_mnode.machine.counters import BIT_ERRORS_FALSE_ALARM, counts_bit_errors, error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals

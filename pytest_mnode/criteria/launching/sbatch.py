@@ -19,12 +19,7 @@ from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY, LOGIN
 from pytest_mnode.criteria.launching.direct import pins_of
 from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.paths import (
-    NotSubmittedError,
-    Outcome,
-    Submission,
-    Submitted,
-)
+from pytest_mnode.criteria.launching.paths import NotSubmittedError, Outcome, Submission, Submitted
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_nodes
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.jobs.slurm.nodes import Names, names_of

@@ -12,11 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from pytest_mnode.criteria.restart.comparing import (
-    Tolerance,
-    compared_ends,
-    compared_losses,
-)
+from pytest_mnode.criteria.restart.comparing import Tolerance, compared_ends, compared_losses
 from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, at_most, equals, listed

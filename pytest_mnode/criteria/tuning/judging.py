@@ -11,13 +11,7 @@ from statistics import median
 
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Advice, AdviceRow
-from pytest_mnode.criteria.tuning.experiment import (
-    Broken,
-    Experiment,
-    Found,
-    Metric,
-    Setting,
-)
+from pytest_mnode.criteria.tuning.experiment import Broken, Experiment, Found, Metric, Setting
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, NodeLostError, RankError
 from pytest_mnode.intervals import CONFIDENCE, Interval, interval_of

@@ -9,14 +9,7 @@ from pathlib import Path
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs import job_processes
 from pytest_mnode.jobs.job import Job
-from pytest_mnode.jobs.kubernetes.pod_start import (
-    PLACED_S,
-    PORT,
-    UP_S,
-    NotPlaced,
-    Order,
-    PodStart,
-)
+from pytest_mnode.jobs.kubernetes.pod_start import PLACED_S, PORT, UP_S, NotPlaced, Order, PodStart
 from pytest_mnode.jobs.running import RunningJob
 from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.kubernetes.api import ApiError

@@ -14,14 +14,7 @@ from collections.abc import Callable
 from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.launchers.cleanup.client import CleanupDaemon, packets
-from pytest_mnode.launchers.rack.protocol import (
-    PACKET_BYTES,
-    Booted,
-    Lost,
-    Reply,
-    Request,
-    Setup,
-)
+from pytest_mnode.launchers.rack.protocol import PACKET_BYTES, Booted, Lost, Reply, Request, Setup
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 REQUEST_LIMIT_S = 25.0

@@ -5,11 +5,7 @@ callers.
 """
 
 from pytest_mnode.launchers.hosts import compress, expand
-from pytest_mnode.launchers.slurm.commands import (
-    COMMAND_LIMIT_S,
-    Slurm,
-    SlurmError,
-)
+from pytest_mnode.launchers.slurm.commands import COMMAND_LIMIT_S, Slurm, SlurmError
 from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_from_text
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text, shortage
 

@@ -11,15 +11,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.fabric_nics import fabric_ports
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.measurement import (
-    Bound,
-    Measurement,
-    all_of,
-    at_least,
-    at_most,
-    equals,
-    listed,
-)
+from pytest_mnode.measurement import Bound, Measurement, all_of, at_least, at_most, equals, listed
 from pytest_mnode.measuring.tools.beside_nic import ToolPlacement
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult, Promise
 from pytest_mnode.spec.fabric import WriteBandwidthPromise, WriteLatencyPromise

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from pytest_mnode.checks.groups import check
-from pytest_mnode.checks.groups.check import (
-    COUNT,
-    Call,
-    Pending,
-    difference,
-    sent,
-)
+from pytest_mnode.checks.groups.check import COUNT, Call, Pending, difference, sent
 from pytest_mnode.checks.groups.judge import Expected
 
 CPU = torch.device("cpu")

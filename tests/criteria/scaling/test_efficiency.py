@@ -12,12 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pytest_mnode.criteria.scaling.causes import FABRIC, REST, Cause
-from pytest_mnode.criteria.scaling.efficiency import (
-    by_round,
-    reference_node,
-    settled,
-    throughputs,
-)
+from pytest_mnode.criteria.scaling.efficiency import by_round, reference_node, settled, throughputs
 from pytest_mnode.criteria.scaling.judge import ScalingResult
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.detection import smallest_loss

@@ -20,15 +20,7 @@ from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.launchers.kubernetes.given import plain_api
-from tests.launchers.kubernetes.test_broken_off import (
-    CHUNK,
-    HELD,
-    PATH,
-    Serve,
-    answer,
-    pod,
-    serve,
-)
+from tests.launchers.kubernetes.test_broken_off import CHUNK, HELD, PATH, Serve, answer, pod, serve
 from tests.launchers.kubernetes.test_moved import FIRST, Run
 from tests.waiting import until
 
