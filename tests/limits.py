@@ -496,7 +496,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/launching/meeting.py _FOUND_S",
         "criteria/launching/meeting.py _STORE_LIMIT_S",
         "checks/node/dcgm.py _MARGIN_S",
-        "criteria/preflight/orders.py CONTROL_LIMIT_S",
+        "criteria/preflight/survey.py CONTROL_LIMIT_S",
         "criteria/restart/kill_run.py START_LIMIT_S",
         "criteria/restart/kill_run.py _END_LIMIT_S",
         "criteria/restart/kill_run.py _NOTICED_S",

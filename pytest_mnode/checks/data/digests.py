@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.judged import At, texts_by_who, unlike_most
+from pytest_mnode.criteria.preflight.answers import Directory
 from pytest_mnode.criteria.preflight.directories import visit
-from pytest_mnode.criteria.preflight.survey_check import Directory
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, listed
 

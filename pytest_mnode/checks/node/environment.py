@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.node.storage import can_be_used
-from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.answers import Directory, Survey
 from pytest_mnode.criteria.preflight.environment import TORCH, RankCheck, RankEnvironment, Ranks
-from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, Directory, SurveyCheck
+from pytest_mnode.criteria.preflight.survey_check import NEED_RANKS, SurveyCheck
 from pytest_mnode.criteria.transport.settings import Selection, cost, is_default
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check

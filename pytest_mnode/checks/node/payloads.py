@@ -22,7 +22,7 @@ from pytest_mnode.spec.inventory import Inventory, Network, NetworkName
 from pytest_mnode.spec.quantity import SIZE
 
 if TYPE_CHECKING:
-    from pytest_mnode.criteria.preflight.orders import PayloadOrder
+    from pytest_mnode.criteria.preflight.answers import PayloadOrder
     from pytest_mnode.spec import Spec
 
 _FEW_BYTES = 2 << 20

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from pytest_mnode.criteria.preflight.answers import DirectoryFacts, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.survey_check import Directory, SurveyCheck
+from pytest_mnode.criteria.preflight.answers import Directory, DirectoryFacts, NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows, Subject, difference, listed, unlike

@@ -1,4 +1,5 @@
-"""Answers of the program on a node, as JSON lines, and the resulting survey. Unknown is None.
+"""Orders to the program on a node and its answers, as JSON lines, and the resulting survey. Unknown
+is None.
 
 `NodeFacts` answers the first order, `PathFacts` the second, `PayloadFacts` the one after it if
 payloads are promised, `LastFacts` the last, and `ReadingFacts` one after that, if checks are
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from pytest_mnode.evidence.reading import CheckRows
+from pytest_mnode.evidence.reading import CheckRows, ReadOrder
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.evidence.rules import Unread
 from pytest_mnode.machine.model import Machine
@@ -39,6 +40,97 @@ class Token:
     index: int
     path: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory that a node inspects. key: spec key, such as "datasets", or the path.
+
+    path: "" for the node's own directory of temporary files. writable: a file is written there,
+    and removed. shared: that file is looked for on the other nodes.
+    """
+
+    key: str
+    path: str
+    writable: bool = False
+    sample_files: int = 0
+    sample_bytes: int = 0
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LookOrder:
+    """First order: read the machine, and listen.
+
+    run: hexadecimal name of the survey, in every packet and in the names of files that it makes.
+    networks: shell patterns of interfaces, or of RDMA devices, by network.
+    code: directories whose programs are compared. master_port: port that the first node listens on.
+    reads: readings of checks.
+    """
+
+    run: str
+    index: int
+    parts: tuple[str, ...]
+    networks: dict[str, tuple[str, ...]]
+    code: tuple[str, ...] = ()
+    directories: tuple[Directory, ...] = ()
+    master_port: int | None = None
+    reads: tuple[ReadOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A node's addresses, for all other nodes. rails: by network, in interface order."""
+
+    index: int
+    hostname: str
+    address: str
+    tcp_port: int
+    udp_port: int
+    rails: dict[str, tuple[Rail, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """Second order: try the paths to all other nodes.
+
+    mtu: size of a full IP packet, B, by network; absent networks are not tried.
+    master: address and port of the first node; None if not tried. look_up_within_s: time limit of a
+    look-up; None if nothing is looked up. tokens: files that nodes left, by directory and node.
+    """
+
+    peers: tuple[Peer, ...]
+    networks: tuple[str, ...]
+    mtu: dict[str, int]
+    master: tuple[str, int] | None
+    connect_limit_s: float
+    look_up_within_s: float | None
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOrder:
+    """Order after all others: readings with limits of their own, one after another."""
+
+    reads: tuple[ReadOrder, ...]
+
+    @property
+    def limit_s(self) -> float:
+        """Time that all of them may take."""
+        return sum(one.limit_s or 0.0 for one in self.reads)
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadOrder:
+    """Order after the second: send payloads on paths of these networks.
+
+    rate_bytes_s: rate of a node, over all of its paths together.
+    """
+
+    networks: tuple[str, ...]
+    size_bytes: int
+    limit_s: float
+    rate_bytes_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pytest_mnode.criteria.preflight.answers import DirectoryFacts, Sample, Token, TokenSeen
-from pytest_mnode.criteria.preflight.survey_check import Directory
+from pytest_mnode.criteria.preflight.answers import (
+    Directory,
+    DirectoryFacts,
+    Sample,
+    Token,
+    TokenSeen,
+)
 from pytest_mnode.machine.mounts import Mount, mount_of, read_mounts
 
 _PREFIX = ".mnode-preflight-"

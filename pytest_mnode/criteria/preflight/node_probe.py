@@ -24,26 +24,24 @@ from typing import Any, TypeVar
 from pytest_mnode.criteria.preflight import answers, directories, tcp
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
+    Directory,
     DirectoryFacts,
     Heard,
     LastFacts,
+    LookOrder,
     NodeFacts,
     PathFacts,
     PayloadFacts,
+    PayloadOrder,
+    Peer,
+    ProbeOrder,
     Rail,
     ReadingFacts,
+    ReadingOrder,
     Sent,
     Token,
 )
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
-from pytest_mnode.criteria.preflight.orders import (
-    LookOrder,
-    PayloadOrder,
-    Peer,
-    ProbeOrder,
-    ReadingOrder,
-)
-from pytest_mnode.criteria.preflight.survey_check import Directory
 from pytest_mnode.criteria.preflight.tcp import (
     Listener,
     RailPair,

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pytest_mnode.checks.node.payloads import (
@@ -22,21 +22,21 @@ from pytest_mnode.checks.node.payloads import (
     paths_that_change,
 )
 from pytest_mnode.criteria.preflight.answers import (
+    Directory,
     LastFacts,
+    LookOrder,
     NodeFacts,
     NodeSurvey,
     PathFacts,
     PayloadFacts,
+    PayloadOrder,
+    Peer,
+    ProbeOrder,
     ReadingFacts,
+    ReadingOrder,
     Survey,
 )
-from pytest_mnode.criteria.preflight.orders import (
-    PayloadOrder,
-    look_order,
-    probe_order,
-    reading_order,
-)
-from pytest_mnode.criteria.preflight.survey_check import promise_of
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck, promise_of, read_orders
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+CONTROL_LIMIT_S = 2.0
+_PARTS = (
+    *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "settings", "software"),
+)
+"""Parts of the machine that are always read."""
 LOOK_LIMIT_S = REPORT_LIMIT_S
 """Time from the start of the commands: shells and interpreters may start slowly."""
 END_LIMIT_S = 10.0
@@ -315,3 +320,86 @@ def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
     of_payloads = spec.model_copy(update={"criteria": criteria})
     found = paths_that_change(survey(nodes, of_payloads, ()), of_payloads, promise)
     return [] if found.value is None else [found]
+
+
+def look_order(
+    promise: PreflightCriterion,
+    spec: Spec,
+    run: str,
+    index: int,
+    code: Sequence[str],
+    *,
+    checks: Sequence[Check] = (),
+) -> LookOrder:
+    """The first order. checks: those whose parts and rows are to be read."""
+    networks = {"fabric": spec.fabric.interfaces}
+    if spec.management is not None:
+        networks["management"] = spec.management.interfaces
+    surveyed = [one for one in checks if isinstance(one, SurveyCheck)]
+    parts = (*_PARTS, *(part for one in surveyed for part in one.parts))
+    directories = (place for one in surveyed for place in one.directories())
+    return LookOrder(
+        run=run,
+        index=index,
+        parts=tuple(dict.fromkeys(parts)),
+        networks=networks,
+        code=tuple(code),
+        directories=tuple(dict.fromkeys(directories)),
+        master_port=promise.reachable and promise.reachable.master_port,
+        reads=tuple(one for one in read_orders(checks, "node") if one.limit_s is None),
+    )
+
+
+def reading_order(
+    checks: Sequence[Check], nodes: Sequence[tuple[str, str]], index: int
+) -> ReadingOrder:
+    """The order for long readings. nodes: name and address of each node; index: of this one."""
+    long = (one for one in read_orders(checks, "node") if one.limit_s is not None)
+    return ReadingOrder(tuple(replace(one, nodes=tuple(nodes), index=index) for one in long))
+
+
+def probe_order(
+    promise: PreflightCriterion,
+    spec: Spec,
+    look_answers: Mapping[int, tuple[str, NodeFacts]],
+    directories: Sequence[Directory] = (),
+) -> ProbeOrder:
+    """The second order. look_answers: address and facts of each node that answered, by index.
+
+    directories: those that nodes inspected.
+    """
+    peers = tuple(
+        Peer(
+            index,
+            facts.machine.hostname or "",
+            address,
+            facts.tcp_port,
+            facts.udp_port,
+            facts.rails,
+        )
+        for index, (address, facts) in look_answers.items()
+    )
+    reachable, names, mtu = promise.reachable, promise.names, promise.mtu
+    networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
+    sizes = {"fabric": spec.fabric.mtu_bytes}
+    if spec.management is not None and spec.management.mtu_bytes is not None:
+        sizes["management"] = spec.management.mtu_bytes
+    master = None
+    if reachable is not None and 0 in look_answers:
+        address, first = look_answers[0]
+        master = (address, reachable.master_port or first.tcp_port)
+    shared = {one.key for one in directories if one.shared}
+    return ProbeOrder(
+        peers=peers,
+        networks=tuple(sorted(n for n in networks if n == "fabric" or spec.management)),
+        mtu={n: sizes[n] for n in (mtu.networks if mtu else ()) if n in sizes},
+        master=master,
+        connect_limit_s=reachable.within_s if reachable else CONTROL_LIMIT_S,
+        look_up_within_s=names.within_s if names else None,
+        tokens=tuple(
+            one.token
+            for _, facts in look_answers.values()
+            for one in facts.directories
+            if one.token is not None and one.key in shared
+        ),
+    )

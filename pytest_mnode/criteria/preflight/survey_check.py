@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.answers import Directory, NodeSurvey, Survey
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import Check, Evidence
 from pytest_mnode.evidence.reading import ReadOrder
@@ -32,22 +32,6 @@ NEED_RANKS = (
     "restart",
 )
 """Criteria that are of no use on nodes that cannot meet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """A directory that a node inspects. key: spec key, such as "datasets", or the path.
-
-    path: "" for the node's own directory of temporary files. writable: a file is written there,
-    and removed. shared: that file is looked for on the other nodes.
-    """
-
-    key: str
-    path: str
-    writable: bool = False
-    sample_files: int = 0
-    sample_bytes: int = 0
-    shared: bool = False
 
 
 class SurveyCheck(Check):

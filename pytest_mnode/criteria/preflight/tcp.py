@@ -17,8 +17,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from pytest_mnode.criteria.preflight.answers import Connection, LookUp, Rail, Received, Sent
-from pytest_mnode.criteria.preflight.orders import Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    LookUp,
+    Peer,
+    ProbeOrder,
+    Rail,
+    Received,
+    Sent,
+)
 from pytest_mnode.machine.netlink import leaves_by
 from pytest_mnode.protocol.address import family_of
 

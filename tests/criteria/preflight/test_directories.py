@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.preflight import directories
-from pytest_mnode.criteria.preflight.answers import Token
-from pytest_mnode.criteria.preflight.survey_check import Directory
+from pytest_mnode.criteria.preflight.answers import Directory, Token
 
 
 def test_recent_files_are_kept_if_clocks_differ(

@@ -16,8 +16,7 @@ import pytest
 from pytest_mnode.checks.node.dcgm import Dcgm, DcgmDiagnosticPasses
 from pytest_mnode.checks.node.huge_pages import HugePagesAreAlike
 from pytest_mnode.criteria.preflight import node_probe
-from pytest_mnode.criteria.preflight.orders import look_order, reading_order
-from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.criteria.preflight.survey import look_order, reading_order, search_path
 from pytest_mnode.processes import has_ended
 from pytest_mnode.spec import profile_spec
 from tests.logs.test_dcgm import four, gpu

@@ -19,15 +19,17 @@ import pytest
 from pytest_mnode.criteria.preflight import datagrams, directories, node_probe, tcp
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
+    Directory,
     DirectoryFacts,
+    LookOrder,
+    Peer,
+    ProbeOrder,
     Rail,
     Received,
     Token,
 )
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.node_probe import NodeProbe
-from pytest_mnode.criteria.preflight.orders import LookOrder, Peer, ProbeOrder
-from pytest_mnode.criteria.preflight.survey_check import Directory
 from pytest_mnode.criteria.preflight.tcp import (
     PATTERN_BYTES,
     Listener,

@@ -26,8 +26,8 @@ from pytest_mnode.checks.node.rdma import RdmaDevicesCanBeOpened, RdmaPortsAreAc
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached, FirstNodeIsReached
 from pytest_mnode.checks.node.storage import DatasetsAreTheSame, StorageCanBeUsed, StorageIsShared
 from pytest_mnode.criteria.preflight import survey as conduct
-from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFacts
-from pytest_mnode.criteria.preflight.orders import LookOrder, look_order
+from pytest_mnode.criteria.preflight.answers import LastFacts, LookOrder, NodeFacts, PathFacts
+from pytest_mnode.criteria.preflight.survey import look_order
 from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.evidence.check import Check
 from pytest_mnode.machine.encoding import decode, encode
