@@ -582,7 +582,7 @@ GIVEN: Mapping[str, str] = {
     "spec/launch.py StartPromise.within_s":
         "criteria/launching/test_sbatch.py::test_a_step_ends_at_its_limit",
     "spec/launch.py StorePromise.within_s":
-        "criteria/launching/test_store_clients.py::test_a_start_that_is_never_given_has_a_limit",
+        "criteria/launching/test_rendezvous.py::test_a_start_that_is_never_given_has_a_limit",
 }  # fmt: skip
 """Limits that a user gives, or a caller, by module, class and field: the test."""
 

@@ -1,6 +1,6 @@
 """Wrong shards, orders, batches, sums, seeds and files, each reported with its culprit.
 
-What no fault of a cluster turns red is no question of it: tests/checks/data/test_ours.py.
+What no fault of a cluster turns red is no question of it: tests/checks/data/test_in_ranks.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions that only torch or code of this package can answer wrongly. Run by test_ours.py.
+"""Questions that only torch or code of this package can answer wrongly. Run by test_in_ranks.py.
 
 No fault of a cluster turns them red, so that no certificate has them.
 """
