@@ -448,7 +448,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/restart/judging.py _CLOCK_TOLERANCE_S",
         "gang/heartbeats.py GAP_S",
         "gang/kubernetes/engine.py _REPORTED_S",
-        "gang/timeline.py BLIND_S",
+        "gang/window.py BLIND_S",
         "measuring/busbw.py _VALID_S",
         "measuring/checked_calls.py _SPOT_S",
         "measuring/latency.py _FLOOR_S",

@@ -42,9 +42,13 @@ def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
     """A node cannot write to a directory or file that the others can write to."""
     if not Path(where).exists():
         raise UsageError(f"no such path: {where}")
+    return _mounted_over(rack, node, "read_only", where)
+
+
+def _mounted_over(rack: Rack, node: Node, what: str, where: str) -> Undo:
     if Path(where).resolve() == Path("/"):  # a mount over it is not seen, and cannot be undone
         raise UsageError(f"{where}: nothing can be mounted over the root directory")
-    inside(rack, node, "read_only", where)
+    inside(rack, node, what, where)
     return undone_inside(rack, node, "unmount", where)
 
 
@@ -127,10 +131,7 @@ def own_view(rack: Rack, node: Node, where: str) -> Undo:
     """What a node writes or locks below a directory the others do not see, nor it their changes."""
     if not Path(where).is_dir():
         raise UsageError(f"no directory {where}")
-    if Path(where).resolve() == Path("/"):
-        raise UsageError(f"{where}: nothing can be mounted over the root directory")
-    inside(rack, node, "own_view", where)
-    return undone_inside(rack, node, "unmount", where)
+    return _mounted_over(rack, node, "own_view", where)
 
 
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:

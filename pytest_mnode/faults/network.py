@@ -222,27 +222,24 @@ def few_connections(rack: Rack, source: Node, target: Node, link: str | None) ->
 def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     """The first node has a blackhole route to the second."""
     address = rack.plan.address(rack.nodes.index(target), link or rack.plan.fabric.name)
-    words = [IP.path(), "route"]
-    on_node(rack, source, [*words, "add", "blackhole", address])
+    return _added(rack, source, "route", "blackhole", address)
+
+
+def _added(rack: Rack, node: Node, what: str, *words: str) -> Undo:
+    """Add a route or an address to a node."""
+    on_node(rack, node, [IP.path(), what, "add", *words])
 
     def undo() -> None:
-        on_node(rack, source, [*words, "del", "blackhole", address])
+        on_node(rack, node, [IP.path(), what, "del", *words])
 
-    return undone_once(rack, undo, on=source)
+    return undone_once(rack, undo, on=node)
 
 
 @fault(nodes=2, program=IP)
 def other_route(rack: Rack, source: Node, target: Node) -> Undo:
     """The first node's route to the second's fabric address leads to the management network."""
     address = rack.plan.address(rack.nodes.index(target), rack.plan.fabric.name)
-    words = [IP.path(), "route"]
-    way = [address, "dev", rack.plan.management.name]
-    on_node(rack, source, [*words, "add", *way])
-
-    def undo() -> None:
-        on_node(rack, source, [*words, "del", *way])
-
-    return undone_once(rack, undo, on=source)
+    return _added(rack, source, "route", address, "dev", rack.plan.management.name)
 
 
 @fault(LINK, nodes=2, program=IP)
@@ -250,13 +247,7 @@ def same_address(rack: Rack, node: Node, other: Node, link: str | None) -> Undo:
     """The first node has the second one's address on a link, beside its own."""
     name = link or rack.plan.fabric.name
     taken = f"{rack.plan.address(rack.nodes.index(other), name)}/24"
-    words = [IP.path(), "address"]
-    on_node(rack, node, [*words, "add", taken, "dev", name])
-
-    def undo() -> None:
-        on_node(rack, node, [*words, "del", taken, "dev", name])
-
-    return undone_once(rack, undo, on=node)
+    return _added(rack, node, "address", taken, "dev", name)
 
 
 @fault(LINK)

@@ -2,9 +2,8 @@
 
 The experiments are the same for all schedulers. `experiments` conducts them through an engine
 (`engine`; one is `slurm`), and `watch` records the scheduler's answers and the heartbeats of the
-ranks (`heartbeat_rank`). A `Window` holds the record of a round; `timeline` and `heartbeats` read
-it, and the `judge_` modules turn it into measurements, without a process or a clock. `Site` runs
-all of these.
+ranks (`heartbeat_rank`). A `Window` holds the record of a round; `heartbeats` reads it, and the
+`judge_` modules turn it into measurements, without a process or a clock. `Site` runs all of these.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from random import Random
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang.engine import Capacity, Engine, GangRequest, Refused
 from pytest_mnode.gang.judge_rounds import LARGE, REFUSED, Lost, Round, filled_turn, race_turn
-from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.watch import Clock, Watch
-from pytest_mnode.gang.window import KEY, SMALL, Window
+from pytest_mnode.gang.window import KEY, SMALL, Gang, State, Window
 from pytest_mnode.spec.gang import GangCriterion
 
 _MOST_FILLERS = 4

@@ -9,8 +9,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from pytest_mnode.gang.engine import Heartbeat, Observation
-from pytest_mnode.gang.timeline import BLIND_S
-from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.gang.window import BLIND_S, KEY, Window
 from pytest_mnode.spec.gang import GangCriterion
 
 _WHATS = ("beat", "end", "sigterm")

@@ -15,8 +15,16 @@ from pytest_mnode.gang.heartbeats import (
     presences,
     spans,
 )
-from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
-from pytest_mnode.gang.window import KEY, Window, bound_of, counted
+from pytest_mnode.gang.window import (
+    KEY,
+    Gang,
+    State,
+    Stretch,
+    Window,
+    blind_gaps,
+    bound_of,
+    counted,
+)
 from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.gang import GangCriterion
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.engine import Observation
 from pytest_mnode.gang.heartbeats import clock_note
-from pytest_mnode.gang.timeline import Gang, Sighting, State
 from pytest_mnode.gang.window import (
     KEY,
+    Gang,
+    Sighting,
+    State,
     Window,
     bound_of,
     counted,

@@ -17,8 +17,19 @@ from pytest_mnode.gang.judge_rounds import (
     judged_oversize,
     starts_that_lost_a_node,
 )
-from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, by_status, stretches
-from pytest_mnode.gang.window import KEY, SMALL, Window, counted, worst
+from pytest_mnode.gang.window import (
+    BLIND_S,
+    KEY,
+    SMALL,
+    Gang,
+    State,
+    Stretch,
+    Window,
+    by_status,
+    counted,
+    stretches,
+    worst,
+)
 from pytest_mnode.measurement import (
     HeadlineMark,
     Measurement,

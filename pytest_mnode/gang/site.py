@@ -15,9 +15,8 @@ from pytest_mnode.gang.engine import Engine
 from pytest_mnode.gang.experiments import Plan, PowerSwitch, Stage
 from pytest_mnode.gang.heartbeats import distinct, presences, spans
 from pytest_mnode.gang.judge_rounds import Round
-from pytest_mnode.gang.timeline import Gang, State, Stretch, stretches
 from pytest_mnode.gang.watch import Clock, WallClock
-from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.gang.window import KEY, Gang, State, Stretch, Window, stretches
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.gang.engine import Engine, GangRequest, Observation, Phase
-from pytest_mnode.gang.timeline import BLIND_S, Gang, Sighting, State, sightings
-from pytest_mnode.gang.window import CLEARED, Window
+from pytest_mnode.gang.window import BLIND_S, CLEARED, Gang, Sighting, State, Window, sightings
 from pytest_mnode.launchers.node import count
 from pytest_mnode.progress import progress
 

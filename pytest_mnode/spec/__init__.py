@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from .fabric import BusbwPromise, FabricCriterion
     from .inventory import Accelerators, Fabric, Management, Scheduler, Storage
     from .load import load_spec, profile_spec
-    from .models import Certificate, Criteria, MeshCriterion, NotPromised, Spec
+    from .models import Certificate, Criteria, MeshCriterion, NotPromised, Spec, doubts
     from .profiles import default_spec_path
-    from .review import doubts
     from .schema import json_schema
 
 __all__ = [
@@ -50,7 +49,6 @@ _HOME = {
     "Accelerators": "inventory",
     "BusbwPromise": "fabric",
     "FabricCriterion": "fabric",
-    "doubts": "review",
     "json_schema": "schema",
     "load_spec": "load",
     "profile_spec": "load",

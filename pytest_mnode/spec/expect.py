@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel, Nvls, Platform
 from pytest_mnode.spec.bandwidth import BusbwAtLineRate, Collective, line_rate_gbytes_s
 from pytest_mnode.spec.fabric import BusbwPromise
-from pytest_mnode.spec.models import Spec
-from pytest_mnode.spec.review import wire_allows_fraction
+from pytest_mnode.spec.models import Spec, wire_allows_fraction
 
 SIZES_BYTES = tuple(1 << power for power in (20, 24, 28, 30, 33))
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")

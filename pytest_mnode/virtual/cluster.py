@@ -20,7 +20,7 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.alpha_beta import Algorithm as Moves
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective, line_rate_gbytes_s
-from pytest_mnode.spec.review import wire_allows_fraction
+from pytest_mnode.spec.models import wire_allows_fraction
 from pytest_mnode.virtual.machines import links_of, surveys
 
 Shares = NDArray[np.float64]

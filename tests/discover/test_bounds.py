@@ -18,7 +18,7 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.pci import PciTree
 from pytest_mnode.machine.process import Limits
 from pytest_mnode.spec import Spec, load_spec
-from pytest_mnode.spec.review import wire_allows_fraction
+from pytest_mnode.spec.models import wire_allows_fraction
 from tests.discover.made import changed, cluster_of, efa_node, gpus, ib_node, roce_node, tcp_node
 from tests.discover.test_draft import loaded
 from tests.spec.conftest import busbw_of, preflight_of

@@ -24,7 +24,7 @@ JOB_HELPERS = """
     import pytest
     from pytest_mnode import Job
     from pytest_mnode.criteria.launching.contract import leaked
-    from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
+    from pytest_mnode.criteria.launching.styles import LaunchJob, read_job
     from pytest_mnode.criteria.launching.starting import judged_place, judged_start
     from pytest_mnode.criteria.launching.starting import path_of, start
     from pytest_mnode.errors import TimeLimitError

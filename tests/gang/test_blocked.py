@@ -7,8 +7,7 @@ import pytest
 from pytest_mnode.gang.engine import JobRecord, Phase
 from pytest_mnode.gang.judging import judged_size
 from pytest_mnode.gang.slurm import record_of
-from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.gang.window import CLEARED, Window
+from pytest_mnode.gang.window import CLEARED, Gang, Window
 from pytest_mnode.launchers.slurm import JobState
 from tests.gang.windows import (
     BLOCKED,

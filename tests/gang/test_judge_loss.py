@@ -10,8 +10,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.engine import Heartbeat, JobRecord, Phase
 from pytest_mnode.gang.judge_rounds import Lost
 from pytest_mnode.gang.judging import judged_lost
-from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.gang.window import CLEARED, Window
+from pytest_mnode.gang.window import CLEARED, Gang, Window
 from pytest_mnode.spec.gang import GangCriterion
 from tests.gang.simulated import Job, Scheduler
 from tests.gang.simulated import ran as run

@@ -6,8 +6,7 @@ import pytest
 
 from pytest_mnode.gang.engine import GangRequest, Heartbeat, JobRecord, Phase, Refused
 from pytest_mnode.gang.judging import judged_size
-from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.gang.window import CLEARED, Window
+from pytest_mnode.gang.window import CLEARED, Gang, Window
 from tests.gang.simulated import Scheduler, ran
 from tests.gang.windows import (
     FAIL,

@@ -10,8 +10,7 @@ import pytest
 from pytest_mnode.gang.engine import Heartbeat, JobRecord
 from pytest_mnode.gang.judge_rounds import Round, filled_turn
 from pytest_mnode.gang.judging import judged_rounds, judged_size, parts_held
-from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.gang.window import CLEARED, Window
+from pytest_mnode.gang.window import CLEARED, Gang, Window
 from tests.gang.simulated import Scheduler
 from tests.gang.simulated import ran as run
 from tests.gang.windows import (

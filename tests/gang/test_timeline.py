@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.gang.engine import JobRecord, Observation, Phase
-from pytest_mnode.gang.timeline import (
+from pytest_mnode.gang.window import (
     Gang,
     State,
     blind_gaps,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.gang.engine import GangRequest, Observation
-from pytest_mnode.gang.timeline import blind_gaps, longest_unseen_s
 from pytest_mnode.gang.watch import Watch
+from pytest_mnode.gang.window import blind_gaps, longest_unseen_s
 from tests.gang.simulated import Scheduler, ran
 from tests.gang.windows import (
     BLOCKED,

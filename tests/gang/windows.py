@@ -9,8 +9,7 @@ from pytest_mnode.gang.engine import Heartbeat, JobRecord, Observation, Phase
 from pytest_mnode.gang.judge_rounds import Round, filled_turn, race_turn
 from pytest_mnode.gang.judging import judged_rounds
 from pytest_mnode.gang.site import Report
-from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.gang.window import CLEARED, Window
+from pytest_mnode.gang.window import CLEARED, Gang, Window
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.gang import GangCriterion
 

@@ -240,7 +240,6 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[C
     out, because `not_reported` names it."""
     read = [report for report in reports if "contract" not in report.missing]
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[Culprit]]] = (
-        _absent,
         _not_numbers,
         _numbers,
         _ranks,
@@ -255,23 +254,16 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[C
     return [text for check in checks for text in check(expected, read)]
 
 
-def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
-    for report in reports:
-        for name in REQUIRED[expected.style]:
-            text = report.contract.get(name)
-            if text is None or not text:
-                yield report.fault(f"{name} is not set")
-            elif name != "MASTER_ADDR" and report.number(name) is None:
-                yield report.fault(f"{name}={shown(text)} is not a number")
-
-
 def _not_numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
-    """Optional variables must be numbers too, and MASTER_PORT must be in the range of ports."""
+    """Required variables must be set, optional ones must be numbers too, and MASTER_PORT must be in
+    the range of ports."""
+    required = REQUIRED[expected.style]
     for report in reports:
-        for name in _NUMBERS:
+        for name in dict.fromkeys((*required, *_NUMBERS)):
             text = report.contract.get(name)
-            required = name in REQUIRED[expected.style]
-            if text is not None and not required and report.number(name) is None:
+            if not text and name in required:
+                yield report.fault(f"{name} is not set")
+            elif text is not None and name != "MASTER_ADDR" and report.number(name) is None:
                 yield report.fault(f"{name}={shown(text)} is not a number")
         port = report.number("MASTER_PORT")
         if port is not None and not 1 <= port <= _LAST_PORT:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import read_nodes
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.node import socket_pins
 from pytest_mnode.processes import end_programs

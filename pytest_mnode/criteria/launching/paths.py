@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.reports import Login, RankReport
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import ClusterError
 
 

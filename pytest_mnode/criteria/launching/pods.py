@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY
 from pytest_mnode.criteria.launching.direct import pins_of
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import NotSubmittedError, Outcome, Submission, Submitted
 from pytest_mnode.criteria.launching.reports import read_nodes
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.kubernetes.pod_start import PLACED_S, PORT, NotPlaced, Order, PodStart
 from pytest_mnode.launchers.kubernetes.api import ApiError

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY, LOGIN
 from pytest_mnode.criteria.launching.direct import pins_of
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import NotSubmittedError, Outcome, Submission, Submitted
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_nodes
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.jobs.slurm.nodes import Names, names_of
 from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued, in_queue, never_starts
@@ -157,10 +157,7 @@ class SbatchSubmission:
         self._cancel()
         output = {node: self._output(node) for node in nodes}
         self._end()
-        reports, _, hosts = read_nodes(output)
-        first = {report.node: report for report in reversed(reports)}
-        logins = tuple(_user_of(node, first[node]) for node in nodes if node in first)
-        return Outcome(codes, reports, logins, hosts, output, seconds, waits)
+        return _outcome(codes, output, seconds, waits)
 
     def close(self) -> None:
         done = False
@@ -280,10 +277,7 @@ class StepSubmission(SbatchSubmission):
             last = error_line("".join(output.values()), code)
             raise NotSubmittedError(f"{self._why}; srun: {last}", ROOM)
         self.close()
-        reports, _, hosts = read_nodes(output)
-        first = {report.node: report for report in reversed(reports)}
-        logins = tuple(_user_of(node, first[node]) for node in nodes if node in first)
-        return Outcome(codes, reports, logins, hosts, output, seconds)
+        return _outcome(codes, output, seconds)
 
     def close(self) -> None:
         try:
@@ -333,6 +327,15 @@ def _home() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return "/"
+
+
+def _outcome(
+    codes: Mapping[str, int | None], output: Mapping[str, str], seconds: float, waits: str = ""
+) -> Outcome:
+    reports, _, hosts = read_nodes(output)
+    first = {report.node: report for report in reversed(reports)}
+    logins = tuple(_user_of(node, first[node]) for node in codes if node in first)
+    return Outcome(codes, reports, logins, hosts, output, seconds, waits)
 
 
 def _user_of(node: str, report: RankReport) -> Login:

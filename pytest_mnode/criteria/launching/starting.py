@@ -21,7 +21,6 @@ from pytest_mnode.criteria.launching.contract import (
     wrong_variables,
 )
 from pytest_mnode.criteria.launching.direct import Direct
-from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
 from pytest_mnode.criteria.launching.paths import (
     NotSubmittedError,
     Outcome,
@@ -29,6 +28,7 @@ from pytest_mnode.criteria.launching.paths import (
     Submitted,
 )
 from pytest_mnode.criteria.launching.reports import RankReport
+from pytest_mnode.criteria.launching.styles import LaunchJob, read_job
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.launch import NO_SHARED_DIR, why_not_submitted

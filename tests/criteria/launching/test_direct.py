@@ -11,7 +11,7 @@ TESTS = """
     import pytest
     from pytest_mnode.errors import UsageError
     from pytest_mnode.criteria.launching.starting import path_of
-    from pytest_mnode.criteria.launching.job_file import LaunchJob
+    from pytest_mnode.criteria.launching.styles import LaunchJob
 
     def job(*command, **fields):
         page = {"name": "a", "nodes": "all", "accelerators_per_node": 0, "style": "plain"}

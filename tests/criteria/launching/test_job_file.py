@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
+from pytest_mnode.criteria.launching.styles import LaunchJob, read_job
 from pytest_mnode.errors import UsageError
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"

@@ -16,10 +16,10 @@ import pytest
 
 from pytest_mnode.criteria.launching import direct, login, pods, sbatch, starting
 from pytest_mnode.criteria.launching.direct import DirectSubmission
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Submitted
 from pytest_mnode.criteria.launching.pods import PodSubmission
 from pytest_mnode.criteria.launching.sbatch import SbatchSubmission, StepSubmission
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.processes import end_programs

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.launching import pods as pods_module
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import NotSubmittedError
 from pytest_mnode.criteria.launching.starting import (
     judged_place,
@@ -17,6 +16,7 @@ from pytest_mnode.criteria.launching.starting import (
     path_of,
     started_by_path,
 )
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced
 from pytest_mnode.launchers.kubernetes.api import ApiError
 from pytest_mnode.measurement import Measurement, Verdict

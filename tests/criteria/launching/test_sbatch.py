@@ -18,12 +18,12 @@ import pytest
 
 from pytest_mnode.criteria.launching import sbatch as module
 from pytest_mnode.criteria.launching.contract import leaked, wrong_variables
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import NotSubmittedError, Submitted
 from pytest_mnode.criteria.launching.reports import read_output
 from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission, StepSubmission
 from pytest_mnode.criteria.launching.styles import (
     ADDED,
+    LaunchJob,
     SiteEnvironment,
     batch_lines,
     srun_takes_images,

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.styles import Placement, Process, processes
+from pytest_mnode.criteria.launching.styles import LaunchJob, Placement, Process, processes
 from tests.programs import write_program
 
 PLACE = Placement(("n3", "n2"), "10.0.0.4", 29512)

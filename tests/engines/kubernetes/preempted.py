@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_mnode.gang.engine import GangRequest, Observation
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-from pytest_mnode.gang.timeline import Gang, State, by_state, sightings, stretches
+from pytest_mnode.gang.window import Gang, State, by_state, sightings, stretches
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.spec import Scheduler
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.judging import parts_held
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-from pytest_mnode.gang.timeline import State, sightings
 from pytest_mnode.gang.watch import WallClock, Watch
+from pytest_mnode.gang.window import State, sightings
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.spec import Scheduler
 from pytest_mnode.spec.gang import GangCriterion

@@ -38,7 +38,7 @@ MEET = """
 """
 LAUNCHED = f"""
     from pathlib import Path
-    from pytest_mnode.criteria.launching.job_file import read_job
+    from pytest_mnode.criteria.launching.styles import read_job
     from pytest_mnode.criteria.launching.starting import judged_place
     from pytest_mnode.criteria.launching.starting import path_of, start
 

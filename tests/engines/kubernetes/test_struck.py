@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.gang.timeline import BLIND_S
+from pytest_mnode.gang.window import BLIND_S
 from tests.engines.kubernetes import struck
 from tests.engines.kubernetes.bed import KubernetesOnRack
 
