@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.checks.groups.judge import CollectiveResult, judge_collectives
-from pytest_mnode.checks.groups.layout import Layout
+from pytest_mnode.checks.groups.judge import CollectiveResult, Layout, judge_collectives
 from pytest_mnode.checks.judged import At
 from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.fabric import judge_busbw

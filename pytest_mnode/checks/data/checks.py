@@ -34,7 +34,7 @@ from pytest_mnode.checks.data.readings import (
     padding_of,
     tail_of,
 )
-from pytest_mnode.checks.groups.layout import smallest_factor
+from pytest_mnode.checks.groups.judge import smallest_factor
 from pytest_mnode.checks.judged import At, unlike_most
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import gathered

@@ -1,8 +1,8 @@
 """Checks of process groups over several dimensions: their ranks, and collectives in them.
 
-`layout` plans the meshes to try and the ranks of each group, without torch. `check` gathers the
-groups of all ranks, of a DeviceMesh or of a test's own making, and runs collectives in them;
-`judge` is pure. They judge the software of the nodes, not speed.
+`judge` plans the meshes to try and the ranks of each group, and judges them, without torch. `check`
+gathers the groups of all ranks, of a DeviceMesh or of a test's own making, and runs collectives in
+them. They judge the software of the nodes, not speed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.checks.groups.layout import Layout, layouts
+from pytest_mnode.checks.groups.judge import Layout, layouts
 
 if TYPE_CHECKING:
     from pytest_mnode.checks.groups.check import (

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from pytest_mnode.checks.groups.judge import (
     CollectiveResult,
     Expected,
+    Layout,
     Membership,
     RankGroups,
     agreed,
@@ -27,8 +28,8 @@ from pytest_mnode.checks.groups.judge import (
     judge_inside_node,
     judge_members,
     refusals,
+    shown_sizes,
 )
-from pytest_mnode.checks.groups.layout import Layout, shown_sizes
 from pytest_mnode.checks.judged import At, numbered
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.collectives import all_gather_single, reduce_scatter_single

@@ -19,14 +19,17 @@ from pytest_mnode.checks.groups import collectives, members, slices
 from pytest_mnode.checks.groups.judge import (
     CollectiveResult,
     Expected,
+    Layout,
     Membership,
     RankGroups,
     agreed,
+    asked_layout,
     judge_collectives,
     judge_inside_node,
     judge_members,
+    layouts,
+    plan_layouts,
 )
-from pytest_mnode.checks.groups.layout import Layout, asked_layout, layouts, plan_layouts
 from pytest_mnode.checks.judged import At
 from pytest_mnode.errors import UsageError
 from pytest_mnode.measure import Measure
