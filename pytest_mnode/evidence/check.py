@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.evidence.rules import Rows
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.row import Row
@@ -50,7 +50,7 @@ C = TypeVar("C", bound="type[Check]")
 class Evidence(Protocol):
     """What was read for checks on all nodes, or in all ranks."""
 
-    def rows(self, case: str) -> Mapping[str, Sequence[Row] | Unread]:
+    def rows(self, case: str) -> Mapping[str, Sequence[Row]]:
         """Rows of a check by node, or why a node has none."""
 
 

@@ -45,25 +45,32 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """Why a node has no rows."""
+class Unread(Sequence[Row]):
+    """No rows, and why a node has none."""
 
     why: str
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: Any) -> Any:
+        return ()[index]
 
 
 _UNREAD = "(not read)"
 
 
-def to_evidence(by_node: Mapping[str, Sequence[Row] | Unread]) -> Iterator[Row]:
+def to_evidence(by_node: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
     """The rows of all nodes as the evidence of a run keeps them: why a node has none is one too."""
     for node, found in by_node.items():
-        unread = [row(_UNREAD, why=found.why, node=node)] if isinstance(found, Unread) else []
-        yield from unread if isinstance(found, Unread) else found
+        yield from found
+        if isinstance(found, Unread):
+            yield row(_UNREAD, why=found.why, node=node)
 
 
-def from_evidence(rows: Iterable[Row], nodes: Iterable[str]) -> dict[str, Sequence[Row] | Unread]:
+def from_evidence(rows: Iterable[Row], nodes: Iterable[str]) -> dict[str, Sequence[Row]]:
     """The inverse of `to_evidence`. nodes: of the run, in order."""
-    by_node: dict[str, Sequence[Row] | Unread] = {name: [] for name in nodes}
+    by_node: dict[str, Sequence[Row]] = {name: [] for name in nodes}
     for one in rows:
         read = by_node.get(one.node, [])
         by_node[one.node] = (
@@ -84,14 +91,13 @@ class Rows:
     node: str
     key: str
     promise: object
-    by_node: Mapping[str, Sequence[Row] | Unread]
+    by_node: Mapping[str, Sequence[Row]]
     compared: dict[tuple[object, ...], _Compared] = field(default_factory=dict, compare=False)
 
     @property
     def mine(self) -> Sequence[Row]:
         """The rows of the node that is judged; () if it has none."""
-        found = self.by_node[self.node]
-        return () if isinstance(found, Unread) else found
+        return self.by_node[self.node]
 
     @property
     def _was_read(self) -> bool:
@@ -350,7 +356,7 @@ class _Compared:
     @classmethod
     def of(
         cls,
-        by_node: Mapping[str, Sequence[Row] | Unread],
+        by_node: Mapping[str, Sequence[Row]],
         metrics: Sequence[str],
         absent: str | None,
     ) -> Self:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_mnode.evidence.check import Check
 from pytest_mnode.evidence.row import Row, row
-from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.measurement import Measurement, Verdict
 
 _Pair = tuple[Sequence[Row], Sequence[Row]]
@@ -102,9 +102,9 @@ def _numbered(rows: Sequence[Row]) -> list[Row]:
 class _Read:
     """Rows by node, as `evidence.check.Evidence`."""
 
-    by_node: Mapping[str, Sequence[Row] | Unread]
+    by_node: Mapping[str, Sequence[Row]]
 
-    def rows(self, case: str) -> Mapping[str, Sequence[Row] | Unread]:  # noqa: ARG002
+    def rows(self, case: str) -> Mapping[str, Sequence[Row]]:  # noqa: ARG002
         return self.by_node
 
 

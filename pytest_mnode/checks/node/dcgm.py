@@ -142,12 +142,9 @@ class DcgmNodesPass(Check):
     def rule(self, rows: Rows) -> Iterator[Measurement]:
         """By what the first node was told of this one."""
         first = next(iter(rows.by_node.values()))
-        mine: list[Row] | Unread
-        if isinstance(first, Unread):
-            mine = first
-        else:
-            found = [one for one in first if one.peer == rows.node]
-            mine = found or Unread(f"dcgmi mndiag says nothing of {rows.node}")
+        none = Unread(f"dcgmi mndiag says nothing of {rows.node}")
+        none = first if isinstance(first, Unread) else none
+        mine = [one for one in first if one.peer == rows.node] or none
         least = self.promise.gpus_at_least or self.spec.accelerators.per_node
         yield from _judged(Rows(rows.node, rows.key, rows.promise, {rows.node: mine}), least)
 

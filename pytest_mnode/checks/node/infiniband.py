@@ -178,7 +178,7 @@ class LidsAreUnique(_OfPorts):
         facts = {
             (one.node, one.device, one.metric): one.value
             for read in rows.by_node.values()
-            for one in (() if isinstance(read, Unread) else read)
+            for one in read
         }
         others = [(key[0], key[1], value) for key, value in facts.items() if key[2] == _LIDS]
         culprits = []

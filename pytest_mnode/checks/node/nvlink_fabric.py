@@ -83,7 +83,7 @@ class NvLinkFabricIsComplete(Check):
             members = _ids(rows)
             mine = {n for n in rows.by_node if members.get(n) == members.get(rows.node)}
             files = rows.where(lambda one: one.metric == _NODES and one.node in mine)
-            if sum(map(bool, (r for r in files.by_node.values() if not isinstance(r, Unread)))) > 1:
+            if sum(map(bool, files.by_node.values())) > 1:
                 yield files.same(_NODES)
 
     def _domain(self, rows: Rows) -> Measurement:
@@ -169,8 +169,7 @@ def _text(one: Id) -> str:
 def _ids(rows: Rows) -> dict[str, list[Id]]:
     """Cluster UUID and clique of each accelerator, by node; without nodes that show none."""
     found = dict[str, list[Id]]()
-    for node, every in rows.by_node.items():
-        read = [] if isinstance(every, Unread) else every
+    for node, read in rows.by_node.items():
         cliques = {one.device: one.value for one in read if one.metric == _CLIQUE}
         for one in read:
             if one.metric == _CLUSTER and isinstance(one.value, str):
@@ -186,8 +185,7 @@ def _imex_domain(rows: Rows) -> Measurement:
     down = [
         name
         for name, read in rows.by_node.items()
-        if not isinstance(read, Unread)
-        and any(r.metric == _IMEX and r.value not in (None, _RUNNING) for r in read)
+        if any(r.metric == _IMEX and r.value not in (None, _RUNNING) for r in read)
     ]
     if found.culprit is None or not down:
         return found

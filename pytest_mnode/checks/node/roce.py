@@ -11,7 +11,7 @@ from pydantic import Field
 from pytest_mnode.criteria.preflight.nic_rows import live_ports, names_of, of_fabric
 from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
-from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.logs import nic_qos
 from pytest_mnode.logs.nic_qos import Qos
 from pytest_mnode.machine import sysfs
@@ -140,11 +140,7 @@ class RoceIsAsPromised(Check):
             if (wanted := getattr(promise, key)) is not None:
                 yield rows.equals(metric, wanted, part=key)
         if promise.same and len(rows.by_node) > 1:
-            every = [
-                one
-                for read in rows.by_node.values()
-                for one in ([] if isinstance(read, Unread) else read)
-            ]
+            every = [one for read in rows.by_node.values() for one in read]
             readable = {one.metric for one in every if one.value is not None}
             yield rows.same(*(one for one in _SAME if one in readable), what="RoCE")
 

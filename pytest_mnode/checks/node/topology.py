@@ -135,7 +135,7 @@ class CablesAreAsDeclared(Check):
         name, source = "NICs on another switch than others of their leaf", f"{self.key}.file {file}"
         leaf_of, seen = dict[str, str](), dict[str, dict[str, str]]()
         for node, read in rows.by_node.items():
-            for one in () if isinstance(read, Unread) else read:
+            for one in read:
                 if one.metric == _LEAF and one.value is not None:
                     leaf_of[node] = str(one.value)
                 elif one.metric == _SEEN and one.value is not None:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
-from pytest_mnode.evidence.rules import Rows, Unread, listed
+from pytest_mnode.evidence.rules import Rows, listed
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.model import read_accelerators
 from pytest_mnode.machine.programs import NoOutput, output_of
@@ -203,7 +203,7 @@ def _of_switches(rows: Rows, bound: str) -> Measurement:
         of_switch: dict[object, str] = {
             one.peer or (node, one.device): str(one.value)
             for node, found in rows.by_node.items()
-            for one in (() if isinstance(found, Unread) else found)
+            for one in found
             if one.value is not None
         }
         first, *others = [*Counter(of_switch.values()).most_common(2), ("", 0)]

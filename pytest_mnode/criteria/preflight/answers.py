@@ -339,7 +339,7 @@ class NodeSurvey:
         is_there = not part or getattr(self.machine, part) is not None
         return "" if is_there else self.machine.unread.get(part, f"no {part}")
 
-    def rows(self, case: str) -> Sequence[Row] | Unread:
+    def rows(self, case: str) -> Sequence[Row]:
         """The node's rows of a check, or why there are none."""
         if self.facts is None:
             return Unread(self.why())
@@ -371,7 +371,7 @@ class Survey:
         return next(node for node in self.nodes if node.name == name)
 
     @lru_cache(maxsize=8)  # noqa: B019  a survey is one of a few, and is hashed by its identity
-    def rows(self, case: str) -> Mapping[str, Sequence[Row] | Unread]:
+    def rows(self, case: str) -> Mapping[str, Sequence[Row]]:
         """Rows of a check by node, or why a node has none."""
         return {node.name: node.rows(case) for node in self.nodes}
 

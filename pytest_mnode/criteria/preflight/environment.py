@@ -77,11 +77,11 @@ class Ranks:
         """Why nothing is known of a node's ranks; "" if something is."""
         return "" if self.on(node) else self.why or f"no rank runs on {node}"
 
-    def rows(self, case: str) -> Mapping[str, Sequence[Row] | Unread]:
+    def rows(self, case: str) -> Mapping[str, Sequence[Row]]:
         """Rows of a check by node, of all of its ranks, or why it has none."""
         return {node: self._rows(case, node) for node in self.nodes}
 
-    def _rows(self, case: str, node: str) -> Sequence[Row] | Unread:
+    def _rows(self, case: str, node: str) -> Sequence[Row]:
         found: list[Row] = []
         why = self.unread(node)
         for rank in self.on(node):

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_mnode.evidence.row import Row, row
-from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
 
 _NAMES = "names of a NIC"
@@ -37,7 +37,7 @@ def fabric_names(rows: Rows, patterns: Sequence[str]) -> dict[tuple[str, str], l
     return {
         (one.node, one.device): names
         for found in rows.by_node.values()
-        for one in (() if isinstance(found, Unread) else found)
+        for one in found
         if one.metric == _NAMES
         for names in [str(one.value).split()]
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

@@ -65,7 +65,7 @@ class SurveyCheck(Check):
 @lru_cache(maxsize=16)
 def _rows(check: SurveyCheck, survey: Survey) -> Rows:
     """The rows of all nodes, of which no node is judged yet."""
-    by_node: dict[str, Sequence[Row] | Unread] = {
+    by_node: dict[str, Sequence[Row]] = {
         node.name: Unread(why) if (why := check.unread(node)) else tuple(check.rows(node))
         for node in survey.nodes
     }

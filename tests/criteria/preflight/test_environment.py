@@ -391,7 +391,7 @@ def test_a_check_may_read_in_ranks_by_itself(tmp_path: Path) -> None:
         rows = read(ReadOrder.of(ThreadsAreFew, 8), tmp_path)
         ranks.append(replace(rank, read=(rows,)))
     found = Ranks(NODES, tuple(ranks)).rows(ThreadsAreFew.case())
-    assert [(one.node, one.rank, one.value) for one in found["gpu1"]] == [  # type: ignore[union-attr]
+    assert [(one.node, one.rank, one.value) for one in found["gpu1"]] == [
         ("gpu1", 2, 4),
         ("gpu1", 3, 9),
     ]
