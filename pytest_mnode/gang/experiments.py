@@ -224,7 +224,7 @@ def lose_a_node(stage: Stage, title: str, power: PowerSwitch) -> Lost:
         restarts = last.restarts
         node = plan.order(title, sorted(watch.held(gang)))[0]
         try:
-            at = stage.clock.now()
+            at = stage.clock.time()
             watch.ignore_absence(node)
             watch.during(lambda: power("off", node))
             lost.append((node, at))

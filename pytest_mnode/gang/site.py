@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pytest_mnode.gang.engine import Engine
 from pytest_mnode.gang.experiments import Plan, PowerSwitch, Stage
 from pytest_mnode.gang.heartbeats import distinct, presences, spans
 from pytest_mnode.gang.judge_rounds import Round
-from pytest_mnode.gang.watch import Clock, WallClock
+from pytest_mnode.gang.watch import Clock
 from pytest_mnode.gang.window import KEY, Gang, State, Stretch, Window, stretches
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.options import Settings
@@ -98,7 +99,7 @@ class Site:
 
             switch(spec.power, what, Node(node, 0, node))
 
-        return cls(promise, lambda: opened(spec, settings, root), power, WallClock())
+        return cls(promise, lambda: opened(spec, settings, root), power, time)
 
     def filled(self) -> Report:
         """Report of a gang that waits, because one node is missing for it."""

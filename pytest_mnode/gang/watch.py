@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
@@ -21,21 +20,13 @@ _OTHERS_EVERY_S = 10.0
 
 
 class Clock(Protocol):
-    """Source of time; tests use a clock of their own."""
+    """Source of time, as the module `time` is; tests use a clock of their own."""
 
-    def now(self) -> float:
+    def time(self) -> float:
         """Seconds since 1970."""
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, /) -> None:
         """Wait for this time."""
-
-
-class WallClock:
-    def now(self) -> float:
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 class Watch:
@@ -53,7 +44,7 @@ class Watch:
         self._arena = arena
         self._linger_s = linger_s
         self._others: dict[str, str] = {}
-        self._others_requested_s = clock.now()
+        self._others_requested_s = clock.time()
         self._taken: tuple[str, ...] = ()
         self._switched_off: set[str] = set()
         self._engine = engine
@@ -68,7 +59,7 @@ class Watch:
 
     def submit(self, request: GangRequest) -> Gang:
         """Submit a gang. Raises Refused, ClusterError."""
-        submitted = self._clock.now()
+        submitted = self._clock.time()
         jobs = self._engine.submit(request)
         gang = Gang(request.name, request.nodes, jobs, request.runs_s, submitted)
         self._gangs.append(gang)
@@ -76,12 +67,12 @@ class Watch:
         # Observe between slow submissions, because gangs submitted earlier may start.
         before = self._observations
         since = before[-1].requested_s if before else self._gangs[0].submitted_s
-        if self._clock.now() - since > BLIND_S / 2:
+        if self._clock.time() - since > BLIND_S / 2:
             self.observe()
         return gang
 
     def note(self, text: str) -> None:
-        self._notes.append((self._clock.now(), text))
+        self._notes.append((self._clock.time(), text))
         progress(f"{self._title}: {text}")
 
     def ignore_absence(self, node: str) -> None:
@@ -96,11 +87,11 @@ class Watch:
 
     def observe(self) -> Observation:
         """Observe once, after the pause since the previous observation."""
-        began = self._clock.now()
+        began = self._clock.time()
         if began - self._others_requested_s > _OTHERS_EVERY_S:
             self._other_users(self._arena)
         if self._observations:
-            self._clock.sleep(max(0.0, self._pause_s - (self._clock.now() - began)))
+            self._clock.sleep(max(0.0, self._pause_s - (self._clock.time() - began)))
         observation = self._engine.observe()
         took = observation.answered_s - observation.requested_s
         # Less than BLIND_S must pass from one request to the answer of the next.
@@ -111,12 +102,12 @@ class Watch:
 
     def until(self, reached: Callable[[], bool], limit_s: float) -> bool:
         """Observe until `reached()` is true, for `limit_s` at most. Returns whether it was."""
-        end = self._clock.now() + limit_s
+        end = self._clock.time() + limit_s
         while True:
             self.observe()
             if reached():
                 return True
-            if self._clock.now() >= end:
+            if self._clock.time() >= end:
                 return False
 
     def watch(self, seconds: float) -> None:
@@ -176,7 +167,7 @@ class Watch:
             self._engine.cancel([job for gang in self._gangs for job in gang.jobs])
         except MnodeError as error:
             self.problem = self.problem or f"{self._title}: {error}"
-        end = self._clock.now() + limit_s
+        end = self._clock.time() + limit_s
         self.until(self._all_gone, limit_s)
         self.watch(self._linger_s)
         wanted = set(free_before)
@@ -185,7 +176,7 @@ class Watch:
             taken = self._other_users(missing) if missing else {}
             if missing is not None:
                 missing = tuple(node for node in missing if node not in taken)
-            if missing == () or self._clock.now() >= end:
+            if missing == () or self._clock.time() >= end:
                 break
             self._clock.sleep(self._pause_s)
         self._not_free = missing
@@ -210,7 +201,7 @@ class Watch:
 
     def _other_users(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
         """Other users of these nodes, or why they are away; {} if the scheduler does not answer."""
-        self._others_requested_s = self._clock.now()
+        self._others_requested_s = self._clock.time()
         try:
             others = self._engine.others(nodes)
         except MnodeError:

@@ -70,7 +70,7 @@ class Scheduler:
     refuses: bool = True
 
     def __post_init__(self) -> None:
-        self.time = 1_700_000_000.0
+        self.now = 1_700_000_000.0
         self.jobs: list[Job] = []
         self.beats: list[Heartbeat] = []
         self.reported_changes: list[Observation] = []
@@ -82,14 +82,14 @@ class Scheduler:
         self.alarm: tuple[float, threading.Event] | None = None
         self.zombies: list[tuple[str, int, str]] = []
 
-    def now(self) -> float:
-        return self.time
+    def time(self) -> float:
+        return self.now
 
     def sleep(self, seconds: float) -> None:
         for _ in range(max(1, round(seconds / TICK_S))):
-            self.time += TICK_S
+            self.now += TICK_S
             self._tick()
-            if self.alarm is not None and self.time >= self.alarm[0]:
+            if self.alarm is not None and self.now >= self.alarm[0]:
                 self.alarm[1].set()
                 self.alarm = None
                 time.sleep(0.05)  # for the thread that waits for it
@@ -112,22 +112,22 @@ class Scheduler:
             asks = [replace(request, nodes=1, requeue=False)] * request.nodes
         made = [Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
         self.jobs += made
-        self.time += 0.02
+        self.now += 0.02
         return tuple(job.id for job in made)
 
     def observe(self) -> Observation:
-        asked = self.time
+        asked = self.now
         self.observations += 1
         if "blind" in self.faults and self.observations == 5:
             self.blind_until = asked + float(str(self.faults["blind"]))
-        self.time += 0.02 + float(str(self.faults.get("slow", 0.0)))
+        self.now += 0.02 + float(str(self.faults.get("slow", 0.0)))
         beats, self.beats = tuple(self.beats), []
         if asked < self.blind_until:
-            return Observation(asked, self.time, None, beats, why="squeue: no answer in 20 s")
+            return Observation(asked, self.now, None, beats, why="squeue: no answer in 20 s")
         unreadable = 1 if "garbled" in self.faults and self.observations == 5 else 0
         reported_changes, self.reported_changes = tuple(self.reported_changes), []
         return Observation(
-            asked, self.time, self._records(), beats, unreadable, reported_changes=reported_changes
+            asked, self.now, self._records(), beats, unreadable, reported_changes=reported_changes
         )
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -136,11 +136,11 @@ class Scheduler:
                 if job.waits:
                     job.over = True
                 elif job.ending_s is None and not job.over:
-                    job.ending_s = self.time
+                    job.ending_s = self.now
         if (seconds := self.faults.get("watched")) is not None:
-            self.time += TICK_S
-            self.reported_changes.append(Observation(self.time, self.time, self._records()))
-            self.time += float(str(seconds))
+            self.now += TICK_S
+            self.reported_changes.append(Observation(self.now, self.now, self._records()))
+            self.now += float(str(seconds))
 
     def power(self, what: str, node: str) -> None:
         if "no_power" in self.faults:
@@ -148,7 +148,7 @@ class Scheduler:
         if (seconds := self.faults.get("slow_power")) is not None:
             self._take(float(str(seconds)))
         if what == "off":
-            self.off[node] = self.time
+            self.off[node] = self.now
             if "power_limit" in self.faults:
                 raise ClusterError("bmc off: no answer in 60 s")
             if "interrupted" in self.faults:
@@ -162,7 +162,7 @@ class Scheduler:
             self.sleep(seconds)
             return
         reached = threading.Event()
-        self.alarm = (self.time + seconds, reached)
+        self.alarm = (self.now + seconds, reached)
         assert reached.wait(10)
 
     # Events.
@@ -197,18 +197,18 @@ class Scheduler:
         for job in self.jobs:
             if job.waits and not self._start(job) and "no_backfill" in self.faults:
                 break
-        if round(self.time / TICK_S) % BEAT_EVERY == 0:
+        if round(self.now / TICK_S) % BEAT_EVERY == 0:
             for job in self.jobs:
                 self._beat(job)
             for rank, (name, restarts, node) in enumerate(self.zombies):
-                self.beats.append(Heartbeat(name, restarts, rank, node, self.time))
+                self.beats.append(Heartbeat(name, restarts, rank, node, self.now))
 
     def _age(self, job: Job) -> None:
-        lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
+        lost = [n for n in job.nodes if n in self.off and self.now - self.off[n] > 5.0]
         fails = job.began_s is not None and "fails" in self.faults and "dies" not in self.faults
         dies = self._dies(job)
-        fails |= None not in (dies, job.began_s) and self.time - (job.began_s or 0.0) >= (dies or 0)
-        if fails or (job.ending_s is not None and self.time - job.ending_s >= ENDS_IN_S):
+        fails |= None not in (dies, job.began_s) and self.now - (job.began_s or 0.0) >= (dies or 0)
+        if fails or (job.ending_s is not None and self.now - job.ending_s >= ENDS_IN_S):
             job.over = True
         elif job.began_s is not None and job.ending_s is None and not job.over:
             if lost and "half_requeue" in self.faults:
@@ -218,13 +218,13 @@ class Scheduler:
                     self.zombies = [(job.id, job.restarts, n) for n in job.nodes if n not in lost]
                 job.nodes, job.began_s, job.restarts = (), None, job.restarts + 1
                 job.why = "PENDING (BeginTime)"
-            elif lost or self.time - job.began_s >= job.request.runs_s:
+            elif lost or self.now - job.began_s >= job.request.runs_s:
                 if not lost:
                     self._last_beats(job)
-                job.ending_s = self.time
+                job.ending_s = self.now
         if "one_by_one" in self.faults and job.began_s is not None and job.ending_s is None:
             every = float(str(self.faults["one_by_one"]))
-            due = min(job.request.nodes, 1 + int((self.time - job.began_s) / every))
+            due = min(job.request.nodes, 1 + int((self.now - job.began_s) / every))
             free = [n for n in self._among(job) if n not in self._taken()]
             job.nodes += tuple(free[: due - len(job.nodes)])
 
@@ -241,7 +241,7 @@ class Scheduler:
     def _start(self, job: Job) -> bool:
         free = [node for node in self._among(job) if node not in self._taken()]
         gang = job.request.nodes > 1
-        if not gang and self.time - self.over_s < float(str(self.faults.get("late_small", 0.0))):
+        if not gang and self.now - self.over_s < float(str(self.faults.get("late_small", 0.0))):
             return False
         if gang and "never_next" in self.faults and self.ran_gang:
             return False
@@ -255,17 +255,17 @@ class Scheduler:
         if len(free) < wanted:
             return False
         first = 1 if "one_by_one" in self.faults else wanted
-        job.nodes, job.began_s = tuple(free[:first]), self.time
+        job.nodes, job.began_s = tuple(free[:first]), self.now
         self.ran_gang = self.ran_gang or gang
         return True
 
     def _last_beats(self, job: Job) -> None:
         """Last heartbeats of all ranks: a gang ends when its last rank does."""
-        self.over_s = self.time if job.request.nodes > 1 else self.over_s
+        self.over_s = self.now if job.request.nodes > 1 else self.over_s
         for rank, node in enumerate(job.nodes):
             if node != self.faults.get("silent"):
                 where = self._where(job, rank, node)
-                self.beats.append(Heartbeat(job.id, job.restarts, rank, where, self.time, "end"))
+                self.beats.append(Heartbeat(job.id, job.restarts, rank, where, self.now, "end"))
 
     def _where(self, job: Job, rank: int, node: str) -> str:
         wrong = job.request.nodes > 1 and rank == 1 and "elsewhere" in self.faults
@@ -274,22 +274,22 @@ class Scheduler:
     def _beat(self, job: Job) -> None:
         gang = job.request.nodes > 1
         if job.waits and gang and "early" in self.faults:
-            self.beats.append(Heartbeat(job.id, job.restarts, 0, self.names[0], self.time))
+            self.beats.append(Heartbeat(job.id, job.restarts, 0, self.names[0], self.now))
         outlives = gang and "outlives" in self.faults and job.ending_s is not None
-        if outlives and job.ending_s is not None and self.time - job.ending_s < 4.0:
-            self.beats.append(Heartbeat(job.id, job.restarts, 0, job.nodes[0], self.time))
+        if outlives and job.ending_s is not None and self.now - job.ending_s < 4.0:
+            self.beats.append(Heartbeat(job.id, job.restarts, 0, job.nodes[0], self.now))
         if job.began_s is None or job.ending_s is not None or job.over:
             return
         if self._dies(job) is not None:
             return
         for rank, node in enumerate(job.nodes):
             late = float(str(self.faults.get("late_rank", 0))) if gang and rank == 1 else 0.0
-            if node in self.off or self.time - job.began_s < late:
+            if node in self.off or self.now - job.began_s < late:
                 continue
             if node == self.faults.get("silent"):
                 continue
             where = self._where(job, rank, node)
-            self.beats.append(Heartbeat(job.id, job.restarts, rank, where, self.time))
+            self.beats.append(Heartbeat(job.id, job.restarts, rank, where, self.now))
 
 
 def site(scheduler: Scheduler, **promised: object) -> Site:

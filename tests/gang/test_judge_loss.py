@@ -176,7 +176,7 @@ class Flaky(Scheduler):
 
     def _age(self, job: Job) -> None:
         early = job.restarts == 0 and job.request.nodes > 1 and job.began_s is not None
-        if early and self.time - (job.began_s or 0.0) > 0.6:
+        if early and self.now - (job.began_s or 0.0) > 0.6:
             job.nodes, job.began_s, job.restarts = (), None, 1
             job.why = "PENDING (BeginTime)"
             return
@@ -222,7 +222,7 @@ class Leaves(Scheduler):
 
     def _beat(self, job: Job) -> None:
         if not job.waits and not job.over:
-            self.beats += [Heartbeat(job.id, 0, r, n, self.time) for r, n in enumerate(job.nodes)]
+            self.beats += [Heartbeat(job.id, 0, r, n, self.now) for r, n in enumerate(job.nodes)]
 
 
 def test_a_gang_that_ended_by_itself_loses_no_node() -> None:

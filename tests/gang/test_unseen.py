@@ -124,7 +124,7 @@ class Slow(Scheduler):
 
     def submit(self, ask: GangRequest) -> tuple[str, ...]:
         jobs = super().submit(ask)
-        self.time += 3.0
+        self.now += 3.0
         return jobs
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.judging import parts_held
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-from pytest_mnode.gang.watch import WallClock, Watch
+from pytest_mnode.gang.watch import Watch
 from pytest_mnode.gang.window import State, sightings
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.spec import Scheduler
@@ -30,7 +30,7 @@ class Round:
     def __init__(self, engine: KubernetesEngine, fault: str, wanted: int, directory: Path) -> None:
         self._fault, self._wanted, self._directory = fault, wanted, directory
         self._arena = engine.capacity().nodes
-        self._watch = Watch(engine, fault, WallClock(), self._arena, 1.0)
+        self._watch = Watch(engine, fault, time, self._arena, 1.0)
         self._gang = self._watch.submit(GangRequest("A", SIZE, 120.0, 300.0, self._arena))
 
     def run(self) -> dict[str, object]:
