@@ -588,12 +588,12 @@ GIVEN: Mapping[str, str] = {
 
 JUDGED: Mapping[str, tuple[str, ...]] = {
     "what came later fails the judgement": (
-        "spec/at_once.py FailoverPromise.within_s",
         "spec/gang.py GangCriterion.next_within_s",
         "spec/gang.py GangCriterion.waits_s",
         "spec/restart.py RestartCriterion.checkpoint_within_s",
         "spec/restart.py RestartCriterion.within_s",
         "spec/storage.py PathPromise.renamed_within_s",
+        "spec/traffic.py FailoverPromise.within_s",
         "spec/workload.py ResumePromise.within_s",
     ),
     "given to a wait of worlds, jobs or checkpoints, which has a test of its own": (

@@ -1,8 +1,8 @@
 """Data in ranks: the samples they read, the optimiser's gradients, their random numbers.
 
 `in_ranks` runs in ranks, with the classes of torch or of a test, and gathers their reports.
-`readings`, `batches`, `metrics` and `digests` judge these reports, without torch; `digests` also
-starts ranks twice. All of these are for users' tests too. `checks` has what the
+`readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `seeds` starts
+ranks twice and compares their draws. All of these are for users' tests too. `checks` has what the
 certificate asks of a cluster: what nodes with other versions, settings, storage or a network that
 changes values turn red. The scaling criterion measures how fast data are read.
 """
@@ -19,9 +19,7 @@ from pytest_mnode.checks.data.digests import (
     judge_distinct,
     judge_files,
     judge_reproduced,
-    one_seed_of_two_runs,
     read_files,
-    seeds_of_two_runs,
 )
 from pytest_mnode.checks.data.metrics import judge_count, judge_mean
 from pytest_mnode.checks.data.readings import (
@@ -34,6 +32,7 @@ from pytest_mnode.checks.data.readings import (
     padding_of,
     tail_of,
 )
+from pytest_mnode.checks.data.seeds import one_seed_of_two_runs, seeds_of_two_runs
 from pytest_mnode.checks.judged import At
 
 if TYPE_CHECKING:
