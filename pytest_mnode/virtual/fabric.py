@@ -16,12 +16,7 @@ from typing import Any
 import numpy as np
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.criteria.fabric import (
-    curves,
-    judge_busbw,
-    judge_latencies,
-    judge_slow_links,
-)
+from pytest_mnode.criteria.fabric import curves, judge_busbw, judge_latencies, judge_slow_links
 from pytest_mnode.criteria.failover import judge_failover
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measuring.at_once import targets_of
@@ -36,16 +31,11 @@ from pytest_mnode.measuring.locating.rounds import Reading, Round
 from pytest_mnode.measuring.sweep import OneSize, calls_of_a_repeat, sweep_of
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
-from pytest_mnode.spec.at_once import FailoverPromise
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
 from pytest_mnode.spec.fabric import BusbwPromise
+from pytest_mnode.spec.traffic import FailoverPromise
 from pytest_mnode.virtual.cases import NOT_REHEARSED, case
-from pytest_mnode.virtual.cluster import (
-    LEAF_NODES,
-    REPEATS_DIFFER,
-    TCP_GBYTES_S,
-    VirtualCluster,
-)
+from pytest_mnode.virtual.cluster import LEAF_NODES, REPEATS_DIFFER, TCP_GBYTES_S, VirtualCluster
 from pytest_mnode.virtual.machines import links_of
 from pytest_mnode.virtual.messages import proof, why_no_proof
 from pytest_mnode.virtual.ports import ports

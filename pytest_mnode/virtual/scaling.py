@@ -12,12 +12,7 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.judge import judge, judge_efficiency, judge_parts
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
-from pytest_mnode.criteria.scaling.timings import (
-    AloneTime,
-    GroupSteps,
-    JobTimings,
-    Step,
-)
+from pytest_mnode.criteria.scaling.timings import AloneTime, GroupSteps, JobTimings, Step
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.measuring.locating.locate import BUDGET_S

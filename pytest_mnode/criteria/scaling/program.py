@@ -22,12 +22,7 @@ import torch.distributed as dist
 
 from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
-from pytest_mnode.criteria.scaling.timings import (
-    AloneTime,
-    GroupSteps,
-    JobTimings,
-    Step,
-)
+from pytest_mnode.criteria.scaling.timings import AloneTime, GroupSteps, JobTimings, Step
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Call, Traced, read_trace
 from pytest_mnode.machine.counters import increases, sent_so_far

@@ -15,12 +15,7 @@ from pytest_mnode.criteria.scaling.judge import (
 )
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.timings import (
-    AloneTime,
-    GroupSteps,
-    JobTimings,
-    Step,
-)
+from pytest_mnode.criteria.scaling.timings import AloneTime, GroupSteps, JobTimings, Step
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.measurement import Measurement
