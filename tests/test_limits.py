@@ -91,6 +91,7 @@ def bare_waits(path: Path) -> Iterator[str]:
 FOR_EVER = {
     "the other end is torch, which has limits of its own": (
         "checks/groups/check.py work.wait",
+        "criteria/scaling/program.py running.wait",
         "faults/spoiled.py work.wait",
         "measuring/at_once.py work.wait",
         "measuring/lanes.py thread.join",
