@@ -55,8 +55,6 @@ LIMITS: Mapping[str, str] = {
         "controller/test_client.py::test_missing_answers_are_named",
     "controller/client.py LEASE_LIMIT_S":
         "controller/test_client.py::test_missing_answers_are_named",
-    "controller/conductor.py PONG_LIMIT_S":
-        "controller/test_conductor.py::test_no_answer_to_the_last_ping_does_not_pass",
     "controller/conductor.py UNCLEAN_TEARDOWN_LIMIT_S":
         "controller/test_conductor.py::test_a_failed_test_has_less_time_for_its_end",
     "controller/debugging.py _ANSWER_LIMIT_S":

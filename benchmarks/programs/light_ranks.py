@@ -34,8 +34,6 @@ from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     Hello,
     PhaseReport,
-    Ping,
-    Pong,
     RunItem,
     TearDown,
     TornDown,
@@ -157,8 +155,6 @@ class _Cluster:
                 reports = (_report(order, rank.rank, "teardown"),)
                 done = TornDown(rank.rank, ordinal, entered=3, reports=reports)
                 rank.line.send(rank.reply_to, done)
-            case Ping(ordinal):
-                rank.line.send(rank.reply_to, Pong(rank.rank, ordinal))
 
     def _stacks(self, message: TakeStacks) -> None:
         here = self._on(message.node, message.world)

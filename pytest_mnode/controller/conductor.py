@@ -1,9 +1,10 @@
 """Drives one test, or one function, through the ranks of a world.
 
-Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies, and
-the test is over when each rank has torn down and then still answers. The first failure starts a
-short grace period in which the other ranks may end by themselves; it is extended while one of them
-runs, because cores may be busy. Then the stacks of the ranks that have not ended are taken.
+Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies. The
+test is over when each rank has torn down and reports that it waits for its next order. The first
+failure starts a short grace period in which the other ranks may end by themselves; it is extended
+while one of them runs, because cores may be busy. Then the stacks of the ranks that have not ended
+are taken.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from pytest_mnode.protocol.rank_messages import (
     CallFunction,
     EndFixtures,
     Limit,
-    Ping,
     RunItem,
     TearDown,
 )
@@ -37,7 +37,6 @@ POLL_S = 0.5
 """Delay before the calls of ranks are first compared; it doubles after each comparison."""
 MOST_POLL_S = 16.0
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
-PONG_LIMIT_S = 5.0
 
 
 class Conductor(RankTalk):
@@ -92,7 +91,7 @@ class Conductor(RankTalk):
             if self.outcome.stillborn or self.outcome.quit:
                 return self.outcome
             self._tear_down(keep is None)
-            self._ping_all()
+            self._take_last()
             self._compare_passed()
         return self.outcome
 
@@ -103,7 +102,7 @@ class Conductor(RankTalk):
             self._apply_deferred()
             self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
             self._learn_calls()
-            self._ping_all()
+            self._take_last()
         return self.outcome
 
     @contextlib.contextmanager
@@ -275,26 +274,17 @@ class Conductor(RankTalk):
 
     # The end.
 
-    def _ping_all(self) -> None:
-        """Check that every rank still answers: one that ended after its report has not passed."""
-        self._send_to(self._alive(), Ping(self.ordinal))
-        self._grace_end = None
-        silent = waited_for(self.states.values(), _has_answered)
-        self._wait_for(silent, _has_answered, PONG_LIMIT_S)
+    def _take_last(self) -> None:
+        """Take what arrived after the ranks' last reports, such as a death, and their last output.
+
+        Each rank's last report is its last act in this test. If it dies after that report, and the
+        death is not known by now, the death is one of an idle rank.
+        """
         if self._console is not None and self._console.shows_live:
             self._poll_calls_and_wait()  # nodes send the remaining live output before they answer
-        if not silent:
-            return
-        for rank in silent:
-            self.states[rank].stuck_in = "teardown"
-        if not self.outcome.timed_out:
-            self.outcome.timed_out, self.outcome.limit_s = "teardown", PONG_LIMIT_S
-        self._collect_stacks([self.states[rank] for rank in sorted(silent)])
-        self._compare()
-
-
-def _has_answered(state: RankState) -> bool:
-    return state.pong
+        end = self._now() + rank_talk.DEATH_GRACE_S
+        while self._now() < end and (message := self.client.next_message(0.0)) is not None:
+            self._take(message)
 
 
 def _never(_: RankState) -> bool:

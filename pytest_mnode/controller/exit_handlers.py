@@ -19,7 +19,7 @@ LIMIT_S = 5.0
 def may_run(outcome: Outcome) -> bool:
     """Whether all ranks of a test are there and have nothing to do."""
     states = outcome.states.values()
-    return not outcome.quit and all(s.pong and not s.gone and not s.stuck_in for s in states)
+    return not outcome.quit and all(s.torn_down and not s.gone and not s.stuck_in for s in states)
 
 
 def run_exit_handlers(client: Client, world: WorldInfo) -> list[str]:

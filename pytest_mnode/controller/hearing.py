@@ -8,10 +8,10 @@ from typing import Any
 
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
-from pytest_mnode.protocol.rank_messages import BodyDone, PhaseReport, Pong, Returned, TornDown
+from pytest_mnode.protocol.rank_messages import BodyDone, PhaseReport, Returned, TornDown
 
 StartGrace = Callable[[], None]
-RankMessage = PhaseReport | BodyDone | TornDown | Pong | Returned
+RankMessage = PhaseReport | BodyDone | TornDown | Returned
 
 
 class Hearing:
@@ -50,8 +50,6 @@ class Hearing:
                     state.failed_at = state.failed_at or now
                 if message.problem and not message.absent:
                     self._on_failure()
-            case Pong():
-                state.pong = True
             case Returned():
                 state.returned = message
                 if message.value is None:

@@ -23,7 +23,6 @@ from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     PhaseReport,
-    Pong,
     RankProgress,
     Returned,
     TornDown,
@@ -103,7 +102,7 @@ class RankTalk:
         """Apply a message; returns the ranks that it concerns."""
         now = self._now()
         match message:
-            case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
+            case PhaseReport() | BodyDone() | TornDown() | Returned():
                 if message.ordinal == self.ordinal:
                     return (self._hearing.apply_rank(message, now),)
             case Death(world=world) if world == self.world.id:

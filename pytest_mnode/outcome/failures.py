@@ -165,7 +165,7 @@ def _silent(outcome: Outcome) -> list[Failure]:
         if state.absent or state.gone or state.stuck_in or state.failed_at is not None:
             continue
         line = ""
-        if state.torn_down is None or not state.pong:
+        if state.torn_down is None:
             line = "did not report the end of the test"
         elif ran and "call" not in state.reports and not _has_skipped(state):
             line = "did not run the test, but other ranks did"

@@ -45,7 +45,6 @@ class RankState:
     """Whether it passed setup, whose report is sent together with that of the body."""
     body_done: bool = False
     torn_down: TornDown | None = None
-    pong: bool = False
     death: Death | None = None
     lost: str = ""
     died_before_test: bool = False
@@ -151,7 +150,6 @@ class Outcome:
             and all(
                 s.failed_at is None
                 and not s.gone
-                and s.pong
                 and s.torn_down is not None
                 and not s.torn_down.leaks
                 and s.torn_down.reusable
@@ -169,9 +167,9 @@ class Outcome:
 
     @property
     def returned(self) -> bool:
-        """Whether every rank returned from a function, and still answered after it."""
+        """Whether every rank returned from a function."""
         return all(
-            s.returned is not None and s.failed_at is None and not (s.stuck_in or s.gone) and s.pong
+            s.returned is not None and s.failed_at is None and not (s.stuck_in or s.gone)
             for s in self.states.values()
         )
 

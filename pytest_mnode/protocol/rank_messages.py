@@ -91,7 +91,8 @@ class CoverageData:
 
 @dataclass(frozen=True)
 class TornDown:
-    """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
+    """The test is over, and the rank waits for its next order. `leaks` are lines for the user; a
+    world with leaks is not reused.
 
     allure: allure's result of the test, in the form of its own files.
     entered: how many operations of the default process group this rank has entered so far.
@@ -116,12 +117,6 @@ class TornDown:
     coverage: CoverageData | None = None
     allure: dict[str, Any] | None = None
     absent: bool = False
-
-
-@dataclass(frozen=True)
-class Pong:
-    rank: int
-    ordinal: int
 
 
 @dataclass(frozen=True)
@@ -173,11 +168,6 @@ class EndFixtures:
     ordinal: int
     reply_to: str
     keep: str | None
-
-
-@dataclass(frozen=True)
-class Ping:
-    ordinal: int
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
 from pytest_mnode.protocol.rank_messages import (
     CallFunction,
     EndFixtures,
-    Ping,
-    Pong,
     RankProgress,
     RunItem,
 )
@@ -90,10 +88,8 @@ class Rank:
                 os.environ[name] = value
 
     def receive(self, kind: type[Any] | None = None) -> Any:
-        """The next message, or the next of `kind` if given; answers Pings meanwhile."""
+        """The next message, or the next of `kind` if given."""
         while True:
             message = self.line.receive(None)
-            if isinstance(message, Ping):
-                self.tell(Pong(self.world.rank, message.ordinal))
-            elif kind is None or isinstance(message, kind):
+            if kind is None or isinstance(message, kind):
                 return message

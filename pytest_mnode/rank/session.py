@@ -183,8 +183,9 @@ class RankSession:
             live_output.end_line(self.live)
         # pytest records warnings after all other steps.
         done = replace(done, warnings=self.recorded.take_warnings(), reports=self._take_held())
-        rank.tell(replace(done, **of_plugins.taken(self.config)))
+        done = replace(done, **of_plugins.taken(self.config))
         rank.progress.write(order.ordinal, "after")
+        rank.tell(done)  # the last step: what comes next is the wait for the next order
 
     def limit(self, timeout_s: float, body_only: bool) -> None:
         """Make the controller end the running test if it takes longer than `timeout_s`."""

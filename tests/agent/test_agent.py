@@ -42,7 +42,7 @@ from pytest_mnode.protocol.agent_messages import (
 )
 from pytest_mnode.protocol.channel import Line
 from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.rank_messages import Pong
+from pytest_mnode.protocol.rank_messages import BodyDone
 from pytest_mnode.protocol.world import BEAT, Shape, WorldInfo
 from tests.inner import OWN_ADDRESSES
 
@@ -174,7 +174,7 @@ def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None
     store.close()
 
 
-WHOLE_MESSAGE = pickle.dumps(Pong(0, 1))
+WHOLE_MESSAGE = pickle.dumps(BodyDone(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_an_elastic_launcher_that_dies_costs_its_node_only(
     end.close()
     around.order(TakeStacks("n1", "w1"))
     around.order(StopWorld("n9", "w1"))
-    around.launchers["n0"].send(Pong(1, 1))
+    around.launchers["n0"].send(BodyDone(1, 1))
     messages = [around.next_message() for _ in range(3 if WHOLE_MESSAGE in last_words else 2)]
     assert [m for m in messages if isinstance(m, PartLost)] == [
         PartLost("n1", "w1", "the elastic launcher of this node ended")
     ]
-    assert Pong(1, 1) in messages
+    assert BodyDone(1, 1) in messages
     assert set(around.agent.parts) == {("n0", "w1")}
 
 
@@ -210,8 +210,8 @@ def test_a_launcher_that_stops_within_a_message_delays_no_other(around: World) -
         around.has_launched(node_rank)
     around.pass_over_messages()
     os.write(around.launchers["n1"].fileno(), b"\0\0\xff\xff" + b"x" * 1000)
-    around.launchers["n0"].send(Pong(0, 1))
-    assert around.next_message() == Pong(0, 1)
+    around.launchers["n0"].send(BodyDone(0, 1))
+    assert around.next_message() == BodyDone(0, 1)
     for _ in range(3000):  # more than the socket of a peer that does not read can hold
         around.order(TakeStacks("n1", "w1"))
         around.agent.turn()

@@ -26,13 +26,12 @@ from pytest_mnode.protocol.rank_messages import (
     CallFunction,
     Limit,
     PhaseReport,
-    Ping,
-    Pong,
     Returned,
     RunItem,
     TearDown,
     TornDown,
 )
+from pytest_mnode.protocol.terminal_messages import LiveOutput
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 WORLD = WorldInfo("w1", Shape(2, 1), ("node0", "node1"))
@@ -46,8 +45,6 @@ def obedient(rank: int, message: Any) -> list[Any]:
             return [phase(rank, n, "setup"), phase(rank, n, "call"), BodyDone(rank, n)]
         case TearDown(ordinal=n):
             return [phase(rank, n, "teardown"), TornDown(rank, n)]
-        case Ping(n):
-            return [Pong(rank, n)]
     return []
 
 
@@ -140,7 +137,7 @@ def ran(stage: Stage, timeout_s: float = 0.1, still_s: float = math.inf) -> Outc
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("PONG_LIMIT_S", "UNCLEAN_TEARDOWN_LIMIT_S", "POLL_S"):
+    for limit in ("UNCLEAN_TEARDOWN_LIMIT_S", "POLL_S"):
         monkeypatch.setattr(conduct, limit, 0.05)
     for limit in ("GRACE_S", "DEATH_GRACE_S", "STACKS_LIMIT_S"):
         monkeypatch.setattr(rank_talk, limit, 0.05)
@@ -392,16 +389,6 @@ def test_an_expected_failure_starts_the_grace() -> None:
     assert outcome.states[1].stuck_in
 
 
-def test_no_answer_to_the_last_ping_does_not_pass() -> None:
-    def mute(rank: int, message: Any) -> list[Any]:
-        return silent(rank, message) if isinstance(message, Ping) else obedient(rank, message)
-
-    outcome = ran(Stage(obedient, mute), timeout_s=30)
-    assert not outcome.clean
-    assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.05)
-    assert outcome.states[1].stuck_in == "teardown"
-
-
 def dying(ordinal: int | None, at: type[Any], marked: str = "call") -> Answer:
     def answer(rank: int, message: Any) -> list[Any]:
         if isinstance(message, at):
@@ -417,12 +404,31 @@ def test_a_death_leaves_other_ranks_less_time_than_a_failure() -> None:
     assert outcome.states[0].stuck_in
 
 
-@pytest.mark.parametrize("at", [RunItem, TearDown, Ping])
+@pytest.mark.parametrize("at", [RunItem, TearDown])
 def test_a_death_is_never_clean(at: type[Any]) -> None:
     outcome = ran(Stage(obedient, dying(7, at)), timeout_s=30)
     assert not outcome.clean
     assert outcome.states[1].death is not None
     assert not outcome.stillborn
+
+
+def test_a_death_that_is_known_at_the_end_does_not_pass() -> None:
+    def answer(rank: int, message: Any) -> list[Any]:
+        died = Death("node1", "w1", rank, 1, 3, None, ordinal=7, phase="after")
+        return obedient(rank, message) + ([died] if isinstance(message, TearDown) else [])
+
+    outcome = ran(Stage(answer, obedient), timeout_s=30)
+    assert not outcome.clean
+    assert outcome.states[0].death is not None
+    assert outcome.states[0].torn_down is not None
+
+
+def test_messages_without_end_do_not_keep_a_test() -> None:
+    class Chatty(Stage):
+        def next_message(self, timeout_s: float) -> Any:
+            return super().next_message(timeout_s) if self.inbox else LiveOutput("w1")
+
+    assert ran(Chatty(obedient, obedient), timeout_s=30).clean
 
 
 def test_a_death_that_belongs_to_the_test_before() -> None:
@@ -496,6 +502,5 @@ def calls_of_a_test(ranks: int) -> int:
 
 
 def test_a_test_of_more_ranks_costs_no_more_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("POLL_S", "PONG_LIMIT_S"):
-        monkeypatch.setattr(conduct, limit, 60.0)  # no poll of calls, because it depends on time
+    monkeypatch.setattr(conduct, "POLL_S", 60.0)  # no poll of calls, because it depends on time
     assert calls_of_a_test(512) / 512 < 1.1 * calls_of_a_test(64) / 64

@@ -17,7 +17,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.debugging import DebuggerSession
 from pytest_mnode.protocol.agent_messages import Death
-from pytest_mnode.protocol.rank_messages import Pong
+from pytest_mnode.protocol.rank_messages import BodyDone
 from pytest_mnode.protocol.terminal_messages import (
     AskDebugger,
     CloseTerminal,
@@ -96,7 +96,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_debugging_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
     os.write(keys, b"p 1\n")
     output = TerminalOutput("w1", 2, "é".encode()[:1]), TerminalOutput("w1", 2, "é\n".encode()[1:])
-    stage = Stage(OPENED, *output, Pong(0, 7), *ENDED)
+    stage = Stage(OPENED, *output, BodyDone(0, 7), *ENDED)
     assert not stage.session.attach(ASK, stage.hear)
     assert stage.answers == [(2, DebuggerAnswer("in", "out"))]
     place = "node1", "w1", 2
@@ -106,7 +106,7 @@ def test_a_debugging_session(keys: int, capsys: pytest.CaptureFixture[str]) -> N
         CloseTerminal(*place),
     ]
     assert capsys.readouterr().out == "é\n"
-    assert stage.heard == [Pong(0, 7)]
+    assert stage.heard == [BodyDone(0, 7)]
 
 
 def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:

@@ -19,7 +19,7 @@ def outcome_of(states: dict[int, RankState]) -> Outcome:
 
 
 def states() -> dict[int, RankState]:
-    return {rank: RankState(rank, NODES[rank // 8], pong=True) for rank in range(RANKS)}
+    return {rank: RankState(rank, NODES[rank // 8]) for rank in range(RANKS)}
 
 
 def merged(outcome: Outcome, reports: dict[int, dict[str, pytest.TestReport]]) -> pytest.TestReport:
