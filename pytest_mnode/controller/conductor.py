@@ -1,10 +1,10 @@
 """Drives one test, or one function, through the ranks of a world.
 
-Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies. The
-test is over when each rank has torn down and reports that it waits for its next order. The first
-failure starts a short grace period in which the other ranks may end by themselves; it is extended
-while one of them runs, because cores may be busy. Then the stacks of the ranks that have not ended
-are taken.
+Setup and body run in all ranks at once. A teardown that another rank could notice starts when all
+ranks have ended their bodies. The test is over when each rank has torn down and reports that it
+waits for its next order. The first failure starts a short grace period in which the other ranks may
+end by themselves; it is extended while one of them runs, because cores may be busy. Then the stacks
+of the ranks that have not ended are taken.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class Conductor(RankTalk):
         if self._limit is not None and (dirty or self._limit[1].body_only):
             self._limit = None
         self._learn_calls()
-        self._send_to(
-            [s for s in self._alive() if s.body_done], TearDown(self.ordinal, dirty or last)
-        )
+        waiting = [s for s in self._alive() if s.body_done and s.torn_down is None]
+        if waiting:  # a rank whose teardown ends nothing does not wait for the others
+            self._send_to(waiting, TearDown(self.ordinal, dirty or last))
         self._grace_end = None
         limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._wait(lambda s: s.torn_down is not None, limit_s, "teardown")

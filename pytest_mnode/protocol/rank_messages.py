@@ -69,6 +69,8 @@ class Limit:
 class BodyDone:
     """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
 
+    Not sent by a rank that passed and whose teardown no other rank could notice.
+
     reports: includes the report of the call, because one message is faster than two.
     """
 

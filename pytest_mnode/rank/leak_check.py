@@ -77,6 +77,11 @@ class LeakCheck:
         stale = ended or (self._groups.stale_keys and not wide)
         return Left(lines, reusable=ended or wide or not left.groups, new_group=stale)
 
+    @property
+    def has_only_own_group(self) -> bool:
+        """Whether there is no process group that `end` would destroy."""
+        return self._groups.intact and not leaks.groups(self._groups.made)
+
     def found(self) -> list[str]:
         """Leaks of fixtures that were torn down between tests, as lines for the user."""
         left = leaks.leaked_since(self._allowed, self._groups.made, ())

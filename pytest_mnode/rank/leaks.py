@@ -83,7 +83,7 @@ def resources(own_group: object) -> Resources:
     return Resources(
         frozenset(_children()),
         frozenset(_threads()),
-        frozenset(_groups(own_group)),
+        frozenset(groups(own_group)),
         frozenset(t for t in _TIMERS if signal.getitimer(t)[0]),
         _host_bytes(),
         _device_bytes(),
@@ -172,7 +172,8 @@ def _threads_that_compile() -> set[threading.Thread]:
     return threads
 
 
-def _groups(own_group: object) -> list[str]:
+def groups(own_group: object) -> list[str]:
+    """Names of the process groups of this process, without `own_group`."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None:
         return []

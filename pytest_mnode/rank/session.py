@@ -263,12 +263,27 @@ class RankSession:
         __tracebackhide__ = True
         assert self.rank is not None
         self.rank.progress.write(self.order.ordinal, "teardown")
-        self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
-        self._last = self.rank.receive(TearDown).last
+        last = False
+        if self._must_wait():
+            self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
+            last = self.rank.receive(TearDown).last
         result = yield
         # pytest kept the fixtures that the next test would share, which may be more than `_keep`.
-        self.session._setupstate.teardown_exact(None if self._last else self._keep)
+        self.session._setupstate.teardown_exact(None if last else self._keep)
         return result
+
+    def _must_wait(self) -> bool:
+        """Whether another rank's body could notice, or decide, how this rank tears down."""
+        assert self.rank is not None
+        rank, stack = self.rank, self.session._setupstate.stack
+        passed = [self._reported.get(when) for when in ("setup", "call")] == ["passed", "passed"]
+        return not (
+            passed
+            and self._keys is None  # otherwise this rank counts what all of them put in the store
+            and not rank.votes.are_open
+            and self._leak_check.has_only_own_group
+            and wide_fixtures.ends_nothing(self.items[self.order.nodeid], stack)
+        )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -100,6 +100,11 @@ class VotesOfTests:
             self._open[subject] = Votes(self._store, name, self._world.rank, self._world.size)
         return self._open[subject]
 
+    @property
+    def are_open(self) -> bool:
+        """Whether the running test has votes, whose keys rank 0 deletes in its teardown."""
+        return bool(self._open)
+
     @pytest.hookimpl
     def pytest_runtest_teardown(self) -> None:
         """Close the votes, because all ranks have ended the body."""

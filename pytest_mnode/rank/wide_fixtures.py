@@ -1,13 +1,19 @@
-"""Fixtures of a rank that outlive a test: those built on the process group, and those kept."""
+"""Fixtures of a rank that outlive a test (those built on the process group, and those kept), and
+whether the teardown of a test ends any but our own."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 GROUP_FIXTURE = "process_group"
+_OWN_FIXTURES = "pytest_mnode.fixtures"
+_PARAMETER = "get_direct_param_fixture_func"
+"""The function of the fixture that pytest makes for a parameter of a test."""
+_OF_PYTEST = ("_pytest", "pytest_mnode")
 
 
 class WideFixtures:
@@ -41,7 +47,7 @@ class WideFixtures:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
         if fixturedef.scope == "function":
             return
-        if fixturedef.func.__module__ == "pytest_mnode.fixtures":
+        if fixturedef.func.__module__ == _OWN_FIXTURES:
             if fixturedef.argname == GROUP_FIXTURE:
                 self._end_group = lambda: fixturedef.finish(request)
         elif {GROUP_FIXTURE, *(d.argname for d in self._on_group)} & set(fixturedef.argnames):
@@ -75,3 +81,31 @@ def following(
     return next(
         (one for one in items.values() if one is not item and keep in one.listchain()), None
     )
+
+
+def ends_nothing(item: pytest.Item, stack: Mapping[Any, tuple[list[Any], Any]]) -> bool:
+    """Whether the teardown of a test does nothing that another rank's body could notice.
+
+    stack: pytest's nodes that are set up, each with its finalizers. Any fixture that is not ours
+    counts, also one without a finalizer: its value may be a store or a group, which ends with it;
+    so does an instance of the test's class.
+    """
+    if not isinstance(item, pytest.Function) or item.cls is not None:
+        return False
+    finalizers = (one for found, _ in stack.values() for one in found)
+    return all(_is_own(one) for one in finalizers) and all(
+        impl.function.__module__.partition(".")[0] in _OF_PYTEST
+        for hook in (item.ihook.pytest_runtest_teardown, item.ihook.pytest_fixture_post_finalizer)
+        for impl in hook.get_hookimpls()
+    )
+
+
+def _is_own(finalizer: Any) -> bool:
+    """Whether a finalizer is a collector's or a test's empty one, or ends a fixture of ours."""
+    if getattr(finalizer, "__func__", None) is pytest.Item.teardown:
+        return True
+    method = finalizer.func if isinstance(finalizer, functools.partial) else None
+    fixture = getattr(method, "__self__", None)
+    if not isinstance(fixture, pytest.FixtureDef):
+        return False
+    return fixture.func.__module__ == _OWN_FIXTURES or fixture.func.__name__ == _PARAMETER

@@ -150,6 +150,30 @@ def test_passes_of_all_ranks_are_a_pass() -> None:
     assert stage.stacks_taken == 0
 
 
+def test_a_rank_that_needs_no_others_ends_before_them() -> None:
+    def alone(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            phases = [phase(rank, 7, when) for when in ("setup", "call", "teardown")]
+            return [TornDown(rank, 7, reports=tuple(phases))]
+        return []
+
+    stage = Stage(alone, obedient)
+    assert ran(stage, timeout_s=30).clean
+    assert [rank for rank, message in stage.sent if isinstance(message, TearDown)] == [1]
+    stage = Stage(alone, alone)
+    assert ran(stage, timeout_s=30).clean
+    assert not [message for _, message in stage.sent if isinstance(message, TearDown)]
+
+
+def test_a_rank_that_ended_alone_passes_no_test_that_another_fails() -> None:
+    def alone(rank: int, message: Any) -> list[Any]:
+        return [TornDown(rank, 7)] if isinstance(message, RunItem) else []
+
+    outcome = ran(Stage(alone, fails), timeout_s=30)
+    assert not outcome.clean
+    assert [rank for rank, s in outcome.states.items() if s.failed_at is not None] == [1]
+
+
 @pytest.mark.parametrize(("error", "returned"), [("", True), ("ValueError: no", False)])
 def test_a_function_returned_if_no_rank_failed_in_it(error: str, returned: bool) -> None:
     def answers(rank: int, message: Any) -> list[Any]:

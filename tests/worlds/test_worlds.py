@@ -28,7 +28,7 @@ CONFTEST = """
 """
 
 TESTS = """
-    import logging, os, socket, sys, threading, warnings
+    import logging, os, socket, sys, threading, time, warnings
     import pytest
     if "torch" in sys.modules: import torch, torch.distributed as dist  # not in the controller
 
@@ -45,6 +45,22 @@ TESTS = """
         x = torch.tensor([float(rank)])
         dist.all_reduce(x, group=process_group)
         assert x.item() == sum(range(world.size)) and dist.get_world_size() == 4
+
+    @pytest.fixture
+    def served(rank):
+        if rank == 0:
+            address = os.environ["MASTER_ADDR"]
+            return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+    def test_a_fixture_s_value_lives_while_other_ranks_run(served, process_group, rank):
+        port = [served.port if served else None]
+        dist.broadcast_object_list(port, src=0)
+        if rank == 1:
+            time.sleep(0.3)
+            store = dist.TCPStore(
+                os.environ["MASTER_ADDR"], port[0], is_master=False, wait_for_workers=False
+            )
+            store.set("a", "b")
 
     def test_only_what_ranks_need_was_imported(world, spec):
         import sys
@@ -200,7 +216,7 @@ def test_outcomes_are_those_of_plain_pytest(run: InnerRun) -> None:
     assert {name: outcomes[name] for name in EXPECTED} == EXPECTED
     others = {name: o for name, o in outcomes.items() if name not in EXPECTED and o != "passed"}
     assert not others, run.output
-    assert len(outcomes) == 34, sorted(outcomes)
+    assert len(outcomes) == 35, sorted(outcomes)
 
 
 def test_the_header_names_the_chosen_launcher_and_the_reason(run: InnerRun) -> None:
