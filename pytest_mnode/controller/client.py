@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_mnode import errors
@@ -35,11 +36,44 @@ ANSWER_LIMIT_S = 450.0
 """Longer than the hub's limits for importing torch and for starting ranks."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A world with its lease, and the requests that were granted: `nodes`, `exclusive`, `on` of
+    LeaseNodes; `procs_per_node`, `nodes`, `file` of OpenWorld.
+
+    closing, released: what of it was given back, of which the hub has not been told.
+    """
+
+    lease: Lease
+    lease_asked: tuple[int | None, bool, tuple[str, ...]]
+    world: WorldInfo
+    world_asked: tuple[int, tuple[str, ...] | None, str]
+    closing: CloseWorld | None = None
+    released: bool = False
+
+    def has_nodes(self, nodes: int | None, exclusive: bool, on: tuple[str, ...]) -> bool:
+        """Whether such a lease would get these nodes."""
+        asked = self.lease_asked
+        same_nodes = set(on) == set(self.lease.nodes) if on else not asked[2]
+        return self.released and asked[:2] == (nodes, exclusive) and same_nodes
+
+    def is_world(self, held: str, *asked: Any) -> bool:
+        """Whether such a request, of its lease, would get this world."""
+        is_held = self.closing is not None and self.closing.held
+        return asked == self.world_asked and (held == self.world.id or not (held or is_held))
+
+
 class Client:
     """A client of the hub; one per pytest process, used by its main thread only."""
 
-    def __init__(self, name: str, line: PeerLine) -> None:
+    def __init__(self, name: str, line: PeerLine, *, alone: bool = False) -> None:
+        """alone: no other client can want its nodes. Then nodes and a world that are given back are
+        kept until its next request, and beyond it if that would get the same again."""
         self.name = name
+        self._alone = alone
+        self._lease_asked: tuple[int | None, bool, tuple[str, ...]] = (None, False, ())
+        self._open: dict[str, _Opened] = {}
+        self._kept: _Opened | None = None
         self.line = line
         self.ordinals = itertools.count(1)
         self._seq = itertools.count(1)
@@ -48,7 +82,18 @@ class Client:
 
     def tell(self, message: Any) -> None:
         """Send a message to the hub."""
+        self.give_back()
         self.line.send(HUB, message)
+
+    def give_back(self) -> bool:
+        """Tell the hub of what is kept; whether there was anything."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return False
+        self.line.send(HUB, kept.closing)
+        if kept.released:
+            self.line.send(HUB, ReleaseNodes(kept.lease.id))
+        return True
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
         self.line.send(f"world/{world.id}", message)
@@ -85,14 +130,29 @@ class Client:
 
         Raises the hub's error if the nodes cannot be leased.
         """
+        kept, asked = self._kept, (nodes, exclusive, on)
+        if kept is not None and kept.has_nodes(*asked) and self._is_intact(kept.world):
+            self._kept = replace(kept, released=False)
+            return kept.lease
         wanted = "all nodes" if nodes is None else count(nodes)
         with self._request() as seq:
             self.tell(LeaseNodes(seq, nodes, exclusive, label, on, ranks))
             granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
+            self._lease_asked = asked
             return Lease(granted.lease, granted.nodes)
 
     def release(self, lease: Lease) -> None:
-        self.tell(ReleaseNodes(lease.id))
+        if self._kept is not None and self._kept.lease == lease:
+            self._kept = replace(self._kept, released=True)
+        else:
+            self.tell(ReleaseNodes(lease.id))
+
+    def _is_intact(self, world: WorldInfo) -> bool:
+        """Whether no message has arrived that a rank or a node of this world was lost."""
+        while (message := self.line.receive(0.0)) is not None:
+            self._inbox.append(message)
+        lost = (m for m in self._inbox if isinstance(m, Death | PartLost))
+        return all(m.world != world.id for m in lost)
 
     def open_world(
         self,
@@ -108,11 +168,17 @@ class Client:
 
         file: of the test that needs it. Raises WorldError that names the missing ranks.
         """
+        asked, kept = (procs_per_node, nodes, file), self._kept
+        if kept is not None and not fresh and kept.lease == lease and kept.is_world(held, *asked):
+            self._kept, self._open[kept.world.id] = None, kept
+            return kept.world
         with self._request() as seq:
             names = nodes, held, file
             self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, *names))
             world = self._answer(seq, ANSWER_LIMIT_S, "no world was started").world
             assert isinstance(world, WorldInfo)
+            if self._alone:
+                self._open[world.id] = _Opened(lease, self._lease_asked, world, asked)
             return world
 
     @contextlib.contextmanager
@@ -130,7 +196,15 @@ class Client:
     ) -> None:
         """Give a world back. new_group: see WorldInfo; held: its ranks stay reserved for this
         client, but not its nodes."""
-        self.tell(CloseWorld(world.id, reusable, new_group, held))
+        closing, opened = (
+            CloseWorld(world.id, reusable, new_group, held),
+            self._open.pop(world.id, None),
+        )
+        if reusable and opened is not None and self._kept is None:
+            world = replace(opened.world, new_group=new_group)
+            self._kept = replace(opened, world=world, closing=closing)
+        else:
+            self.tell(closing)
 
     def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
         """Request stacks and calls of all ranks (see TakeStacks): one StackTexts per node."""

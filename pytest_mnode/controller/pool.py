@@ -107,7 +107,7 @@ class Pool:
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, place)
             name = f"client/{os.getpid()}"
-            self.client = Client(name, self.hub.local_line(name))
+            self.client = Client(name, self.hub.local_line(name), alone=True)
             self._open_files = before
             undo.pop_all()  # from now on close() cleans up
             self.hub.start()

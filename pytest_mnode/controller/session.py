@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -178,8 +179,13 @@ class Run:
         """Call the handlers of atexit in the ranks that are left; only in the pool's process."""
         from pytest_mnode.controller.exit_handlers import run_exit_handlers
 
-        for state in list(self.pool.hub.worlds.worlds.values()) if self.pool is not None else ():
-            if state.idle and self.client is not None:
+        if self.pool is None or self.client is None:
+            return
+        if self.client.give_back():
+            with contextlib.suppress(MnodeError):  # the hub knows of it when it answers
+                self.client.ask_launcher(DescribeRun())
+        for state in list(self.pool.hub.worlds.worlds.values()):
+            if state.idle:
                 self.exit_notices += run_exit_handlers(self.client, state.info)
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ class WorldState:
     """A world and its user; `lease` is None while it is idle.
 
     held_by: the only client that may get it, because fixtures of its tests live there; or "".
+    notice: of a rank's death, for the user, unless a test has reported it.
     """
 
     info: WorldInfo
@@ -54,6 +55,7 @@ class WorldState:
     broken: bool = False
     ready: bool = False
     held_by: str = ""
+    notice: str = ""
 
     @property
     def idle(self) -> bool:
@@ -199,6 +201,8 @@ class Worlds:
             world.lease = None
             world.info = replace(world.info, new_group=message.new_group)
         else:
+            if message.reusable and world.notice:  # it died after its test, which does not know it
+                self.notices.append(world.notice)
             self.stop(message.world)
 
     def stop(self, name: str) -> None:
@@ -230,8 +234,10 @@ class Worlds:
         world.broken = True
         if not world.ready:
             self._launch_failed(world, _why(message))
-        elif world.lease is None:
-            self.notices.append(f"{_why(message)} while no test was running; its world was ended")
+            return
+        world.notice = f"{_why(message)} while no test was running; its world was ended"
+        if world.lease is None:
+            self.notices.append(world.notice)
             self.stop(world.info.id)
         else:
             self.to_owner(world.info.id, message)

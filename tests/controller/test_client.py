@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,26 @@ import pytest
 
 from pytest_mnode.controller import client as module
 from pytest_mnode.controller.client import Client
-from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.errors import ClusterError, TimeLimitError
+from pytest_mnode.protocol.agent_messages import Death, PartLost
 from pytest_mnode.protocol.channel import LocalLine
-from pytest_mnode.protocol.hub_messages import Granted
-from pytest_mnode.protocol.launcher_requests import LauncherRequest, LinkRates, PowerOn, SwitchPower
-from pytest_mnode.protocol.world import Lease
+from pytest_mnode.protocol.hub_messages import (
+    AskLauncher,
+    CloseWorld,
+    Granted,
+    LeaseNodes,
+    Opened,
+    OpenWorld,
+    Refused,
+    ReleaseNodes,
+)
+from pytest_mnode.protocol.launcher_requests import (
+    LauncherRequest,
+    LinkRates,
+    PowerOn,
+    SwitchPower,
+)
+from pytest_mnode.protocol.world import HUB, Lease, Shape, WorldInfo
 
 
 @pytest.fixture
@@ -55,3 +71,125 @@ def test_an_answer_in_time_counts_even_if_read_late(client: Client) -> None:
         client.line.put(pickle.dumps(message))
     assert client.lease(1, False, "test_a") == Lease(7, ("n0",))
     assert client.next_message(0.0) == "of another test"
+
+
+class Hub:
+    """Grants every request, and notes what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.line = LocalLine(self._hear)
+        self.client = Client("client/1", self.line, alone=True)
+        self._ids = itertools.count(1)
+
+    def _hear(self, destination: str, payload: bytes) -> None:
+        assert destination == HUB
+        message = pickle.loads(payload)
+        self.told.append(message)
+        match message:
+            case LeaseNodes(seq):
+                self.say(Granted(seq, next(self._ids), ("n0", "n1")))
+            case OpenWorld(seq):
+                world = WorldInfo(f"w{next(self._ids)}", Shape(2, 1), ("n0", "n1"))
+                self.say(Opened(seq, world))
+            case AskLauncher(seq):
+                self.say(Refused(seq, "ClusterError", "no"))
+
+    def say(self, message: Any) -> None:
+        self.line.put(pickle.dumps(message))
+
+    def kinds(self) -> list[type]:
+        """Kinds of messages since the last call."""
+        told, self.told = self.told, []
+        return [type(message) for message in told]
+
+    def test(self, *, reusable: bool = True, holds: bool = False, **request: Any) -> WorldInfo:
+        """What a test does; its world is given back. request: of nodes or of the world."""
+        nodes = {name: request.pop(name) for name in ("nodes", "exclusive") if name in request}
+        on = request.pop("on", ())
+        whole = {"nodes": None, "exclusive": False, **nodes}
+        lease = self.client.lease(label="test_a", on=on, **whole)
+        asked = {"procs_per_node": 1, "fresh": False, "file": "a.py", **request}
+        world = self.client.open_world(lease, **asked)
+        self.client.close_world(world, reusable, new_group=False, held=holds)
+        self.client.release(lease)
+        return world
+
+
+GIVEN_BACK = [CloseWorld, ReleaseNodes]
+ASKED = [LeaseNodes, OpenWorld]
+
+
+def test_the_next_test_of_the_same_shape_costs_the_hub_no_message() -> None:
+    hub = Hub()
+    first = hub.test()
+    assert hub.kinds() == ASKED
+    second = hub.test()
+    assert (hub.kinds(), second.id) == ([], first.id)
+    assert (first.new_group, second.new_group) == (True, False)
+    assert hub.client.give_back()
+    assert hub.kinds() == GIVEN_BACK
+    assert not hub.client.give_back()
+
+
+@pytest.mark.parametrize(
+    ("request_of_nodes", "told"),
+    [
+        ({"nodes": 1}, GIVEN_BACK + ASKED),
+        ({"exclusive": True}, GIVEN_BACK + ASKED),
+        ({"on": ("n0",)}, GIVEN_BACK + ASKED),
+        ({"on": ("n1", "n0")}, []),
+        ({"procs_per_node": 2}, [CloseWorld, OpenWorld]),
+        ({"fresh": True}, [CloseWorld, OpenWorld]),
+        ({"file": "b.py"}, [CloseWorld, OpenWorld]),
+        ({"nodes_of_world": ("n0",)}, [CloseWorld, OpenWorld]),
+        ({"held": "w9"}, [CloseWorld, OpenWorld]),
+    ],
+)
+def test_a_test_with_another_request_asks_the_hub(
+    request_of_nodes: dict[str, Any], told: list[type]
+) -> None:
+    hub = Hub()
+    hub.test()
+    hub.kinds()
+    if subset := request_of_nodes.pop("nodes_of_world", None):
+        lease = hub.client.lease(None, False, "test_b")
+        hub.client.open_world(lease, 1, False, subset, file="a.py")
+    else:
+        hub.test(**request_of_nodes)
+    assert hub.kinds()[: len(told) or None] == told
+
+
+def test_a_held_world_is_for_tests_that_ask_for_it() -> None:
+    hub = Hub()
+    world = hub.test(holds=True)
+    hub.kinds()
+    assert hub.test(held=world.id, on=("n0", "n1")).id == world.id
+    assert hub.kinds() == []
+
+
+def test_a_world_that_is_not_reusable_is_not_kept() -> None:
+    hub = Hub()
+    hub.test(reusable=False)
+    assert hub.kinds() == ASKED + GIVEN_BACK
+
+
+@pytest.mark.parametrize(
+    "lost", [PartLost("n0", "w2", "gone"), Death("n0", "w2", 0, 1, 3, None, ordinal=7)]
+)
+def test_a_world_that_lost_a_rank_between_tests_is_given_back(lost: Any) -> None:
+    hub = Hub()
+    assert hub.test().id == lost.world
+    hub.kinds()
+    hub.say(lost)
+    assert hub.test().id != lost.world
+    assert hub.kinds() == GIVEN_BACK + ASKED
+
+
+def test_what_is_kept_is_given_back_before_any_other_request() -> None:
+    hub = Hub()
+    hub.test()
+    hub.kinds()
+    with pytest.raises(ClusterError, match="no"):
+        hub.client.ask_launcher(PowerOn("n0"))
+    assert hub.kinds() == [*GIVEN_BACK, AskLauncher]
