@@ -8,7 +8,6 @@ all others wait; in `differ` each rank raises a different error.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import time
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from pytest_mnode.protocol.agent_messages import (
     StopWorld,
     TakeStacks,
 )
-from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.channel import Keys, Line, connect
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
@@ -67,7 +66,7 @@ class _Cluster:
         self.keys = Keys(**order.keys)
         self.context = zmq.Context(io_threads=1)
         self.context.set(zmq.MAX_SOCKETS, 65_536)
-        self.line = Line(order.peer, order.endpoint, self.keys, self.context)
+        self.line = connect(order.peer, order.endpoint, self.keys, self.context)
         self.poller = zmq.Poller()
         self.ranks: dict[Any, _LightRank] = {}
         self.changed = True
@@ -90,15 +89,17 @@ class _Cluster:
                 if ready == 0:
                     if not os.read(0, 4096):
                         return
-                elif ready is self.line.socket:
-                    while self.line.socket.poll(0):
-                        self._obey(pickle.loads(self.line.socket.recv_multipart()[-1]))
+                elif ready is self.line.source:
+                    while (message := self.line.receive(0)) is not None:
+                        self._obey(message)
                 else:
-                    self._answer(self.ranks[ready])
+                    rank = self.ranks[ready]
+                    while (message := rank.line.receive(0)) is not None:
+                        self._answer(rank, message)
 
     def _make_poller(self) -> None:
         self.poller = zmq.Poller()
-        for source in (0, self.line.socket, *self.ranks):
+        for source in (0, self.line.source, *self.ranks):
             self.poller.register(source, zmq.POLLIN)
         self.changed = False
 
@@ -124,8 +125,8 @@ class _Cluster:
         for local in range(self.per_node):
             rank = launch.node_rank * self.per_node + local
             name = f"rank/{world.id}/{rank}"
-            line = Line(name, self.order.endpoint, self.keys, self.context)
-            self.ranks[line.socket] = light = _LightRank(world.id, rank, line)
+            line = connect(name, self.order.endpoint, self.keys, self.context)
+            self.ranks[line.source] = light = _LightRank(world.id, rank, line)
             self.by_node.setdefault((launch.node, world.id), []).append(light)
             line.send(HUB, Hello(world.id, rank))
         if launch.node_rank == 0:
@@ -133,16 +134,16 @@ class _Cluster:
 
     def _stop(self, node: str, world: str) -> None:
         for rank in self._on(node, world):
-            rank.line.socket.close(linger=0)
-            del self.ranks[rank.line.socket]
+            del self.ranks[rank.line.source]
+            rank.line.close()
         self.by_node.pop((node, world), None)
         self.changed = True
 
     def _on(self, node: str, world: str) -> list[_LightRank]:
         return self.by_node.get((node, world), [])
 
-    def _answer(self, rank: _LightRank) -> None:
-        match pickle.loads(rank.line.socket.recv_multipart()[-1]):
+    def _answer(self, rank: _LightRank, message: Any) -> None:
+        match message:
             case RunItem() as order:
                 rank.reply_to, rank.test = order.reply_to, order.nodeid
                 number, at = rank.rank, order.ordinal

@@ -3,7 +3,7 @@
 The processes of a run, each the parent of the next:
 
     controller    pytest, with the hub in a thread
-    agent         the program that a launcher starts: uses zmq, starts and ends the processes below
+    agent         the program that a launcher starts: starts and ends the processes below
     fork server   imports torch once, single-threaded, and forks
     collector     imports the test modules that can be shared, and forks
     elastic       one per world and node: torch's elastic agent, which forks the ranks

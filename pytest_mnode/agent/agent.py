@@ -24,7 +24,6 @@ import zmq
 from pytest_mnode import processes
 from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.orders import read_order, settled, sys_path_here
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.world_part import WorldPart
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
@@ -47,8 +46,9 @@ from pytest_mnode.protocol.agent_messages import (
     StopWorld,
     TakeStacks,
 )
-from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.channel import Keys, Line, connect
 from pytest_mnode.protocol.listening_clock import ListeningClock
+from pytest_mnode.protocol.pipe import Pipe
 from pytest_mnode.protocol.rank_files import agent_log
 from pytest_mnode.protocol.terminal_messages import ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB, RUN
@@ -74,7 +74,7 @@ def main() -> None:
     processes.adopt_orphans()
     server, pid = _fork_server(order)  # before zmq, which does not survive a fork
     try:
-        hub = Line(order.peer, order.endpoint, Keys(**order.keys))
+        hub = connect(order.peer, order.endpoint, Keys(**order.keys))
         agent = Agent(order, hub, server, pid)
         agent.serve()
         agent.end_fork_server()
@@ -122,7 +122,7 @@ class Agent:
         self._next_beat = 0.0
         self._beat = pickle.dumps(AgentAlive(order.agent, order.incarnation))
         self._poller = zmq.Poller()
-        for source in (0, line.socket, fork_server.fileno()):
+        for source in (0, line.source, fork_server.fileno()):
             self._poller.register(source, zmq.POLLIN)
 
     def serve(self) -> None:
@@ -145,9 +145,13 @@ class Agent:
         ready = dict(self._poller.poll(int(wait_s * 1000) + 1))
         if 0 in ready and not os.read(0, 4096):
             return False
-        if self.line.socket in ready:
+        if self.line.source in ready:
             self._heard = self._clock.now()
-            self._from_hub(self.line.socket.recv_multipart()[-1])
+            try:
+                while (payload := self.line.receive_bytes(0)) is not None:
+                    self._from_hub(payload)
+            except EOFError:
+                return False
         if self._hub_is_silent():
             sys.stderr.write(f"no message from the controller for {self.order.silence_s:g} s\n")
             return False

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NoReturn
 from pytest_mnode import processes
 from pytest_mnode.agent import huge_pages
 from pytest_mnode.agent.forking import fork_launcher
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.env_reads import READS
 from pytest_mnode.machine.own_threads import lost_by_fork
 from pytest_mnode.protocol.agent_messages import (
@@ -28,6 +27,7 @@ from pytest_mnode.protocol.agent_messages import (
     ForkServerReady,
 )
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.pipe import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain

@@ -36,7 +36,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from pytest_mnode import processes
 from pytest_mnode.agent import live_output, rank_stacks
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.rendezvous import Rendezvous
 from pytest_mnode.agent.terminal import TerminalHolder
 from pytest_mnode.machine.cgroup import read_oom_kills
@@ -49,6 +48,7 @@ from pytest_mnode.protocol.agent_messages import (
     PartLost,
     TakeStacks,
 )
+from pytest_mnode.protocol.pipe import Pipe
 from pytest_mnode.protocol.rank_files import (
     RankFiles,
     end_of_output,

@@ -23,7 +23,6 @@ from pytest_mnode import processes
 from pytest_mnode.agent.collector import Collector, Unfit, lost
 from pytest_mnode.agent.forking import fork_launcher, take_fds
 from pytest_mnode.agent.orders import sys_path_here
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
@@ -33,6 +32,7 @@ from pytest_mnode.protocol.agent_messages import (
     StartForkServer,
 )
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.pipe import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain

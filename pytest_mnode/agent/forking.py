@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_mnode import processes
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.machine import namespaces
 from pytest_mnode.protocol.agent_messages import AgentOrder, ForkLauncher, LauncherForked
+from pytest_mnode.protocol.pipe import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from pytest_mnode import processes
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import Launch
+from pytest_mnode.protocol.pipe import Pipe
 
 LIMIT_S = 5.0
 """How long to wait until killed processes have ended."""

@@ -12,7 +12,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.evidence.file import RECORD, rows_to_json
-from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.channel import Keys, connect
 from pytest_mnode.protocol.hub_messages import ClientGone
 
 _INPUT = "mnode"
@@ -23,7 +23,7 @@ def join(run: Run, workerinput: dict[str, Any]) -> None:
     """In a worker: connect to the hub of the process that started it, if that has one."""
     if (given := workerinput.get(_INPUT)) is not None:
         name, keys = given["client"], Keys(**given["keys"])
-        run.client = Client(name, Line(name, given["endpoint"], keys))
+        run.client = Client(name, connect(name, given["endpoint"], keys))
         run.launcher, run.reason = given["launcher"], given["reason"]
 
 

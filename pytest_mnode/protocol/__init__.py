@@ -1,4 +1,5 @@
-"""Messages between the processes of a run: frozen dataclasses, pickled, over encrypted zmq.
+"""Messages between the processes of a run: frozen dataclasses, pickled, over a Unix
+socket on one kernel, and over encrypted zmq between machines.
 
 hub_messages: between the hub and its clients. agent_messages: between the hub and agents.
 rank_messages: between ranks and the client that runs a test in them. A pickle is loaded only after

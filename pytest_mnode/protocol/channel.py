@@ -1,13 +1,14 @@
-"""The control channel: zmq with CURVE, keys made per run, no unauthenticated data unpickled.
+"""The control channel: no data from a process that does not hold the run's key is unpickled.
 
-The hub is the only CURVE server. It accepts exactly one client key, which is passed by standard
-input or through a fork, never in an argument list. zmq delivers a message only after its sender
-proved that it holds that key, so `Line.receive` unpickles only data from processes of this run.
+Processes of this kernel use a Unix socket in the run's own directory. Other machines use zmq with
+CURVE, whose only server is the hub; it accepts exactly one client key. The keys are made per run
+and passed by standard input or through a fork, never in an argument list.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import pickle
 import select
@@ -23,7 +24,10 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.protocol import address as addresses_of
+from pytest_mnode.protocol.pipe import Pipe
 
+IPC = "ipc://"
+_NAME_BYTES = 2
 _PORT_TRIES = 10
 
 
@@ -55,9 +59,150 @@ class _OneKey:
 
 
 class Switchboard:
-    """The hub's end of the channel: routes messages between peers by name."""
+    """The hub's end of the channel: routes messages between peers by name.
+
+    Processes of this kernel come to a Unix socket, which costs one system call a message; those of
+    other machines to zmq, where there are any (`listen`).
+    """
 
     def __init__(self, endpoint: str, server_secret: bytes, keys: Keys) -> None:
+        """endpoint: ipc://PATH."""
+        self.endpoint = endpoint
+        self._server_secret, self._keys = server_secret, keys
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(endpoint.removeprefix(IPC))
+        self._listener.listen(socket.SOMAXCONN)
+        self._listener.setblocking(False)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self.descriptor = self._epoll.fileno()
+        """Readable when a message may have arrived since the last `receive`."""
+        self._connections: dict[int, _Connection] = {}
+        self._peers: dict[str, _Connection] = {}
+        self._arrived: deque[tuple[str, str, bytes]] = deque()
+        self._router: _Router | None = None
+
+    def listen(self, addresses: Sequence[str]) -> int:
+        """Also listen at these addresses of this machine; returns the one port used for all.
+
+        The system chooses the port. Raises ClusterError if no common port can be bound.
+        """
+        if self._router is None:
+            self._router = _Router(self._server_secret, self._keys)
+            self._epoll.register(self._router.descriptor, select.EPOLLIN)
+        return self._router.listen(addresses)
+
+    def receive(self) -> tuple[str, str, bytes] | None:
+        """(source, destination, payload) of the next message; None if there is none."""
+        if not self._arrived:
+            self._read()
+        if self._arrived:
+            return self._arrived.popleft()
+        return None if self._router is None else self._router.receive()
+
+    def send(self, destination: str, source: str, payload: bytes) -> None:
+        """Send to a peer; without effect if it is not connected, or no longer."""
+        if (peer := self._peers.get(destination)) is not None:
+            peer.send(_frame(source, payload))
+        elif self._router is not None:
+            self._router.send(destination, source, payload)
+
+    def close(self) -> None:
+        for connection in [*self._connections.values()]:
+            self._drop(connection)
+        self._epoll.close()
+        self._listener.close()
+        if self._router is not None:
+            self._router.close()
+
+    def _read(self) -> None:
+        for number, events in self._epoll.poll(0):
+            if number == self._listener.fileno():
+                self._accept()
+            elif (connection := self._connections.get(number)) is not None:
+                if events & select.EPOLLOUT:
+                    connection.send(b"")
+                if events & ~select.EPOLLOUT:
+                    self._take(connection)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                end, _ = self._listener.accept()
+                end.setblocking(False)
+                self._connections[end.fileno()] = _Connection(end, self._epoll)
+
+    def _take(self, connection: _Connection) -> None:
+        try:
+            frames = connection.pipe.receive()
+        except EOFError:
+            self._drop(connection)
+            return
+        for frame in frames:
+            name, payload = _parts(frame)
+            if connection.name:
+                if name:  # otherwise the message is malformed
+                    self._arrived.append((connection.name, name, payload))
+            elif name and hmac.compare_digest(payload, self._keys.client_secret.encode()):
+                connection.name = name
+                self._peers[name] = connection
+            else:
+                self._drop(connection)
+                return
+
+    def _drop(self, connection: _Connection) -> None:
+        if self._peers.get(connection.name) is connection:
+            del self._peers[connection.name]
+        del self._connections[connection.pipe.fileno()]
+        self._epoll.unregister(connection.pipe.fileno())
+        connection.pipe.close()
+
+
+class _Connection:
+    """The hub's end of a connection from a process of this kernel, which never blocks the hub.
+
+    name: of the peer; "" until its first frame has shown that it holds the key.
+    """
+
+    def __init__(self, end: socket.socket, epoll: select.epoll) -> None:
+        self.pipe = Pipe(end)
+        self.name = ""
+        self._end, self._epoll = end, epoll
+        self._unsent = bytearray()
+        epoll.register(end, select.EPOLLIN)
+
+    def send(self, frame: bytes) -> None:
+        """Send the frame, if any, as far as there is room; the rest as soon as there is."""
+        waited = bool(self._unsent)
+        self._unsent += Pipe.framed(frame) if frame else b""
+        try:
+            sent = self._end.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it ended, which `receive` shows
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if waited != bool(self._unsent):
+            out = select.EPOLLOUT if self._unsent else 0
+            self._epoll.modify(self._end, select.EPOLLIN | out)
+
+
+def _frame(name: str, payload: bytes) -> bytes:
+    """A message with the name of its destination, or of its source."""
+    text = name.encode()
+    return len(text).to_bytes(_NAME_BYTES, "big") + text + payload
+
+
+def _parts(frame: bytes) -> tuple[str, bytes]:
+    """The inverse of `_frame`; no name if the frame is malformed."""
+    end = _NAME_BYTES + int.from_bytes(frame[:_NAME_BYTES], "big")
+    return frame[_NAME_BYTES:end].decode(errors="replace"), frame[end:]
+
+
+class _Router:
+    """The hub's end of the connections of other machines."""
+
+    def __init__(self, server_secret: bytes, keys: Keys) -> None:
         self.context = zmq.Context(io_threads=1)
         self._authenticator = ThreadAuthenticator(self.context)
         self._authenticator.start()
@@ -72,16 +217,11 @@ class Switchboard:
         # No limit: reports may be large and many, and a dropped one would look like a hung rank.
         self.socket.sndhwm = 0
         self.socket.rcvhwm = 0
-        self.socket.bind(endpoint)
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.descriptor = int(self.socket.getsockopt(zmq.FD))
         """Readable when a message may have arrived since the socket was last used."""
 
     def listen(self, addresses: Sequence[str]) -> int:
-        """Also listen at these addresses of this machine; returns the one port used for all.
-
-        The system chooses the port. Raises ClusterError if no common port can be bound.
-        """
+        """See Switchboard."""
         self.socket.ipv6 = True
         problem = ""
         for _ in range(_PORT_TRIES):
@@ -207,34 +347,19 @@ class LocalLine:
 
 
 class Line:
-    """A peer's connection. Created only after a fork, because zmq contexts do not survive one.
+    """A peer's connection. Created only after a fork, because zmq contexts do not survive one."""
 
-    context: one that is shared with other peers of this process; None: a context of its own.
-    """
+    source: Any
+    """What a zmq.Poller watches: readable when a message may have arrived."""
 
-    def __init__(
-        self, name: str, endpoint: str, keys: Keys, context: zmq.Context[Any] | None = None
-    ) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self._pid = os.getpid()
-        self._own_context = context is None
-        self._context = zmq.Context(io_threads=1) if context is None else context
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self.socket.identity = name.encode()
-        self.socket.curve_serverkey = keys.server_public.encode()
-        self.socket.curve_publickey = keys.client_public.encode()
-        self.socket.curve_secretkey = keys.client_secret.encode()
-        self.socket.linger = 0
-        self.socket.sndhwm = 0
-        self.socket.rcvhwm = 0
-        self.socket.ipv6 = True
-        self.socket.connect(endpoint)
 
     def send(self, destination: str, message: Any) -> None:
         self.send_bytes(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
-        self.socket.send_multipart([destination.encode(), payload])
+        raise NotImplementedError
 
     def receive(self, timeout_s: float | None) -> Any | None:
         """The next message, or None after `timeout_s` (None: wait for ever)."""
@@ -242,13 +367,82 @@ class Line:
         return None if payload is None else pickle.loads(payload)
 
     def receive_bytes(self, timeout_s: float | None) -> bytes | None:
-        wait_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
-        if not self.socket.poll(wait_ms):
-            return None
-        return self.socket.recv_multipart()[-1]
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def connect(name: str, endpoint: str, keys: Keys, context: zmq.Context[Any] | None = None) -> Line:
+    """A connection to the hub at ipc://PATH on this machine, else by zmq. Raises OSError.
+
+    context: one that is shared with other peers of this process; None: a context of its own.
+    """
+    if endpoint.startswith(IPC):
+        return _UnixLine(name, endpoint, keys)
+    return _ZmqLine(name, endpoint, keys, context)
+
+
+class _UnixLine(Line):
+    def __init__(self, name: str, endpoint: str, keys: Keys) -> None:
+        super().__init__()
+        end = socket.socket(socket.AF_UNIX)
+        end.connect(endpoint.removeprefix(IPC))
+        self._pipe = Pipe(end)
+        self.source = self._pipe.fileno()
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+        self._arrived: deque[bytes] = deque()
+        self.send_bytes(name, keys.client_secret.encode())
+
+    def send_bytes(self, destination: str, payload: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the hub has ended
+            self._pipe.send_bytes(_frame(destination, payload))
+
+    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
+        """Raises EOFError if the hub has ended."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._arrived:
+            left_s = None if end is None else max(0.0, end - time.monotonic())
+            if not self._poll.poll(None if left_s is None else int(left_s * 1000 + 0.999)):
+                return None
+            self._arrived += [_parts(frame)[1] for frame in self._pipe.receive()]
+        return self._arrived.popleft()
 
     def close(self) -> None:
         if os.getpid() == self._pid:
-            self.socket.close(linger=500)
+            self._pipe.close()
+
+
+class _ZmqLine(Line):
+    def __init__(
+        self, name: str, endpoint: str, keys: Keys, context: zmq.Context[Any] | None
+    ) -> None:
+        super().__init__()
+        self._own_context = context is None
+        self._context = zmq.Context(io_threads=1) if context is None else context
+        self.source: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self.source.identity = name.encode()
+        self.source.curve_serverkey = keys.server_public.encode()
+        self.source.curve_publickey = keys.client_public.encode()
+        self.source.curve_secretkey = keys.client_secret.encode()
+        self.source.linger = 0
+        self.source.sndhwm = 0
+        self.source.rcvhwm = 0
+        self.source.ipv6 = True
+        self.source.connect(endpoint)
+
+    def send_bytes(self, destination: str, payload: bytes) -> None:
+        self.source.send_multipart([destination.encode(), payload])
+
+    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
+        wait_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
+        if not self.source.poll(wait_ms):
+            return None
+        return self.source.recv_multipart()[-1]
+
+    def close(self) -> None:
+        if os.getpid() == self._pid:
+            self.source.close(linger=500)
             if self._own_context:
                 self._context.term()

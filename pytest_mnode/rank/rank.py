@@ -8,7 +8,7 @@ from os import getpid  # a test may replace os.getpid
 from typing import Any, NoReturn
 
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
-from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.channel import Keys, connect
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
 from pytest_mnode.protocol.rank_messages import (
     CallFunction,
@@ -38,7 +38,7 @@ class Rank:
         self.pid = getpid()
         self.groups = GroupKeeper(world, launch.backend, launch.accelerators)
         name = f"rank/{launch.world.id}/{world.rank}"
-        self.line = Line(name, order.endpoint, Keys(**order.keys))
+        self.line = connect(name, order.endpoint, Keys(**order.keys))
         self.reply_to = HUB
         self.ordinal = -1
         self.files = RankFiles(launch.world, world.rank)

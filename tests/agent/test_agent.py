@@ -22,7 +22,6 @@ from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
 from pytest_mnode.agent import world_part
 from pytest_mnode.agent.agent import Agent
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentFailed,
@@ -42,6 +41,7 @@ from pytest_mnode.protocol.agent_messages import (
 )
 from pytest_mnode.protocol.channel import Line
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.pipe import Pipe
 from pytest_mnode.protocol.rank_messages import BodyDone
 from pytest_mnode.protocol.world import BEAT, Shape, WorldInfo
 from tests.inner import OWN_ADDRESSES
@@ -63,15 +63,18 @@ class FakeLine:
     """The agent's connection; `hub` is its other end."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.hub, self.socket = (context.socket(zmq.PAIR) for _ in range(2))
+        self.hub, self.source = (context.socket(zmq.PAIR) for _ in range(2))
         self.hub.bind("inproc://hub")
-        self.socket.connect("inproc://hub")
+        self.source.connect("inproc://hub")
 
     def send(self, destination: str, message: Any) -> None:
         self.send_bytes(destination, pickle.dumps(message))
 
     def send_bytes(self, _: str, payload: bytes) -> None:
-        self.socket.send(payload)
+        self.source.send(payload)
+
+    def receive_bytes(self, _: float) -> bytes | None:
+        return self.source.recv() if self.source.poll(0) else None
 
 
 class World:
@@ -291,7 +294,7 @@ def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: b
     assert around.next_message() == AgentFailed(0, "no torch")
     if asked:  # for ranks; the agent reads this before the end of the fork server
         around.order(launch(1))
-        assert around.agent.line.socket.poll(int(LIMIT_S * 1000))
+        assert around.agent.line.source.poll(int(LIMIT_S * 1000))
     around.fork_server.close()
     around.agent._reap()
     failed = around.next_message()

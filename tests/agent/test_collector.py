@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.agent.pipe import Pipe
-from pytest_mnode.protocol.agent_messages import ForkServerFailed, ForkServerReady, StartForkServer
+from pytest_mnode.protocol.agent_messages import (
+    ForkServerFailed,
+    ForkServerReady,
+    StartForkServer,
+)
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.pipe import Pipe
 from tests.inner import write_files
 
 THREAD = """
@@ -43,7 +47,7 @@ PLAIN = """
 FORK_SERVER = """
 import sys
 from pytest_mnode.agent import fork_server
-from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.protocol.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import AgentOrder
 root, fd = sys.argv[1:]
 fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fd)))

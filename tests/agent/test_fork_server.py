@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_mnode.agent.fork_server import ForkServer
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import AgentOrder, StartForkServer
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.pipe import Pipe
 
 MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), "/tmp"))
 

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.protocol.agent_messages import AgentOrder
-from pytest_mnode.protocol.channel import new_keys
+from pytest_mnode.protocol.channel import Switchboard, new_keys
 from pytest_mnode.protocol.world import RUN
 from tests.inner import clean_env
 from tests.waiting import until
@@ -50,8 +50,9 @@ class RunningAgent:
         for made in (self.run_dir, self.machine):
             made.mkdir()
         (self.run_dir / "file").touch()
-        endpoint = f"ipc://{directory}/hub"
-        keys = dataclasses.asdict(new_keys()[1])
+        secret, made_keys = new_keys()
+        self.hub = Switchboard(f"ipc://{directory}/hub", secret, made_keys)
+        endpoint, keys = self.hub.endpoint, dataclasses.asdict(made_keys)
         own = "" if remote else str(self.run_dir)
         order = AgentOrder(
             0, endpoint, keys, own, str(directory), run_id=str(self.run_dir), remote=remote
@@ -76,6 +77,7 @@ class RunningAgent:
         assert self.program.stdin is not None
         self.program.stdin.close()
         self.program.wait(LIMIT_S)
+        self.hub.close()
 
 
 @pytest.fixture

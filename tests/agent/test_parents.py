@@ -33,7 +33,7 @@ time.sleep(60)
 """
 COLLECTOR = """
 from pytest_mnode.agent import fork_server
-from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.protocol.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import AgentOrder, StartForkServer
 from pytest_mnode.protocol.hub_messages import Collect
 fork_server.ForkServer.import_torch = lambda _: None

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.agent import world_part
-from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.world_part import WorldPart
+from pytest_mnode.protocol.pipe import Pipe
 
 
 @pytest.mark.parametrize("kernel_lists_children", [True, False])

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.controller import exchange
 from pytest_mnode.controller.exchange import Exchange
-from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, new_keys
+from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, connect, new_keys
 from pytest_mnode.protocol.world import HUB
 
 LIMIT_S = 30.0
@@ -64,7 +64,7 @@ def client(hub: Held) -> Iterator[LocalLine]:
 
 @pytest.fixture
 def rank(hub: Held, keys: tuple[bytes, Keys]) -> Iterator[Line]:
-    line = Line(RANK, hub.switchboard.endpoint, keys[1])
+    line = connect(RANK, hub.switchboard.endpoint, keys[1])
     yield line
     line.close()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import select
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
-from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, new_keys
+from pytest_mnode.protocol.channel import Keys, LocalLine, Switchboard, connect, new_keys
 
 LONG_S = 20.0
 
@@ -41,21 +43,86 @@ def switchboard(tmp_path: Path, keys: tuple[bytes, Keys]) -> Iterator[Switchboar
     board.close()
 
 
+@pytest.fixture(params=["of this kernel", "of another machine"])
+def endpoint(request: pytest.FixtureRequest, switchboard: Switchboard) -> str:
+    if request.param == "of this kernel":
+        return switchboard.endpoint
+    return f"tcp://127.0.0.1:{switchboard.listen(['127.0.0.1'])}"
+
+
 def receive(board: Switchboard, timeout_s: float) -> tuple[str, str, bytes] | None:
-    return board.receive() if board.socket.poll(int(timeout_s * 1000)) else None
+    end = time.monotonic() + timeout_s
+    while (message := board.receive()) is None and time.monotonic() < end:
+        select.select([board.descriptor], [], [], 0.05)
+    return message
 
 
 def test_a_peer_with_the_key_is_answered(
-    switchboard: Switchboard, keys: tuple[bytes, Keys]
+    switchboard: Switchboard, endpoint: str, keys: tuple[bytes, Keys]
 ) -> None:
-    line = Line("rank/1", switchboard.endpoint, keys[1])
+    line = connect("rank/1", endpoint, keys[1])
     line.send("hub", {"value": 1})
-    heard = receive(switchboard, 5)
+    heard = receive(switchboard, LONG_S)
     assert heard is not None
     assert heard[:2] == ("rank/1", "hub")
     assert pickle.loads(heard[2]) == {"value": 1}
     switchboard.send("rank/1", "hub", pickle.dumps("answer"))
-    assert line.receive(5) == "answer"
+    assert line.receive(LONG_S) == "answer"
+    assert line.receive(0.05) is None
+    line.close()
+
+
+def test_messages_larger_than_any_buffer_arrive_whole_and_in_order(
+    switchboard: Switchboard, endpoint: str, keys: tuple[bytes, Keys]
+) -> None:
+    line = connect("rank/1", endpoint, keys[1])
+    large, messages = b"x" * 3_000_000, 4
+
+    def speak() -> None:
+        for number in range(messages):
+            line.send("hub", (number, large))
+
+    speaking = threading.Thread(target=speak)
+    speaking.start()
+    for number in range(messages):
+        heard = receive(switchboard, LONG_S)
+        assert heard is not None
+        assert pickle.loads(heard[2]) == (number, large)
+    speaking.join()
+    for number in range(messages):  # the peer reads none of them yet, and this does not wait
+        switchboard.send("rank/1", "hub", pickle.dumps((number, large)))
+    answers: list[Any] = []
+    reading = threading.Thread(
+        target=lambda: answers.extend(line.receive(LONG_S) for _ in range(messages))
+    )
+    reading.start()
+    while reading.is_alive():
+        assert receive(switchboard, 0.02) is None
+    assert answers == [(number, large) for number in range(messages)]
+    line.close()
+
+
+def test_a_peer_that_left_gets_nothing_and_does_no_harm(
+    switchboard: Switchboard, keys: tuple[bytes, Keys]
+) -> None:
+    switchboard.send("rank/1", "hub", b"not there yet")
+    line = connect("rank/1", switchboard.endpoint, keys[1])
+    line.send("hub", "last words")
+    line.close()
+    heard = receive(switchboard, LONG_S)
+    assert heard is not None
+    for _ in range(3):
+        switchboard.send("rank/1", "hub", b"x")
+        assert receive(switchboard, 0.02) is None
+
+
+def test_a_peer_whose_hub_has_ended_is_told_so(tmp_path: Path, keys: tuple[bytes, Keys]) -> None:
+    board = Switchboard(f"ipc://{tmp_path}/other", *keys)
+    line = connect("rank/1", board.endpoint, keys[1])
+    board.close()
+    line.send("hub", "nobody hears this")
+    with pytest.raises(EOFError):
+        line.receive(LONG_S)
     line.close()
 
 
@@ -84,29 +151,40 @@ def strangers(endpoint: str, keys: Keys) -> list[zmq.Socket[bytes]]:
 def test_a_peer_without_the_key_is_ignored_and_gets_nothing(
     switchboard: Switchboard, keys: tuple[bytes, Keys]
 ) -> None:
-    sockets = strangers(switchboard.endpoint, keys[1])
+    endpoint = f"tcp://127.0.0.1:{switchboard.listen(['127.0.0.1'])}"
+    sockets = strangers(endpoint, keys[1])
     for socket in sockets:
         socket.send_multipart([b"hub", pickle.dumps(Bomb())])
+    local = connect("client/1", switchboard.endpoint, new_keys()[1])
+    local.send("hub", Bomb())
     assert receive(switchboard, 0.5) is None
     switchboard.send("client/1", "hub", b"secret")
     assert not any(socket.poll(200) for socket in sockets)
+    with pytest.raises(EOFError):
+        local.receive(LONG_S)
     assert not Bomb.exploded
     # The switchboard still serves peers with the key.
-    line = Line("rank/2", switchboard.endpoint, keys[1])
-    line.send("hub", "here")
-    heard = receive(switchboard, 5)
-    assert heard is not None
-    assert heard[0] == "rank/2"
-    line.close()
+    for number, served in enumerate((endpoint, switchboard.endpoint)):
+        line = connect(f"rank/{number}", served, keys[1])
+        line.send("hub", "here")
+        heard = receive(switchboard, LONG_S)
+        assert heard is not None
+        assert heard[0] == f"rank/{number}"
+        line.close()
     for socket in sockets:
         socket.close()
 
 
-def test_a_malformed_message_is_skipped(switchboard: Switchboard, keys: tuple[bytes, Keys]) -> None:
-    line = Line("rank/3", switchboard.endpoint, keys[1])
-    line.socket.send_multipart([b"alone"])
-    assert switchboard.socket.poll(5000)
-    assert switchboard.receive() is None
+def test_a_malformed_message_is_skipped(
+    switchboard: Switchboard, endpoint: str, keys: tuple[bytes, Keys]
+) -> None:
+    line = connect("rank/3", endpoint, keys[1])
+    line.send_bytes("", b"to nobody")
+    line.send_bytes("hub", b"the next")
+    heard = receive(switchboard, LONG_S)
+    while heard is not None and not heard[1]:  # zmq delivers what has three parts
+        heard = receive(switchboard, LONG_S)
+    assert heard == ("rank/3", "hub", b"the next")
     line.close()
 
 

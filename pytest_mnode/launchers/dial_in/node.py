@@ -22,7 +22,7 @@ import zmq
 from pytest_mnode.launchers.remote import remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.channel import Keys, Line, connect
 
 CONNECT_S = 5.0
 _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_TASK_", "FLUX_JOB_")
@@ -95,13 +95,13 @@ class DialedIn(remote_exec.Stdio):
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._fd = int(line.socket.getsockopt(zmq.FD))
+        self._fd = int(line.source.getsockopt(zmq.FD))
         self.greeting = wire.frame(wire.NAMES, 0, json.dumps(names()).encode())
 
     def register(self, poll: select.poll, writes: bool) -> bool:  # noqa: ARG002  it takes all
         """The descriptor tells of a change once, which the line may have noticed already."""
         poll.register(self._fd, select.POLLIN)
-        return bool(int(self._line.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._line.source.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def read(self) -> bytes | None:
         return self._line.receive_bytes(0)
@@ -114,7 +114,7 @@ class DialedIn(remote_exec.Stdio):
 def main(file: str) -> None:
     remote_exec.adopt_orphans(b"mnode-node")
     order = read_order(Path(file))
-    line = Line(f"node/{uuid.uuid4().hex}", way_to(order), order.keys)
+    line = connect(f"node/{uuid.uuid4().hex}", way_to(order), order.keys)
     for name in [name for name in os.environ if name.startswith(_OF_STARTERS)]:
         if name not in OF_THE_JOB:
             del os.environ[name]

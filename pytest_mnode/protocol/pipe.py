@@ -41,10 +41,15 @@ class Pipe:
         self.send_bytes(pickle.dumps(message), fds)
 
     def send_bytes(self, payload: bytes, fds: Sequence[int] = ()) -> None:
-        data = len(payload).to_bytes(_HEADER_BYTES, "big") + payload
+        data = self.framed(payload)
         if fds:
             data = data[socket.send_fds(self._end, [data], fds) :]
         self._end.sendall(data)
+
+    @staticmethod
+    def framed(payload: bytes) -> bytes:
+        """The bytes of a message in the stream."""
+        return len(payload).to_bytes(_HEADER_BYTES, "big") + payload
 
     def has_room(self) -> bool:
         """Whether a short message can be sent at once."""
