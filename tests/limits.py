@@ -59,7 +59,7 @@ LIMITS: Mapping[str, str] = {
         "controller/test_conductor.py::test_a_failed_test_has_less_time_for_its_end",
     "controller/debugging.py _ANSWER_LIMIT_S":
         "controller/test_debugging.py::test_a_terminal_that_is_never_closed_is_left",
-    "controller/exit_handlers.py LIMIT_S":
+    "controller/conductor.py EXIT_HANDLERS_LIMIT_S":
         "controller/test_conductor.py::test_ranks_whose_handlers_of_atexit_never_end_are_named",
     "controller/hub.py _SUSPICION_S":
         "controller/test_hub.py::"

@@ -46,7 +46,7 @@ class Recorder:
 
 
 def _stamp_deaths() -> None:
-    from pytest_mnode.controller.hearing import Hearing
+    from pytest_mnode.controller.rank_talk import Hearing
     from pytest_mnode.protocol.agent_messages import Death
 
     hear = Hearing.apply_death

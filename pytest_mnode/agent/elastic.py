@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -32,11 +32,15 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 from torch.distributed.launcher.api import LaunchConfig
 
 from pytest_mnode import processes
 from pytest_mnode.agent import live_output, rank_stacks
-from pytest_mnode.agent.rendezvous import Rendezvous
 from pytest_mnode.agent.terminal import TerminalHolder
 from pytest_mnode.machine.cgroup import read_oom_kills
 from pytest_mnode.machine.pidfd import pidfd_open
@@ -60,6 +64,42 @@ from pytest_mnode.protocol.rank_files import (
     take_output,
 )
 from pytest_mnode.protocol.terminal_messages import ToTerminal
+
+
+class Rendezvous(RendezvousHandler):
+    """A rendezvous that returns the group rank, world size and store decided by the hub."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def get_backend(self) -> str:
+        return "mnode"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether ranks are clients of the first node's store: always, as under torchrun."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        launch = self._launch
+        address = RendezvousStoreInfo(launch.master_addr, launch.master_port)
+        return RendezvousInfo(HashStore(), launch.node_rank, launch.world.shape.nodes, address)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._launch.world.id
+
+    def shutdown(self) -> bool:
+        return True
+
 
 RankMain = Callable[[Launch, int, bool], None]
 """Starts a rank in a forked process: (launch, pid of its elastic launcher, bound by torch)."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import cloudpickle
+
 from pytest_mnode.controller import rank_talk
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
-from pytest_mnode.controller.hearing import waited_for
-from pytest_mnode.controller.rank_talk import RankTalk, Settled
+from pytest_mnode.controller.rank_talk import RankTalk, Settled, waited_for
 from pytest_mnode.outcome.calls import absent, agree, ahead, is_deadlock, passed_difference
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
@@ -32,11 +34,13 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
 )
 from pytest_mnode.protocol.world import WorldInfo
+from pytest_mnode.rank import exit_handlers
 
 POLL_S = 0.5
 """Delay before the calls of ranks are first compared; it doubles after each comparison."""
 MOST_POLL_S = 16.0
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
+EXIT_HANDLERS_LIMIT_S = 5.0
 
 
 class Conductor(RankTalk):
@@ -289,3 +293,29 @@ class Conductor(RankTalk):
 
 def _never(_: RankState) -> bool:
     return False
+
+
+def may_run_exit_handlers(outcome: Outcome) -> bool:
+    """Whether all ranks of a test are there and have nothing to do."""
+    states = outcome.states.values()
+    return not outcome.quit and all(s.torn_down and not s.gone and not s.stuck_in for s in states)
+
+
+def run_exit_handlers(client: Client, world: WorldInfo) -> list[str]:
+    """Call the handlers of atexit in all ranks of an idle world, which would else end by SIGKILL
+    without them; returns lines on what they raised."""
+    conductor = Conductor(client, world, EXIT_HANDLERS_LIMIT_S)
+    blob = cloudpickle.dumps((exit_handlers.run, (), {}))
+    outcome = conductor.run_function(
+        CallFunction(conductor.ordinal, client.name, blob, group=False)
+    )
+    found: dict[str, list[int]] = {}
+    for rank, state in outcome.states.items():
+        if (end := state.returned) is None:
+            found.setdefault(f"did not end within {EXIT_HANDLERS_LIMIT_S:g} s", []).append(rank)
+        elif end.value is None:
+            found.setdefault(f"failed: {end.summary}", []).append(rank)
+        else:
+            for line in pickle.loads(end.value):
+                found.setdefault(f"raised {line}", []).append(rank)
+    return [f"{outcome.places(ranks)}: a handler of atexit {what}" for what, ranks in found.items()]

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 
 from pytest_mnode.controller.agents import Agents, RunDirectories
-from pytest_mnode.controller.desk import Desk
 from pytest_mnode.controller.exchange import CHECK_S, Exchange
 from pytest_mnode.controller.launcher_calls import BOOT_LIMIT_S, LauncherCalls
 from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.worlds import PoolFacts, Worlds
+from pytest_mnode.controller.worlds import Desk, PoolFacts, Worlds
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.protocol.agent_messages import (

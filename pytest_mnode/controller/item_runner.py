@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.controller import allure_parts
-from pytest_mnode.controller.conductor import Conductor
-from pytest_mnode.controller.exit_handlers import may_run, run_exit_handlers
+from pytest_mnode.controller import of_plugins
+from pytest_mnode.controller.conductor import Conductor, may_run_exit_handlers, run_exit_handlers
 from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds
 from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
@@ -64,7 +63,7 @@ class ItemRunner:
         self.quits = outcome.quit
         if self._run.coverage:
             self._run.coverage.take(item.nodeid, outcome)
-        allure_parts.add_ranks(item.config, outcome)
+        of_plugins.add_ranks(item.config, outcome)
         if self.quits and all(state.failed_at is None for state in outcome.states.values()):
             reports = []
         else:
@@ -129,7 +128,7 @@ class ItemRunner:
                 outcome.allows_unequal = need.unequal_calls == "allow"
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None
-                if not clean and may_run(outcome):
+                if not clean and may_run_exit_handlers(outcome):
                     run.exit_notices += run_exit_handlers(client, world)
                 client.close_world(world, clean, outcome.new_group, held)
                 if not outcome.stillborn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import marks
-from pytest_mnode.controller import allure_parts, benchmark_results
+from pytest_mnode.controller import of_plugins
 from pytest_mnode.other_plugins import OF_RANKS, in_ranks, other_loops
 from pytest_mnode.outcome.added import give_added
 from pytest_mnode.report_record import error_report, is_further, raised_by
@@ -91,7 +91,7 @@ class RankTests:
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         if in_ranks(item):
             _end_what_is_over(item, nextitem)
-            allure_parts.set_times(item.config, *self._times)
+            of_plugins.set_times(item.config, *self._times)
             self._quit_if_asked()
             self._end_as("teardown")
 
@@ -137,7 +137,7 @@ class RankTests:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        benchmark_results.keep(self.run.config, report)
+        of_plugins.keep_benchmarks(self.run.config, report)
 
     def _run_item(self, item: pytest.Item) -> list[pytest.TestReport]:
         from pytest_mnode.controller.item_runner import ItemRunner

@@ -18,7 +18,7 @@ from pytest_mnode.cluster import Cluster
 from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.collect_order import collect_order
-from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.conductor import Conductor, run_exit_handlers
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
@@ -177,8 +177,6 @@ class Run:
 
     def run_exit_handlers(self) -> None:
         """Call the handlers of atexit in the ranks that are left; only in the pool's process."""
-        from pytest_mnode.controller.exit_handlers import run_exit_handlers
-
         if self.pool is None or self.client is None:
             return
         if self.client.give_back():

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.controller import conductor as conduct
-from pytest_mnode.controller import exit_handlers, rank_talk
+from pytest_mnode.controller import rank_talk
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
@@ -357,8 +357,8 @@ def test_c_stacks_that_never_come_are_not_awaited(monkeypatch: pytest.MonkeyPatc
 def test_ranks_whose_handlers_of_atexit_never_end_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exit_handlers, "LIMIT_S", 0.1)
-    [line] = exit_handlers.run_exit_handlers(cast(Client, Stage(silent, silent)), WORLD)
+    monkeypatch.setattr(conduct, "EXIT_HANDLERS_LIMIT_S", 0.1)
+    [line] = conduct.run_exit_handlers(cast(Client, Stage(silent, silent)), WORLD)
     assert line.startswith("ranks 0-1 of 2")
     assert "did not end within 0.1 s" in line
 

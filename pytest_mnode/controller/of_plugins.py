@@ -1,7 +1,12 @@
-"""allure-pytest: one result per test, with a step per rank that holds the rank's own result."""
+"""What other plugins get of the ranks of a test.
+
+allure-pytest: one result per test, with a step per rank that holds the rank's own result.
+pytest-benchmark: one benchmark per rank.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,3 +52,33 @@ def set_times(config: pytest.Config, start_s: float, stop_s: float) -> None:
 def _result_of_test(config: pytest.Config) -> Any:
     listener: Any = config.pluginmanager.getplugin(_LISTENER)
     return None if listener is None else listener.allure_logger.get_test(None)
+
+
+RESULTS = "mnode_benchmarks"
+"""Attribute of a merged report that holds the benchmark results of its ranks."""
+
+
+def keep_benchmarks(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Add the results of a test's ranks to this process's benchmarks."""
+    results = vars(report).pop(RESULTS, ())
+    session: Any = getattr(config, "_benchmarksession", None)
+    if not results or session is None:
+        return
+    from pytest_benchmark.stats import Metadata  # type: ignore[import-not-found]
+
+    for result in sorted(results, key=lambda one: one["place"]["rank"]):
+        suffix = f"[rank {result['place']['rank']}]"
+        of_fixture = SimpleNamespace(
+            name=result["name"] + suffix,
+            fullname=result["fullname"] + suffix,
+            group=result["group"],
+            param=result["param"],
+            params=result["params"],
+            extra_info={**result["extra_info"], **result["place"]},
+            cprofile_stats=None,
+            has_error=False,
+        )
+        kept = Metadata(of_fixture, result["stats"]["iterations"], result["options"])
+        for duration in result["stats"]["data"]:
+            kept.stats.update(duration)
+        session.benchmarks.append(kept)
