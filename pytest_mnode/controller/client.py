@@ -18,9 +18,7 @@ from pytest_mnode.protocol.hub_messages import (
     Answer,
     AskLauncher,
     CloseWorld,
-    Granted,
     LeaseNodes,
-    Opened,
     OpenWorld,
     Refused,
     ReleaseNodes,
@@ -137,9 +135,10 @@ class Client:
         wanted = "all nodes" if nodes is None else count(nodes)
         with self._request() as seq:
             self.tell(LeaseNodes(seq, nodes, exclusive, label, on, ranks))
-            granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
+            lease = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
             self._lease_asked = asked
-            return Lease(granted.lease, granted.nodes)
+            assert isinstance(lease, Lease)
+            return lease
 
     def release(self, lease: Lease) -> None:
         if self._kept is not None and self._kept.lease == lease:
@@ -175,7 +174,7 @@ class Client:
         with self._request() as seq:
             names = nodes, held, file
             self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, *names))
-            world = self._answer(seq, ANSWER_LIMIT_S, "no world was started").world
+            world = self._answer(seq, ANSWER_LIMIT_S, "no world was started")
             assert isinstance(world, WorldInfo)
             if self._alone:
                 self._open[world.id] = _Opened(lease, self._lease_asked, world, asked)
@@ -220,7 +219,7 @@ class Client:
         seq = next(self._seq)
         self.tell(AskLauncher(seq, request))
         why = f"the launcher did not {request.does}"
-        return self._answer(seq, request.limit_s, why).value
+        return self._answer(seq, request.limit_s, why)
 
     def stop_hub(self) -> None:
         self.tell(StopHub())
@@ -229,18 +228,18 @@ class Client:
         self.line.close()
 
     def _answer(self, seq: int, limit_s: float, why: str) -> Any:
-        """The answer to request `seq`. why: what did not happen, for the timeout's message."""
+        """The value that answers request `seq`. why: what did not happen, for a timeout."""
         end = time.monotonic() + limit_s
         while True:
             message = self.line.receive(max(0.0, end - time.monotonic()))
             match message:
                 case None:
                     raise errors.TimeLimitError(f"{why} within {limit_s:.0f} s")
-                case Granted() | Opened() | Answer() if message.seq == seq:
-                    return message
+                case Answer() if message.seq == seq:
+                    return message.value
                 case Refused() if message.seq == seq:
                     raise _error(message)
-                case Granted() | Opened() | Answer() | Refused():
+                case Answer() | Refused():
                     continue  # the answer to a request that was withdrawn
                 case _:
                     self._inbox.append(message)

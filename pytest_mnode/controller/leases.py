@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.hub_messages import Granted, LeaseNodes, Refused
+from pytest_mnode.protocol.hub_messages import Answer, LeaseNodes, Refused
+from pytest_mnode.protocol.world import Lease
 
 
 @dataclass(slots=True)
@@ -82,12 +83,12 @@ class Leases:
         self.queue = deque((c, m) for c, m in self.queue if not meant(c, m.seq))
         return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
 
-    def answers(self) -> list[tuple[str, Granted | Refused]]:
+    def answers(self) -> list[tuple[str, Answer | Refused]]:
         """The answers that can be given now, each with its client.
 
         A request that waits for a node to boot again does not hold up those behind it.
         """
-        answers: list[tuple[str, Granted | Refused]] = []
+        answers: list[tuple[str, Answer | Refused]] = []
         for client, request in list(self.queue):
             answer = self._answer(client, request)
             if answer is not None:
@@ -111,7 +112,7 @@ class Leases:
             state.up = True
         return bool(new)
 
-    def _answer(self, client: str, request: LeaseNodes) -> Granted | Refused | None:
+    def _answer(self, client: str, request: LeaseNodes) -> Answer | Refused | None:
         states = list(self.nodes.values())
         lost = [s for s in states if s.lost]
         ready = [s for s in states if s.booted or (s.up and not request.ranks)]
@@ -134,7 +135,7 @@ class Leases:
         self.out[lease.id] = lease
         for state in free[:wanted]:
             state.lease = lease.id
-        return Granted(request.seq, lease.id, names)
+        return Answer(request.seq, Lease(lease.id, names))
 
 
 def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:

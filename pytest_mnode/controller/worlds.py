@@ -15,7 +15,7 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.protocol.agent_messages import BindingOrder, Death, Launch, PartLost, StopWorld
-from pytest_mnode.protocol.hub_messages import CloseWorld, LeaseNodes, Opened, OpenWorld, Refused
+from pytest_mnode.protocol.hub_messages import Answer, CloseWorld, LeaseNodes, OpenWorld, Refused
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 LAUNCH_LIMIT_S = 60.0
@@ -124,7 +124,7 @@ class Worlds:
             idle = _best(fit, request.held)
             if idle is not None:
                 idle.lease, idle.asked = lease.id, (client, request)
-                self._send(client, Opened(request.seq, idle.info))
+                self._send(client, Answer(request.seq, idle.info))
             elif lost := [n for n in names if self.nodes[n].lost]:
                 text = f"node {lost[0]} is lost: {self.nodes[lost[0]].lost}"
                 self._send(client, Refused(request.seq, "NodeLostError", text, lost[0]))
@@ -191,7 +191,7 @@ class Worlds:
         if len(world.hello) == world.info.shape.size and not world.broken:
             world.ready = True
             client, request = world.asked
-            self._send(client, Opened(request.seq, world.info))
+            self._send(client, Answer(request.seq, world.info))
 
     def close(self, message: CloseWorld) -> None:
         """Take a world back from its client: keep it idle if it is reusable, else stop it."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
-from pytest_mnode.protocol.world import WorldInfo
 
 
 @dataclass(frozen=True)
@@ -119,20 +118,9 @@ class StopHub:
 
 
 @dataclass(frozen=True)
-class Granted:
-    seq: int
-    lease: int
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Opened:
-    seq: int
-    world: WorldInfo
-
-
-@dataclass(frozen=True)
 class Answer:
+    """The answer to LeaseNodes (a Lease), to OpenWorld (a WorldInfo) or to AskLauncher."""
+
     seq: int
     value: Any
 

@@ -15,11 +15,10 @@ from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.protocol.agent_messages import Death, PartLost
 from pytest_mnode.protocol.channel import LocalLine
 from pytest_mnode.protocol.hub_messages import (
+    Answer,
     AskLauncher,
     CloseWorld,
-    Granted,
     LeaseNodes,
-    Opened,
     OpenWorld,
     Refused,
     ReleaseNodes,
@@ -67,7 +66,7 @@ def test_missing_answers_are_named(client: Client, ask: Callable[[Client], Any],
 
 def test_an_answer_in_time_counts_even_if_read_late(client: Client) -> None:
     assert isinstance(client.line, LocalLine)
-    for message in ("of another test", Granted(1, 7, ("n0",))):
+    for message in ("of another test", Answer(1, Lease(7, ("n0",)))):
         client.line.put(pickle.dumps(message))
     assert client.lease(1, False, "test_a") == Lease(7, ("n0",))
     assert client.next_message(0.0) == "of another test"
@@ -88,10 +87,10 @@ class Hub:
         self.told.append(message)
         match message:
             case LeaseNodes(seq):
-                self.say(Granted(seq, next(self._ids), ("n0", "n1")))
+                self.say(Answer(seq, Lease(next(self._ids), ("n0", "n1"))))
             case OpenWorld(seq):
                 world = WorldInfo(f"w{next(self._ids)}", Shape(2, 1), ("n0", "n1"))
-                self.say(Opened(seq, world))
+                self.say(Answer(seq, world))
             case AskLauncher(seq):
                 self.say(Refused(seq, "ClusterError", "no"))
 

@@ -29,7 +29,6 @@ from pytest_mnode.protocol.hub_messages import (
     AskLauncher,
     CloseWorld,
     Collect,
-    Granted,
     LeaseNodes,
     OpenWorld,
     Refused,
@@ -48,7 +47,7 @@ from pytest_mnode.protocol.launcher_requests import (
     SetPairRate,
     SlurmNames,
 )
-from pytest_mnode.protocol.world import BEAT, HUB
+from pytest_mnode.protocol.world import BEAT, HUB, Lease
 
 LIMIT_S = 30.0
 SILENT_TURNS = 20
@@ -295,13 +294,13 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
     line.send(HUB, collected(ranks=False))
     line.send(HUB, LeaseNodes(1, None, True, "a test", ranks=False))
     granted = answer(hub, line)
-    assert granted == Granted(1, 1, ("n0", "n1"))
+    assert granted == Answer(1, Lease(1, ("n0", "n1")))
     for _ in range(BOOT_TURNS):
         pass_time(hub, 1.0)
         beat(hub)
         hub.turn()
     assert (hub.desk.failure, torch_starts(hub)) == (None, 0)
-    line.send(HUB, OpenWorld(2, granted.lease, 1, False))
+    line.send(HUB, OpenWorld(2, granted.value.id, 1, False))
     hub.turn()
     assert torch_starts(hub) == 2
     assert line.receive(0) is None
@@ -315,14 +314,14 @@ def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, ear
     other.send(HUB, LeaseNodes(1, None, True, "a test in the controller", ranks=False))
     granted = answer(hub, other)
     assert torch_starts(hub) == (2 if early else 0)
-    other.send(HUB, ReleaseNodes(granted.lease))
+    other.send(HUB, ReleaseNodes(granted.value.id))
     line.send(HUB, LeaseNodes(1, None, True, "a test"))
     hub.turn()
     assert torch_starts(hub) == 2
     assert line.receive(0) is None
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
     queued += [("", HUB, pickle.dumps(NodeReady(name, 1))) for name in ("n0", "n1")]
-    assert answer(hub, line) == Granted(1, 2, ("n0", "n1"))
+    assert answer(hub, line) == Answer(1, Lease(2, ("n0", "n1")))
 
 
 def test_a_node_whose_ranks_never_come_is_named(hub: Hub) -> None:

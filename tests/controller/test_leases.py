@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.hub_messages import Granted, LeaseNodes, Refused
+from pytest_mnode.protocol.hub_messages import Answer, LeaseNodes, Refused
 
 
 def leases(count: int = 4) -> Leases:
@@ -28,7 +28,7 @@ def ask(
 
 
 def granted(desk: Leases) -> dict[str, tuple[str, ...]]:
-    return {c: a.nodes for c, a in desk.answers() if isinstance(a, Granted)}
+    return {c: a.value.nodes for c, a in desk.answers() if isinstance(a, Answer)}
 
 
 def test_two_requests_get_disjoint_nodes_and_a_third_waits() -> None:

@@ -13,10 +13,9 @@ from pytest_mnode.controller import client as client_module
 from pytest_mnode.controller.client import Client
 from pytest_mnode.protocol.agent_messages import StopWorld
 from pytest_mnode.protocol.hub_messages import (
+    Answer,
     CloseWorld,
-    Granted,
     LeaseNodes,
-    Opened,
     Refused,
     Withdraw,
 )
@@ -80,7 +79,7 @@ def test_a_wait_that_ends_without_its_answer_withdraws_its_request(
 
 
 def test_an_answer_that_arrived_is_kept() -> None:
-    line = Line(lambda seq: Granted(seq, 4, ("n0",)))
+    line = Line(lambda seq: Answer(seq, Lease(4, ("n0",))))
     assert Client("client/1", line).lease(1, False, "a test") == Lease(4, ("n0",))
     assert [type(message) for message in line.sent] == [LeaseNodes]
 
@@ -134,7 +133,7 @@ def test_an_idle_world_answers_the_last_request_it_was_given_for() -> None:
     desk.worlds.close(CloseWorld(name, True))
     assert desk.forget(3, 2) == [], "the world is idle, and may serve other clients"
     assert desk.ask(3, 3) == ""
-    assert [m.seq for _, m in desk.sent if isinstance(m, Opened)] == [2, 3]
+    assert [m.seq for _, m in desk.sent if isinstance(m, Answer)] == [2, 3]
     assert desk.forget(3, 2) == []
     assert desk.forget(3, 3) == [StopWorld("n3", name)]
 
