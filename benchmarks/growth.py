@@ -1,6 +1,6 @@
 """Cost of the controller by the number of ranks.
 
-One light client speaks the protocol for all nodes and ranks, over the real, encrypted channel, so
+One light client speaks the protocol for all nodes and ranks, over the real channel, so
 that only the controller is measured:
 
 - the time of a warm test that passes, and the controller's CPU time during it,
