@@ -60,12 +60,10 @@ def fio_command(
 ) -> list[str]:
     """Its command line: past the page cache, as its rate has no fsync in it.
 
-    Its jobs are threads: processes would go on writing after fio itself is killed. It leaves out
-    the last block of a file if that is not whole, which is then too short for random reads.
+    Its jobs are threads: processes would go on writing after fio itself is killed.
     """
     general = ["--thread", "--direct=1", "--ioengine=psync", "--fallocate=none", f"--rw={kind}"]
-    whole_bytes = each_bytes if kind == "randread" else -(-each_bytes // block_bytes) * block_bytes
-    sizes = [f"--bs={block_bytes}", f"--size={whole_bytes}"]
+    sizes = [f"--bs={block_bytes}", f"--size={each_bytes}"]
     if duration_s is not None:
         sizes += ["--time_based", f"--runtime={max(1, round(duration_s))}"]
     safe = ["--end_fsync=1"] if kind == "write" else ["--readonly"]
