@@ -10,7 +10,6 @@ from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.data import IGNORED, Documents
 from pytest_mnode.reference_job.randomness import digest_of, repeatable, values_of
 from pytest_mnode.reference_job.spans import Spans, clock_of
-from pytest_mnode.reference_job.timeline import Timeline
 
 
 class Embedding(nn.Module):
@@ -117,7 +116,7 @@ def train_alone(config: JobConfig, device: torch.device) -> str:
 
 def _trained(config: JobConfig, device: torch.device) -> str:
     torch.manual_seed(config.seed)
-    spans = Spans(Timeline(clock_of(device)))
+    spans = Spans(clock_of(device))
     model = Transformer(config, spans).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
     samples = Documents(config.samples, config.vocab, config.context, config.seed)

@@ -18,7 +18,7 @@ PARTS = (
     *("input", "forward", "backward", "exposed"),
     *("metrics", "optimiser", "checkpoint", "rest"),
 )
-"""Parts of a step's time; see `timeline`."""
+"""Parts of a step's time; see `spans`."""
 
 
 def _from_hex(text: Any) -> float:

@@ -1,4 +1,10 @@
-"""Times the forward and backward compute of each block of the model, and paces it if declared.
+"""Splits the time of a step into parts on one rank, and paces its compute if that is declared.
+
+A step is a sequence of sections, each beginning where the one before ended: input (waiting for the
+loader), passes (forward and backward), metrics (agreeing on the loss with all ranks), optimiser,
+checkpoint, rest. Within the passes every block of the model times its own forward and backward
+compute; the rest of the passes is *exposed*: waiting for collectives, and the hooks of DDP or
+FSDP2. The step's wall time is measured around all sections, so that their sum is a check.
 
 A block calls `enter` on its input and `leave` on its output, inside its `forward`. The backward
 pass reaches the same two places in reverse, through identity functions of autograd. Hooks that DDP
@@ -12,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +26,31 @@ import torch
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.config import JobConfig, spans_of
 from pytest_mnode.reference_job.device import compute_factor
-from pytest_mnode.reference_job.timeline import Clock, EventClock, HostClock, Timeline
+from pytest_mnode.reference_job.records import PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """mark: of a moment. seconds: between two marks, once `settle` was called, which waits for what
+    is under way. The host's own by itself: on a CPU, compute is done when the call returns."""
+
+    mark: Callable[[], Any] = time.perf_counter
+    seconds: Callable[[Any, Any], float] = lambda begin, end: end - begin
+    settle: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of_events(cls, event: Callable[[], Any], synchronize: Callable[[], None]) -> Clock:
+        """The accelerator's: events on the compute stream, read after one wait per step.
+
+        event: returns a timed event, such as `lambda: torch.cuda.Event(enable_timing=True)`.
+        """
+
+        def mark() -> Any:
+            one = event()
+            one.record()
+            return one
+
+        return cls(mark, lambda begin, end: float(begin.elapsed_time(end)) / 1000, synchronize)
 
 
 class Pace:
@@ -76,25 +107,57 @@ def pace_of(config: JobConfig, device: torch.device) -> Pace | None:
 def clock_of(device: torch.device) -> Clock:
     """A clock for when compute was done, not when it was launched."""
     if device.type == "cpu":
-        return HostClock()
+        return Clock()
     module = torch.get_device_module(device)
-    return EventClock(lambda: module.Event(enable_timing=True), module.synchronize)
+    return Clock.of_events(lambda: module.Event(enable_timing=True), module.synchronize)
 
 
 class Spans:
-    """Records the compute of blocks in the timeline of the current step."""
+    """Marks of the current step, by what lies between two of them."""
 
-    def __init__(self, timeline: Timeline, pace: Pace | None = None) -> None:
-        self.timeline = timeline
-        self.pace = pace
+    def __init__(self, clock: Clock, pace: Pace | None = None) -> None:
+        self.clock, self.pace = clock, pace
         self._way: str | None = None
         self._began: Any = None
+        self.next_step()
 
     def next_step(self) -> None:
-        """Begin a new timeline, in which the pace has nothing to make up for."""
-        self.timeline = Timeline(self.timeline.clock)
+        """Forget all marks; the pace has nothing to make up for."""
+        self.marks: dict[str, list[tuple[Any, Any]]] = {}
+        self.last: Any = None
+        self.wall_s = 0.0
         if self.pace is not None:
             self.pace.ahead_s = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the work in this context as part of the step; a step may have several contexts."""
+        began = time.monotonic()
+        self.last = self.clock.mark()
+        try:
+            yield
+            self.clock.settle()
+        finally:
+            self.wall_s += time.monotonic() - began
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the section `name`."""
+        began, self.last = self.last, self.clock.mark()
+        self._add(name, began, self.last)
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part in PARTS, once the clock is settled."""
+        found = {name: self._total(name) for name in PARTS}
+        for name in ("forward", "backward"):
+            found[name] -= self._total(f"{name} aside")
+        found["exposed"] = self._total("passes") - found["forward"] - found["backward"]
+        return found
+
+    def _add(self, name: str, began: Any, ended: Any) -> None:
+        self.marks.setdefault(name, []).append((began, ended))
+
+    def _total(self, name: str) -> float:
+        return sum(self.clock.seconds(*pair) for pair in self.marks.get(name, ()))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Begin a block's compute; returns `x`, which is an input of the block or a weight."""
@@ -110,27 +173,25 @@ class Spans:
         return x
 
     def begin(self, way: str) -> None:
-        self._way, self._began = way, self.timeline.clock.mark()
+        self._way, self._began = way, self.clock.mark()
         if self.pace is not None:
             self.pace.begin()
 
     def end(self, way: str) -> None:
         if self.pace is not None:
             self.pace.end(way)
-        spans = self.timeline.forward if way == "forward" else self.timeline.backward
-        spans.append((self._began, self.timeline.clock.mark()))
+        self._add(way, self._began, self.clock.mark())
         self._way = None
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Exclude the work in this context from compute, wherever it runs."""
-        way, began, started = self._way, self.timeline.clock.mark(), time.perf_counter()
+        way, began, started = self._way, self.clock.mark(), time.perf_counter()
         try:
             yield
         finally:
             if way is not None:
-                marks = (began, self.timeline.clock.mark())
-                self.timeline.aside.setdefault(way, []).append(marks)
+                self._add(f"{way} aside", began, self.clock.mark())
                 if self.pace is not None:
                     self.pace.spare(time.perf_counter() - started)
 

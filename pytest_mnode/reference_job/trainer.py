@@ -38,7 +38,6 @@ from pytest_mnode.reference_job.records import (
     StepRecord,
 )
 from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
-from pytest_mnode.reference_job.timeline import Timeline
 
 HOLD_S = 60.0
 """Time for which a checkpoint is held open (JobConfig.hold_checkpoint), or a job waits between two
@@ -70,7 +69,7 @@ class Trainer:
         self._stop_requested = stop_requested
         self._saved_step: int | None = None
 
-        self.spans = Spans(Timeline(clock_of(device)), pace_of(config, device))
+        self.spans = Spans(clock_of(device), pace_of(config, device))
         seed_all(config.seed)  # the same model on every rank
         model = Transformer(config, self.spans).to(device)
         self.model = parallel(model, config, device, self.group, self.spans)
@@ -93,34 +92,34 @@ class Trainer:
 
         The checkpoint's time counts in the next step, because a step is recorded before it.
         """
-        config, timeline = self.config, self.spans.timeline
+        config, spans = self.config, self.spans
         began = time.time()
-        with timeline.running():
+        with spans.running():
             epoch = self.feed.epoch
             batches = [self.feed.next() for _ in range(config.accumulation)]
-            timeline.lap("input")
+            spans.lap("input")
 
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             for number, (_, tokens, targets) in enumerate(batches):
                 with summing_up(self.model, last=number == config.accumulation - 1):
                     total += self._forward_and_backward(tokens, targets)
-            timeline.lap("passes")
+            spans.lap("passes")
 
             count = sum(int((targets != IGNORED).sum()) for _, _, targets in batches)
             loss, self.preempted = self._agree(total, count)
-            timeline.lap("metrics")
+            spans.lap("metrics")
 
             lr = float(self.schedule.get_last_lr()[0])
             self.optimiser.step()
             self.schedule.step()
             self.optimiser.zero_grad()
-            timeline.lap("optimiser")
+            spans.lap("optimiser")
 
             samples = tuple(int(i) for indices, _, _ in batches for i in indices)
             self.finished_steps += 1
             self.feed.advance()
             states = digest(random_states(self.device))
-            timeline.lap("rest")
+            spans.lap("rest")
         record = StepRecord(
             **self.records.origin,
             step=self.finished_steps,
@@ -132,11 +131,11 @@ class Trainer:
             rng=states,
             began=began,
             ended=time.time(),
-            wall_s=timeline.wall_s,
-            parts=timeline.parts(),
+            wall_s=spans.wall_s,
+            parts=spans.parts(),
         )
         self.records.append(record)
-        self.spans.next_step()
+        spans.next_step()
         if config.checkpoint_every and self.finished_steps % config.checkpoint_every == 0:
             self.save()
         return record
@@ -145,8 +144,8 @@ class Trainer:
         """Save a checkpoint of the finished steps; None if there is one of this step."""
         if self.store is None or self._saved_step == self.finished_steps:
             return None
-        timeline, begun = self.spans.timeline, time.time()
-        with timeline.running():
+        spans, begun = self.spans, time.time()
+        with spans.running():
             saved = self.store.save(
                 self._state(),
                 step=self.finished_steps,
@@ -155,7 +154,7 @@ class Trainer:
                 own=random_states(self.device),
                 before_commit=self._hold,
             )
-            timeline.lap("checkpoint")
+            spans.lap("checkpoint")
         self._saved_step = saved.step
         self.records.append(
             CheckpointRecord(

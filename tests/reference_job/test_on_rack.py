@@ -28,8 +28,7 @@ TESTS = """
         from pytest_mnode.reference_job.data import IGNORED
         from pytest_mnode.reference_job.model import Transformer
         from pytest_mnode.reference_job.randomness import seed_all
-        from pytest_mnode.reference_job.spans import Spans
-        from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
+        from pytest_mnode.reference_job.spans import Clock, Spans
 
     HERE = pathlib.Path.cwd()
 
@@ -107,7 +106,7 @@ TESTS = """
             mine = [None] * world.size
             dist.all_gather_object(mine, record.samples)
             seed_all(config.seed)
-            alone = Transformer(config, Spans(Timeline(HostClock()))).eval()
+            alone = Transformer(config, Spans(Clock())).eval()
             per_rank = []
             for samples in mine:
                 tokens, targets = (
@@ -152,7 +151,7 @@ TESTS = """
     def by_events(config, *, world):
         from pytest_mnode.reference_job import trainer
         waits = []
-        device_clock = EventClock(Event, lambda: waits.append(1))
+        device_clock = Clock.of_events(Event, lambda: waits.append(1))
         clock, trainer.clock_of = trainer.clock_of, lambda _: device_clock
         try:
             record, _ = one_step(config, world=world)

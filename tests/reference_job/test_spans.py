@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.config import JobConfig, spans_of
 from pytest_mnode.reference_job.model import Transformer
-from pytest_mnode.reference_job.spans import Pace, Spans, clock_of, pace_of
-from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
+from pytest_mnode.reference_job.spans import Clock, Pace, Spans, clock_of, pace_of
 
 
 class Noted:
@@ -21,16 +20,11 @@ class Noted:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.clock = Clock(self.mark)
 
     def mark(self) -> int:
         self.events.append("mark")
         return len(self.events) - 1
-
-    def seconds(self, begin: int, end: int) -> float:
-        return end - begin
-
-    def settle(self) -> None:
-        pass
 
 
 class Note(torch.autograd.Function):
@@ -73,8 +67,7 @@ class Block(nn.Module):
 
 def test_marks_enclose_computing_in_both_passes() -> None:
     noted = Noted()
-    timeline = Timeline(noted)
-    spans = Spans(timeline)
+    spans = Spans(noted.clock)
     model = nn.Sequential(*(Block(spans, noted, name) for name in "ab"))
     for number, block in enumerate(model):  # like FSDP2's hooks: around forward
         block.register_forward_pre_hook(lambda *_, n=number: noted.events.append(f"unshard {n}"))
@@ -88,30 +81,29 @@ def test_marks_enclose_computing_in_both_passes() -> None:
         *("mark", "backward a", *(w.replace("b", "a") for w in (*sent, *sent)), "mark"),
         "reshard 0",
     ]  # fmt: skip
-    assert len(timeline.forward) == len(timeline.backward) == 2
-    assert len(timeline.aside["backward"]) == 4
-    parts = timeline.parts()
-    assert parts["backward"] == 2 * (8 - 2 * 2), "without the hand-over of gradients"
+    counted = {name: len(marks) for name, marks in spans.marks.items()}
+    assert counted == {"forward": 2, "backward": 2, "backward aside": 4}
+    assert spans.parts()["backward"] == 2 * (8 - 2 * 2), "without the hand-over of gradients"
 
 
 def test_time_outside_of_blocks_is_not_subtracted() -> None:
-    timeline = Timeline(HostClock())
-    with Spans(timeline).aside():
+    spans = Spans(Clock())
+    with spans.aside():
         pass
-    assert timeline.aside == {}
+    assert spans.marks == {}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_every_block_of_the_model_is_timed_once_per_pass(accumulation: int) -> None:
     config = JobConfig("unused", vocab=16, context=8, width=8, heads=2, layers=3)
-    spans = Spans(Timeline(HostClock()))
+    spans = Spans(Clock())
     model = Transformer(config, spans)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     for _ in range(accumulation):
         model(tokens, tokens).backward()
-    assert len(spans.timeline.forward) == accumulation * spans_of(config)
-    assert len(spans.timeline.backward) == accumulation * spans_of(config)
-    marks = sorted((*spans.timeline.forward, *spans.timeline.backward))
+    forward, backward = spans.marks["forward"], spans.marks["backward"]
+    assert len(forward) == len(backward) == accumulation * spans_of(config)
+    marks = sorted((*forward, *backward))
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(marks))
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
@@ -121,7 +113,7 @@ def test_timing_does_not_change_gradients(monkeypatch: pytest.MonkeyPatch) -> No
 
     def gradients() -> list[Tensor]:
         torch.manual_seed(3)
-        model = Transformer(config, Spans(Timeline(HostClock())))
+        model = Transformer(config, Spans(Clock()))
         tokens = torch.arange(16).view(2, 8)
         model(tokens, (tokens + 1) % 16).backward()
         return [p.grad for p in model.parameters() if p.grad is not None]
@@ -181,7 +173,7 @@ def test_only_computing_is_paced() -> None:
 
 def test_a_slow_step_does_not_shorten_the_next() -> None:
     watch = Watch()
-    spans = Spans(Timeline(HostClock()), Pace(1.0, 2.0, now=watch, sleep=watch.sleep))
+    spans = Spans(Clock(), Pace(1.0, 2.0, now=watch, sleep=watch.sleep))
     spans.begin("forward")
     watch.now += 100
     spans.end("forward")
@@ -189,7 +181,7 @@ def test_a_slow_step_does_not_shorten_the_next() -> None:
     spans.begin("forward")
     spans.end("forward")
     assert watch.now == 101
-    assert len(spans.timeline.forward) == 1
+    assert len(spans.marks["forward"]) == 1
 
 
 def test_a_duration_is_declared_for_all_passes_of_a_step() -> None:
@@ -207,6 +199,116 @@ def test_nothing_is_emulated_on_an_accelerator() -> None:
     assert pace_of(JobConfig("unused"), torch.device("cuda", 1)) is None
 
 
+class Now:
+    """The time that a clock shows."""
+
+    s = 0.0
+
+
+def _step(now: Now) -> Spans:
+    """2 s of input; passes of 10 s, with 3 s and 4 s in blocks; two more parts of 1 s."""
+    spans = Spans(Clock(lambda: now.s))
+    with spans.running():
+        now.s += 2
+        spans.lap("input")
+        begin = now.s
+        spans.marks["forward"] = [(begin + 1, begin + 4)]
+        spans.marks["backward"] = [(begin + 4, begin + 9)]
+        spans.marks["backward aside"] = [(begin + 5, begin + 6)]
+        now.s += 10
+        spans.lap("passes")
+        now.s += 1
+        spans.lap("optimiser")
+        now.s += 1
+        spans.lap("rest")
+    return spans
+
+
+def test_time_outside_of_blocks_is_exposed() -> None:
+    parts = _step(Now()).parts()
+    assert parts == {
+        **{"input": 2, "forward": 3, "backward": 4, "exposed": 3},
+        **{"metrics": 0, "optimiser": 1, "checkpoint": 0, "rest": 1},
+    }
+    assert sum(parts.values()) == 14
+
+
+def test_laps_of_the_same_name_add_up() -> None:
+    now = Now()
+    spans = Spans(Clock(lambda: now.s))
+    with spans.running():
+        for seconds in (2, 3):
+            now.s += seconds
+            spans.lap("input")
+    assert spans.parts()["input"] == 5
+
+
+def test_a_checkpoint_counts_in_the_step_that_follows() -> None:
+    now = Now()
+    spans = Spans(Clock(lambda: now.s))
+    with spans.running():
+        now.s += 5
+        spans.lap("checkpoint")
+    now.s += 100  # the caller does something else between steps
+    with spans.running():
+        now.s += 1
+        spans.lap("rest")
+    assert sum(spans.parts().values()) == 6
+
+
+def test_wall_time_is_measured_by_another_clock() -> None:
+    now = Now()
+    spans = Spans(Clock(lambda: now.s))
+    with spans.running():
+        now.s += 60
+        spans.lap("rest")
+    assert spans.parts()["rest"] == 60
+    assert spans.wall_s < 30, "a wrong sum of the parts would be seen"
+
+
+class Event:
+    """A CUDA event as far as it is used: its time is known only after waiting for the device.
+
+    now_ms: the device's clock.
+    """
+
+    now_ms = 0.0
+    settled = False
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def record(self) -> None:
+        self.at = Event.now_ms
+
+    def elapsed_time(self, other: Event) -> float:
+        assert Event.settled, "read before the device had reached the event"
+        assert self.at is not None
+        assert other.at is not None
+        return other.at - self.at
+
+
+def test_events_of_a_device_are_read_once_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Event, "now_ms", 0.0)
+    monkeypatch.setattr(Event, "settled", False)
+    waited: list[float] = []
+
+    def synchronize() -> None:
+        waited.append(Event.now_ms)
+        Event.settled = True
+
+    spans = Spans(Clock.of_events(Event, synchronize))
+    with spans.running():
+        Event.now_ms += 30
+        spans.lap("input")
+        Event.now_ms += 500
+        spans.lap("passes")
+    assert waited == [530], "one wait per step"
+    parts = spans.parts()
+    assert parts["input"] == pytest.approx(0.03)
+    assert parts["exposed"] == pytest.approx(0.5)
+
+
 def test_an_accelerator_is_timed_by_its_own_events() -> None:
-    assert isinstance(clock_of(torch.device("cuda", 0)), EventClock)
-    assert isinstance(clock_of(torch.device("cpu")), HostClock)
+    assert clock_of(torch.device("cpu")) == Clock()
+    assert clock_of(torch.device("cuda", 0)) != Clock()

@@ -51,7 +51,6 @@ from pytest_mnode.reference_job.model import Transformer
 from pytest_mnode.reference_job.parallel import parallel, summing_up
 from pytest_mnode.reference_job.randomness import seed_all
 from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
-from pytest_mnode.reference_job.timeline import Timeline
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 
@@ -305,7 +304,7 @@ def train(
             deterministic=False, dropout=0.0, **job,
         )  # fmt: skip
         device = device_of(config, world.local_rank)
-        spans = Spans(Timeline(clock_of(device)), pace_of(config, device))
+        spans = Spans(clock_of(device), pace_of(config, device))
         seed_all(config.seed)
         bare = Transformer(config, spans).to(device)
         model = _parallel(bare, config, device, spans, hook)
