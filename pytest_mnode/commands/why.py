@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pytest_mnode.logs.aftermath import Answer
+    from pytest_mnode.logs.causes import Cause
 
 _MOST_ALSO = 5
 
@@ -33,13 +36,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(found: Answer) -> str:
+    from pytest_mnode.machine.cpus import format_cpulist
+
     lines = []
     if (one := found.cause) is None:
         lines.append(f"no known cause in {found.files} files")
     else:
         detail = f": {one.cause.detail}" if one.cause.detail else ""
         lines += [
-            f"culprit: {one.cause.culprit or 'not named'}",
+            *_who(found, one.cause),
             f"cause: {one.cause.name} ({one.cause.kind.meaning}{detail})",
             f"shown by: {one.file}: {one.cause.line!r}",
             f"remedy: {one.cause.kind.remedy}",
@@ -48,10 +53,25 @@ def _text(found: Answer) -> str:
         lines.append(f"also: {other.cause.culprit or other.file}: {other.cause.short}")
     if (more := len(found.others) - _MOST_ALSO) > 0:
         lines.append(f"also: {more} more")
-    counted = Counter(one.cause.name for one in found.followed)
-    lines += [f"followed by: {name}, in {files} files" for name, files in counted.items()]
+    for name in dict.fromkeys(one.cause.name for one in found.followed):
+        every = {r for one in found.followed if one.cause.name == name for r in one.cause.ranks}
+        of = f" (ranks {format_cpulist(tuple(sorted(every)))})" if every else ""
+        lines.append(f"followed by: {name}{of}")
     lines += [f"to be sure: {line}" for line in found.missing]
     return "\n".join(lines)
+
+
+def _who(found: Answer, cause: Cause) -> Iterator[str]:
+    """The culprit; of a cause that only its victims report, whom they seem to wait for."""
+    if not cause.by_victim:
+        yield f"culprit: {cause.culprit or 'not named'}"
+        return
+    only = tuple(rank for rank in cause.ranks if rank not in found.suspects)
+    seen = replace(cause, peer=None, ranks=only).culprit
+    suspect = replace(cause, ranks=found.suspects, host=None, device=None).culprit
+    yield f"culprit: {f'perhaps {suspect}' if suspect else 'not named'}"
+    if seen:
+        yield f"seen by: {seen}"
 
 
 def _json(found: Answer) -> dict[str, Any]:
@@ -60,6 +80,7 @@ def _json(found: Answer) -> dict[str, Any]:
         return {
             "cause": cause.name,
             "root": cause.root,
+            "seen_by_victims": cause.by_victim,
             "meaning": cause.kind.meaning,
             "remedy": cause.kind.remedy,
             "ranks": list(cause.ranks),
@@ -75,6 +96,7 @@ def _json(found: Answer) -> dict[str, Any]:
         "cause": None if found.cause is None else shown(found.cause),
         "others": [shown(one) for one in found.others],
         "followed_by": [shown(one) for one in found.followed],
+        "suspects": list(found.suspects),
         "missing": list(found.missing),
         "files": found.files,
     }

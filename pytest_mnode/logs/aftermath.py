@@ -1,19 +1,24 @@
 """What a failed job left, and the cause that explains most of it.
 
 A root cause in any text comes before what dumps and watchdogs say of waiting ranks: those are
-consequences. Of equal causes the one that names more of its culprit comes first.
+consequences. What happened to a rank that others wait for comes before that it did not join. Of
+equal causes the one that names more of its culprit comes first, then the earlier one.
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from datetime import datetime
+from pathlib import Path, PurePath
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.logs.causes import ENDINGS, Cause, causes
+from pytest_mnode.logs.causes import ENDINGS, Cause, Causes
+from pytest_mnode.logs.causes.table import known_cause
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
 from pytest_mnode.logs.stacks import RANK_OF_FILE, located
 from pytest_mnode.machine.cpus import format_cpulist
@@ -21,8 +26,23 @@ from pytest_mnode.machine.cpus import format_cpulist
 MOST_BYTES = 64 << 20
 """[choice] Of a longer file, as much of its beginning and of its end together."""
 MOST_FILES = 20_000
+FLIGHT_RECORDER = "flight recorder"
+_KERNEL_LOG = re.compile(
+    r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg)"
+    r"(?:[-_.](?P<after>(?!log\b|txt\b|out\b|gz\b|\d+\b)[\w-]+))?(?:\.\w+)*",
+    re.IGNORECASE,
+)
+_NO_HOST = re.compile(r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|\W*)")
+_TIMES = (
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"), "%Y-%m-%d %H:%M:%S"),
+    (re.compile(r"\b[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}"), "%b %d %H:%M:%S %Y"),
+)
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
-_DUMPS = "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+_JOINED = "rank did not join"
+_DUMPS = (
+    "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +66,15 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Why a job failed. cause: None if nothing is known. others: further root causes. followed:
-    what only follows. missing: what would make it surer. files: number that were read."""
+    what only follows. missing: what would make it surer. files: number that were read. suspects:
+    ranks that others seem to wait for, where nothing names a culprit."""
 
     cause: Found | None
     others: tuple[Found, ...]
     followed: tuple[Found, ...]
     missing: tuple[str, ...]
     files: int
+    suspects: tuple[int, ...] = ()
 
 
 def read(paths: Sequence[Path]) -> Left:
@@ -97,38 +119,92 @@ def _content(path: Path) -> bytes:
 
 def answer(left: Left) -> Answer:
     """The cause that explains what a job left. Pure."""
-    found = [
-        Found(_of_rank(one, file), file)
-        for file, text in left.texts.items()
-        for one in causes(text)
+    read = Causes(left.texts)
+    found = [Found(_placed(one, file, read.hosts), file) for file, one in read.found]
+    found += [
+        Found(_placed(one, "", read.hosts), FLIGHT_RECORDER) for one in dump_causes(left.dumps)
     ]
-    found += [Found(one, "flight recorder") for one in dump_causes(left.dumps)]
-    found.sort(key=lambda one: (one.cause.order, -one.cause.known))
+    lost = [one.cause.ranks for one in found if one.cause.name in (_JOINED, "rank lost")]
+    awaited = {rank for ranks in (*lost, read.silent) for rank in ranks}
+    found.sort(key=lambda one: _weight(one.cause, awaited))
     unlike: dict[tuple[object, ...], Found] = {}
     for one in found:
         cause = one.cause
         unlike.setdefault((cause.name, cause.ranks, cause.host, cause.device), one)
     kept = list(unlike.values())
-    roots = [one for one in kept if one.cause.root and one.cause.name not in ENDINGS]
+    named = {one.cause.name for one in kept if one.cause.known}
+    kept = [one for one in kept if one.cause.known or one.cause.name not in named]
+    roots = [
+        one
+        for one in kept
+        if one.cause.root
+        and (one.cause.name not in ENDINGS or awaited.intersection(one.cause.ranks))
+    ]
     rest = [one for one in kept if one not in roots]
     first = next(iter([*roots, *rest]), None)
-    shown = first and replace(first, cause=located(first.cause, left.texts))
+    suspects: tuple[int, ...] = ()
+    if first is not None and first.cause.name == "collective timed out":
+        late = first.cause.ranks if first.file == FLIGHT_RECORDER else read.silent
+        suspects = late if len(late) != len(left.dumps) else ()
+    shown = first and _located(first, suspects, left)
     return Answer(
         shown,
         tuple(roots[1:]),
         tuple(one for one in rest if one is not first),
-        tuple(_missing(first, left, stacks=shown != first)),
+        tuple(_missing(first, suspects, left, stacks=shown != first)),
         len(left.texts) + len(left.dumps),
+        suspects,
     )
 
 
-def _of_rank(cause: Cause, file: str) -> Cause:
-    """The cause with the rank of its file, if no line names one."""
+def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
+    """Smaller is weightier. awaited: ranks that others wait for."""
+    order: float = cause.order
+    joined = known_cause(_JOINED).order
+    if cause.root and cause.name != _JOINED and awaited.intersection(cause.ranks):
+        order = min(order, joined - 0.5)  # it tells why this rank did not join
+    return order, cause.order, -cause.known, _time(cause.line)
+
+
+def _time(line: str) -> float:
+    """Of a line with a date, in seconds, to compare lines of one job; inf if it has none."""
+    for pattern, form in _TIMES:
+        if found := pattern.search(line):
+            with suppress(ValueError):
+                return datetime.strptime(found[0].replace("T", " ", 1), form).timestamp()
+    return float("inf")
+
+
+def _placed(cause: Cause, file: str, hosts: Mapping[int, str]) -> Cause:
+    """The cause with the rank or the node of its file, and the node of its rank, if no line names
+    them."""
     found = RANK_OF_FILE.search(file)
-    return replace(cause, ranks=(int(found[1]),)) if found and not cause.ranks else cause
+    # A rank that waits for others writes that they did not come.
+    if found and not cause.ranks and cause.name not in _WAITS:
+        cause = replace(cause, ranks=(int(found[1]),))
+    on = {hosts.get(rank) for rank in cause.ranks} or {_host_of(file)}
+    return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
 
 
-def _missing(first: Found | None, left: Left, *, stacks: bool) -> Iterator[str]:
+def _host_of(file: str) -> str | None:
+    """The node whose kernel log a file is, by its name or folder: dmesg-gpu4.txt, gpu4/dmesg."""
+    path = PurePath(file)
+    if (found := _KERNEL_LOG.fullmatch(path.name)) is None:
+        return None
+    names = (found["after"], found["before"], path.parent.name)
+    return next((name for name in names if name and not _NO_HOST.fullmatch(name)), None)
+
+
+def _located(first: Found, suspects: tuple[int, ...], left: Left) -> Found:
+    """The cause, with where its ranks are by their stacks, or the suspects."""
+    cause = first.cause
+    at = located(replace(cause, ranks=suspects or cause.ranks), left.texts)
+    return replace(first, cause=replace(cause, detail=at.detail))
+
+
+def _missing(
+    first: Found | None, suspects: Sequence[int], left: Left, *, stacks: bool
+) -> Iterator[str]:
     """What was not there, as far as it would tell more. stacks: whether the culprit's are."""
     if left.unread:
         names = ", ".join(f"{name} ({why})" for name, why in list(left.unread.items())[:4])
@@ -144,8 +220,8 @@ def _missing(first: Found | None, left: Left, *, stacks: bool) -> Iterator[str]:
     if first is None or not waits:
         return
     logged = {int(one[1]) for file in left.texts if (one := RANK_OF_FILE.search(file))}
-    silent = [rank for rank in first.cause.ranks if rank not in logged]
-    if silent:
+    ranks_meant = suspects if first.cause.by_victim else first.cause.ranks
+    if silent := [rank for rank in ranks_meant if rank not in logged]:
         yield f"no log of ranks {format_cpulist(tuple(silent))} (a file with rank_N in its name)"
     if not any("NCCL" in text for text in left.texts.values()):
         yield "no log of NCCL: NCCL_DEBUG=INFO, NCCL_DEBUG_FILE=…/rank_%h_%p.log"

@@ -19,6 +19,7 @@ LIMIT_S = 5.0
 COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-iso"))
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
+_DRIVERS = "nvidia|amdgpu|mlx5_core|bnxt_en|ice|irdma|efa|ena|ionic|nvme"
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
 _SYSLOG = r"\S{2,5} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
 """The month in the words of any locale: "Jan", "kwi", "févr.", "3月"."""
@@ -83,13 +84,18 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (Severity.FAULT, r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)"),
     (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
     (Severity.FAULT, r"NVRM: \w+: (?P<device>)uvm encountered global fatal error "),
-    (Severity.FAULT, rf"nvidia {_PCI}: probe (?:with driver nvidia )?failed with error -\d+"),
+    (
+        Severity.FAULT,
+        rf"(?:{_DRIVERS})(?:: probe of)? {_PCI}:?(?: probe(?: with driver \w+)?)?"
+        r" failed with error -\d+",
+    ),
     # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
     # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.
     (Severity.FAULT, rf"NVRM: The NVIDIA GPU {_PCI}(?=$|\\)"),
     (
         Severity.FAULT,
         rf"amdgpu {_PCI}: (?:amdgpu: )?(?:.*\b[1-9]\d* (?:new )?uncorrectable hardware errors"
+        r"|(?:\{\d+\})?uncorrectable hardware error\("
         r"|Fatal error during GPU init|device lost from bus|GPU reset\(\d+\) failed"
         # Source 5 is a user who asked for it.
         r"|GPU reset begin!(?!.*Source: *5\b))",
@@ -99,6 +105,12 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     # without the lines of numbers that follow it
     (None, rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), (?!Severity|Data)"),
     (None, rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),"),
+    # The port writes it, of a device below it if that is named.
+    (
+        None,
+        r"\S+ \S+: AER: (?:Multiple )?(?P<aer>Uncorrect.*) received(?: from |: )"
+        rf"(?!0+:0+:0+\.0){_PCI}",
+    ),
     (None, rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)"),
     (
         Severity.FAULT,

@@ -20,7 +20,7 @@ _WORDS = {
     **{"disabled": False, "no": False, "not active": False},
 }
 _UNKNOWN = re.compile(
-    r"|\[?(n/a|not supported|unknown( error)?|err!.*|insufficient permissions|gpu .*|"
+    r"|\[?(n/a|not supported|unknown( error)?|err!.*|insufficient permissions|gpu (?!reset$).*|"
     r"requested functionality .*|function not found|not found|no such .*)\]?",
     re.IGNORECASE,
 )
@@ -36,6 +36,7 @@ _REPAIRS = {
     "TPC Repair Pending": "repair of a TPC pending",
     "Unrepairable Memory": "memory that cannot be repaired",
 }
+_REPAIRED = re.compile("^(?:gpu|node) ")
 _REASONS = ("Clocks Event Reasons", "Clocks Throttle Reasons")
 _SLOWED = {
     "SW Power Cap": "SwPowerCap",
@@ -158,7 +159,7 @@ def _accelerator(
         banks_without_spare=_number(text(*remapping)),
         pages_pending=_first(*(flag(*path) for path in pages)),
         repairs=tuple(words for name, words in _REPAIRS.items() if flag("ECC Errors", name)),
-        recovery=recovery.lower().replace("p2p", "P2P") if recovery else None,
+        recovery=_REPAIRED.sub("", recovery.lower()).replace("p2p", "P2P") if recovery else None,
         inforom_valid=False if damaged else None,
         vbios=text("VBIOS Version"),
         gsp=text("GSP Firmware Version"),

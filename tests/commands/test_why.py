@@ -19,6 +19,10 @@ WATCHDOG = (
     "collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, "
     "Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
 )
+GROUP = (
+    "[rank{rank}]:[E] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Timeout at NCCL work: 2, last "
+    "enqueued NCCL work: {last}, last completed NCCL work: 1.\n"
+)
 FELL_OFF = "[81.2] NVRM: Xid (PCI:0000:9b:00): 79, pid=17, GPU has fallen off the bus.\n"
 
 
@@ -86,6 +90,120 @@ def test_a_rank_is_known_by_the_name_of_its_log(
     assert found["cause"]["ranks"] == [5]
 
 
+def watchdogs(*ranks: int, last: int = 2) -> dict[str, str | bytes]:
+    """Logs of ranks that wait, one file each."""
+    texts = dict.fromkeys(ranks, WATCHDOG + GROUP)
+    return {f"rank_{r}.log": text.format(rank=r, last=last) for r, text in texts.items()}
+
+
+def test_watchdogs_of_all_files_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = (WATCHDOG + GROUP).format(rank=2, last=2).replace("ALLREDUCE", "BROADCAST")
+    found = why(capsys, left(tmp_path / "a", {**watchdogs(0, 1, 3), "rank_2.log": other}))[1]
+    assert (found["cause"]["cause"], found["cause"]["ranks"]) == ("ranks' collectives differ", [2])
+    assert found["cause"]["file"] == "rank_2.log"
+    late = GROUP.format(rank=3, last=1).replace("Timeout at NCCL work: 2, l", "L")
+    found = why(capsys, left(tmp_path / "b", {**watchdogs(0, 1, 2), "rank_3.log": late}))[1]
+    assert (found["cause"]["cause"], found["cause"]["ranks"]) == ("rank did not join", [3])
+
+
+def gathered(of: int) -> str:
+    """Watchdogs of all but rank 0, in an all-gather that tells the size of its group."""
+    every = "".join((WATCHDOG + GROUP).format(rank=rank, last=2) for rank in range(of - 1))
+    return every.replace("ALLREDUCE", "_ALLGATHER_BASE").replace("NumelOut=4", f"NumelOut={4 * of}")
+
+
+@pytest.mark.parametrize(
+    ("files", "ranks", "suspects"),
+    [
+        (watchdogs(1, 2, 3), [1, 2, 3], [0]),
+        ({"job.log": gathered(4)}, [0, 1, 2], [3]),
+        (watchdogs(0, 1, 2, 3), [0, 1, 2, 3], []),
+        (watchdogs(0), [0], []),
+        (watchdogs(0, 5), [0, 5], []),  # more are silent than are heard
+    ],
+)
+def test_who_waits_is_no_culprit(
+    files: dict[str, str | bytes],
+    ranks: list[int],
+    suspects: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = left(tmp_path, files)
+    found = why(capsys, folder)[1]
+    assert found["cause"]["seen_by_victims"] is True
+    assert (found["cause"]["ranks"], found["suspects"]) == (ranks, suspects)
+    assert main(["why", str(folder)]) == 0
+    said = f"perhaps rank {suspects[0]}" if suspects else "not named"
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert (first, second[:8]) == (f"culprit: {said}", "seen by:")
+
+
+KILLED = "  host      : elm5\n  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 1)\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("rank_2.log", "KeyError: 'labels'\n", ("Python error", [2], None)),
+        ("a_rank2.err", "OSError: [Errno 5] Input/output error", ("file system failed", [2], None)),
+        ("torchrun.log", KILLED, ("killed", [2], "elm5")),
+        ("rank_1.log", "ValueError: no such comment\n", ("rank did not join", [2], None)),
+        ("local_rank_2.log", "ValueError: no such comment\n", ("rank did not join", [2], None)),
+    ],
+)
+def test_what_befell_a_rank_that_others_wait_for(
+    file: str,
+    text: str,
+    expected: tuple[str, list[int], str | None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = why(capsys, left(tmp_path, {**LATE, file: text}))[1]["cause"]
+    assert (found["cause"], found["ranks"], found["host"]) == expected
+
+
+def test_a_rank_that_waits_in_vain_for_others_is_not_accused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.\n"
+    found = why(capsys, left(tmp_path, {"rank_0.log": text}))[1]["cause"]
+    assert (found["cause"], found["ranks"]) == ("rank did not join", [])
+
+
+@pytest.mark.parametrize(
+    ("file", "host"),
+    [
+        *(("gpu4/dmesg", "gpu4"), ("dmesg-gpu4.txt", "gpu4"), ("gpu4.dmesg.log", "gpu4")),
+        *(("gpu4/kern.log.1", "gpu4"), ("logs/dmesg.txt", None), ("gpu4/train.log", None)),
+    ],
+)
+def test_the_node_of_a_kernel_log_is_known_by_its_name(
+    file: str, host: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = why(capsys, left(tmp_path, {file: FELL_OFF}))[1]["cause"]
+    assert (found["device"], found["host"]) == ("0000:9b:00", host)
+
+
+def test_the_node_of_a_rank_is_known_by_nccls_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init = "gpu5:7:8 [1] NCCL INFO ncclCommInitRank comm 0x5 rank 2 nranks 4 cudaDev 1 - START\n"
+    found = why(capsys, left(tmp_path, {**LATE, "nccl.log": init}))[1]["cause"]
+    assert (found["cause"], found["ranks"], found["host"]) == ("rank did not join", [2], "gpu5")
+
+
+def test_of_equal_causes_the_earlier_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "[Thu Sep 10 08:08:{} 2026] NVRM: Xid (PCI:0000:{}:00): 149, NETIR_LINK_DOWN Fatal\n"
+    files = {"a/dmesg": line.format(47, "1a"), "b/dmesg": line.format(46, "9b")}
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert (found["cause"]["host"], [one["host"] for one in found["others"]]) == ("b", ["a"])
+
+
 def test_without_a_cause_it_says_what_would_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +217,7 @@ def test_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert first == "culprit: rank 2"
     assert second.startswith("cause: rank did not join (")
-    assert "followed by: collective timed out, in 2 files" in rest
+    assert "followed by: collective timed out (ranks 0,3)" in rest
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

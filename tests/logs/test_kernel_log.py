@@ -74,6 +74,7 @@ EVENTS = (
     (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: device lost from bus!"),
     (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: Fatal error during GPU init"),
     (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: GPU reset(3) failed"),
+    (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: {{1}}uncorrectable hardware error(ERREVENT_ATHUB) found"),
     (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: 2 new uncorrectable hardware errors detected in umc"),
     (
         CORRECTED,
@@ -87,6 +88,10 @@ EVENTS = (
     (CORRECTED, NIC, f"nvidia {NIC}: PCIe Bus Error: severity=Correctable, type=Data Link"),
     (FAULT, NIC, f"nvme {NIC}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Data"),
     (FAULT, NIC, f"pcieport {NIC}: AER: Uncorrected (Fatal) error received: {NIC}"),
+    (FAULT, NIC, f"pcieport 0000:00:01.0: AER: Uncorrectable (Fatal) error received from {NIC}"),
+    (FAULT, NIC, f"pcieport {NIC}: AER: Uncorrectable (Fatal) error received from 0000:00:00.0"),
+    (FAULT, NIC, f"mlx5_core: probe of {NIC} failed with error -22"),
+    (FAULT, NIC, f"mlx5_core {NIC}: probe with driver mlx5_core failed with error -5"),
     (FAULT, NIC, f"mlx5_core {NIC}: poll_health:800:(pid 0): device's health compromised - miss"),
     (FAULT, NIC, f"mlx5_core {NIC}: health_recover:9:(pid 5): health recovery flow aborted, PCI"),
     (FAULT, NIC, f"mlx5_core {NIC}: print_health_info:424:(pid 0): assert_var[0] 0x00000001"),

@@ -174,6 +174,12 @@ def judged(printed: str) -> tuple[set[str], str]:
         ("None                          : 0", "None : 2", "fail", "no spare row left in 2 banks"),
         ("Channel Repair Pending            : No", "Channel Repair Pending : Yes", "fail", "chan"),
         ("Recovery Action                   : None", "Recovery Action : Reset", "fail", "reset"),
+        (
+            "Recovery Action                   : None",
+            "Recovery Action : GPU Reset",
+            "fail",
+            "reset",
+        ),
         ("HW Slowdown                       : Not", "HW Slowdown : ", "fail", "HwSlowdown"),
         ("SEC-DED    : 0", "SEC-DED    : ERR!", "inconclusive", "reset it, then diagnose"),
         ("SEC-DED    : 0", "SEC-DED    : Unknown Error", "inconclusive", "reset it"),

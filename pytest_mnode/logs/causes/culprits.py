@@ -9,6 +9,8 @@ _PREFIX = re.compile(
     r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
     r"stdout F |stderr F |(?P<srun>\d{1,6}): |"
+    # Lines and errors in JSON, as Docker and torchrun's @record write them.
+    r"""\{?"(?:message|log|msg)"\s*:\s*(?:"|(?=\{))|"""
     # Open MPI 4 and 5 (with its job's name, and host and pid), and SageMaker's mpirun.
     r"(?:\[(?:[\w.@-]+,)?(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\](?:\[[\w.:-]+\])?)?<std\w+>:|"
     # Torchrun prints the name of a role, which is "default" if none is given.
@@ -21,16 +23,18 @@ _PREFIX = re.compile(
     r"(?P<compose>[\w.-]+) +\| )"
 )
 RANK = re.compile(
-    r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\[(?P<own>\d+)\] is setting up NCCL|"
+    r"\b[rR]ank(?::? |=)(?P<torch>\d{1,7})\]|\[(?P<own>\d+)\] is setting up NCCL|"
     r"\bprocess rank (?P<mpi>\d+) with PID|"
     r"error: [\w.,[\]-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
-    r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]"
+    r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]|"
+    r"(?:^|Error: )Rank (?P<megatron>\d{1,7})[:,] "
 )
 HOST = re.compile(
     r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.,[\]-]+): tasks? [\d,-]+: |"
     r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
     # With NODE FAILURE, another node has failed than the one that prints the line.
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|\[(?P<ompi>[\w.-]+)\]\[\[\d+,\d+\],\d+\]|"
+    r"\b[Rr]ank \d+\b.*[,.] (?:[\w ]+: \d+, )?node:? (?P<megatron>[\w.-]+)(?=,|$)|"
     r"(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)|"
     # Syslog and the journal, of programs that write about their own machine.
@@ -61,7 +65,7 @@ PORT = re.compile(
     r"\([^\s,()]+, (\d{1,5})\)|\]:(\d{1,5})\b|[\w.-]:(\d{1,5})(?: \(errno|: )|<(\d{1,5})>|"
     r"\bport[ :=]{1,3}(\d{1,5})\b"
 )
-_REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
+_REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|(?:host_)?unknown|\.\.\.", re.IGNORECASE)
 
 
 def split_prefix(line: str) -> tuple[dict[str, str], str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -68,7 +68,12 @@ _BLOCK_GOES_ON = re.compile(
     r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: |^signal \d|^ +\S"
 )
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
-_DESCRIBED = re.compile(r"Name: +[\w.-]+$")
+_DESCRIBED = re.compile(r"(?:Name: +[\w.-]+|\s*\"?metadata\"?: ?\{?)$")
+_DESCRIBED_ON = re.compile(r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)")
+_DESCRIBED_STATUS = re.compile(
+    r"\s*-? *\"?(?:reason|message|exit ?code|last ?state|state|status|signal)\"?:", re.IGNORECASE
+)
+"""`kubectl describe`, and an object as JSON or YAML: its node stands above its state."""
 _STARTED = re.compile(
     r"Successfully assigned|Started container|pod group is ready|Admitted by ClusterQueue"
 )
@@ -99,17 +104,28 @@ _SUMMARY = re.compile(
 
 def causes(text: str | bytes) -> list[Cause]:
     """All causes in `text`, in the order of the table: root causes first."""
-    finder = _Finder()
-    before = ""
-    lines = plain_text(text).lines
-    for whole in lines:
-        line = whole[:_LONGEST].rstrip()
-        if line != before:
-            finder.read(line)
-        before = line
     # Of causes with equal weight, the one with more known parts of the culprit comes first.
-    found = [*finder.all(), *causes_in_json("\n".join(lines))]
+    found = [one for _, one in Causes({"": text}).found]
     return sorted(found, key=lambda cause: (cause.order, -cause.known))
+
+
+class Causes:
+    """All causes in files of one job, by the names of these, in no order.
+
+    silent: see `Collectives.silent`. hosts: of the ranks of the largest communicator of NCCL. What
+    watchdogs say is compared over all files.
+    """
+
+    def __init__(self, texts: Mapping[str, str | bytes]) -> None:
+        collectives = Collectives()
+        every = [_Finder(collectives, name, text) for name, text in texts.items()]
+        self.silent = collectives.silent()
+        timed_out = {work.rank for work in collectives.works.values()}
+        self.found = [(one.file, cause) for one in every for cause in one.all(timed_out)]
+        self.found += collectives.causes()
+        placed = [(size, rank, who[0]) for one in every for who, (rank, size) in one.ranks.items()]
+        largest = max((size for size, *_ in placed), default=0)
+        self.hosts = {rank: host for size, rank, host in placed if size == largest and host}
 
 
 def first_cause(texts: Mapping[str, str]) -> Cause | None:
@@ -134,6 +150,7 @@ def is_peer_lost(text: str) -> bool:
 
 _TELLING = (
     *(_COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _ASSIGNED, _DESCRIBED, _STARTED),
+    _DESCRIBED_ON,
     _TESTED,
     *(_RETRIES, RAS_LINE, re.compile("atchdog| work")),
 )
@@ -162,14 +179,15 @@ def _is_retried(line: str) -> bool:
 
 
 class _Finder:
-    """Reads the lines of a text and keeps the facts that later lines need."""
+    """Reads the lines of a file and keeps the facts that later lines need."""
 
-    def __init__(self) -> None:
+    def __init__(self, collectives: Collectives, file: str, text: str | bytes) -> None:
+        self.file = file
         self._found: dict[tuple[str, ...], Cause] = {}
-        self._collectives = Collectives()
+        self._collectives = collectives
         self._ras = Ras()
         # The rank of an NCCL process in its largest communicator, and the size of that.
-        self._ranks: dict[tuple[str | None, ...], tuple[int, int]] = {}
+        self.ranks: dict[tuple[str | None, ...], tuple[int, int]] = {}
         # Rank and host of the process that the next line is about, from the lines before it.
         self._block: dict[str, str] = {}
         self._later_failures = False
@@ -180,8 +198,16 @@ class _Finder:
         self._nodes: dict[str, str] = {}
         # Keys of the causes found before the description of the current pod.
         self._of_others: set[tuple[str, ...]] = set()
+        self._described_on: str | None = None
+        lines, before = plain_text(text).lines, ""
+        for whole in lines:
+            line = whole[:_LONGEST].rstrip()
+            if line != before:
+                self._read(line)
+            before = line
+        self._in_json = causes_in_json("\n".join(lines))
 
-    def read(self, line: str) -> None:
+    def _read(self, line: str) -> None:
         """Read one line; most contain no cause."""
         tells, rules = _hints(_NUMBER.sub("0", line))
         if tells:
@@ -222,22 +248,18 @@ class _Finder:
         self._tested = first(_TESTED, line) or self._tested
         self._learn_block(line)
         self._learn_pod(line)
-        self._collectives.read(line)
+        self._collectives.read(line, self.file)
         if RAS_LINE.search(line):
             self._ras.read(line, split_prefix(line)[1])
 
-    def all(self) -> list[Cause]:
-        """All causes; those of all ranks' watchdogs together replace those of single lines."""
+    def all(self, timed_out: set[int]) -> Iterator[Cause]:
+        """Its causes; those of these ranks' watchdogs are left to the collectives of all files."""
         for cause in self._ras.causes():
             self._keep(cause)
-        together = list(self._collectives.causes())
-        read = {work.rank for work in self._collectives.works.values()}
-        own = (
-            cause
-            for cause in self._found.values()
-            if cause.name != "collective timed out" or not read.issuperset(cause.ranks) or not read
-        )
-        return [*own, *together]
+        for cause in (*self._found.values(), *self._in_json):
+            told = timed_out and timed_out.issuperset(cause.ranks)
+            if cause.name != "collective timed out" or not told:
+                yield cause
 
     def _learn_rank(self, line: str) -> None:
         comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
@@ -245,8 +267,8 @@ class _Finder:
         if comm is None or who is None:
             return
         size = int(comm["size"])
-        if size > self._ranks.get(who.groups(), (0, 0))[1]:
-            self._ranks[who.groups()] = (int(comm["rank"]), size)
+        if size > self.ranks.get(who.groups(), (0, 0))[1]:
+            self.ranks[who.groups()] = (int(comm["rank"]), size)
 
     def _learn_block(self, line: str) -> None:
         if (summary := _SUMMARY.search(line)) is not None:
@@ -264,7 +286,9 @@ class _Finder:
         if (assigned := _ASSIGNED.search(line)) is not None:
             self._nodes[assigned["pod"]] = assigned["node"]
         if _DESCRIBED.match(line):
-            self._of_others = set(self._found)
+            self._of_others, self._described_on = set(self._found), None
+        elif (on := _DESCRIBED_ON.match(line)) is not None:
+            self._described_on = on["node"]
         if (started := _STARTED.search(line)) is None:
             return
         retried = _RETRIED if started[0] == "Started container" else _RETRIED[:1]
@@ -318,17 +342,18 @@ class _Finder:
         # Torch's prefix has the rank in the world, its message that in a process group.
         named = groups.get("rank") or prefix.get("torch") or first(RANK, body) or of_prefix
         ranks = rank_numbers(f"{named or ''},{groups.get('other', '')}")
-        if not ranks and who is not None and who.groups() in self._ranks:
-            ranks = (self._ranks[who.groups()][0],)
+        if not ranks and who is not None and who.groups() in self.ranks:
+            ranks = (self.ranks[who.groups()][0],)
         host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
         labels = (prefix.get(key) for key in ("ip", "pod", "pdsh", "compose"))
         host = host or next(filter(None, labels), self._block.get("host"))
-        host = host or self._node_of_pod(body)
+        host = host or self._node_of_pod(line)
         peer = groups.get("peer") or groups.get("peer2") or first(PEER, body)
         details = (groups[name] for name in sorted(groups) if name.startswith("detail"))
         detail = next(details, "").strip() or None
+        if kind.name == "rank did not join" and "rank" not in groups and "imed out" in body:
+            ranks, host = (), None  # the line is of a rank that waited
         if groups.get("joined"):
-            # The rank in this line is the one that waited.
             ranks, detail = (), f"{groups['joined']} of {groups['world']} ranks joined"
         port = groups.get("port") or (first(PORT, body) if peer else None)
         if port and not detail:
@@ -349,6 +374,8 @@ class _Finder:
 
     def _node_of_pod(self, line: str) -> str | None:
         """Node of an event's pod; `kubectl describe` does not print the pod's name with it."""
+        if self._described_on and _DESCRIBED_STATUS.match(line):
+            return self._described_on
         named = [node for pod, node in self._nodes.items() if pod in line]
         last = list(self._nodes.values()) if " kubelet " in line else []
         return next(reversed(named or last), None)

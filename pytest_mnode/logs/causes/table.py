@@ -20,6 +20,10 @@ _NO_WIDTH = (_constants.AT, _constants.ASSERT, _constants.ASSERT_NOT)
 Words = tuple[frozenset[str], ...]
 """Of each set, a line that matches contains at least one text. In lower case, without digits."""
 _SHOWN = 300
+_BY_VICTIMS = (
+    *("collective timed out", "rank waited in vain", "store key not set", "gloo not connected"),
+    *("store connection lost", "connection closed by peer"),
+)
 
 
 def words_of(pattern: re.Pattern[str]) -> Words:
@@ -152,6 +156,7 @@ def candidates(line: str) -> tuple[Rule, ...]:
     )
 
 
+@cache
 def known_cause(name: str) -> KnownCause:
     """The entry of this name."""
     return next(cause for cause in known_causes() if cause.name == name)
@@ -187,9 +192,16 @@ class Cause:
         return self.kind.root
 
     @property
+    def by_victim(self) -> bool:
+        """Whether its rank and host only saw what another one did."""
+        return self.name in _BY_VICTIMS
+
+    @property
     def order(self) -> int:
         """Its position in the table; smaller is weightier."""
-        return self.kind.order
+        # That some rank did not arrive is no more than a failed rendezvous.
+        unnamed = self.name == "rank did not join" and not self.ranks
+        return known_cause("rendezvous failed").order if unnamed else self.kind.order
 
     @property
     def known(self) -> int:
