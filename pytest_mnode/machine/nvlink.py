@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_mnode.logs.lines import number
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.programs import NVIDIA, output_of
 
@@ -111,19 +112,12 @@ def parse_errors(text: str) -> dict[tuple[int, int], NvLink]:
             name, value = counter.groups()
             one = found.setdefault((gpu, int(link[1])), NvLink())
             if name in _BER:
-                rate = max(one.bit_error_rate or 0.0, _number(value) or 0.0)
+                rate = max(one.bit_error_rate or 0.0, number(value) or 0.0)
                 found[gpu, int(link[1])] = replace(one, bit_error_rate=rate)
             elif value.isascii() and value.isdigit():
                 counters = {**one.counters, name: int(value)}
                 found[gpu, int(link[1])] = replace(one, counters=counters)
     return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def nvidia_smi(*arguments: str) -> str:

@@ -82,14 +82,6 @@ def test_what_broke_comes_before_who_waits(
     assert found["missing"] == []
 
 
-def test_a_rank_is_known_by_the_name_of_its_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-    found = why(capsys, left(tmp_path, {"rank_5/stderr.log": text}))[1]
-    assert found["cause"]["ranks"] == [5]
-
-
 def watchdogs(*ranks: int, last: int = 2) -> dict[str, str | bytes]:
     """Logs of ranks that wait, one file each."""
     texts = dict.fromkeys(ranks, WATCHDOG + GROUP)
@@ -148,6 +140,7 @@ KILLED = "  host      : elm5\n  rank      : 2 (local_rank: 2)\n  exitcode  : -9 
     ("file", "text", "expected"),
     [
         ("rank_2.log", "KeyError: 'labels'\n", ("Python error", [2], None)),
+        ("rank_2/stderr.log", "torch.OutOfMemoryError: no\n", ("GPU out of memory", [2], None)),
         ("a_rank2.err", "OSError: [Errno 5] Input/output error", ("file system failed", [2], None)),
         ("torchrun.log", KILLED, ("killed", [2], "elm5")),
         ("rank_1.log", "ValueError: no such comment\n", ("rank did not join", [2], None)),
