@@ -49,7 +49,14 @@ EXCEPTIONS = {
         "launchers/rack/probe.py:_try_inside",
         "namespaces.die_with_parent",
     ): "its parent waits for it",
-    ("launchers/remote/remote_proxy.py:main", "proxy.ssh.kill"): "the kernel does it: child.start",
+    (
+        "launchers/remote/stdio_bridge.py:StdioBridge._end",
+        "end_programs",
+    ): "reaps what os.killpg has killed",
+    (
+        "launchers/dial_in/bridge.py:DialBridge.open",
+        "self.programs[number].terminate",
+    ): "the end of the bridge ends it too",
     ("machine/namespaces.py:set_process_name", "_libc.prctl"): "its name",
     ("measuring/port_meanwhile.py:main", "ctypes.CDLL(None).prctl"): "its name",
     (

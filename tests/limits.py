@@ -197,8 +197,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/cleanup/test_client.py::test_a_daemon_that_outlives_sigkill_is_named",
     "launchers/cleanup/client.py _SEND_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_reads_no_orders_is_named",
-    "launchers/cleanup/client.py _SLACK_S":
-        "launchers/cleanup/test_client.py::test_connections_of_a_silent_daemon_count_as_none",
     "launchers/cleanup/daemon.py _TOGETHER_S":
         "launchers/test_cleanup.py::test_the_cleanup_daemon_is_killed",
     "launchers/cleanup/queue_cleanup.py COMMAND_S":
@@ -214,8 +212,6 @@ LIMITS: Mapping[str, str] = {
         "test_an_allocation_that_does_not_end_is_cancelled_again",
     "launchers/cleanup/salloc.py SCANCEL_S":
         "launchers/slurm/test_allocation.py::test_a_scancel_that_never_ends_is_given_up",
-    "launchers/cleanup/ssh_connections.py END_S":
-        "launchers/cleanup/test_ssh_connections.py::test_an_ended_connection_ends_its_children",
     "launchers/kubernetes/api.py REQUEST_S":
         "launchers/kubernetes/test_silence.py::test_a_request_without_an_answer",
     "launchers/kubernetes/api.py WATCH_S":
@@ -265,8 +261,14 @@ LIMITS: Mapping[str, str] = {
         "test_output_that_is_held_by_a_process_elsewhere_is_not_awaited",
     "launchers/remote/remote_exec.py GRACE_S":
         "launchers/remote/test_commands.py::test_the_command_ends_with_its_local_end",
-    "launchers/remote/remote_proxy.py STATUS_S":
-        "launchers/remote/test_remote_proxy.py::"
+    "launchers/remote/bridge_client.py _SLACK_S":
+        "launchers/cleanup/test_client.py::test_a_bridge_of_a_silent_daemon_is_given_up",
+    "launchers/remote/launcher.py RECONNECT_S":
+        "launchers/test_ssh.py::test_a_node_that_cannot_be_connected_again_in_time",
+    "launchers/remote/stdio_bridge.py END_S":
+        "launchers/remote/test_stdio_bridge.py::test_streams_end_with_the_run",
+    "launchers/remote/stdio_bridge.py STATUS_S":
+        "launchers/remote/test_stdio_streams.py::"
         "test_an_ssh_that_outlives_its_connection_is_not_awaited",
     "launchers/remote/run_all.py REPORT_LIMIT_S":
         "launchers/remote/test_run_all.py::test_nodes_whose_report_never_comes_are_unusable",
@@ -280,8 +282,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/slurm/test_command_lines.py::test_limit_for_a_pending_request",
     "launchers/slurm/commands.py COMMAND_LIMIT_S":
         "launchers/slurm/test_commands.py::test_a_command_that_exceeds_its_limit",
-    "launchers/ssh.py _CONNECT_LIMIT_S":
-        "launchers/test_ssh.py::test_a_host_to_which_ssh_never_connects",
     "logs/kernel_log.py LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[kernel log]",
     "machine/programs.py GRACE_S":
@@ -369,9 +369,10 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/cleanup/daemon.py IDLE_S",
         "launchers/cleanup/queue_cleanup.py _LONGEST_PAUSE_S",
         "launchers/cleanup/queue_cleanup.py _PAUSE_S",
-        "launchers/cleanup/ssh_connections.py AGAIN_S",
-        "launchers/cleanup/ssh_connections.py POLL_S",
+        "launchers/cleanup/bridge_task.py POLL_S",
         "launchers/dial_in/bridge.py _LOOK_S",
+        "launchers/remote/stdio_bridge.py AGAIN_S",
+        "launchers/remote/stdio_bridge.py _LOOK_S",
         "launchers/kubernetes/bridge.py AGAIN_S",
         "launchers/kubernetes/bridge.py EVENTS_S",
         "launchers/kubernetes/bridge.py LOOK_S",
@@ -504,7 +505,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/tuning/running.py LIMIT_S",
         "gang/experiments.py _SPARE_S",
         "jobs/kubernetes/pod_start.py PLACED_S",
-        "launchers/dial_in/launcher.py _SLACK_S",
+        "launchers/dial_in/launcher.py SLACK_S",
+        "launchers/remote/launcher.py _SLACK_S",
         "launchers/remote/run_all.py REPORT_S",
         "measuring/limits.py CONNECT_OF_A_RANK_S",
         "measuring/limits.py CONNECT_PAIRS_S",
@@ -547,7 +549,7 @@ GIVEN: Mapping[str, str] = {
     "options.py Settings.silence_limit_s":
         "launchers/remote/test_commands.py::test_silence_ends_both_sides",
     "options.py Settings.start_limit_s":
-        "launchers/remote/test_remote_proxy.py::test_a_slow_start_within_the_limit_is_awaited",
+        "launchers/remote/test_stdio_streams.py::test_a_slow_start_within_the_limit_is_awaited",
     "options.py Settings.timeout_s":
         "worlds/test_hanging.py::test_every_report_came_at_its_limit",
     "protocol/agent_messages.py AgentOrder.silence_s":

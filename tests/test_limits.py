@@ -120,8 +120,7 @@ FOR_EVER = {
         "gang/watch.py doing.result",
     ),
     "awaited with a limit around it, or until the program's own end": (
-        "launchers/dial_in/bridge.py ended.wait",
-        "launchers/kubernetes/bridge.py ended.wait",
+        "launchers/remote/bridge.py ended.wait",
         "launchers/remote/bridge_server.py ready.wait",
         "launchers/remote/node_streams.py command.room.wait",
         "launchers/remote/remote_exec.py self.wait",

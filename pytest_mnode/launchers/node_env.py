@@ -9,7 +9,7 @@
 3. Of the other variables of pytest's environment, those of PASSED follow where a node sets none.
 
 HOME, USER, PATH and TMPDIR are the node's, and all that PASSED does not name, such as the tokens of
-a CI job, stays here. Only the standard library: remote_proxy runs without site-packages.
+a CI job, stays here. Only the standard library.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SECRET_ENDS = ("PASSWORD", "PASSWD", "SSHPASS", "TOKEN", "SECRET", "APIKEY")
 _NO_SECRETS = ("PWD", "OLDPWD", "SSH_AUTH_SOCK", "GPG_KEY")
 """The last one is a public key: images of Python set it."""
 SET, DEFAULTS = "MNODE_ENV_SET", "MNODE_ENV_DEFAULTS"
-"""Variables of a local command that tell remote_proxy the names of two kinds of others: those that
+"""Variables of a local command that tell the bridge the names of two kinds of others: those that
 replace the node's own whatever their value, and those that count only where nothing else does."""
 
 

@@ -1,6 +1,6 @@
 """Process descriptors, also for a Python that was built without os.pidfd_open.
 
-Conda's Python is, to support old C libraries. `remote_proxy`, which runs without site-packages,
+Conda's Python is, to support old C libraries. The cleanup daemon, which runs without site-packages,
 imports this module.
 """
 

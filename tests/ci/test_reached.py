@@ -18,7 +18,6 @@ from tests.reached import STAGES, WHOLE, Plan, Uses, is_test, plan, read
 GONE_PAGE, GONE_LOG = "docs/gone.md", "fixtures/logs/gone-2.30.log"
 CLEANUP = {
     "tests/controller/test_terminated.py",
-    "tests/launchers/cleanup/test_ssh_connections.py",
     "tests/launchers/test_cleanup.py",
     "tests/test_leaves_nothing.py",
 }
@@ -68,7 +67,7 @@ def chosen(made: Plan) -> set[str]:
         ("pytest_mnode/agent/agent.py", "worlds/test_raising engines/test_ssh", "test_table"),
         ("pytest_mnode/rank/entry.py", "worlds/test_raising gpu/test_rack", "test_table"),
         ("pytest_mnode/launchers/rack/enter.py", "launchers/test_enter test_cluster", "test_table"),
-        ("pytest_mnode/launchers/remote/remote_proxy.py", "machines/test_bed", "test_table"),
+        ("pytest_mnode/launchers/remote/node_command.py", "machines/test_bed", "test_table"),
         ("pytest_mnode/machine/__main__.py", "discover/test_on_rack", "test_table"),
         ("pytest_mnode/certificate/page/parts.html.j2", "certificate/test_page", "test_table"),
         ("pytest_mnode/logs/causes/known.toml", "logs/test_causes", "test_table"),

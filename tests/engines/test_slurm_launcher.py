@@ -1,4 +1,4 @@
-"""The Slurm launcher by itself: nodes, commands as job steps, named losses. No rank is started."""
+"""The Slurm launcher by itself: nodes, commands of steps, named losses. No rank is started."""
 
 from __future__ import annotations
 
@@ -87,15 +87,13 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
 def test_a_node_whose_slurmd_is_killed_keeps_its_commands(
     slurm: SlurmOnRack, tmp_path: Path
 ) -> None:
-    """Running commands go on; a new command fails with the reason and the node's name."""
+    """Running commands go on, and new ones start: the run's step needs no slurmd."""
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []))
     step = "touch up; until test -e over; do sleep 0.1; done; exit 7"
     controller(f'begin(["sh", "-c", "{step}"], 1)')
     slurm.await_that((tmp_path / "up").exists, 30, "a step runs on node1")
     slurm.kill_daemon("node1")
-    status, out, err = controller('run(["true"], 1)')
-    assert (status, out) == (255, "")
-    assert err == "node1: srun: Application launch failed: Communication connection failure\n"
+    assert controller('run(["hostname"], 1)') == [0, "node1\n", ""]
     assert controller('run(["hostname"], 0)') == [0, "node0\n", ""]
     assert controller("begun[0].poll()") is None
     (tmp_path / "over").touch()

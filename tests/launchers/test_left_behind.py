@@ -146,12 +146,13 @@ def test_the_connection_to_a_node_ends_with_its_power(
     section = Power.model_validate({"switch_off": "true {node}", "switch_on": "true {node}"})
     spec = profile_spec("rack").model_copy(update={"power": section})
     launcher = Ssh(parse_hosts("n1", "hosts"), spec, RemoteOptions(str(tmp_path), tmp_path))
-    ended: list[str] = []
-    launcher._connections = SimpleNamespace(end=ended.append, close=lambda _: None)  # type: ignore[assignment]
+    ended: list[tuple[str, str]] = []
+    bridge: Any = SimpleNamespace(end=lambda *what: ended.append(what), close=lambda: None)
+    launcher._bridge = bridge
     launcher._hosts_by_name = {"host1": "n1"}
     launcher.nodes = (Node("host1", 0, "10.0.0.1"),)
     launcher.ask(PowerOff("host1"))
-    assert ended == ["n1"]
+    assert ended == [("n1", "powered off")]
     launcher.close()
 
 
@@ -183,9 +184,10 @@ def test_an_allocation_ends_with_the_launcher(fails: bool) -> None:
     launcher._watchers = SimpleNamespace(close=lambda: None)
     daemon = SimpleNamespace(close=lambda: done.append("daemon"))
     launcher.allocation = SimpleNamespace(close=close, daemon=daemon)
+    launcher._bridge = SimpleNamespace(close=lambda: done.append("bridge"))
     with pytest.raises(ClusterError) if fails else nullcontext():
         launcher.close()
-    assert done == ["released", "daemon"]
+    assert done == ["bridge", "released", "daemon"]
 
 
 # The cleanup daemon, and the clean-up of queues.

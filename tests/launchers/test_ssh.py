@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
-from pytest_mnode.launchers import ssh
 from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.remote import launcher as launcher_module
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
@@ -31,19 +28,18 @@ from tests.programs import write_program
 from tests.waiting import until
 
 SPEC = profile_spec("rack")
-# In place of ssh: a master creates its socket file and stays until an order ends it.
-STAYS = """\
+# In place of ssh: notes its words, and refuses.
+REFUSES = """\
 #!/bin/sh
 echo "$$ $*" >> {log}
-case " $* " in *" -M "*) ;; *) echo "n1: not here" >&2; exit 255 ;; esac
-for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
-exec sleep 300
+echo "n1: not here" >&2
+exit 255
 """
 FAILS = """\
 #!/bin/sh
-for target; do :; done
+while [ $# -gt 2 ]; do shift; done
 echo "some debug line" >&2
-echo "$target: Permission denied (publickey)." >&2
+echo "$1: Permission denied (publickey)." >&2
 exit 255
 """
 
@@ -52,11 +48,9 @@ exit 255
 THIS = """\
 #!/bin/sh
 for last; do :; done
-case " $* " in *" -M "*) ;; *) exec sh -c "$last" ;; esac
-if [ -e {directory}/closed ]; then echo "$last: Connection refused" >&2; exit 255; fi
-echo "$$" >> {directory}/masters
-for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
-exec sleep 300
+if [ -e {directory}/closed ]; then echo "n1: Connection refused" >&2; exit 255; fi
+echo "$$ $*" >> {directory}/connections
+exec sh -c "$last"
 """
 
 
@@ -115,35 +109,35 @@ def test_each_host_that_refuses_has_a_line(tmp_path: Path, use: Use) -> None:
     assert not list(tmp_path.glob(".mnode-*"))
 
 
-def test_a_host_to_which_ssh_never_connects(
+def test_a_host_to_which_ssh_never_connects(tmp_path: Path, use: Use) -> None:
+    use("#!/bin/sh\nexec sleep 60\n")
+    launcher = made(tmp_path, "n1")
+    launcher.start_limit_s = 0.5
+    with pytest.raises(ClusterError, match=r"n1: no answer within 0\.5 s: "):
+        launcher.start()
+
+
+def test_connections_end_with_the_launcher(
     tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "_CONNECT_LIMIT_S", 0.5)
-    use("#!/bin/sh\nexec sleep 60\n")
-    with pytest.raises(ClusterError, match="n1: no connection in time"):
-        made(tmp_path, "n1").start()
-
-
-def test_connections_end_with_the_launcher(tmp_path: Path, use: Use) -> None:
-    log = use(STAYS)
-    launcher = made(tmp_path)
-    launcher.silence_limit_s = 40.0
-    with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
-        launcher.start()  # connections are made, but commands on them fail
-    assert json.loads((tmp_path / "run/ssh.json").read_text())["silence_s"] == 40.0
-    started = [line.split() for line in log.read_text().splitlines()]
-    asked = [words for words in started if "ServerAliveInterval=14" in words]
-    assert [words for words in started if "-M" in words] == asked
-    masters = [int(words[0]) for words in started if "-M" in words]
-    assert len(masters) == 2
-    until(lambda: not any(map(psutil.pid_exists, masters)))
+    """Both hosts are this one; a run's directory may have any path."""
+    use(THIS)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    folder = tmp_path / ("x" * 90) / "my run"
+    folder.mkdir(parents=True)
+    launcher = made(folder)
+    with pytest.raises(ClusterError, match="n2: it is the same machine as n1"):
+        launcher.start()
+    started = [line.split() for line in (tmp_path / "connections").read_text().splitlines()]
+    assert len(started) == 2
+    until(lambda: not any(psutil.pid_exists(int(words[0])) for words in started))
     for words in started:
         assert words[1:3] == ["-F", "none"]
-        assert "BatchMode=yes" in words
+        assert {"BatchMode=yes", "ControlMaster=no"} <= set(words)
 
 
 def test_ssh_uses_the_port_of_the_hostfile(tmp_path: Path, use: Use) -> None:
-    log = use(STAYS)
+    log = use(REFUSES)
     launcher = made(tmp_path, "me@n1:2222\nn2 port=222")
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used") as raised:
         launcher.start()
@@ -159,20 +153,6 @@ def test_a_launcher_has_no_nodes_before_its_start(tmp_path: Path) -> None:
         launcher.commands([Node("n1", 0, "10.0.0.1")], ["true"])
     launcher.close()
     launcher.close()
-
-
-@pytest.mark.parametrize("prefix", ["x" * 90, "my jobs"])
-def test_sockets_go_elsewhere_if_ssh_cannot_use_the_directory(use: Use, prefix: str) -> None:
-    log = use(STAYS)
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp") as directory,
-        pytest.raises(ClusterError, match="n1: not here"),
-    ):
-        made(Path(directory)).start()
-    words = log.read_text().split()
-    paths = {Path(word.partition("=")[2]) for word in words if word.startswith("ControlPath=")}
-    assert {path.parent.parent for path in paths} == {Path("/tmp")}
-    assert not any(path.parent.exists() for path in paths)
 
 
 @pytest.mark.usefixtures("_ssh")
@@ -196,28 +176,6 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     assert (first.address, second.address) == ("n1", "10.7.0.1")
 
 
-@pytest.mark.usefixtures("_ssh")
-def test_a_refused_shared_directory_leaves_no_socket_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    mkdtemp = tempfile.mkdtemp
-
-    def noted(*args: Any, **options: Any) -> str:
-        made.append(mkdtemp(*args, **options))
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", noted)
-    run_dir = tmp_path / ("x" * 90)
-    run_dir.mkdir()
-    (tmp_path / "file").touch()
-    shared = tmp_path / "file" / "below"
-    hosts = parse_hosts("n1", "hosts")
-    with pytest.raises(UsageError, match="--mnode-shared-dir="):
-        Ssh(hosts, SPEC, RemoteOptions(str(run_dir), tmp_path, shared)).start()
-    assert not [path for path in made if Path(path).exists()]
-
-
 def test_a_lost_connection_is_reopened_without_power_switching(
     tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,8 +186,10 @@ def test_a_lost_connection_is_reopened_without_power_switching(
     launcher.watch(lambda name, why: losses.put((name, why)))
 
     def lose() -> None:
-        psutil.Process(int((tmp_path / "masters").read_text().split()[-1])).kill()
-        assert losses.get(timeout=10)[1].startswith("the connection was lost: ")
+        psutil.Process(
+            int((tmp_path / "connections").read_text().splitlines()[-1].split()[0])
+        ).kill()
+        assert losses.get(timeout=10)[1].startswith("the connection was lost")
         with pytest.raises(NodeLostError, match="is unavailable: the connection was lost"):
             launcher.commands(launcher.nodes, ["true"])
 
@@ -245,6 +205,29 @@ def test_a_lost_connection_is_reopened_without_power_switching(
         with pytest.raises(ClusterError, match="the spec names no command for it"):
             launcher.ask(PowerOn(node.name))
         with pytest.raises(NodeLostError, match="is unavailable: n1: Connection refused"):
+            launcher.commands([node], ["true"])
+    finally:
+        launcher.close()
+
+
+def test_a_node_that_cannot_be_connected_again_in_time(
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ssh connects, and nothing follows."""
+    use(THIS.replace("exec sh", "[ -e {directory}/silent ] && exec sleep 60; exec sh"))
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setattr(launcher_module, "RECONNECT_S", 1.0)
+    launcher = made(tmp_path, "n1")
+    try:
+        launcher.start()
+        (tmp_path / "silent").touch()
+        [node] = launcher.nodes
+        pid = int((tmp_path / "connections").read_text().split()[0])
+        psutil.Process(pid).kill()
+        until(lambda: launcher._why_gone(node) is not None)
+        with pytest.raises(ClusterError, match="the spec names no command for it"):
+            launcher.ask(PowerOn(node.name))
+        with pytest.raises(NodeLostError, match="is unavailable: no answer within 1 s"):
             launcher.commands([node], ["true"])
     finally:
         launcher.close()

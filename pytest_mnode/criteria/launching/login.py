@@ -78,7 +78,7 @@ def of_node() -> dict[str, str]:
     with open(f"/proc/{os.getppid()}/environ", "rb") as file:  # noqa: PTH123
         pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0") if pair]
     # A step of Slurm is one task on one node, unlike the job that is started here.
-    of_a_task = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+    of_a_task = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_")
     return {name: value for name, _, value in pairs if not name.startswith(of_a_task)}
 
 

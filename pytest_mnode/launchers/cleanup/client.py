@@ -12,20 +12,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.launchers.cleanup import daemon
 from pytest_mnode.launchers.cleanup.daemon import PACKET_BYTES
-from pytest_mnode.launchers.cleanup.ssh_connections import AGAIN_AT_ONCE
 
 ENDED = "the cleanup process of the run has ended"
 _SEND_S = 10
 """Longest wait of an order for a daemon that reads none, such as one that was stopped; in whole
 seconds."""
-_SLACK_S = 5.0
 _CLOSE_S = 12.0
 _KILL_S = 5.0
 _ENDS_S = 0.5
@@ -133,85 +130,3 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
             raise TimeLimitError(
                 f"cleanup process (pid {process.pid}) still runs {_KILL_S:g} s after SIGKILL"
             ) from None
-
-
-@dataclass(slots=True)
-class _Connection:
-    """A connection. reason: why it is down, "" if it is up. answered: whether that is known."""
-
-    reason: str = "no connection in time"
-    answered: bool = False
-
-
-class Connections:
-    """ssh's master connections by host; the daemon holds them. Thread-safe.
-
-    on_lost(host, reason) is called from a thread of this object, once per connection.
-    """
-
-    def __init__(self, on_lost: Callable[[str, str], None]) -> None:
-        self._on_lost = on_lost
-        self._held: dict[str, _Connection] = {}
-        self._news = threading.Condition()
-        self._daemon = CleanupDaemon(self._heard)
-        self.start, self.close = self._daemon.start, self._daemon.close
-
-    def connect(
-        self,
-        masters: Mapping[str, tuple[Sequence[str], str]],
-        limit_s: float,
-        end_s: float = 1.0,
-    ) -> dict[str, str]:
-        """Run these programs, each of which makes a socket when its connection is up, and wait.
-
-        masters: (argv, path of the socket) by host. limit_s: for each of them; some are started
-        once others are up. end_s: time that they may take to end. Returns the reasons of those that
-        failed, by host.
-        """
-        with self._news:
-            for name in masters:
-                self._held[name] = _Connection()
-        for name, (argv, path) in masters.items():
-            self._daemon.order(
-                connect=name, argv=list(argv), socket=path, within_s=limit_s, end_s=end_s
-            )
-        held = [self._held[name] for name in masters]
-        with self._news:
-            turns = -(-len(masters) // AGAIN_AT_ONCE)
-            limit_s = turns * limit_s + _SLACK_S
-            self._news.wait_for(lambda: all(one.answered for one in held), limit_s)
-            return {name: self._held[name].reason for name in masters if self._held[name].reason}
-
-    def end(self, name: str) -> None:
-        """End a connection; it does not count as lost."""
-        with self._news:
-            self._held.pop(name, None)
-        self._daemon.order(disconnect=name)
-
-    def _heard(self, event: Mapping[str, Any] | None) -> None:
-        match event:
-            case None:
-                for name in list(self._held):
-                    self._lose(name, ENDED)
-            case {"of": name, "up": _}:
-                self._answered(name, "")
-            case {"of": name, "failed": why}:
-                self._answered(name, why)
-            case {"of": name, "ended": why}:
-                self._lose(name, why)
-
-    def _answered(self, name: str, why: str) -> None:
-        with self._news:
-            if (held := self._held.get(name)) is not None:
-                held.reason, held.answered = why, True
-            self._news.notify_all()
-
-    def _lose(self, name: str, why: str) -> None:
-        with self._news:
-            held = self._held.get(name)
-            was_up = held is not None and held.answered and not held.reason
-            if held is not None and (was_up or not held.answered):
-                held.reason, held.answered = why, True
-            self._news.notify_all()
-        if was_up:
-            self._on_lost(name, why)

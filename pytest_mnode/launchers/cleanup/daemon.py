@@ -27,8 +27,8 @@ from typing import Any, Protocol
 
 if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parents[3])
+from pytest_mnode.launchers.cleanup.bridge_task import BridgeTask
 from pytest_mnode.launchers.cleanup.salloc import Salloc
-from pytest_mnode.launchers.cleanup.ssh_connections import SshConnections
 from pytest_mnode.machine.pidfd import pidfd_open
 
 PACKET_BYTES = 1 << 18
@@ -65,7 +65,6 @@ class Daemon:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.tasks: dict[str, Task] = {}
-        self.ssh: SshConnections | None = None
         self.remove: list[str] = []
         self.terminated = self.closed = False
         self.wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,12 +106,8 @@ class Daemon:
                 self.remove = paths
             case {"close": paths}:
                 self.remove, self.closed = paths, True
-            case {"connect": name, "argv": argv, "socket": path, **limits}:
-                if self.ssh is None:
-                    self.tasks["ssh"] = self.ssh = SshConnections(self.tell)
-                self.ssh.connect(name, argv, Path(path), **limits)
-            case {"disconnect": name} if self.ssh is not None:
-                self.ssh.disconnect(name)
+            case {"bridge": name, **settings}:
+                self.tasks[name] = BridgeTask(report=partial(self.tell, name), **settings)
             case {"allocate": name, "argv": argv}:
                 self.tasks[name] = Salloc(argv, name, partial(self.tell, name))
             case {"rack": fd, "path": path}:

@@ -1,9 +1,8 @@
-"""The run's connections to nodes that dial in: `bridge.py SETTINGS SOCKET`.
+"""The bridge to nodes that dial in: `bridge.py SETTINGS SOCKET`; see remote.bridge.
 
-Held by the cleanup daemon. Starts the site's commands, waits until all nodes have dialed in, writes
-their host names into SOCKET.hosts, and makes SOCKET, over which commands reach it (remote.bridged).
-If it ends before that, the last line of its standard error is the reason. On SIGTERM it ends what
-runs on the nodes, and then the site's commands.
+Starts the site's commands, waits until all nodes have dialed in, and writes their host names into
+SOCKET.hosts before it makes SOCKET. On SIGTERM it ends what runs on the nodes, and then the site's
+commands.
 """
 
 from __future__ import annotations
@@ -13,28 +12,29 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 
-from pytest_mnode.errors import ClusterError
+from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.launchers.dial_in.node import DialOrder
-from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.hosts import compress, expand
 from pytest_mnode.launchers.node_env import node_env
-from pytest_mnode.launchers.remote import wire
-from pytest_mnode.launchers.remote.bridge_server import BridgeServer
-from pytest_mnode.launchers.remote.node_streams import NodeStream, NodeStreams
+from pytest_mnode.launchers.remote import bridge, wire
+from pytest_mnode.launchers.remote.node_command import reachable
+from pytest_mnode.launchers.remote.node_streams import NodeStream
+from pytest_mnode.launchers.remote.run_all import NAME_PYTHON
 from pytest_mnode.processes import KILLED_S
 from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Switchboard, new_keys
@@ -46,7 +46,7 @@ ENDED_S = 10.0
 """Time for a node to dial in once the command that starts its program has ended, also well: pbsdsh
 ends with 0 where it has started nothing, and a command may leave its programs to themselves."""
 _LOOK_S = 0.05
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_OF_A_TASK = re.compile(r"srun: error: (\S+): tasks? \S+: (.+)")
 # A site's command that ends with this process, however that ends, and has the soft limit of open
 # files that this process began with: srun and mpirun hand it on to the nodes.
 _TIED = (
@@ -64,6 +64,7 @@ class DialSettings:
 
     hosts: the nodes to wait for, by their names in a host list; () for any `nodes` nodes. commands:
     the site's. order: the file to put the order in. env: variables of the site's commands.
+    addresses: at which hosts are reached, where that is not their name. step: see DialOrder.
     """
 
     hosts: tuple[str, ...]
@@ -73,54 +74,71 @@ class DialSettings:
     start_s: float
     silence_s: float
     env: Mapping[str, str]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    step: bool = False
 
 
-class Bridge:
-    """The bridge, in one event loop. strangers: host names of programs that are no node's."""
+class DialBridge(bridge.Bridge):
+    """See remote.bridge. strangers: host names of programs that are no node's."""
 
     def __init__(self, settings: DialSettings, directory: Path) -> None:
+        super().__init__(settings.silence_s)
         self.settings = settings
+        self._directory = directory
         self._open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         secret, keys = new_keys()
-        self._switchboard = Switchboard(f"ipc://{directory}/dial", secret, keys)
-        addresses = own_addresses(settings.hosts)
+        with reachable(f"{directory}/dial") as short:
+            self._switchboard = Switchboard(f"ipc://{short}", secret, keys)
+        reached = {host: settings.addresses.get(host, host) for host in settings.hosts}
+        addresses = own_addresses(list(reached.values()))
         port = self._switchboard.listen(addresses)
-        self._order = DialOrder(addresses, port, keys, settings.silence_s).text()
-        self._known = {host: names_of(host) for host in settings.hosts}
+        self._order = DialOrder(addresses, port, keys, settings.silence_s, settings.step).text()
+        self._known = {host: names_of(host) | names_of(at) for host, at in reached.items()}
         self._streams: dict[str, NodeStream] = {}
         """By the name of the peer."""
-        self._outputs = [directory / f"dial-{n}.log" for n in range(len(settings.commands))]
-        self.nodes = NodeStreams(settings.silence_s, self._why_silent)
         self.at = self.nodes.at
         self.strangers: list[str] = []
         self.programs: list[subprocess.Popen[str]] = []
+        self._names: list[str] = []
+        """Of the programs."""
+        each = len(settings.commands) == len(settings.hosts)
+        self._of = {host: number for number, host in enumerate(settings.hosts) if each}
+        """Number of the command that starts the program of a host, where each has its own."""
 
     # Starting.
 
-    def start(self) -> None:
-        """Start the site's commands. Raises ClusterError."""
+    async def start(self) -> None:
+        """Start the site's commands, and wait for the nodes. Raises ClusterError."""
         if self.settings.order:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with os.fdopen(os.open(self.settings.order, flags, 0o600), "w") as file:
                 file.write(self._order)
-        for command, file_of_output in zip(self.settings.commands, self._outputs, strict=True):
-            given = (str(os.getpid()), str(self._open_files))
-            tied = [sys.executable, "-I", "-S", "-c", _TIED, *given, *command]
-            with file_of_output.open("wb") as output:
-                program = subprocess.Popen(
-                    tied,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    text=True,
-                    env={**node_env(), **self.settings.env},
-                    start_new_session=True,
-                )
-            self.programs.append(program)
-            assert program.stdin is not None
-            with contextlib.suppress(OSError):  # it ended at once; its output tells why
-                program.stdin.write(self._order + "\n")
-                program.stdin.flush()
+        for command in self.settings.commands:
+            self.launch(command)
+        hosts = await self.await_nodes()
+        (self._directory / "dial-in.hosts").write_text(json.dumps(hosts))
+
+    def launch(self, command: Sequence[str]) -> int:
+        """Start a command of the site; its number."""
+        number = len(self.programs)
+        given = (str(os.getpid()), str(self._open_files))
+        with self._output(number).open("wb") as output:
+            program = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _TIED, *given, *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                text=True,
+                env={**node_env(), **self.settings.env},
+                start_new_session=True,
+            )
+        self.programs.append(program)
+        self._names.append(command[0])
+        assert program.stdin is not None
+        with contextlib.suppress(OSError):  # it ended at once; its output tells why
+            program.stdin.write(self._order + "\n")
+            program.stdin.flush()
+        return number
 
     async def await_nodes(self) -> list[str]:
         """Host names of the nodes, in the order of their host list. Raises ClusterError."""
@@ -136,12 +154,32 @@ class Bridge:
             failed = [n for n in ended if self.programs[n].poll()]
             over = ended if now > since + ENDED_S else []
             if failed or over or now > end:
-                raise ClusterError(self._why_missing(failed or over))
+                raise ClusterError(self._why_missing(failed or over, self.settings.start_s))
+            tasks = self._failed_tasks(range(len(self.programs)))
+            if lost := [host for host in self._missing() if host in tasks]:
+                raise ClusterError(tasks[lost[0]])
             await asyncio.sleep(_LOOK_S)
         if self.settings.order:  # no key stays; a second program of a node finds an empty file
             with contextlib.suppress(OSError):
                 os.truncate(self.settings.order, 0)
         return [host for host in self.settings.hosts or self.at if host in self.at]
+
+    async def open(self, host: str, argv: Sequence[str], within_s: float) -> str:
+        """See Bridge. The host's program is started again by a command for it alone."""
+        if self.at.pop(host, None) is not None:
+            self._streams = {p: s for p, s in self._streams.items() if s in self.at.values()}
+        number = self._of[host] = self.launch(argv)
+        end, why = time.monotonic() + within_s, ""
+        while host not in self.at and not why:
+            self._read()
+            ended = self.programs[number].poll() is not None
+            if ended or time.monotonic() > end:
+                why = self._why_missing([number] if ended else [], within_s)
+            why = self._failed_tasks([number]).get(host, why)
+            await asyncio.sleep(_LOOK_S)
+        if why:
+            self.programs[number].terminate()
+        return why
 
     def _missing(self) -> list[str]:
         return [host for host in self.settings.hosts if host not in self.at]
@@ -155,8 +193,8 @@ class Bridge:
             if n in numbers or None in numbers
         )
 
-    def _why_missing(self, ended: Sequence[int]) -> str:
-        """ended: numbers of the site's commands whose end is the reason."""
+    def _why_missing(self, ended: Sequence[int], within_s: float) -> str:
+        """ended: numbers of the site's commands whose end is the reason. within_s: the limit."""
         missing = self._missing()
         missing = [host for host in missing if self._command_of(host) in ended] or missing
         who = compress(missing) if missing else f"{self.settings.nodes - len(self.at)} nodes"
@@ -165,7 +203,7 @@ class Bridge:
             why = self._how_ended(next((one for one in ended if one == number), ended[0]))
         else:
             words = "" if number is None else self._last_words(number)
-            why = f"within {self.settings.start_s:g} s{f' ({words})' if words else ''}"
+            why = f"within {within_s:g} s{f' ({words})' if words else ''}"
             why = f"{why}; raise --mnode-start-limit if slow"
         others = compress(self.strangers)
         return f"{who} did not dial in: " + (
@@ -173,21 +211,30 @@ class Bridge:
         )
 
     def _command_of(self, host: str) -> int | None:
-        """Number of the command that starts the program on a host: one for all, or one for each;
-        None if they are not the one or the other."""
-        count, hosts = len(self.settings.commands), self.settings.hosts
-        if count == 1:
-            return 0
-        return hosts.index(host) if count == len(hosts) else None
+        """Number of the command that starts the program on a host; None if it is not known."""
+        return 0 if len(self.programs) == 1 else self._of.get(host)
+
+    def _failed_tasks(self, numbers: Iterable[int]) -> dict[str, str]:
+        """What srun says of tasks of these commands that have ended, by host."""
+        found: dict[str, str] = {}
+        for number in numbers:
+            text = self._output(number).read_text(errors="replace")
+            for names, how in _OF_A_TASK.findall(text):
+                why = last_words(text, of_slurm=True) or how
+                with contextlib.suppress(MnodeError):
+                    found |= {one: f"{one} did not dial in: {why}" for one in expand(names)}
+        return found
 
     def _how_ended(self, number: int) -> str:
         """How one of the site's commands ended, and why."""
         said = f": {words}" if (words := self._last_words(number)) else ""
-        command, status = self.settings.commands[number][0], self.programs[number].poll()
-        return f"{command} ended with {status}{said}"
+        return f"{self._names[number]} ended with {self.programs[number].poll()}{said}"
 
     def _last_words(self, number: int) -> str:
-        return last_words(self._outputs[number].read_text(errors="replace"))
+        return last_words(self._output(number).read_text(errors="replace"))
+
+    def _output(self, number: int) -> Path:
+        return self._directory / f"dial-{number}.log"
 
     # Messages.
 
@@ -205,7 +252,10 @@ class Bridge:
 
     def _take(self, peer: str, said: Mapping[str, Any]) -> None:
         """A node of the run, or a second program of one, or a node too many."""
-        host = which(said, self._known) if self._known else str(said["hostname"])
+        if said.get("slurm") in self._known:
+            host: str | None = said["slurm"]
+        else:
+            host = which(said, self._known) if self._known else str(said["hostname"])
         full = len(self.at) == self.settings.nodes
         if host is None:
             self.strangers.append(str(said["hostname"]))
@@ -214,7 +264,7 @@ class Bridge:
         else:
             self._streams[peer] = self.nodes.take(host, partial(self._send, peer))
 
-    def _why_silent(self, host: str) -> str:
+    def why_silent(self, host: str) -> str:
         """How the command ended that started a silent node's program, if it failed."""
         number = self._command_of(host)
         failed = number is not None and self.programs[number].poll()
@@ -276,12 +326,24 @@ def which(said: Mapping[str, Any], known: Mapping[str, set[str]]) -> str | None:
     return None
 
 
-def last_words(output: str) -> str:
+def last_words(output: str, *, of_slurm: bool = False) -> str:
     """Why the site's commands failed, from what they printed, in one line; "" if nothing.
 
-    The first paragraph between the rules of dashes that MPI's commands print, else the last line.
+    What slurmstepd says of a step's end, because srun prints less, and later; the first paragraph
+    between the rules of dashes that MPI's commands print; else the last line. of_slurm: only the
+    first of these.
     """
     lines = [line.strip() for line in output.splitlines()]
+    for line in lines:
+        program, _, text = line.partition(": error: ")
+        if not program.startswith("slurmstepd"):  # from 23.11 on, the node's name follows
+            continue
+        if text.startswith("execve(): "):
+            return f"Python did not start on the node ({text}); {NAME_PYTHON}"
+        if text.startswith("*** "):
+            return f"Slurm says {text.strip('* ')}"
+    if of_slurm:
+        return ""
     rules = [number for number, line in enumerate(lines) if len(line) > 20 and not line.strip("-=")]
     if rules:
         inside = lines[rules[0] + 1 : rules[1] if len(rules) > 1 else None]
@@ -291,49 +353,9 @@ def last_words(output: str) -> str:
     return next((line for line in reversed(lines) if line), "")
 
 
-async def serve(bridge: Bridge, path: Path) -> None:
-    """Until a signal. Raises what a task raises, at once."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in _ENDING:
-        loop.add_signal_handler(number, ended.set)
-    starting = asyncio.ensure_future(bridge.await_nodes())
-    tasks = [asyncio.ensure_future(ended.wait()), asyncio.ensure_future(bridge.nodes.beat())]
-    await asyncio.wait([*tasks, starting], return_when=asyncio.FIRST_COMPLETED)
-    if starting.done():
-        path.with_name(f"{path.name}.hosts").write_text(json.dumps(await starting))
-        tasks.append(asyncio.ensure_future(BridgeServer(bridge.nodes.run).serve(path)))
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in (starting, *tasks):
-        if task.done():
-            await task
-        else:
-            task.cancel()
-
-
-def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    for number in _ENDING:
-        signal.signal(number, handler)
-
-
-def main(settings: str, path: str) -> None:
-    _on_signals(lambda *_: sys.exit("ended"))
-    bridge = None
-    try:
-        read = json.loads(Path(settings).read_text())
-        bridge = Bridge(DialSettings(**read), Path(path).parent)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        bridge.start()
-        asyncio.run(serve(bridge, Path(path)))
-    except ClusterError as error:
-        _on_signals(signal.SIG_IGN)
-        print(error, file=sys.stderr, flush=True)  # first: what follows may be cut short by SIGKILL
-        sys.exit(1)
-    finally:
-        _on_signals(signal.SIG_IGN)
-        if bridge is not None:
-            bridge.end()
+def _made(settings: Mapping[str, Any], directory: Path) -> DialBridge:
+    return DialBridge(DialSettings(**settings), directory)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    bridge.run(_made, *sys.argv[1:])

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers import power
 from pytest_mnode.launchers.backends import Backend, Here, NodeRequest, scheduler_of
-from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.dial_in.bridge import DialSettings
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import RemoteLauncher
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.options import Settings
 
 END_S = 9.0
 """Time for the bridge to end what it started (bridge.ENDS_S and more)."""
-_SLACK_S = 20.0
-"""For the bridge's own start, and its end where nodes are missing (bridge.Bridge.end, 12.5 s)."""
-_BRIDGE = "pytest_mnode.launchers.dial_in.bridge"
-_NODE = "pytest_mnode.launchers.dial_in.node"
+SLACK_S = 20.0
+"""For the bridge's own start, and its end where nodes are missing (DialBridge.end, 12.5 s)."""
+BRIDGE = "pytest_mnode.launchers.dial_in.bridge"
+NODE = "pytest_mnode.launchers.dial_in.node"
 
 
 class DialIn(RemoteLauncher):
@@ -42,43 +41,30 @@ class DialIn(RemoteLauncher):
         super().__init__(request.spec, request.remote)
         self._backend, self._request = backend, request
         self._hosts = tuple(hosts)
-        self._bridge = str(Path(self._run_dir) / "dial-in")
-        self._connections = Connections(self._bridge_ended)
-        self._bridge_why = ""
-        self._off: set[str] = set()
         self.takes_no_jobs = scheduler_of(Here(request.settings, os.environ), self._hosts)
 
     def _start(self) -> None:
         """Start the site's commands, and collect a report of each node. Raises ClusterError."""
-        self._connections.start(self._prepare())
+        self._bridge.start_daemon(self._prepare())
         assert self._shared is not None
         directory = self._shared.directory
         order = str(directory / "dial-in") if directory else ""
+        argv = (self.python, "-P", "-m", NODE, order or "-")
+        start = Start(self._hosts, self._request.nodes, argv, self._request.settings)
         settings = DialSettings(
             hosts=self._hosts,
             nodes=self._request.nodes,
-            commands=self._backend.commands(
-                Start(
-                    self._hosts,
-                    self._request.nodes,
-                    (self.python, "-P", "-m", _NODE, order or "-"),
-                    self._request.settings,
-                )
-            ),
+            commands=self._backend.commands(start),
             order=order,
             start_s=self.start_limit_s,
             silence_s=self.silence_limit_s,
             env={**self._of_the_job(), **self._backend.env},
         )
-        file = Path(self._run_dir) / "dial-in.json"
-        file.write_text(json.dumps(asdict(settings)))
-        argv = [sys.executable, "-P", "-m", _BRIDGE, str(file), self._bridge]
-        problems = self._connections.connect(
-            {self.name: (argv, self._bridge)}, self.start_limit_s + _SLACK_S, end_s=END_S
-        )
-        if problems:
-            raise ClusterError(f"{self.name}: {problems[self.name]}")
-        hosts: list[str] = json.loads(Path(f"{self._bridge}.hosts").read_text())
+        try:
+            self._start_bridge(BRIDGE, asdict(settings), END_S, self.start_limit_s + SLACK_S)
+        except ClusterError as error:
+            raise ClusterError(f"{self.name}: {error}") from None
+        hosts: list[str] = json.loads(Path(self._run_dir, "dial-in.hosts").read_text())
         reports, problems = self._reports(hosts)
         if problems:
             raise unusable_nodes(problems, len(hosts), self.name)
@@ -89,31 +75,16 @@ class DialIn(RemoteLauncher):
         names = self._backend.finds_nodes_by if self.takes_no_jobs else ()
         return {name: os.environ[name] for name in names if name in os.environ}
 
-    def _bridge_ended(self, _: str, why: str) -> None:
-        self._bridge_why = f"the connection to the nodes ended: {why}"
-        for name in self._hosts_by_name:
-            self._watchers.lost(name, self._bridge_why)
-
-    def _why_gone(self, node: Node) -> str | None:
-        if self._closed:
-            return "the run is over"
-        return self._bridge_why or (POWERED_OFF if node.name in self._off else None)
-
-    def _went_off(self, node: Node) -> None:
-        self._off.add(node.name)
-
-    def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
-        _, problems = self._reports([self._host_of(node.name)])
-        if not problems:
-            self._off.discard(node.name)
-            return None
-        raise ClusterError(
-            f"{node.name} does not come back in this run: with {self.name}, nodes are started "
-            f"once, at its beginning ({problems[self._host_of(node.name)]})"
-        )
-
-    def _give_back(self) -> None:
-        self._connections.close()
+    def _power_on(self, node: Node) -> None:
+        """Its program is started once: it comes back only if it was never lost."""
+        power.switch(self._spec.power, "on", node)
+        host = self._host_of(node.name)
+        _, problems = self._reports([host])
+        if problems:
+            raise ClusterError(
+                f"{node.name} does not come back in this run: with {self.name}, nodes are started "
+                f"once, at its beginning ({problems[host]})"
+            )
 
 
 @dataclass(frozen=True, slots=True)

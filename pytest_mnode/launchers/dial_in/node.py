@@ -34,12 +34,14 @@ class DialOrder:
     """What a node's program has to know, from a file or its standard input.
 
     addresses: of this machine, to be tried in this order. silence_s: how long it may hear nothing.
+    step: the program is a job step of the run itself, whose variables are by the rule of node_env.
     """
 
     addresses: Sequence[str]
     port: int
     keys: Keys
     silence_s: float
+    step: bool = False
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -82,12 +84,13 @@ def way_to(order: DialOrder) -> str:
 
 
 def names() -> dict[str, object]:
-    """The node's host name, and its addresses that are no loopback's."""
+    """The node's host name, Slurm's name of it, and its addresses that are no loopback's."""
     every = [one for some in psutil.net_if_addrs().values() for one in some]
     numeric = (socket.AF_INET, socket.AF_INET6)
     found = [one.address.partition("%")[0] for one in every if one.family in numeric]
     own = [one for one in found if not one.startswith(("127.", "::1", "fe80"))]
-    return {"hostname": socket.gethostname(), "addresses": own}
+    slurm = os.environ.get("SLURMD_NODENAME")
+    return {"hostname": socket.gethostname(), "slurm": slurm, "addresses": own}
 
 
 class DialedIn(remote_exec.Stdio):
@@ -115,8 +118,8 @@ def main(file: str) -> None:
     remote_exec.adopt_orphans(b"mnode-node")
     order = read_order(Path(file))
     line = connect(f"node/{uuid.uuid4().hex}", way_to(order), order.keys)
-    for name in [name for name in os.environ if name.startswith(_OF_STARTERS)]:
-        if name not in OF_THE_JOB:
+    for name in [] if order.step else list(os.environ):
+        if name.startswith(_OF_STARTERS) and name not in OF_THE_JOB:
             del os.environ[name]
     try:
         remote_exec.RemoteExec(DialedIn(line), order.silence_s).serve()

@@ -1,32 +1,26 @@
-"""The run's only access to Kubernetes: `bridge.py SETTINGS SOCKET`, held by the cleanup daemon.
+"""The run's only access to Kubernetes: `bridge.py SETTINGS SOCKET`; see remote.bridge.
 
-Creates the run's object, watches its pods, carries commands to them, and deletes the object on
-SIGTERM. SOCKET appears once the object exists; if the program ends before that, the last line of
-standard error is the reason. Commands connect to SOCKET with their standard streams
-(remote.bridged), and so does the launcher, whose first line is {"events": true}. The launcher gets
-lines of JSON: {"owner": …}, a reference to the object; and changes of pods: {"pods": {host:
-{"node", "address", "pod"}}}, {"problem": …}, {"waiting": text}, {"lost": host, "why": …},
-{"back": host, …}. The reply to its request {"relay": port} is {"relays": {host: port}}.
+Creates the run's object, watches its pods, holds a stream to a program in each, and deletes the
+object on SIGTERM. SOCKET appears once the object exists. The launcher also gets {"owner": …}, a
+reference to the object; and changes of pods: {"pods": {host: {"node", "address", "pod"}}},
+{"problem": …}, {"waiting": text}, {"lost": host, "why": …}, {"back": host, …}. A stream that has
+ended is {"broken": host, "why": …}. The reply to the request {"relay": port} is {"relays": {host:
+port}}.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import resource
-import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.kubernetes import pod_relay
 from pytest_mnode.launchers.kubernetes.api import (
     Api,
@@ -41,13 +35,17 @@ from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
-from pytest_mnode.launchers.remote.bridge_server import LOST, BridgeServer, Caller
+from pytest_mnode.launchers.remote import bootstrap, bridge
+from pytest_mnode.launchers.remote.bridge_server import STDERR
+from pytest_mnode.launchers.remote.stdio_bridge import why_late, why_over
+from pytest_mnode.launchers.remote.wire import HELLO, SILENCE_S
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
 LOOK_S = 1.0
 EVENTS_S = 5.0
 """Seconds between two readings of events."""
+_MOST_BYTES = 8192
 PULL_S = 1800.0
 """Longest time beyond `wait_s` in which pods may pull their images."""
 PULLING = "Pulling"
@@ -72,12 +70,46 @@ class BridgeSettings:
     wait_s: float
     alive: str
     scratch: str
+    silence_s: float = SILENCE_S
+    late: str = ""
 
 
-class Bridge:
-    """The bridge, in one event loop; the watch has a thread."""
+class PodStream:
+    """The stream to the program in a pod: what Exec.run reads and writes. errors: what was printed
+    beside it; greeting: and before it. up: done once the program runs, with "" or why it does not.
+    """
+
+    def __init__(self, up: Callable[[bytes], None], feed: Callable[[bytes], None]) -> None:
+        self.sent: asyncio.Queue[bytes] = asyncio.Queue()
+        self.greeting, self.printed, self.greeted = b"", b"", False
+        self._up, self._feed = up, feed
+
+    async def read(self) -> bytes:
+        return await self.sent.get()
+
+    async def write(self, channel: int, data: bytes) -> None:
+        if channel == STDERR:
+            self.printed = (self.printed + data)[-_MOST_BYTES:]
+        elif self.greeted:
+            self._feed(data)
+        else:
+            self.greeting += data
+            _, hello, data = self.greeting.partition(HELLO)
+            if hello:
+                self.greeted, self.printed = True, b""
+                self._up(data)
+
+    def lines(self) -> list[str]:
+        """Of what was printed, and before the program ran."""
+        first = b"" if self.greeted else self.greeting
+        return (first + b"\n" + self.printed).decode(errors="replace").splitlines()
+
+
+class KubernetesBridge(bridge.Bridge):
+    """See remote.bridge; the watch of pods has a thread."""
 
     def __init__(self, settings: BridgeSettings) -> None:
+        super().__init__(settings.silence_s)
         self.settings = settings
         self.api = Api(settings.context, settings.namespace, settings.scratch)
         self.made = False
@@ -86,10 +118,15 @@ class Bridge:
         )
         self.pods = RunPods(settings.nodes, replaced=self.run.replaces)
         self.owner: dict[str, str] = {}
-        self._listener: asyncio.StreamWriter | None = None
         self._relays: Relays | None = None
+        self._carried: dict[str, asyncio.Task[None]] = {}
+        """What carries a host's stream, by host."""
 
     # The object.
+
+    def prepare(self) -> None:
+        """See Bridge."""
+        self.create()
 
     def create(self) -> None:
         """Create the object. Raises ApiError."""
@@ -145,6 +182,8 @@ class Bridge:
     def _follow(self, hear: Callable[[Any], list[Event]], news: Any) -> None:
         for event in hear(news):
             self.tell(event)
+            if "lost" in event:
+                self.nodes.lose(event["lost"], event["why"])
             if self._relays is not None and "lost" in event:
                 self._relays.end(event["lost"])
             if self._relays is not None and "back" in event:
@@ -195,79 +234,115 @@ class Bridge:
         pods = pod_events(self.api, names) if names else {}
         return warnings_about(self.api, self.run.name), pods
 
+    # Streams.
+
+    async def open(self, host: str, argv: Sequence[str], within_s: float) -> str:
+        """See Bridge. argv: of the program in the pod."""
+        pod, loop = self.pods.hosts.get(host), asyncio.get_running_loop()
+        if pod is None or pod.over:
+            return pod.over if pod else f"no pod {host}"
+        up: asyncio.Future[str] = loop.create_future()
+
+        def greet(data: bytes) -> None:
+            taken = self.nodes.take(host, stream.sent.put_nowait)
+            self.nodes.feed(taken, data)
+            if not up.done():
+                up.set_result("")
+
+        stream = PodStream(greet, lambda data: self.nodes.feed(self.nodes.at[host], data))
+        stream.sent.put_nowait(bootstrap.source(self.settings.silence_s))
+        self.drop(host)
+        task = self._carried[host] = self.do(self._carry(host, pod.name, argv, stream, up))
+        try:
+            why = await asyncio.wait_for(asyncio.shield(up), within_s)
+        except TimeoutError:
+            why = why_late(within_s, stream.lines(), self.settings.late)
+        if why:
+            task.cancel()
+        return why
+
+    async def _carry(
+        self,
+        host: str,
+        pod: str,
+        argv: Sequence[str],
+        stream: PodStream,
+        up: asyncio.Future[str],
+    ) -> None:
+        """Run the program in a pod until its stream ends."""
+        try:
+            command = await Exec.start(self.api, pod, self.run.container, argv)
+            code, why = await command.run(stream)
+            why = why_over(code, [*stream.lines(), why], greeted=stream.greeted)
+        except ApiError as error:
+            why = str(error)
+        if not up.done():
+            up.set_result(why)
+        elif self._carried.get(host) is asyncio.current_task():
+            self.nodes.lose(host, why)
+
+    def drop(self, host: str) -> None:
+        """See Bridge."""
+        if (task := self._carried.pop(host, None)) is not None:
+            task.cancel()
+
+    def lost(self, host: str, why: str) -> None:
+        """See Bridge. Whether the pod is lost is the watch's to say."""
+        self.tell({"broken": host, "why": why})
+        self.drop(host)
+
     # Connections.
 
-    async def serve(self, path: Path) -> None:
-        """Take connections until the task is cancelled."""
-        await BridgeServer(self._run, self._events).serve(path)
-
-    async def _run(self, host: str, asked: Mapping[str, Any], caller: Caller) -> tuple[int, str]:
-        pod = self.pods.hosts.get(host)
-        if pod is None or pod.over:
-            return LOST, pod.over if pod else f"no pod {host}"
-        try:
-            command = await Exec.start(self.api, pod.name, self.run.container, asked["argv"])
-        except ApiError as error:
-            return LOST, str(error)
-        return await command.run(caller)
-
-    async def _events(self, connection: socket.socket, order: dict[str, Any]) -> None:
-        """Serve the launcher's connection."""
-        if "events" not in order:
-            connection.close()
-            return
-        reader, self._listener = await asyncio.open_connection(sock=connection)
+    def listening(self) -> None:
+        """See Bridge."""
         self.tell({"owner": self.owner})
         if self.pods.up:
             self.tell(self.pods.event())
-        while line := await reader.readline():
-            order = json.loads(line)
-            if "relay" in order:
-                settings, port = self.settings, int(order["relay"])
-                start = partial(Exec.start, self.api, container=self.run.container)
-                argv = pod_relay.argv(settings.python, settings.alive)
-                self._relays = Relays(
-                    self.pods, start, argv, port, look=self._look, report=self.tell
-                )
-                await asyncio.gather(*map(self._relays.start, self.pods.hosts))
-                self.tell({"relays": self._relays.ports})
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """Report an event to the launcher, if it listens."""
-        if self._listener is not None:
-            self._listener.write(json.dumps(event).encode() + b"\n")
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """See Bridge. Starts relays, too."""
+        if "relay" not in order:
+            super().obey(order)
+            return
+        settings, port = self.settings, int(order["relay"])
+        start = partial(Exec.start, self.api, container=self.run.container)
+        argv = pod_relay.argv(settings.python, settings.alive)
+        self._relays = Relays(
+            self.pods,
+            start,
+            argv,
+            port,
+            look=self._look,
+            report=self.tell,
+        )
+        self.do(self._start_relays(self._relays))
+
+    async def _start_relays(self, relays: Relays) -> None:
+        await asyncio.gather(*map(relays.start, self.pods.hosts))
+        self.tell({"relays": relays.ports})
+
+    async def serve(self, path: Path) -> None:
+        """See Bridge. Deletes the object at once when it is told to end."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self.watch, args=(loop,), name="watch", daemon=True).start()
+        late = asyncio.ensure_future(self.give_up_when_late())
+        try:
+            await super().serve(path)
+        finally:
+            late.cancel()
+
+    async def ending(self) -> None:
+        """See Bridge. Before streams are closed, which may take long."""
+        await asyncio.to_thread(self.delete)
+
+    def end(self) -> None:
+        """See Bridge."""
+        self.delete()
 
 
-async def serve(bridge: Bridge, path: Path) -> None:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, ended.set)
-    threading.Thread(target=bridge.watch, args=(loop,), name="watch", daemon=True).start()
-    working = [asyncio.ensure_future(bridge.serve(path))]
-    working.append(asyncio.ensure_future(bridge.give_up_when_late()))
-    await ended.wait()
-    await asyncio.to_thread(bridge.delete)  # at once: streams may close slowly
-    for task in working:
-        task.cancel()
-
-
-def main(settings: str, path: str) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("ended"))
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    bridge = None
-    try:
-        bridge = Bridge(BridgeSettings(**json.loads(Path(settings).read_text())))
-        bridge.create()
-        asyncio.run(serve(bridge, Path(path)))
-    except MnodeError as error:
-        sys.exit(str(error))
-    finally:
-        if bridge is not None:
-            bridge.delete()
+def _made(settings: Mapping[str, Any], _: Path) -> KubernetesBridge:
+    return KubernetesBridge(BridgeSettings(**settings))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    bridge.run(_made, *sys.argv[1:])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.kubernetes import pod_wait
 from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.bridge import PULL_S, BridgeSettings
@@ -25,7 +22,8 @@ from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
-from pytest_mnode.launchers.remote.run_all import unusable_nodes
+from pytest_mnode.launchers.remote.node_report import NodeReport
+from pytest_mnode.launchers.remote.run_all import unusable_nodes, with_remedy
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 
@@ -65,8 +63,6 @@ class Kubernetes(RemoteLauncher):
         self._options = options
         self._count = nodes
         self._run_id = uuid.uuid4().hex[:10]
-        self._socket = str(Path(self._run_dir) / "kube")
-        self._connections = Connections(self._bridge_ended)
         manifest = read_manifest(options, spec.accelerators.per_node)
         self._manifest = keep_on(manifest, on) if on else manifest
         self._owner: Mapping[str, str] = {}
@@ -75,29 +71,26 @@ class Kubernetes(RemoteLauncher):
         """By lost host, where its new pod is, if that is on another node."""
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
-        self._events_ended = False
-        """Whether the bridge has stopped sending events."""
-        self._bridge_why = ""
-        self._events: socket.socket | None = None
+        self._pods: Mapping[str, Any] = {}
+        """Node, address and pod, by host, once all run."""
+        self._failed: Mapping[str, str] = {}
+        self._problem = self._bridge_why = ""
+        self._heard_at = 0.0
 
     def _start(self) -> None:
         """Create the pods, wait until they run, and get a report of each. Raises ClusterError."""
-        daemon_pid = self._connections.start(self._prepare())
-        settings = Path(self._run_dir) / "bridge.json"
-        settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
-        argv = [sys.executable, "-P", "-m", _BRIDGE, str(settings), self._socket]
-        problems = self._connections.connect(
-            {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
-        )
-        if problems:
-            raise ClusterError(f"kubernetes: {problems[self.name]}")
-        events = self._listen()
-        pods = self._await_pods(events)
-        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-        self._write_config(daemon_pid, dict.fromkeys(pods, there), self._socket)
-        reports, problems = self._reports(list(pods))
-        if problems:
-            named = {_shown(pods[host]): why for host, why in problems.items()}
+        self._bridge.start_daemon(self._prepare())
+        settings = dataclasses.asdict(self._bridge_settings())
+        try:
+            self._start_bridge(_BRIDGE, settings, DELETE_S, CONNECT_S)
+        except ClusterError as error:
+            raise ClusterError(f"kubernetes: {error}") from None
+        pods = self._await_pods()
+        opened = self._open(list(pods), self.start_limit_s)
+        problems = {host: with_remedy(why) for host, why in opened.items()}
+        reports, more = self._reports([host for host in pods if host not in problems])
+        if problems := problems | more:
+            named = {_shown(pods[host]): problems[host] for host in pods if host in problems}
             raise unusable_nodes(named, len(pods), "kubernetes")
         # A pod's host name is not the operator's name of the node.
         reports = {
@@ -116,16 +109,15 @@ class Kubernetes(RemoteLauncher):
             scheduler.engine if scheduler else None,
             scheduler.queue if scheduler else None,
         )
-        threading.Thread(
-            target=self._hear, args=(events,), name="kubernetes-events", daemon=True
-        ).start()
+
+    def _way(self, host: str) -> list[str]:  # noqa: ARG002
+        """The program in a pod."""
+        return [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
 
     def relay(self, port: int) -> dict[str, int]:
         with self._news:
-            self._ask_bridge({"relay": port})
-            self._news.wait_for(
-                lambda: self._relay_ports is not None or self._events_ended, RELAY_S
-            )
+            self._bridge.ask(relay=port)
+            self._news.wait_for(lambda: self._relay_ports is not None or self._bridge_why, RELAY_S)
             if self._relay_ports is None:
                 why = self._bridge_why or f"no relay within {RELAY_S:g} s"
                 raise ClusterError(f"kubernetes: pods cannot reach this machine: {why}")
@@ -153,48 +145,29 @@ class Kubernetes(RemoteLauncher):
             wait_s=self._options.wait_s,
             alive=alive,
             scratch=self._run_dir,
+            silence_s=self.silence_limit_s,
+            late=self.starts_late,
         )
 
     # What the bridge reports.
 
-    def _listen(self) -> Iterator[Mapping[str, Any]]:
-        self._events = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._events.connect(self._socket)
-        self._ask_bridge({"events": True})
-        return (json.loads(line) for line in self._events.makefile("rb"))
+    def _await_pods(self) -> Mapping[str, Any]:
+        wait_s = self._options.wait_s
+        self._heard_at = began = time.monotonic()
 
-    def _ask_bridge(self, order: Mapping[str, Any]) -> None:
-        assert self._events is not None
-        try:
-            self._events.sendall(json.dumps(order).encode() + b"\n")
-        except OSError as error:
-            raise ClusterError(f"kubernetes: the bridge has ended: {error.strerror}") from None
+        def left_s() -> float:
+            longest = began + wait_s + PULL_S + _SLACK_S
+            return min(longest, self._heard_at + wait_s + _SLACK_S) - time.monotonic()
 
-    def _await_pods(self, events: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
-        assert self._events is not None
-        end = time.monotonic() + self._options.wait_s + PULL_S + _SLACK_S
-        self._events.settimeout(self._options.wait_s + _SLACK_S)
-        problem = ""
-        try:
-            for event in events:
-                match event:
-                    case {"owner": owner}:
-                        self._owner = owner
-                    case {"pods": pods}:
-                        self._check_apart(pods)
-                        self._events.settimeout(None)
-                        return dict(pods)
-                    case {"failed": reasons}:
-                        raise unusable_nodes(reasons, self._count, self.name)
-                    case {"problem": why}:
-                        problem = f": {why}"
-                    case {"waiting": text}:
-                        progress(f"pods are not up yet: {text}")
-                if time.monotonic() > end:
-                    break
-        except TimeoutError:
-            pass
-        why = f": {self._bridge_why}" if self._bridge_why else problem
+        with self._news:
+            while not (self._pods or self._failed or self._bridge_why) and left_s() > 0:
+                self._news.wait(left_s())
+            if self._failed:
+                raise unusable_nodes(self._failed, self._count, self.name)
+            if self._pods:
+                self._check_apart(self._pods)
+                return self._pods
+            why = f": {self._bridge_why}" if self._bridge_why else self._problem
         raise ClusterError(f"kubernetes: {count(self._count, 'pod')} did not run{why}")
 
     def _check_apart(self, pods: Mapping[str, Mapping[str, str]]) -> None:
@@ -207,58 +180,66 @@ class Kubernetes(RemoteLauncher):
                     "needs one pod per node: remove podAntiAffinity from the template"
                 )
 
-    def _hear(self, events: Iterator[Mapping[str, Any]]) -> None:
-        try:
-            for event in events:
-                self._note(event)
-        except (OSError, ValueError):
-            pass
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        """See RemoteLauncher."""
         with self._news:
-            self._events_ended = True
-            self._news.notify_all()
-
-    def _note(self, event: Mapping[str, Any]) -> None:
-        names = {host: name for name, host in self._hosts_by_name.items()}
-        with self._news:
+            self._heard_at = time.monotonic()
             match event:
+                case {"owner": owner}:
+                    self._owner = owner
+                case {"pods": pods}:
+                    self._pods = pods
+                case {"failed": reasons}:
+                    self._failed = reasons
+                case {"problem": why}:
+                    self._problem = f": {why}"
+                case {"waiting": text}:
+                    progress(f"pods are not up yet: {text}")
                 case {"relays": ports}:
                     self._relay_ports = ports
-                case {"lost": host, "why": why}:
-                    self._lost.setdefault(host, why)
-                    self._moved.pop(host, None)
-                case {"back": host, "node": node, "pod": pod} if names.get(host) != node:
-                    self._moved[host] = f"its new pod {pod} is on {node}"
-                case {"back": host, "address": address}:
-                    self._lost.pop(host, None)
-                    self._moved.pop(host, None)
-                    self.nodes = tuple(
-                        dataclasses.replace(n, address=address) if n.name == names[host] else n
-                        for n in self.nodes
-                    )
+                case {"ended": why}:
+                    self._bridge_why = f"the connection to the API server ended: {why}"
             self._news.notify_all()
-        if "lost" in event and event["lost"] in names and not self._closed:
-            self._watchers.lost(names[event["lost"]], event["why"])
+        match event:
+            case {"lost": host, "why": why}:
+                self._lost.setdefault(host, why)
+                self._moved.pop(host, None)
+                self._lose(host, why)
+            case {"broken": host, "why": why}:
+                self._lose(host, why)
+            case {"back": host, "node": node, "pod": pod, "address": address}:
+                self._back(host, node, pod, address)
+            case {"ended": _}:
+                for host in self._hosts_by_name.values():
+                    self._lose(host, self._bridge_why)
 
-    def _bridge_ended(self, _: str, why: str) -> None:
-        self._bridge_why = f"the connection to the API server ended: {why}"
-        for name, host in self._hosts_by_name.items():
-            self._lost.setdefault(host, self._bridge_why)
-            self._watchers.lost(name, self._lost[host])
+    def _back(self, host: str, node: str, pod: str, address: str) -> None:
+        """A new pod of a host, or one that reaches this machine again."""
+        name = next(name for name, its_host in self._hosts_by_name.items() if its_host == host)
+        if name != node:
+            self._moved[host] = f"its new pod {pod} is on {node}"
+            return
+        self._lost.pop(host, None)
+        self._moved.pop(host, None)
+        with self._lock:
+            if self._gone.get(host) != POWERED_OFF:
+                self._gone.pop(host, None)
+        self.nodes = tuple(
+            dataclasses.replace(one, address=address) if one.name == name else one
+            for one in self.nodes
+        )
 
     # See RemoteLauncher.
 
     def _why_gone(self, node: Node) -> str | None:
         host = self._host_of(node.name)
-        return "the run is over" if self._closed else self._moved.get(host) or self._lost.get(host)
-
-    def _went_off(self, node: Node) -> None:
-        self._lost[self._host_of(node.name)] = POWERED_OFF
+        moved = None if self._closed else self._moved.get(host)
+        return moved or super()._why_gone(node)
 
     def _power_on(self, node: Node) -> None:
         """The Job replaces a lost pod; the node's power is switched only if it was switched off, or
         if no new pod comes."""
-        host = self._host_of(node.name)
-        if self._lost.get(host) == POWERED_OFF:
+        if self._gone.get(self._host_of(node.name)) == POWERED_OFF:
             super()._power_on(node)
             return
         end = time.monotonic() + REPLACED_S
@@ -266,26 +247,19 @@ class Kubernetes(RemoteLauncher):
             if self._spec.power is not None and time.monotonic() > end:
                 super()._power_on(node)
                 return
-            if time.monotonic() > end or self._closed or self._events_ended:
+            if time.monotonic() > end or self._closed or self._bridge_why:
                 raise ClusterError(f"{node.name} was not back {REPLACED_S:g} s later: {problem}")
             time.sleep(0.5)
 
-    def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
+    def _problem_with(self, node: Node, limit_s: float) -> str | None:
         host = self._host_of(node.name)
         if moved := self._moved.get(host):
             raise ClusterError(f"{node.name} has no pod any more: {moved}; {KEEP_PODS}")
-        if why := self._lost.get(host):
-            return why
-        _, problems = self._reports([host])
-        return problems.get(host)
+        return self._lost.get(host) or super()._problem_with(node, limit_s)
 
-    def _give_back(self) -> None:
-        """The bridge deletes the object, and with it the pods."""
-        try:
-            self._connections.close()
-        finally:
-            if self._events is not None:
-                self._events.close()
+    def _change(self, node: Node, report: NodeReport) -> str | None:  # noqa: ARG002
+        """Its host name is the pod's own."""
+        return None
 
 
 def _shown(pod: Mapping[str, str]) -> str:

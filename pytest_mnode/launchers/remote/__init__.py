@@ -1,7 +1,8 @@
 """Commands on other machines.
 
-`remote_proxy` runs here, one per command, and `remote_exec` on the node. Both are programs that
-need only the standard library and start in milliseconds; remote_exec's text is sent over the
-connection. Before nodes are used, `run_all` collects a `node_report` of each, and `check_distinct`
+`bridge` runs here, once for a run, and holds one stream to `remote_exec` on each node, of three
+kinds: `stdio_bridge`, dial_in and kubernetes. `node_command` runs here for each command, and asks
+the bridge for it. Where remote_exec's text is sent over the stream, it needs only the standard
+library. Before nodes are used, `run_all` collects a `node_report` of each, and `check_distinct`
 compares them. `launcher` is the base of launchers that reach nodes in this way.
 """

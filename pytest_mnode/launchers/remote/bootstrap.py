@@ -1,13 +1,8 @@
-"""How remote_exec gets onto a node: its source, its order, and a file with a command for each node.
-
-Only the standard library: remote_proxy runs without site-packages.
-"""
+"""How remote_exec gets onto a node, and a command's order with its variables."""
 
 from __future__ import annotations
 
 import json
-import os
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,37 +75,9 @@ def sent(environ: Mapping[str, str], inherited: Mapping[str, str]) -> Sent:
     return Sent(env, passed, defaults)
 
 
-def inherited_from(pid: int | None) -> dict[str, str]:
-    """The environment in which a process was started; {} without one, or if it cannot be read."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = [os.fsdecode(pair).partition("=")[::2] for pair in data.split(b"\0") if pair]
-    return dict(pairs)
-
-
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment, by `as_sent`."""
     return {as_sent(name): as_sent(value) for name, value in environ.items()}
-
-
-def config(
-    daemon: int | None,
-    commands: Mapping[str, Sequence[str]],
-    bridge: str = "",
-    **limits: object,
-) -> str:
-    """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
-
-    daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
-    that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
-    bridge: path of its socket; "" if there is none. limits: start_s, late and silence_s of
-    RemoteProxy, if they are not its own.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
-    return json.dumps({**found, **limits})
 
 
 def order(
@@ -126,17 +93,3 @@ def order(
     """
     made: dict[str, Any] = {"argv": list(argv), "cwd": directory, "where": node}
     return json.dumps({**made, **asdict(sent(environ, inherited))}).encode()
-
-
-def directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # removed meanwhile
-        return "/"
-
-
-def give_back_files(soft: int | None) -> None:
-    """Restore the run's first limit of open files, because srun passes the limit on to the node."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_mnode.launchers.remote.node_command import reachable
+
 STDIN, STDOUT, STDERR = 0, 1, 2
 CHUNK_BYTES = 1 << 15
 LOST = 255
@@ -91,14 +93,14 @@ class BridgeServer:
     """Serves connections in the running event loop.
 
     run(host, asked, caller): runs a command (node_command.request), and returns its exit status
-    and, if it has none, the reason; cancelled if the caller ends. other(connection, order): serves
-    any other connection.
+    and, if it has none, the reason; cancelled if the caller ends. other(connection, order, more):
+    serves any other connection, of which `more` was read.
     """
 
     def __init__(
         self,
         run: Callable[[str, Mapping[str, Any], Caller], Coroutine[Any, Any, tuple[int, str]]],
-        other: Callable[[socket.socket, dict[str, Any]], Awaitable[None]] | None = None,
+        other: Callable[[socket.socket, dict[str, Any], bytes], Awaitable[None]],
     ) -> None:
         self._run = run
         self._other = other
@@ -109,7 +111,8 @@ class BridgeServer:
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as server:
             draft = path.with_name(f"{path.name}.new")
-            server.bind(str(draft))
+            with reachable(str(draft)) as short:
+                server.bind(short)
             server.listen(512)
             draft.rename(path)  # whoever finds the path can connect
             while True:
@@ -139,8 +142,8 @@ class BridgeServer:
             if more:
                 caller.signals.put_nowait(more)
             await self._exec(connection, order, caller)
-        elif order and self._other is not None:
-            await self._other(connection, order)
+        elif order:
+            await self._other(connection, order, more)
         else:
             connection.close()
 

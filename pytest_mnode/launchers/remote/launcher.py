@@ -1,8 +1,10 @@
-"""Base class of launchers for other machines: commands by remote_proxy, reports, and power."""
+"""Base class of launchers for other machines: a bridge to them, commands, reports, and power."""
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +15,21 @@ from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.node_env import RunEnv
-from pytest_mnode.launchers.remote import bootstrap, node_command, node_report, remote_proxy
+from pytest_mnode.launchers.remote import node_command, node_report
+from pytest_mnode.launchers.remote.bridge_client import BridgeClient
 from pytest_mnode.launchers.remote.check_distinct import check_distinct
 from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
 from pytest_mnode.launchers.remote.run_all import REPORT_S, collect_reports, unusable_nodes
 from pytest_mnode.launchers.remote.shared_dir import SharedDir
+from pytest_mnode.launchers.remote.stdio_bridge import AGAIN_AT_ONCE
 from pytest_mnode.protocol.launcher_requests import LauncherRequest, PowerOff, PowerOn
 from pytest_mnode.spec import Spec
 
 POWERED_OFF = "powered off"
+RECONNECT_S = 15.0
+"""Longest wait for a node that only lost its connection."""
 _TRY_AGAIN_S = 1.0
+_SLACK_S = 20.0
 _PROLOGUE = '. "$0" || { echo "--mnode-prologue: $0 ended with $?" >&2; exit 126; }; exec "$@"'
 """A program of bash, whose arguments are the script and the command."""
 
@@ -61,9 +68,11 @@ class RemoteLauncher(Launcher):
         self._prologue = ["bash", "-c", _PROLOGUE, remote.prologue] if remote.prologue else []
         self._wanted_shared_dir = (remote.shared_dir, remote.root)
         self._shared: SharedDir | None = None
-        self._config = Path(self._run_dir) / f"{self.name}.json"
-        self._bridge = ""
-        """Path of the socket of the bridge that runs commands itself; "" if there is none."""
+        self._socket = str(Path(self._run_dir) / "bridge")
+        self._bridge = BridgeClient(self._socket, self._hear)
+        self._gone: dict[str, str] = {}
+        """Why a host takes no commands now, by host."""
+        self._lock = threading.Lock()
         self._hosts_by_name: dict[str, str] = {}
         """Host of each node, by the node's own name."""
         self._package_dirs: dict[str, str] = {}
@@ -120,22 +129,58 @@ class RemoteLauncher(Launcher):
         """Reach the nodes, and end with `_take`. Raises ClusterError."""
         raise NotImplementedError
 
+    def _way(self, host: str) -> Sequence[str]:
+        """Local command that starts the program of one host."""
+        raise NotImplementedError
+
+    # For subclasses to change.
+
     def _why_gone(self, node: Node) -> str | None:
         """Why no command can be run on a node; None if one can, as far as is known."""
-        raise NotImplementedError
+        with self._lock:
+            return "the run is over" if self._closed else self._gone.get(self._host_of(node.name))
 
     def _went_off(self, node: Node) -> None:
         """Record that the node was powered off on purpose."""
-        raise NotImplementedError
+        host = self._host_of(node.name)
+        with self._lock:
+            self._gone[host] = POWERED_OFF
+        self._bridge.end(host, POWERED_OFF)
+
+    def _lose(self, host: str, why: str) -> None:
+        """Record that a host's stream has ended, and report it. Called from the bridge's thread."""
+        with self._lock:
+            known = host in self._gone
+            self._gone.setdefault(host, why)
+        for name in [name for name, its_host in self._hosts_by_name.items() if its_host == host]:
+            if not known and not self._closed:
+                self._watchers.lost(name, why)
 
     def _problem_with(self, node: Node, limit_s: float) -> str | None:
-        """Why a booting node is not back yet; None if it is back. Raises ClusterError if it never
-        will be."""
-        raise NotImplementedError
+        """Why a node is not back yet; None if it is back. Raises ClusterError if it never will be.
+
+        Opens its stream, if that is lost. The fabric may still be coming up: tests judge that.
+        """
+        host = self._host_of(node.name)
+        why = self._open([host], max(1.0, min(RECONNECT_S, limit_s))).get(host)
+        if why is None:
+            reports, problems = self._reports([host])
+            report = reports.get(host)
+            why = problems[host] if report is None else self._change(node, report)
+        with self._lock:
+            if why is None:
+                self._gone.pop(host, None)
+            else:
+                self._gone[host] = why
+        return why
+
+    def _change(self, node: Node, report: NodeReport) -> str | None:
+        """Why a report is not the node's that it was; None if it is."""
+        return None if report.hostname == node.name else f"its host name is now {report.hostname}"
 
     def _give_back(self) -> None:
-        """Close connections, and release nodes that the run allocated. Called once."""
-        raise NotImplementedError
+        """Close streams, and release nodes that the run allocated. Called once."""
+        self._bridge.close()
 
     # For subclasses to use.
 
@@ -156,25 +201,35 @@ class RemoteLauncher(Launcher):
         directory = self._shared.directory
         return [self._run_dir, *([str(directory)] if directory else [])]
 
-    def _write_config(
-        self, daemon: int | None, commands: Mapping[str, list[str]], bridge: str = ""
+    def _start_bridge(
+        self, module: str, settings: Mapping[str, Any], end_s: float, limit_s: float = _SLACK_S
     ) -> None:
-        self._config.write_text(
-            bootstrap.config(
-                daemon,
-                commands,
-                bridge,
-                start_s=self.start_limit_s,
-                late=self.starts_late,
-                silence_s=self.silence_limit_s,
-            )
-        )
+        """Start the bridge: a module, its settings, and limits of its end and its start.
+
+        Raises ClusterError.
+        """
+        file = Path(f"{self._socket}.json")
+        file.write_text(json.dumps(settings))
+        argv = [sys.executable, "-P", "-m", module, str(file), self._socket]
+        self._bridge.start(argv, limit_s, end_s)
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        """Handle what the bridge reports, in a thread of its client."""
+        match event:
+            case {"lost": host, "why": why}:
+                self._lose(host, why)
+            case {"ended": why}:
+                for host in self._hosts_by_name.values():
+                    self._lose(host, f"the connection to the nodes ended: {why}")
+
+    def _open(self, hosts: Sequence[str], within_s: float) -> dict[str, str]:
+        """Open streams to hosts; reasons of those that failed. within_s: limit of each."""
+        turns = -(-len(hosts) // AGAIN_AT_ONCE)
+        ways = {host: self._way(host) for host in hosts}
+        return self._bridge.open(ways, within_s, turns * within_s + _SLACK_S)
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
-        program, way = remote_proxy.__file__, str(self._config)
-        if self._bridge:
-            program, way = node_command.__file__, self._bridge
-        python = [sys.executable, "-S", "-E", "-s", program, way]
+        python = [sys.executable, "-S", "-E", "-s", node_command.__file__, self._socket]
         there = node_report.as_there(argv, self.python, self._package_dirs.get(host, ""))
         return [*python, host, *self._prologue, *there]
 
@@ -206,7 +261,10 @@ class RemoteLauncher(Launcher):
         self.shared_dir = self._shared.settle(reports)
 
     def _power_on(self, node: Node) -> None:
-        """Switch a node on, and wait until it is back."""
+        """Wait until a node is back; its power is not switched if it only lost its connection."""
+        off = self._gone.get(self._host_of(node.name)) == POWERED_OFF
+        if not off and self._problem_with(node, RECONNECT_S) is None:
+            return
         section = power.switch(self._spec.power, "on", node)
         end = time.monotonic() + section.within_s
         while problem := self._problem_with(node, end - time.monotonic()):

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 
 LOST = 255
 PASSED_ON = (
@@ -25,6 +26,17 @@ PASSED_ON = (
 def as_sent(text: str) -> str:
     """A text whose UTF-8 bytes are the bytes of `text` on this machine, whatever the locale."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+@contextlib.contextmanager
+def reachable(path: str) -> Iterator[str]:
+    """The path of a socket, of fewer bytes than the kernel allows, whatever its directory."""
+    folder, _, name = path.rpartition("/")
+    fd = os.open(folder, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
 
 
 def request(host: str, argv: list[str], environ: dict[str, str]) -> bytes:
@@ -42,7 +54,8 @@ def main(path: str, host: str, *argv: str) -> int:
     bridge = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     answer = b""
     try:
-        bridge.connect(path)
+        with reachable(path) as short:
+            bridge.connect(short)
 
         def pass_on(number: int, _: object) -> None:
             with contextlib.suppress(OSError):
@@ -50,7 +63,8 @@ def main(path: str, host: str, *argv: str) -> int:
 
         asked = request(host, list(argv), dict(os.environ))
         sent = socket.send_fds(bridge, [asked], [0, 1, 2])
-        bridge.sendall(asked[sent:])
+        if sent < len(asked):
+            bridge.sendall(asked[sent:])
         for number in PASSED_ON:
             signal.signal(number, pass_on)
         while data := bridge.recv(64):

@@ -59,26 +59,34 @@ class NodeStream:
 
 
 class NodeStreams:
-    """The streams to all nodes of a run, by host. why_silent(host): more about a node that is
-    silent for `silence_s`, to follow that."""
+    """The streams to all nodes of a run, by host.
 
-    def __init__(self, silence_s: float, why_silent: Callable[[str], str]) -> None:
+    why_silent(host): more about a node that is silent for `silence_s`, to follow that.
+    on_lost(host, why) is called for each loss.
+    """
+
+    def __init__(
+        self,
+        silence_s: float,
+        why_silent: Callable[[str], str],
+        on_lost: Callable[[str, str], None],
+    ) -> None:
         self.at: dict[str, NodeStream] = {}
         self._silence_s = silence_s
-        self._why_silent = why_silent
-        self._clock = ListeningClock()
+        self._why_silent, self._on_lost = why_silent, on_lost
+        self.clock = ListeningClock()
         self._numbers = itertools.count(1)
         inherited = bootstrap.variables(os.environ)
         self._inherited = {n: v for n, v in inherited.items() if n != "SSH_ASKPASS_REQUIRE"}
 
     def take(self, host: str, send: Callable[[bytes], None]) -> NodeStream:
         """A stream that leads to the host's program; it replaces a lost one."""
-        made = self.at[host] = NodeStream(send, self._clock.now())
+        made = self.at[host] = NodeStream(send, self.clock.now())
         return made
 
     def feed(self, stream: NodeStream, data: bytes) -> None:
         """Handle bytes from a node."""
-        stream.heard = self._clock.now()
+        stream.heard = self.clock.now()
         for kind, number, payload in stream.frames.feed(data):
             command = stream.commands.get(number)
             if command is None:
@@ -94,24 +102,29 @@ class NodeStreams:
 
     def lose(self, host: str, why: str) -> None:
         """The stream has ended, and with it the commands of its node."""
-        stream = self.at[host]
-        if stream.lost:
+        stream = self.at.get(host)
+        if stream is None or stream.lost:
             return
         stream.lost = why
         for command in stream.commands.values():
             command.end(None)
+        self._on_lost(host, why)
 
     async def beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            now = self._clock.now()
-            for host, stream in list(self.at.items()):
-                if stream.lost:
-                    continue
-                stream.send(frame(BEAT))
-                if now > stream.heard + self._silence_s:
-                    why = f"no data for {self._silence_s:g} s{self._why_silent(host)}"
-                    self.lose(host, f"the connection was lost: {why}")
+            self.look()
+
+    def look(self) -> None:
+        """Send heartbeats, and lose nodes that send none."""
+        now = self.clock.now()
+        for host, stream in list(self.at.items()):
+            if stream.lost:
+                continue
+            stream.send(frame(BEAT))
+            if now > stream.heard + self._silence_s:
+                why = f"no data for {self._silence_s:g} s{self._why_silent(host)}"
+                self.lose(host, f"the connection was lost: {why}")
 
     async def run(self, host: str, asked: Mapping[str, Any], caller: Caller) -> tuple[int, str]:
         """Run a command on a node; see BridgeServer."""
@@ -137,6 +150,8 @@ class NodeStreams:
         finally:
             for task in beside:
                 task.cancel()
+            # Before the caller's descriptors are closed, whose numbers others may get.
+            await asyncio.gather(*beside, return_exceptions=True)
             del stream.commands[number]
             if command.status is None and not stream.lost:
                 stream.send(frame(HANG_UP, number))

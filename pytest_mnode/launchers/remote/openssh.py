@@ -1,11 +1,11 @@
-"""Command lines of the user's OpenSSH: for a connection, and for a command over one."""
+"""Command lines of the user's OpenSSH, and what it prints where a connection fails."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,12 +19,13 @@ CONNECT_S = 15.0
 _ALWAYS = (
     *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none"),
     *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
+    *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
     *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
 )
-_ASKED = 3
-"""How often ssh asks the node for a sign of life before it ends the connection itself."""
-LONGEST_SOCKET_PATH = 80
-"""ssh appends 17 bytes while it makes the socket, and the kernel allows 108 bytes."""
+_EXCHANGE = "_exchange_identification: "
+_NO_PEER = "UNKNOWN port 65535"
+"""ssh's name for a peer that is a program and not a network connection."""
+_CLOSED = ("Connection closed by ", "Connection reset by ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +49,32 @@ class OpenSsh:
             )
         return cls(tuple(words))
 
-    def master(self, host: Host, socket: str, silence_s: float) -> list[str]:
-        """Command that holds a connection, and makes this socket when the connection is up.
-
-        It ends when the node has sent nothing for silence_s, in whole seconds.
-        """
-        alive = (
-            f"ServerAliveInterval={math.ceil(silence_s / _ASKED)}",
-            f"ServerAliveCountMax={_ASKED}",
-        )
-        options = [word for option in (*alive, "ControlPersist=no") for word in ("-o", option)]
-        master = ("-M", "-N", *options, *_control(socket))
-        return [*self.words, *_ALWAYS, *master, *host.ssh_arguments]
-
-    def command(self, host: Host, socket: str, python: str) -> list[str]:
-        """Command that starts remote_exec in the host's Python, over an open connection."""
+    def command(self, host: Host, python: str) -> list[str]:
+        """Command that starts remote_exec in the host's Python, over a connection of its own."""
         remote = shlex.join([python, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
-        over = ("-o", "ControlMaster=no", *_control(socket))
-        return [*self.words, *_ALWAYS, *over, *host.ssh_arguments, f"exec {remote}"]
+        return [*self.words, *_ALWAYS, *host.ssh_arguments, f"exec {remote}"]
 
 
-def _control(socket: str) -> tuple[str, str]:
-    return "-o", f"ControlPath={socket.replace('%', '%%')}"
+def why_no_connection(lines: Sequence[str]) -> str:
+    """Why ssh has no connection, from its output; "" if it printed nothing.
+
+    The last line of an ssh through a jump host says only that the way through it has ended.
+    """
+    printed = [line.strip() for line in lines if line.strip()]
+    own = [line for line in printed if not _follows(line)]
+    if own and own[-1] != printed[-1]:  # own[-1] may be only a jump host's banner: show both
+        return f"{own[-1]} ({printed[-1]})"
+    return (printed or [""])[-1]
+
+
+def was_dropped(lines: Sequence[str]) -> bool:
+    """Whether an sshd closed the connection at once, because it has too many of them."""
+    found = [line.strip() for line in lines]
+    printed = [line for line in found if line and not line.startswith("Warning: ")]
+    at_once = any(_EXCHANGE in line for line in printed)
+    return at_once and all(_follows(line) or line.startswith(_CLOSED) for line in printed)
+
+
+def _follows(line: str) -> bool:
+    """Whether the line only says that the way through a jump host ended."""
+    return _EXCHANGE in line or _NO_PEER in line or line == "stdio forwarding failed"

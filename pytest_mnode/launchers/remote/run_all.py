@@ -24,6 +24,7 @@ REPORTS_AT_ONCE = 64
 """Each report also runs an interpreter on this machine, and too many slow each other down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
 """Most lines of a message, and most characters of node names in a line."""
+NAME_PYTHON = "name the Python of the nodes with --mnode-python"
 _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
 """Programs are polled, because a descriptor per process may exceed the limit of open files."""
 
@@ -132,9 +133,12 @@ def why_no_report(outcome: CommandResult, limit_s: float) -> str:
         return f"no answer within {limit_s:g} s"
     lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix(f"{outcome.node}: ") if lines else "it printed nothing"
-    if "Python did not start on the node" in last or outcome.returncode in (126, 127):
-        return f"{last}; name the Python of the nodes with --mnode-python"
-    return last
+    return f"{last}; {NAME_PYTHON}" if outcome.returncode in (126, 127) else with_remedy(last)
+
+
+def with_remedy(why: str) -> str:
+    """The reason that a node's program does not run, with what helps."""
+    return f"{why}; {NAME_PYTHON}" if why.startswith("Python did not start on the node") else why
 
 
 def unusable_nodes(problems: Mapping[str, str], total: int, what: str) -> ClusterError:

@@ -18,21 +18,6 @@ IMMEDIATE_S = 60
 """Limit of waiting for nodes that were free when the run chose them."""
 _OWN_MEMORY = ("--mem", "--exclusive=", "--oversubscribe", "-s")
 _IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
-NOT_FOR_SRUN = (
-    *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE", "SLURM_EXACT"),
-    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
-    *("SLURM_NTASKS_PER_NODE", "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_DISTRIBUTION"),
-    *("SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE"),
-    *("SLURM_THREADS_PER_CORE", "SLURM_HINT", "SLURM_TIMELIMIT", "SLURM_WAIT", "SLURM_MPI_TYPE"),
-    *("SLURM_PROLOG", "SLURM_EPILOG", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_DEBUG"),
-    *("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_RELATIVE"),
-    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPU_FREQ"),
-    *("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND"),
-    *("SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_OVERCOMMIT", "SLURM_PROFILE"),
-    *("SLURM_DIST_PLANESIZE", "SLURM_GRES", "SLURM_STEP_GRES", "SLURM_CORE_SPEC"),
-    *("SLURM_MULTI_PROG", "SLURM_UNBUFFEREDIO", "SLURM_IMMEDIATE", "SLURM_WORKING_DIR"),
-)
-"""Variables that srun reads as options; a job script's values are for its job, not this step."""
 
 
 def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] = ()) -> list[str]:
@@ -113,27 +98,20 @@ def step_command(
     gpus: GPUs that the allocation holds there without having requested them. more: the user's
     options, which come last and win.
 
-    The step has srun's standard streams. Of srun's environment it has what nodes get of pytest's,
-    and PATH, because a step has no variables of its own but those of Slurm and of a TaskProlog.
+    The step has, of srun's environment, what nodes get of pytest's, and PATH, because a step has no
+    variables of its own but those of Slurm and of a TaskProlog. srun reads options from SLURM_ and
+    SRUN_ variables too: node_env takes out those that a job script has for its job.
     """
     exported = [
         "PATH",
         *(name for name, value in sorted(os.environ.items()) if is_passed(name, value)),
     ]
-    unset = [word for name in NOT_FOR_SRUN for word in ("-u", name)]
-    options = [
-        *(f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
-        *(
-            "--overlap",
-            "--mem=0",
-            "--cpu-bind=none",
-            "--mpi=none",
-            f"--export={','.join(exported)}",
-        ),
+    return [
+        *("srun", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
+        *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none"),
+        f"--export={','.join(exported)}",
         *("--kill-on-bad-exit=0", "--no-kill", "--job-name=pytest-mnode", "--quiet"),
-        # Without it, output that is not a whole line, such as a heartbeat, stays on the node.
-        "--unbuffered",
         *([f"--gres=gpu:{gpus}"] if gpus else []),
         *more,
+        *("--", *argv),
     ]
-    return ["env", *unset, "srun", *options, "--", *argv]

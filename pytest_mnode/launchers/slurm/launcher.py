@@ -1,15 +1,17 @@
-"""Nodes of a Slurm allocation: the current one or the run's own; commands are job steps."""
+"""Nodes of a Slurm allocation, the current one or the run's own; each has a step for the run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
+from pytest_mnode.launchers.dial_in.bridge import DialSettings
+from pytest_mnode.launchers.dial_in.launcher import BRIDGE, END_S, NODE, SLACK_S
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.launchers.slurm.allocation import (
@@ -30,7 +32,7 @@ class Slurm(RemoteLauncher):
     """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
     arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
-    srun_arguments: of every step.
+    srun_arguments: of the run's steps.
     """
 
     name = "slurm"
@@ -67,6 +69,8 @@ class Slurm(RemoteLauncher):
         self._count = nodes
         self._on = tuple(on)
         self._srun_arguments = tuple(srun_arguments)
+        self._gpus: Mapping[str, int] = {}
+        """GPUs that the allocation holds on nodes without having requested them, by node."""
         self._watch: Watch | None = None
 
     @property
@@ -76,32 +80,49 @@ class Slurm(RemoteLauncher):
 
     def _start(self) -> None:
         """Get the nodes, and a report of each. Raises ClusterError that names what is missing."""
-        daemon = self.allocation.daemon
-        daemon.start([self._run_dir])
+        self.allocation.daemon.start([self._run_dir])
         self.granted = on_first(self.allocation.get(self._count), self._on)
         self.job_id = self.granted.job_id
         states = self._states(self.granted.names)
         names = present(self.granted, states, self._count)
         self.unused = [name for name in self.granted.names if name not in names]
         self._check_gpus(states or {}, names)
-        gpus = self.slurm.gpus_beside_requests(self._job)
-        daemon.order(remove=self._prepare())
-        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-        self._write_config(
-            daemon.pid,
-            {
-                name: step_command(self._job, name, there, gpus.get(name, 0), self._srun_arguments)
-                for name in names
-            },
-        )
+        self._gpus = self.slurm.gpus_beside_requests(self._job)
+        addresses = {n: (states and states[n].address) or n for n in names}
         what = f"slurm: allocation {self.job_id}"
+        self._bridge.start_daemon(self._prepare())
+        try:
+            self._start_steps(names, addresses)
+        except ClusterError as error:
+            raise ClusterError(f"{what}: {error}") from None
         reports, problems = self._reports(names)
         if problems:
             raise unusable_nodes(problems, len(names), what)
-        addresses = {n: (states and states[n].address) or n for n in names}
-        self._take(reports, addresses, what)
+        self._take({name: reports[name] for name in names}, addresses, what)
         self._watch = Watch(self.slurm, self.allocation, self._job, self._watchers)
         self._watch.start(self._hosts_by_name)
+
+    def _start_steps(self, names: Sequence[str], addresses: Mapping[str, str]) -> None:
+        """Start a step on each node, for the whole run. Raises ClusterError.
+
+        Not one for all: Slurm cancels a step on all nodes once one of them has rebooted.
+        """
+        settings = DialSettings(
+            hosts=tuple(names),
+            nodes=len(names),
+            commands=[self._way(name) for name in names],
+            order="",
+            start_s=self.start_limit_s,
+            silence_s=self.silence_limit_s,
+            env={},
+            addresses=addresses,
+            step=True,
+        )
+        self._start_bridge(BRIDGE, asdict(settings), END_S, self.start_limit_s + SLACK_S)
+
+    def _way(self, host: str) -> list[str]:
+        argv = (self.python, "-P", "-m", NODE, "-")
+        return step_command(self._job, host, argv, self._gpus.get(host, 0), self._srun_arguments)
 
     def _check_gpus(self, states: Mapping[str, slurm.NodeState], names: Sequence[str]) -> None:
         """Raise ClusterError now: ranks without accelerators fail with a less helpful message."""
@@ -129,9 +150,13 @@ class Slurm(RemoteLauncher):
             return "the run is over"
         return None if self._watch is None else self._watch.why_gone(node.name)
 
+    def _lose(self, host: str, why: str) -> None:
+        """Commands on the node fail with the reason; whether the node is lost is Slurm's to say."""
+
     def _went_off(self, node: Node) -> None:
         if self._watch is not None:
             self._watch.note(node.name, POWERED_OFF)
+        super()._went_off(node)
 
     def _power_on(self, node: Node) -> None:
         """The node must be up again within SlurmdTimeout: Slurm removes a node that it reports as
@@ -140,23 +165,22 @@ class Slurm(RemoteLauncher):
         if self._watch is not None:
             self._watch.note(node.name, None)
 
-    def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
+    def _problem_with(self, node: Node, limit_s: float) -> str | None:
         name = self._host_of(node.name)
         try:
             job, states = self.slurm.job(self._job), (self._states([name]) or {}).values()
         except ClusterError as error:  # the caller tries again
             return str(error)
-        if (why := not_back(job, self._job, node.name, name, states)) is not None:
-            return why
-        reports, problems = self._reports([name])
-        if (report := reports.get(name)) is None:
-            return problems[name]
-        return None if report.hostname == node.name else f"its host name is now {report.hostname}"
+        why = not_back(job, self._job, node.name, name, states)
+        return why or super()._problem_with(node, limit_s)
 
     def _give_back(self) -> None:
         if self._watch is not None:
             self._watch.close()
         try:
-            self.allocation.close()
+            super()._give_back()
         finally:
-            self.allocation.daemon.close()
+            try:
+                self.allocation.close()
+            finally:
+                self.allocation.daemon.close()

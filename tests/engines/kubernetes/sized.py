@@ -31,7 +31,7 @@ LIMIT_S = 240.0
 
 def ours() -> dict[str, list[psutil.Process]]:
     """Child processes of this one, with their program names."""
-    found: dict[str, list[psutil.Process]] = {"bridge": [], "remote_proxy": [], "other": []}
+    found: dict[str, list[psutil.Process]] = {"node_command": [], "bridge": [], "other": []}
     for one in psutil.Process().children(recursive=True):
         line = " ".join(one.cmdline())
         found[next((name for name in found if name in line), "other")].append(one)
@@ -86,6 +86,7 @@ def run(launcher: Kubernetes, python: str) -> dict[str, Any]:
     assert program.stdout is not None
     figures["hung"] = program.stdout.read().decode()
     stand_ins(python, 7)[0].kill()
+    assert lost.get(timeout=LIMIT_S)[1] in figures["hung"]
     figures["ended"] = lost.get(timeout=LIMIT_S)[1][:100]
     for program in programs:
         program.kill()

@@ -146,7 +146,7 @@ def test_a_run_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) 
     figures, asked = json.loads(done.stdout), lists(bed) - before
     print(figures, f"{asked} lists of pods by all clients")
     assert figures["relays"] == figures["streams"] == NODES
-    assert figures["processes"] == {"bridge": 1, "remote_proxy": NODES, "other": 1}
+    assert figures["processes"] == {"bridge": 1, "node_command": NODES, "other": 1}
     assert max(figures["threads"]) < 24  # no thread per pod
     assert asked < 30
     assert figures["bridge_mib"] < 100 + NODES  # two streams per node

@@ -14,7 +14,9 @@ import pytest
 
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.launchers.cleanup import client
-from pytest_mnode.launchers.cleanup.client import CleanupDaemon, Connections
+from pytest_mnode.launchers.cleanup.client import CleanupDaemon
+from pytest_mnode.launchers.remote import bridge_client
+from pytest_mnode.launchers.remote.bridge_client import BridgeClient
 
 SOON_S = 10.0
 """Far less than any limit of these waits that was not made short."""
@@ -30,7 +32,7 @@ def _in_time() -> Iterator[None]:
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[CleanupDaemon]:
     """A daemon that takes no order and does not end."""
-    for limit in ("_CLOSE_S", "_KILL_S", "_SLACK_S"):
+    for limit in ("_CLOSE_S", "_KILL_S"):
         monkeypatch.setattr(client, limit, 0.2)
     monkeypatch.setattr(client, "_SEND_S", 1)
     made = CleanupDaemon(lambda _: None)
@@ -81,9 +83,11 @@ def test_a_daemon_that_outlives_sigkill_is_named(stopped: CleanupDaemon) -> None
         stopped.close()
 
 
-def test_connections_of_a_silent_daemon_count_as_none(
+def test_a_bridge_of_a_silent_daemon_is_given_up(
     stopped: CleanupDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Connections(lambda *_: None)
+    monkeypatch.setattr(bridge_client, "_SLACK_S", 0.2)
+    made = BridgeClient("/socket", lambda _: None)
     monkeypatch.setattr(made, "_daemon", stopped)
-    assert made.connect({"n1": (["ssh"], "/socket")}, 0.1) == {"n1": "no connection in time"}
+    with pytest.raises(ClusterError, match="not up in time"):
+        made.start(["bridge"], 0.1, 0.1)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pytest_mnode.launchers.backends import NodeRequest, named
-from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -114,7 +114,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
         launcher.close()
 
 
-def each(launcher: Launcher, shell: str, text: str = "") -> list[tuple[int, str, str]]:
+def each(
+    launcher: Launcher, shell: str, text: str = "", nodes: Sequence[Node] = ()
+) -> list[tuple[int, str, str]]:
     """Status, output and errors of a shell's command on every node."""
     done = [
         subprocess.run(
@@ -126,7 +128,7 @@ def each(launcher: Launcher, shell: str, text: str = "") -> list[tuple[int, str,
             timeout=LIMIT_S,
             env=launcher.env.command(),
         )
-        for command in launcher.commands(launcher.nodes, ["sh", "-c", shell])
+        for command in launcher.commands(nodes or launcher.nodes, ["sh", "-c", shell])
     ]
     return [(one.returncode, one.stdout, one.stderr) for one in done]
 

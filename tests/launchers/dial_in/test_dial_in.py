@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import resource
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from pytest_mnode.protocol.launcher_requests import PowerOn
 from tests.inner import need_program
 from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
 from tests.programs import write_program
-from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("site_programs")
 
@@ -155,10 +155,14 @@ def test_a_lost_node_is_named_and_does_not_come_back(make: Make, tmp_path: Path)
     number = each(launcher, "cut -d' ' -f4 /proc/$PPID/stat")[1][1]  # above the command's keeper
     pid = int(number)
     assert psutil.Process(pid).name() == "mnode-node"
+    losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    launcher.watch(lambda name, why: losses.put((name, why)))
     os.kill(pid, signal.SIGKILL)
     lost = "the connection was lost: no data for 2 s; onhost ended with -9"
-    until(lambda: lost in each(launcher, "true")[1][2])
-    assert each(launcher, "hostname")[0][:2] == (0, "n1\n")
+    assert losses.get(timeout=30) == ("n2", lost)
+    with pytest.raises(NodeLostError, match=f"^n2 is unavailable: {lost}"):
+        launcher.commands(launcher.nodes, ["true"])
+    assert each(launcher, "hostname", nodes=launcher.nodes[:1])[0][:2] == (0, "n1\n")
     with pytest.raises(ClusterError, match="cannot switch n2 on"):
         launcher.ask(PowerOn("n2"))
     launcher.close()

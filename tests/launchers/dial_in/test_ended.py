@@ -17,7 +17,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.dial_in import bridge, node
-from pytest_mnode.launchers.dial_in.bridge import Bridge, DialSettings
+from pytest_mnode.launchers.dial_in.bridge import DialBridge, DialSettings
 from pytest_mnode.launchers.dial_in.node import DialOrder
 from pytest_mnode.protocol.channel import new_keys
 from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
@@ -95,7 +95,7 @@ def test_a_node_that_hears_nothing_ends(make: Make, tmp_path: Path) -> None:
     write_program(tmp_path / "bin/onhost", APART)
     launcher = make("exec", hostfile=tmp_path / "hosts", silence_limit_s=2.0, **SITES["exec"])
     launcher.start()
-    [pid] = programs_of(tmp_path / "run/dial-in.json")
+    [pid] = programs_of(tmp_path / "run/bridge.json")
     os.kill(pid, signal.SIGKILL)
     until(lambda: not programs_of(tmp_path / ".mnode-"))
 
@@ -116,8 +116,9 @@ def test_a_sites_command_that_stays_is_ended(
     monkeypatch.setattr(bridge, "ENDS_S", 0.2)
     monkeypatch.setattr(bridge, "TERM_S", 0.2)
     commands = [["sleep", "300"], ["sh", "-c", "trap '' TERM; sleep 300; sleep 300"]]
-    made = Bridge(DialSettings((), 1, commands, "", 5.0, 5.0, {}), tmp_path)
-    made.start()
+    made = DialBridge(DialSettings((), 1, commands, "", 5.0, 5.0, {}), tmp_path)
+    for command in commands:
+        made.launch(command)
     until(lambda: all(psutil.Process(p.pid).name() in ("sleep", "sh") for p in made.programs))
     made.nodes.take("n1", lambda _: None)
     made.end()
@@ -146,9 +147,10 @@ def test_why_nodes_are_missing(
     monkeypatch.setattr(bridge, "ENDED_S", 0.2)
     start_s = 0.8 if all(one.startswith("sleep") for one in commands) else 60.0
     split = [one.split() for one in commands]
-    made = Bridge(DialSettings(("n1", "n2", "n3"), 3, split, "", start_s, 5.0, {}), tmp_path)
+    made = DialBridge(DialSettings(("n1", "n2", "n3"), 3, split, "", start_s, 5.0, {}), tmp_path)
     made.strangers += strangers
-    made.start()
+    for command in split:
+        made.launch(command)
     here = ("n2", "n3") if len(commands) == 3 else ()
     for name in here:
         made.nodes.take(name, lambda _: None)
@@ -162,15 +164,15 @@ def test_why_nodes_are_missing(
 
 
 def test_a_bridge_whose_task_fails_ends(tmp_path: Path) -> None:
-    made = Bridge(DialSettings(("n1",), 1, [["sleep", "300"]], "", 60.0, 5.0, {}), tmp_path)
+    made = DialBridge(DialSettings(("n1",), 1, [["sleep", "300"]], "", 60.0, 5.0, {}), tmp_path)
     failed = OSError("no beat")
 
-    async def beat() -> None:
+    def beat() -> None:
         raise failed
 
-    made.nodes.beat = beat  # type: ignore[method-assign]
+    made.nodes.look = beat  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no beat"):
-        asyncio.run(bridge.serve(made, tmp_path / "socket"))
+        asyncio.run(made.serve(tmp_path / "socket"))
     made.end()
 
 

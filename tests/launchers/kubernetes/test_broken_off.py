@@ -112,9 +112,9 @@ def test_a_refusal_keeps_its_status(serve: Serve, status: int) -> None:
     assert error.value.status == status
 
 
-def made_bridge(directory: Path) -> bridge.Bridge:
+def made_bridge(directory: Path) -> bridge.KubernetesBridge:
     """A bridge whose object exists."""
-    made = bridge.Bridge(settings(directory))
+    made = bridge.KubernetesBridge(settings(directory))
     made.made = True
     return made
 

@@ -6,12 +6,11 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +26,9 @@ from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
-from pytest_mnode.launchers.remote.bridged import Bridged
+from pytest_mnode.launchers.remote import node_command
+from pytest_mnode.launchers.remote.bootstrap import BOOTSTRAP
+from pytest_mnode.launchers.remote.bridge_server import LOST, STDOUT, BridgeServer
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.spec import profile_spec
 from tests.launchers.kubernetes.given import settings, write_kubeconfig
@@ -94,7 +95,7 @@ def test_an_object_is_deleted_even_if_its_creation_is_broken_off(
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_an_object_is_deleted_before_streams_are_closed(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     done: list[str] = []
 
@@ -108,15 +109,14 @@ def test_an_object_is_deleted_before_streams_are_closed(
         os.kill(os.getpid(), number)
         await stays()
 
-    made: Any = SimpleNamespace(
-        watch=lambda loop: None,
-        serve=stays,
-        give_up_when_late=ends,
-        delete=lambda: done.append("deleted"),
-    )
+    monkeypatch.setattr(bridge, "Api", lambda *_: None)
+    made: Any = bridge.KubernetesBridge(settings(tmp_path))
+    made.watch = lambda _: None
+    made.nodes.beat, made.give_up_when_late = stays, ends
+    made.delete = lambda: done.append("deleted")
     before = signal.signal(number, lambda *_: None)
     try:
-        asyncio.run(bridge.serve(made, tmp_path / "socket"))
+        asyncio.run(made.serve(tmp_path / "socket"))
     finally:
         signal.signal(number, before)
     assert done == ["deleted", "closed", "closed"]
@@ -138,33 +138,86 @@ class Endless:
         return 0, ""
 
 
-def test_a_command_in_a_pod_ends_with_its_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Pod:
+    """A program in a pod, in place of Exec; it is the node's program of this machine."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv, self.cancelled = argv, False
+
+    async def run(self, streams: Any) -> tuple[int, str]:
+        pipe = asyncio.subprocess.PIPE
+        program = await asyncio.create_subprocess_exec(*self.argv, stdin=pipe, stdout=pipe)
+        assert program.stdin is not None
+        assert program.stdout is not None
+
+        async def feed(to: asyncio.StreamWriter) -> None:
+            while data := await streams.read():
+                to.write(data)
+
+        feeding = asyncio.ensure_future(feed(program.stdin))
+        try:
+            while data := await program.stdout.read(4096):
+                await streams.write(STDOUT, data)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        finally:
+            feeding.cancel()
+            program.stdin.close()
+            await program.wait()
+        return LOST, "the server is gone"
+
+
+@pytest.fixture
+def in_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A bridge whose only pod is this machine."""
     monkeypatch.setattr(bridge, "Api", lambda *_: None)
-    made = bridge.Bridge(settings(tmp_path))
+    made = bridge.KubernetesBridge(settings(tmp_path))
     made.pods.heard(POD)
 
-    async def call() -> bool:
-        command = Endless()
+    async def start(_: object, pod: str, container: str | None, argv: Sequence[str]) -> Pod:
+        return Pod(argv)
 
-        async def start(*_: object) -> Endless:
-            return command
+    monkeypatch.setattr(Exec, "start", start)
+    return made
 
-        monkeypatch.setattr(Exec, "start", start)
-        path = tmp_path / "socket"
-        serving = asyncio.ensure_future(made.serve(path))
-        while not path.exists():
-            await asyncio.sleep(0.01)
-        caller = await asyncio.to_thread(Bridged, str(path), "0", ["true"])
-        await asyncio.wait_for(command.runs.wait(), LIMIT_S)
-        caller.kill()
-        # The other ends of the command's streams are closed.
-        assert await asyncio.to_thread(caller.stdout.read) == b""
+
+PROGRAM = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
+
+
+def test_commands_share_the_stream_to_their_pod(in_pod: Any, tmp_path: Path) -> None:
+    heard: list[Mapping[str, Any]] = []
+    in_pod.tell = heard.append
+
+    async def call(*argv: str) -> tuple[int, bytes]:
+        python = (sys.executable, "-S", node_command.__file__, str(tmp_path / "socket"), "0")
+        caller = await asyncio.create_subprocess_exec(
+            *python, *argv, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await caller.communicate()
+        assert caller.returncode is not None
+        return caller.returncode, output
+
+    async def calls() -> None:
+        server = BridgeServer(in_pod.nodes.run, in_pod._hear)
+        serving = asyncio.ensure_future(server.serve(tmp_path / "socket"))
+        assert await in_pod.open("0", PROGRAM, LIMIT_S) == ""
+        both = await asyncio.gather(call("sh", "-c", "echo a; exit 3"), call("echo", "b"))
+        assert list(both) == [(3, b"a\n"), (0, b"b\n")]
+        in_pod.nodes.lose("0", "its pod was deleted")
+        assert (await call("true"))[0] == LOST
+        assert heard == [{"broken": "0", "why": "its pod was deleted"}]
         serving.cancel()
-        return command.cancelled  # the end of the loop cancels it, too
 
-    assert asyncio.run(asyncio.wait_for(call(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(calls(), LIMIT_S))
+
+
+def test_a_pod_without_python_is_named(in_pod: Any) -> None:
+    async def call() -> str:
+        why: str = await in_pod.open("0", ["sh", "-c", "echo no python; exit 255"], LIMIT_S)
+        return why
+
+    assert asyncio.run(call()) == "the server is gone"
 
 
 def test_a_relay_ends_with_its_pod() -> None:
@@ -195,11 +248,8 @@ def test_the_bridge_ends_with_the_launcher(tmp_path: Path) -> None:
     spec, options = profile_spec("rack"), RemoteOptions(str(tmp_path), tmp_path)
     launcher = Kubernetes(2, spec, options, KubernetesOptions(image="i"))
     closed: list[str] = []
-    ours, theirs = socket.socketpair()
-    launcher._connections = SimpleNamespace(close=lambda: closed.append("bridge"))  # type: ignore[assignment]
-    launcher._events = theirs
+    bridge: Any = SimpleNamespace(close=lambda: closed.append("bridge"))
+    launcher._bridge = bridge
     launcher.close()
     launcher.close()
     assert closed == ["bridge"]
-    assert ours.recv(1) == b""
-    ours.close()

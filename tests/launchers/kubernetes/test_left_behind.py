@@ -12,7 +12,7 @@ from kubernetes import client
 
 from pytest_mnode.launchers.kubernetes import api as module
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.bridge import Bridge
+from pytest_mnode.launchers.kubernetes.bridge import KubernetesBridge
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from tests.inner import need_program
@@ -96,7 +96,7 @@ def test_objects_are_owned_by_the_pod_of_the_run(
 
     monkeypatch.setattr(Api, "request", request)
     of = "team" if namespace == "denied" else namespace
-    Bridge(settings(tmp_path, context="c", namespace=of)).create()
+    KubernetesBridge(settings(tmp_path, context="c", namespace=of)).create()
     owners = made[0]["metadata"].get("ownerReferences")
     pod_of_run = {"apiVersion": "v1", "kind": "Pod", "name": "mnode-77", "uid": "u-1"}
     assert owners == ([pod_of_run] if owned else None)

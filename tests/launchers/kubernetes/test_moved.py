@@ -48,7 +48,7 @@ class Run:
 
     def hear(self, pod: PodState, *, deleted: bool = False) -> None:
         for event in self.pods.heard(pod, deleted=deleted):
-            self.launcher._note(event)
+            self.launcher._hear(event)
 
 
 @pytest.fixture
@@ -95,6 +95,7 @@ def test_a_pod_that_returns_to_its_node_is_used(run: Run, monkeypatch: pytest.Mo
     run.hear(ASTRAY)
     run.hear(ASTRAY, deleted=True)
     instead_of_waiting(monkeypatch, lambda: run.hear(pod("d", "n1", index=0)))
-    monkeypatch.setattr(run.launcher, "_reports", lambda _: ({}, {}))
+    monkeypatch.setattr(run.launcher, "_reports", lambda _: ({"0": SimpleNamespace()}, {}))
+    monkeypatch.setattr(run.launcher, "_open", lambda *_: {})
     run.launcher.ask(PowerOn("n1"))
     assert run.launcher.commands(run.launcher.nodes, ["true"])

@@ -18,6 +18,7 @@ from pytest_mnode.launchers.kubernetes import api as api_module
 from pytest_mnode.launchers.kubernetes import launcher, pod_streams, relay, streams
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
+from pytest_mnode.launchers.remote import launcher as remote_launcher
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.launchers.kubernetes.given import plain_api
 from tests.launchers.kubernetes.test_broken_off import CHUNK, HELD, PATH, Serve, answer, pod, serve
@@ -37,6 +38,7 @@ def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pod_streams: ("CONNECT_S", "_END_S"),
         relay: ("OPEN_S",),
         launcher: ("RELAY_S", "_SLACK_S", "REPLACED_S"),
+        remote_launcher: ("_SLACK_S",),
     }
     for module, names in limits.items():
         for name in names:
@@ -88,8 +90,8 @@ def test_a_pod_that_opens_no_port() -> None:
 def run(tmp_path: Path) -> Iterator[Run]:
     """A launcher whose bridge reads what it is told."""
     made = Run(tmp_path)
-    made.launcher._events, bridge = socket.socketpair()
-    with made.launcher._events, bridge:
+    made.launcher._bridge._events, bridge = socket.socketpair()
+    with made.launcher._bridge._events, bridge:
         yield made
 
 
@@ -100,10 +102,9 @@ def test_a_bridge_that_starts_no_relay(run: Run) -> None:
 
 def test_a_bridge_that_reports_no_pod(run: Run) -> None:
     run.launcher._options = SimpleNamespace(wait_s=0.0)  # type: ignore[assignment]
-    assert run.launcher._events is not None
-    events = (dict[str, Any]() for _ in run.launcher._events.makefile("rb"))
+    run.launcher._pods = {}
     with pytest.raises(ClusterError, match="2 pods did not run"):
-        run.launcher._await_pods(events)
+        run.launcher._await_pods()
 
 
 def test_a_pod_that_nothing_replaces(run: Run) -> None:
@@ -121,7 +122,7 @@ def test_a_bridge_that_is_never_up(
     monkeypatch.setattr(launcher, "_BRIDGE", "asleep")
     monkeypatch.setattr(launcher, "CONNECT_S", 0.5)
     try:
-        with pytest.raises(ClusterError, match="kubernetes: no connection in time"):
+        with pytest.raises(ClusterError, match="kubernetes: not up in time"):
             run.launcher.start()
     finally:
         run.launcher.close()

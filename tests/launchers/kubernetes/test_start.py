@@ -72,12 +72,12 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         api: Events,
         *pods: Any,
         wait_s: float = 300.0,
-        then: Callable[[bridge.Bridge], None] = lambda _: None,
+        then: Callable[[bridge.KubernetesBridge], None] = lambda _: None,
     ) -> tuple[list[dict[str, Any]], float]:
         monkeypatch.setattr(bridge, "LOOK_S", 0.02)
         monkeypatch.setattr(bridge, "EVENTS_S", 0.1)
         monkeypatch.setattr(bridge, "Api", lambda *_: api)
-        made = bridge.Bridge(settings(tmp_path, nodes=3, wait_s=wait_s))
+        made = bridge.KubernetesBridge(settings(tmp_path, nodes=3, wait_s=wait_s))
         for one in pods:
             made.pods.heard(one)
         heard: list[dict[str, Any]] = []
@@ -125,7 +125,7 @@ def test_a_passing_error_does_not_end_the_wait(started: Start) -> None:
 
 
 def test_pods_that_pull_their_image_get_more_time(started: Start) -> None:
-    def pulled(made: bridge.Bridge) -> None:
+    def pulled(made: bridge.KubernetesBridge) -> None:
         for one in creating("a", "b", "c"):
             made.pods.heard(pod(one.name, one.node))
 

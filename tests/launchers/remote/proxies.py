@@ -1,23 +1,26 @@
-"""Connections to a remote end over a pipe to a shell, in place of ssh."""
+"""Streams to nodes over a pipe to a shell, in place of ssh."""
 
 from __future__ import annotations
 
+import queue
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from pytest_mnode.launchers.remote import bootstrap, remote_proxy
+from pytest_mnode.launchers.remote import bootstrap, node_command
+from pytest_mnode.launchers.remote.bridge_client import BridgeClient
+from pytest_mnode.launchers.remote.wire import SILENCE_S
 
 LIMIT_S = 30.0
-Way = Callable[..., list[str]]
 REMOTE_END = [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
 SLEEPS = ["sh", "-c", "echo ready; exec sleep 300"]
+BRIDGE = "pytest_mnode.launchers.remote.stdio_bridge"
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -41,18 +44,81 @@ def ready(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]
             program.kill()
 
 
-def remote_end(program: subprocess.Popen[str]) -> psutil.Process:
-    [found] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-node"]
-    return found
+class Streams:
+    """A bridge to hosts that local commands lead to. events: what its client reports."""
+
+    def __init__(self, directory: Path, silence_s: float = SILENCE_S, late: str = "late") -> None:
+        self.socket = str(directory / "bridge")
+        self.events: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self.client = BridgeClient(self.socket, self.events.put)
+        self.daemon = self.client.start_daemon([])
+        settings = directory / "bridge.json"
+        settings.write_text(f'{{"silence_s": {silence_s}, "late": "{late}"}}')
+        argv = [sys.executable, "-P", "-m", BRIDGE, str(settings), self.socket]
+        self.client.start(argv, LIMIT_S, 8.0)
+
+    def open(self, ways: Mapping[str, Sequence[str]], within_s: float = LIMIT_S) -> dict[str, str]:
+        return self.client.open(ways, within_s, 4 * LIMIT_S)
+
+    def command(self, host: str, argv: Sequence[str]) -> list[str]:
+        python = [sys.executable, "-S", "-E", "-s", node_command.__file__]
+        return [*python, self.socket, host, *argv]
+
+    def below(self) -> list[psutil.Process]:
+        return psutil.Process(self.daemon).children(recursive=True)
+
+    def bridge(self) -> psutil.Process:
+        [found] = [one for one in self.below() if BRIDGE in one.cmdline()]
+        return found
+
+    def remote_end(self) -> psutil.Process:
+        [found] = [one for one in self.below() if one.name() == "mnode-node"]
+        return found
 
 
-def proxy_command(
-    directory: Path, reach: list[str], argv: list[str], daemon: int | None = None, **limits: Any
-) -> list[str]:
-    """The local command that runs argv on n1, which the command `reach` leads to."""
-    config = directory / f"config-{len(list(directory.glob('config-*')))}"
-    config.write_text(bootstrap.config(daemon, {"n1": reach}, **limits))
-    return [sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", *argv]
+class Way:
+    """way(argv, shell=…): the local command that runs argv on n1, reached by a shell.
+
+    own: variables there, "NAME=VALUE". streams: of the last call.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._made: list[Streams] = []
+
+    @property
+    def streams(self) -> Streams:
+        return self._made[-1]
+
+    def __call__(
+        self,
+        argv: list[str],
+        shell: str = "",
+        own: Sequence[str] = (),
+        silence_s: float = SILENCE_S,
+    ) -> list[str]:
+        assert self.problem(shell, own, silence_s) == ""
+        return self.streams.command("n1", argv)
+
+    def problem(
+        self,
+        shell: str = "",
+        own: Sequence[str] = (),
+        silence_s: float = SILENCE_S,
+        within_s: float = LIMIT_S,
+        late: str = "late",
+    ) -> str:
+        """Why n1 is not reached, or ""."""
+        directory = self._directory / str(len(self._made))
+        directory.mkdir()
+        self._made.append(Streams(directory, silence_s, late))
+        shell = shell or f"echo Welcome; {shlex.join(REMOTE_END)}; exit $?"
+        there = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", *own, "sh", "-c", shell]
+        return self.streams.open({"n1": there}, within_s).get("n1", "")
+
+    def close(self) -> None:
+        for one in self._made:
+            one.client.close()
 
 
 def over(shell: str) -> str:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from pytest_mnode import processes
-from pytest_mnode.launchers.remote import remote_proxy
-from tests.launchers.remote.proxies import LIMIT_S, SLEEPS, Way, over, ready, remote_end, run
+from pytest_mnode.launchers.remote.node_command import LOST
+from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, SLEEPS, Way, ready, run
 from tests.waiting import until
 
 
@@ -36,17 +36,22 @@ def test_arguments_streams_environment_and_directory_are_the_callers(
     assert (done.returncode, done.stderr) == (0, "é x")
 
 
-def test_a_node_keeps_its_own_environment_and_gets_no_secrets(way: Way) -> None:
-    """A step's TaskProlog, or PAM, has set the node's; the daemon was started with pytest's."""
+def test_a_node_keeps_its_own_environment_and_gets_no_secrets(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's TaskProlog, or PAM, has set the node's; the bridge was started with pytest's."""
     of_pytest = {
         **{"HOME": "/h", "TMPDIR": "/mine", "CI_JOB_TOKEN": "s3", "MY_DATA": "/d"},
         **{"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0", "PATH": os.environ["PATH"]},
     }
     own = ("HOME=/home/ada", "TMPDIR=/scratch", "NCCL_IB_HCA=mlx5_3", "UCX_NET_DEVICES=mlx5_3:1")
-    with subprocess.Popen(["sleep", "300"], env=of_pytest) as daemon:
-        env = {**of_pytest, "NCCL_ALGO": "Ring", "OF_THE_JOB": "1"}
-        done = run(way(["env"], daemon=daemon.pid, own=own), env=env)
-        daemon.kill()
+    with monkeypatch.context() as patched:
+        for name in [name for name in os.environ if name not in of_pytest]:
+            patched.delenv(name)
+        for name, value in of_pytest.items():
+            patched.setenv(name, value)
+        command = way(["env"], own=own)
+    done = run(command, env={**of_pytest, "NCCL_ALGO": "Ring", "OF_THE_JOB": "1"})
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     python = str(Path(sys.executable).parent)
     assert found.pop("PATH") == f"{python}:/usr/local/bin:/usr/bin:/bin"
@@ -70,16 +75,11 @@ def test_a_missing_command(way: Way) -> None:
     assert (done.returncode, done.stderr) == (127, "n1: no such command: no-such-command\n")
 
 
-@pytest.mark.parametrize("gone", ["here", "there"])
-def test_a_missing_directory_becomes_root(way: Way, tmp_path: Path, gone: str) -> None:
-    """Removed at the remote end, or locally: each end has its own file system."""
+def test_a_missing_directory_becomes_root(way: Way, tmp_path: Path) -> None:
     directory = tmp_path / "gone"
     directory.mkdir()
     remove = shlex.join(["rmdir", str(directory)])
-    if gone == "there":
-        command = way(["pwd"], over(remove))
-    else:
-        command = ["sh", "-c", f"{remove}; exec {shlex.join(way(['pwd']))}"]
+    command = ["sh", "-c", f"{remove}; exec {shlex.join(way(['pwd']))}"]
     done = run(command, cwd=directory)
     assert (done.stdout, done.stderr, done.returncode) == ("/\n", "", 0)
 
@@ -170,7 +170,7 @@ def test_a_command_ends_with_its_remote_end(way: Way, mark: Marked, number: sign
     if number != signal.SIGKILL:  # it can end what is below the command, too
         script = "echo ready; setsid sleep 300"
     with ready(way(["sh", "-c", script]), env=mark.env) as program:
-        remote_end(program).send_signal(number)
+        way.streams.remote_end().send_signal(number)
         program.communicate(timeout=LIMIT_S)
         mark.until_none()
 
@@ -190,27 +190,29 @@ def test_background_processes_end_with_the_command(way: Way, mark: Marked) -> No
 
 def test_silence_ends_both_sides(way: Way, mark: Marked) -> None:
     """The remote end hangs, like behind a cut link: the proxy reports it."""
-    command = way(["sh", "-c", "echo ready; sleep 300"], silence_s=2.0)
+    apart = f"setsid --wait {shlex.join(REMOTE_END)}"  # no signal to ssh reaches it
+    command = way(["sh", "-c", "echo ready; sleep 300"], apart, silence_s=2.0)
     with ready(command, stderr=subprocess.PIPE, env=mark.env) as program:
-        remote = remote_end(program)
+        remote = way.streams.remote_end()
         remote.suspend()
         _, err = program.communicate(timeout=LIMIT_S)
         assert err == "n1: the connection was lost: no data for 2 s\n"
-        assert program.returncode == remote_proxy.LOST
+        assert program.returncode == LOST
         remote.resume()
         mark.until_none()
 
 
-def test_a_local_end_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
-    with ready(way(SLEEPS, silence_s=2.0), env=mark.env, start_new_session=True) as program:
+def test_a_bridge_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
+    with ready(way(SLEEPS, silence_s=2.0), env=mark.env) as program:
         # The shell becomes the remote end after its output.
         until(lambda: "sleep" in mark.names())
-        os.kill(program.pid, signal.SIGSTOP)
+        bridge = way.streams.bridge()
+        bridge.suspend()
         try:
             until(lambda: "sleep" not in mark.names())  # it would run for 300 s
         finally:
-            os.kill(program.pid, signal.SIGCONT)
-        assert program.wait(LIMIT_S) == remote_proxy.LOST
+            bridge.resume()
+        assert program.wait(LIMIT_S) == LOST
 
 
 @pytest.mark.parametrize(
@@ -223,28 +225,38 @@ def test_a_local_end_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
     ],
 )
 def test_a_failed_start_reports_its_reason(way: Way, shell: str, line: str) -> None:
-    done = run(way(["true"], shell))
-    assert done.returncode == remote_proxy.LOST
-    assert done.stderr.startswith(f"n1: {line}")
-    assert done.stderr.count("\n") == 1
+    assert way.problem(shell).startswith(line)
 
 
 def test_the_command_ends_with_the_run(way: Way) -> None:
-    daemon = subprocess.Popen(["sleep", "300"])
-    command = way(SLEEPS, daemon=daemon.pid)
+    command = way(SLEEPS)
     with ready(command, stderr=subprocess.PIPE) as program:
-        daemon.kill()
-        daemon.wait()
+        os.kill(way.streams.daemon, signal.SIGKILL)
         _, err = program.communicate(timeout=LIMIT_S)
-        assert err == "n1: the run that started this command is over\n"
+        assert err == "n1: the run that made this command is over\n"
     done = run(command)
-    assert done.returncode == remote_proxy.LOST
+    assert done.returncode == LOST
     assert done.stderr == "n1: the run that made this command is over\n"
 
 
 def test_no_variable_appears_in_an_argument_list(way: Way) -> None:
     secret = uuid.uuid4().hex
     with ready(way(SLEEPS), env={**os.environ, "TOKEN": secret}) as program:
-        family = [psutil.Process(program.pid), *psutil.Process(program.pid).children(True)]
-        assert len(family) >= 3
+        family = [psutil.Process(program.pid), *way.streams.below()]
+        assert len(family) >= 5
         assert not [one for one in family if secret in " ".join(one.cmdline())]
+
+
+def test_a_slow_reader_holds_up_no_other_command(way: Way) -> None:
+    """Commands share their node's stream."""
+    many = ["sh", "-c", "echo ready; exec head -c 30000000 /dev/zero"]
+    with ready(way(many)):
+        assert run(way.streams.command("n1", ["echo", "on"])).stdout == "on\n"
+
+
+def test_a_callers_streams_stay_as_they_were(way: Way) -> None:
+    """Other programs have them too."""
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb"), os.fdopen(writes, "wb"):
+        run(way(["echo", "x"]), capture_output=False, stdout=writes)
+        assert os.get_blocking(writes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.launchers.cleanup.ssh_connections import was_dropped, why_no_connection
-from pytest_mnode.launchers.node import CommandResult
-from pytest_mnode.launchers.remote.remote_proxy import why_given_up, why_it_ended
-from pytest_mnode.launchers.remote.run_all import why_no_report
+from pytest_mnode.launchers.dial_in.bridge import last_words
+from pytest_mnode.launchers.remote.openssh import was_dropped, why_no_connection
+from pytest_mnode.launchers.remote.run_all import with_remedy
+from pytest_mnode.launchers.remote.stdio_bridge import why_late, why_over
 
 CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
 LATE = "its Prolog is slow; raise --mnode-start-limit if it is slow"
@@ -23,28 +23,26 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
         (None, [""], False, "Python did not start on the node (no status)"),
         (255, ["Broken pipe", ""], True, "the connection was lost: Broken pipe"),
         (255, [], True, "the connection was lost"),
-        (1, ["srun: error: Unable to create step: x"], False, "srun: Unable to create step: x"),
-        # A step that Slurm ended is no lost connection.
-        (143, ["srun: error: n1: task 0: Terminated"], True, "srun: n1: task 0: Terminated"),
-        (1, ["srun: Force Terminated StepId=17.3"], True, "srun: Force Terminated StepId=17.3"),
-        (None, [f"slurmstepd: error: {CANCELLED}", "srun: error: n1: task 0: Terminated"], True,
-         f"Slurm says {CANCELLED.strip('* ')}"),
-        (None, ["srun: Job step aborted: Waiting", f"slurmstepd-n1: error: {CANCELLED}"], False,
-         f"Slurm says {CANCELLED.strip('* ')}"),
-        (2, [f"slurmstepd: error: {NO_PYTHON}", "srun: error: n1: task 0: Exited with 2"], False,
-         f"Python did not start on the node ({NO_PYTHON})"),
     ],
 )  # fmt: skip
 def test_reason_of_an_ended_connection(
     code: int | None, printed: list[str], greeted: bool, line: str
 ) -> None:
-    assert why_it_ended(code, printed, greeted) == line
+    assert why_over(code, printed, greeted=greeted) == line
 
 
 def test_a_missing_python_has_the_same_remedy_on_slurm() -> None:
-    line = why_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
-    why = why_no_report(CommandResult("n1", 255, "", f"n1: {line}\n", 0.1), 60.0)
-    assert why.startswith(f"Python did not start on the node ({NO_PYTHON}); name the Python of the")
+    remedy = "name the Python of the nodes with --mnode-python"
+    over_ssh = why_over(127, ["sh: no"], greeted=False)
+    assert with_remedy(over_ssh).endswith(f"(status 127: sh: no); {remedy}")
+    by_slurm = last_words(f"slurmstepd: error: {NO_PYTHON}\nsrun: error: n1: task 0: Exited")
+    assert by_slurm == f"Python did not start on the node ({NO_PYTHON}); {remedy}"
+
+
+@pytest.mark.parametrize("program", ["slurmstepd", "slurmstepd-n1"])
+def test_slurms_reason_of_a_steps_end_comes_before_sruns(program: str) -> None:
+    text = f"srun: Job step aborted\n{program}: error: {CANCELLED}\nsrun: error: n1: task 0: Killed"
+    assert last_words(text) == f"Slurm says {CANCELLED.strip('* ')}"
 
 
 KEX = "kex_exchange_identification: Connection closed by remote host"
@@ -82,16 +80,11 @@ def test_reason_of_a_failed_connection(printed: list[str], line: str, dropped: b
 
 
 @pytest.mark.parametrize(
-    ("printed", "greeted", "line"),
+    ("printed", "line"),
     [
-        ([], False, f"no answer within 30 s: {LATE}"),
-        (["Enter OTP: ", ""], False, f"no answer within 30 s (Enter OTP:): {LATE}"),
-        (["srun: Job 17 step creation temporarily disabled, retrying"], False,
-         "no answer within 30 s (srun: Job 17 step creation temporarily disabled, retrying): "
-         f"{LATE}"),
-        (["x"], True, "the connection was lost: no data for 30 s"),
+        ([], f"no answer within 30 s: {LATE}"),
+        (["Enter OTP: ", ""], f"no answer within 30 s (Enter OTP:): {LATE}"),
     ],
 )  # fmt: skip
-def test_a_failure_without_further_text(printed: list[str], greeted: bool, line: str) -> None:
-    slow = "its Prolog is slow"
-    assert why_given_up(30.0, printed, greeted, slow) == line
+def test_a_failure_without_further_text(printed: list[str], line: str) -> None:
+    assert why_late(30.0, printed, "its Prolog is slow") == line

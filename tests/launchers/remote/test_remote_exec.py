@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from pytest_mnode.launchers import node_env as node_env_module
-from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
+from pytest_mnode.launchers.remote import bootstrap, remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import node_env
+from pytest_mnode.launchers.remote.node_streams import NodeStreams
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END
 
@@ -102,6 +103,11 @@ def test_a_command_that_cannot_be_started_fails_with_the_reason() -> None:
     assert frames[wire.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
 
 
+def test_a_directory_that_is_missing_on_the_node_becomes_root() -> None:
+    frames = dict(of_the_far_end(ORDER | {"argv": ["pwd"], "cwd": "/no/such directory"}))
+    assert (frames[wire.OUT], frames[wire.EXIT]) == (b"/\n", b"0")
+
+
 def test_frames_are_found_however_their_bytes_arrive() -> None:
     sent = wire.frame(wire.DATA, 70_000, b"x\0y") + wire.frame(wire.BEAT)
     frames, found = wire.Frames(), []
@@ -147,19 +153,13 @@ def test_a_late_reader_gets_all_output_of_an_ended_command() -> None:
     assert dict(frames)[wire.EXIT] == b"0"
 
 
-def a_near_end() -> Any:
-    """The local end of a command that runs and prints nothing."""
-    made = object.__new__(remote_proxy.RemoteProxy)
-    made.greeted, made.status, made.lost = True, None, ""
-    made.sent, made.printed_bytes, made.beaten = bytearray(), bytearray(), 0.0
-    return made
-
-
 def a_far_end() -> Any:
     """The remote end, without a command."""
     made = object.__new__(remote_exec.RemoteExec)
     made.gone_since, made.silence_s = None, wire.SILENCE_S
     made.out, made.commands, made.beaten = bytearray(), {}, 0.0
+    made.clock = ListeningClock()
+    made.heard = made.clock.now()
     return made
 
 
@@ -181,8 +181,15 @@ def test_output_that_is_held_by_a_process_elsewhere_is_not_awaited(
     assert wire.Frames().feed(frames)[-1] == (wire.EXIT, 3, b"0")
 
 
+def a_near_end() -> Any:
+    """The bridge's end of a stream that carries nothing."""
+    made = NodeStreams(wire.SILENCE_S, lambda _: "", lambda *_: None)
+    made.take("n1", lambda _: None)
+    return made
+
+
 ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], bool]]] = {
-    "near": (a_near_end, lambda end: end.beat(False), lambda end: bool(end.lost)),
+    "near": (a_near_end, lambda end: end.look(), lambda end: bool(end.at["n1"].lost)),
     "far": (a_far_end, lambda end: end.beat(), lambda end: end.gone_since is not None),
 }
 
@@ -191,8 +198,6 @@ ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], 
 def test_time_in_which_one_end_was_stopped_is_no_silence_of_the_other(which: str) -> None:
     make, beat, gave_up = ENDS[which]
     end = make()
-    end.clock = ListeningClock()
-    end.heard = end.clock.now()
     for stopped_s in (wire.SILENCE_S + 1.0, 3600.0):
         end.clock._read -= stopped_s
         beat(end)

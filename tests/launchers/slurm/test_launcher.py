@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,8 @@ def back(
     made.slurm = SimpleNamespace(job=job, nodes=lambda _: (node,))  # type: ignore[assignment]
     seen = {"n1": "host1"} if looks is None else looks
     found = {name: SimpleNamespace(hostname=host) for name, host in seen.items()}
+    made._gone, made._lock = {}, threading.Lock()
+    made._open = lambda *_: {}  # type: ignore[method-assign]
     made._reports = lambda _: (found, {"n1": "no step"})  # type: ignore[method-assign, assignment, return-value]
     made._hosts_by_name = {"host1": "n1"}
     return made._problem_with(SimpleNamespace(name="host1"), 1.0)  # type: ignore[arg-type]

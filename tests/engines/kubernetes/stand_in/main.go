@@ -35,30 +35,32 @@ func main() {
 	must(err)
 	_, err = input.Discard(size)
 	must(err)
-	os.Stdout.WriteString("\x00mnode remote exec 1\n")
+	os.Stdout.WriteString("\x00mnode remote exec 2\n")
 	serve(input)
 }
 
-// serve runs the one command that there is, until its input ends.
+// serve runs commands until the input ends.
 func serve(input io.Reader) {
 	var one sync.Mutex
-	send := func(kind byte, payload []byte) {
+	send := func(kind byte, number uint32, payload []byte) {
 		one.Lock()
 		defer one.Unlock()
-		frame := binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(payload)))
+		frame := binary.BigEndian.AppendUint32([]byte{kind}, number)
+		frame = binary.BigEndian.AppendUint32(frame, uint32(len(payload)))
 		os.Stdout.Write(append(frame, payload...))
 	}
 	go func() {
 		for range time.Tick(time.Second) {
-			send('B', nil)
+			send('B', 0, nil)
 		}
 	}()
 	for {
-		header := make([]byte, 5)
+		header := make([]byte, 9)
 		if _, err := io.ReadFull(input, header); err != nil {
 			return
 		}
-		payload := make([]byte, binary.BigEndian.Uint32(header[1:]))
+		number := binary.BigEndian.Uint32(header[1:])
+		payload := make([]byte, binary.BigEndian.Uint32(header[5:]))
 		_, err := io.ReadFull(input, payload)
 		must(err)
 		switch header[0] {
@@ -68,16 +70,14 @@ func serve(input io.Reader) {
 			if order.Argv[1] == "-c" {
 				report, err := os.ReadFile(os.Args[0] + ".report")
 				must(err)
-				send('o', report)
-				send('X', []byte("0"))
-				return
+				send('o', number, report)
+				send('X', number, []byte("0"))
 			}
 		case 'D':
-			send('t', binary.BigEndian.AppendUint32(nil, uint32(len(payload))))
-			send('o', payload)
+			send('t', number, binary.BigEndian.AppendUint32(nil, uint32(len(payload))))
+			send('o', number, payload)
 		case 'E':
-			send('X', []byte("0"))
-			return
+			send('X', number, []byte("0"))
 		}
 	}
 }
