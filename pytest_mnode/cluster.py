@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import cloudpickle
 import pytest
 
+from pytest_mnode.backends.registry import named
 from pytest_mnode.errors import MnodeError, RankError, UsageError
-from pytest_mnode.jobs import Job, LaunchedJob, launch
+from pytest_mnode.jobs import Job, LaunchedJob
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.options import RUN
@@ -116,14 +117,13 @@ class Cluster(Nodes):
     def launch(self, job: Job | Sequence[str]) -> LaunchedJob:
         """Start a job by the torchrun command, with processes of its own on every node.
 
-        A plain sequence is a job's argv: a script and its arguments, on all nodes. On Slurm nodes
-        the job is submitted to Slurm, unless it would never start beside this run: then it runs as
-        steps of the run's allocation, and its first event says so. On Kubernetes nodes the job gets
-        pods of its own by the same rule.
+        A plain sequence is a job's argv: a script and its arguments, on all nodes. The job is
+        submitted to the scheduler that gave the nodes, unless it would never start beside this run:
+        then it runs by commands on the run's own nodes, and its first event says why.
         """
         if not isinstance(job, Job):
             job = Job(job)
-        running = launch(self, job)
+        running = named(self.backend).submit(self, job)
         self._jobs.append(running)
         return running
 

@@ -23,7 +23,7 @@ LAUNCHERS = (
     *("auto", "local", "rack", "ssh", "slurm", "kubernetes"),
     *("pbs", "lsf", "flux", "mpi", "exec"),
 )
-"""Our own; packages add others (launchers.backends)."""
+"""Our own; packages add others (backends.registry)."""
 BACKENDS_GROUP = "pytest_mnode.backends"
 REUSE = ("warm", "group", "fresh")
 UNEQUAL_CALLS = ("fail", "allow")

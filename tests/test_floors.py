@@ -14,7 +14,17 @@ FLOORS = (
     {"commands", "fixtures"},
     {"controller", "virtual"},
     {
-        *("certificate", "checks", "cluster", "criteria", "discover", "faults", "gang", "jobs"),
+        *(
+            "backends",
+            "certificate",
+            "checks",
+            "cluster",
+            "criteria",
+            "discover",
+            "faults",
+            "gang",
+            "jobs",
+        ),
         *("judge_hooks", "measuring", "reference_job", "report_record", "stop_rules"),
     },
     {"launchers"},

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pytest_mnode.backends.backend import FreeNode, FreeNodes, Here
+from pytest_mnode.backends.registry import chosen
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, oldest_first
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.backends import Here, chosen
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.node import count
 from pytest_mnode.marks import FEWEST_NODES
 from pytest_mnode.options import Settings
@@ -20,14 +19,6 @@ from pytest_mnode.path_rates import State
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
 _FLAG = "--mnode-nodes=free"
-
-
-@dataclass(frozen=True, slots=True)
-class FreeNode:
-    """A free node. name: its name for the launcher. hostname: its name in certificates."""
-
-    name: str
-    hostname: str
 
 
 def on_free_nodes(settings: Settings) -> Settings:
@@ -43,7 +34,7 @@ def on_free_nodes(settings: Settings) -> Settings:
     found = _free(settings, spec)
     if found is None:
         return replace(settings, nodes=None if spec.nodes is None else min(most, spec.nodes))
-    free, others = found
+    free, others = found.nodes, found.others
     if len(free) < FEWEST_NODES:
         named = f": {free[0].name}" if free else ""
         raise UsageError(
@@ -80,53 +71,13 @@ def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[Fre
     return chosen
 
 
-def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
-    """Free nodes, and a text on the other nodes; None if the run makes its own nodes."""
+def _free(settings: Settings, spec: Spec) -> FreeNodes | None:
+    """Free nodes; None if the run makes its own nodes."""
     backend, why = chosen(settings)
     names = backend.names(Here(settings, os.environ))
     if names is not None:  # an allocation or a list of hosts: all of them
-        return [FreeNode(name, name) for name in names], f" ({why})"
-    if backend.name == "slurm":
-        return _idle(settings.slurm_args)
-    if backend.name == "kubernetes":
-        return _with_room(spec, KubernetesOptions.of(settings))
-    return None
-
-
-def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
-    """The idle nodes that an allocation with these salloc arguments could get."""
-    from pytest_mnode.gang.slurm_options import SlurmRoom, for_sbatch, is_free
-    from pytest_mnode.launchers import slurm
-
-    if (missing := slurm.Slurm.unavailable()) is not None:
-        raise UsageError(f"--mnode-launcher=slurm: {missing}")
-    usable = SlurmRoom(slurm.Slurm(), for_sbatch(arguments)).usable()
-    # Slurm is about to give a PLANNED node to a pending job.
-    free = [node for node in usable if is_free(node) and "PLANNED" not in node.flags]
-    used = Counter(node.text for node in usable if node not in free)
-    others = "".join(f", {number} {state}" for state, number in used.most_common())
-    nodes = [FreeNode(node.name, node.hostname or node.name) for node in free]
-    return nodes, f" of {len(usable)}{others}"
-
-
-def _with_room(spec: Spec, options: KubernetesOptions) -> tuple[list[FreeNode], str]:
-    """The nodes whose allocatable resources, minus all requests, fit a pod of the run."""
-    from pytest_mnode.gang.kubernetes.served import admitted, served_views
-    from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-    from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
-    from pytest_mnode.launchers.kubernetes.template import read_manifest
-
-    template = pod_template(read_manifest(options, spec.accelerators.per_node))
+        return FreeNodes([FreeNode(name, name) for name in names], f" ({why})")
     try:
-        api = Api(options.context, options.namespace)
-        pod, views = admitted(api, template), served_views(api, {RUN_LABEL: ""})
-    except ApiError as error:
-        raise ClusterError(
-            f"{_FLAG}: cannot list nodes and the pods of all namespaces: {error}; give a number "
-            "of nodes instead"
-        ) from None
-    there = [view for view in views if view.suits(pod)]
-    taken = {view.name: why for view in there if (why := view.taken(pod))}
-    others = "".join(f", {name} ({why})" for name, why in list(taken.items())[:4])
-    free = [FreeNode(view.name, view.name) for view in there if view.name not in taken]
-    return free, f" of {len(there)}{others}"
+        return backend.free(settings, spec)
+    except ClusterError as error:
+        raise ClusterError(f"{_FLAG}: {error}") from None

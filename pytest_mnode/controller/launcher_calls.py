@@ -82,4 +82,5 @@ class LauncherCalls:
             pods=launcher.pods,
             env=launcher.env,
             takes_no_jobs=launcher.takes_no_jobs,
+            backend=launcher.name,
         )

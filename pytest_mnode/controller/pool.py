@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from pytest_mnode.backends.registry import choose, chosen
 from pytest_mnode.controller.agents import RunDirectories
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.backends import chosen
-from pytest_mnode.launchers.choose import choose
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher, count
 from pytest_mnode.machine import open_files

@@ -16,8 +16,8 @@ from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.intervals import interval_of
 from pytest_mnode.jobs import Job, observed
-from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.nodes import NO_SHARED_DIR
 from pytest_mnode.logs.causes import ENDINGS, Cause, first_cause
 from pytest_mnode.logs.flight_recorder import dump_causes, read_dump
 from pytest_mnode.logs.nccl_inspector import Calls, read_calls

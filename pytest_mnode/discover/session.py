@@ -242,7 +242,8 @@ def node_count(settings: Settings, environment: Mapping[str, str]) -> int:
     """
     if settings.nodes is not None:
         return settings.nodes
-    from pytest_mnode.launchers.backends import Here, chosen
+    from pytest_mnode.backends.backend import Here
+    from pytest_mnode.backends.registry import chosen
 
     backend, _ = chosen(settings, environment)
     try:

@@ -139,3 +139,6 @@ class Engine(Protocol):
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """End these jobs, running or waiting. A job that is over is no error."""
+
+    def close(self) -> None:
+        """End all jobs of the engine."""

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pytest_mnode.backends.registry import named
 from pytest_mnode.charts import Moment, Span, Timeline
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.gang import experiments, judging
@@ -23,10 +23,6 @@ from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.gang import GangCriterion
-
-if TYPE_CHECKING:
-    from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-    from pytest_mnode.gang.slurm import SlurmEngine
 
 
 def allocation(window: Window) -> Timeline:
@@ -180,26 +176,10 @@ def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def _engine(spec: Spec, settings: Settings, root: Path) -> SlurmEngine | KubernetesEngine:
-    scheduler = spec.scheduler
-    if scheduler is None:
+def _engine(spec: Spec, settings: Settings, root: Path) -> Engine:
+    if spec.scheduler is None:
         raise ClusterError("the spec names no scheduler; accepted: scheduler: {kind: slurm}")
-    if scheduler.kind == "kubernetes":
-        from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-        from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
-        from pytest_mnode.launchers.kubernetes.template import read_manifest
-
-        options = KubernetesOptions.of(settings)
-        manifest = read_manifest(options, spec.accelerators.per_node)
-        return KubernetesEngine(scheduler, options, manifest, python=settings.python)
-    from pytest_mnode.gang.slurm import SlurmEngine, default_shared
-
-    return SlurmEngine(
-        settings.shared_dir or default_shared(root),
-        python=settings.python,
-        args=settings.slurm_args,
-        names={str(name): value for name, value in scheduler.names.items()},
-    )
+    return named(spec.scheduler.kind).gangs(spec, settings, root)
 
 
 def table(window: Window) -> list[str]:

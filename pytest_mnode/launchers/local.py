@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.rack import Rack
 
 
 class Local(Launcher):
@@ -38,13 +36,3 @@ class Local(Launcher):
 
     def agent_command(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
-
-
-class LocalBackend(Backend):
-    name = "local"
-
-    def meant(self, here: Here) -> str | None:  # noqa: ARG002
-        return f"no rack: {Rack.unavailable()}"
-
-    def launcher(self, request: NodeRequest) -> Launcher:
-        return Local(request.nodes)

@@ -18,7 +18,7 @@ from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
     NodeCommands,
-    SlurmNames,
+    SchedulerNames,
 )
 from pytest_mnode.protocol.world import RUN
 
@@ -43,6 +43,9 @@ listen on all. The kernel gives none from below its range to connections that ot
 rendezvous listens; where the range leaves no room below it, any port."""
 
 
+NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
+
+
 @dataclass(frozen=True, slots=True)
 class RunDescription:
     """Facts that the run's hub has about its nodes.
@@ -51,7 +54,7 @@ class RunDescription:
     the variable RUN in the run's processes. python: path of the Python that runs this package's
     programs on nodes. allocation: number of the scheduler's job that holds the nodes; None if there
     is none. pods: None if nodes are not pods. env: the environment of programs on the nodes.
-    takes_no_jobs: see Launcher.
+    takes_no_jobs: see Launcher. backend: its name.
     """
 
     nodes: tuple[Node, ...]
@@ -64,6 +67,7 @@ class RunDescription:
     pods: RunInPods | None = None
     env: RunEnv = field(default_factory=RunEnv)
     takes_no_jobs: str = ""
+    backend: str = "local"
 
 
 class Nodes:
@@ -219,9 +223,16 @@ class Nodes:
         return self._run_facts.allocation
 
     @property
-    def takes_no_jobs(self) -> str:
-        """The scheduler that gave the nodes, if the run submits no jobs to it; else ""."""
-        return self._run_facts.takes_no_jobs
+    def backend(self) -> str:
+        """Name of the backend that the nodes come from."""
+        return self._run_facts.backend
+
+    @property
+    def why_not_submitted(self) -> str:
+        """Why the run submits no jobs to the scheduler that gave the nodes; "" if it does, or if
+        there is none."""
+        name = self._run_facts.takes_no_jobs
+        return name and f"pytest-mnode submits no jobs to {name}, which gave the nodes"
 
     @property
     def pods(self) -> RunInPods | None:
@@ -229,9 +240,9 @@ class Nodes:
         return self._run_facts.pods
 
     @property
-    def slurm_names(self) -> dict[str, str]:
-        """Slurm's node names, by the nodes' own names, if the nodes come from Slurm."""
-        return dict(self._ask(SlurmNames()))
+    def scheduler_names(self) -> dict[str, str]:
+        """The scheduler's node names, by the nodes' own names, where it has names of its own."""
+        return dict(self._ask(SchedulerNames()))
 
     @property
     def accelerators_per_node(self) -> int:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, Here, NodeRequest, scheduler_of
-from pytest_mnode.launchers.hosts import Host, first_hosts, read_hostfile
-from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.launchers.hosts import Host
+from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote.launcher import RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import OpenSsh
 from pytest_mnode.launchers.remote.run_all import unusable_nodes, with_remedy
 from pytest_mnode.launchers.remote.stdio_bridge import END_S
-from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 
 _BRIDGE = "pytest_mnode.launchers.remote.stdio_bridge"
@@ -66,30 +62,3 @@ class Ssh(RemoteLauncher):
         if now == (node.name, node.address):
             return None
         return f"it is now {now[0]} at {now[1]}"
-
-
-class SshBackend(Backend):
-    name = "ssh"
-    reads_hostfile = True
-
-    def meant(self, here: Here) -> str | None:
-        return f"hostfile {file}" if (file := here.settings.hostfile) else None
-
-    def names(self, here: Here) -> tuple[str, ...]:
-        return tuple(host.name for host in _hosts(here.settings))
-
-    def launcher(self, request: NodeRequest) -> Launcher:
-        settings = request.settings
-        hosts = _hosts(settings)
-        used = first_hosts(hosts, request.nodes, settings.on, str(settings.hostfile))
-        unused = [host.name for host in hosts if host not in used]
-        made = Ssh(used, request.spec, request.remote, unused=unused)
-        here = Here(settings, os.environ)
-        made.takes_no_jobs = scheduler_of(here, [host.name for host in used])
-        return made
-
-
-def _hosts(settings: Settings) -> tuple[Host, ...]:
-    if settings.hostfile is None:
-        raise UsageError("--mnode-launcher=ssh: no nodes given: use --mnode-hostfile=FILE")
-    return read_hostfile(settings.hostfile)

@@ -114,8 +114,8 @@ class SetLinkPresent(LauncherRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmNames(LauncherRequest):
-    """Request for a dict: Slurm's name of each node, by the node's name in this run."""
+class SchedulerNames(LauncherRequest):
+    """Request for a dict: the scheduler's name of each node, by the node's name in this run."""
 
-    does: ClassVar[str] = "report Slurm's names of nodes"
+    does: ClassVar[str] = "report a scheduler's names of nodes"
     offered_by: ClassVar[str] = "slurm"

@@ -41,11 +41,11 @@ from pytest_mnode.protocol.launcher_requests import (
     LinkRates,
     PowerOff,
     PowerOn,
+    SchedulerNames,
     SetLinkPresent,
     SetLinkRate,
     SetLinkUp,
     SetPairRate,
-    SlurmNames,
 )
 from pytest_mnode.protocol.world import BEAT, HUB, Lease
 
@@ -211,7 +211,7 @@ def test_two_requests_to_boot_a_node_boot_it_once(hub: Hub) -> None:
 
 def test_an_error_in_a_launcher_call_affects_that_call_alone(hub: Hub) -> None:
     line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, SlurmNames()))
+    line.send(HUB, AskLauncher(1, SchedulerNames()))
     assert answer(hub, line) == Refused(1, "ClusterError", "KeyError: 'n7'")
     assert hub.desk.failure is None
 
@@ -352,15 +352,15 @@ REQUESTS: tuple[LauncherRequest, ...] = (
     SetPairRate("n0", "n1", "fab0", 50.0),
     SetLinkUp("n0", "fab0", up=False),
     SetLinkPresent("n0", "fab0", present=False),
-    SlurmNames(),
+    SchedulerNames(),
 )
-OFFERED = {Local: (), Ssh: (PowerOff, PowerOn), Slurm: (PowerOff, PowerOn, SlurmNames)}
+OFFERED = {Local: (), Ssh: (PowerOff, PowerOn), Slurm: (PowerOff, PowerOn, SchedulerNames)}
 
 
 @pytest.mark.parametrize(
     ("kind", "request_"),
     [(k, r) for k, some in OFFERED.items() for r in REQUESTS if not isinstance(r, some)]
-    + [(Rack, SlurmNames())],
+    + [(Rack, SchedulerNames())],
     ids=lambda value: getattr(value, "name", type(value).__name__),
 )
 def test_unsupported_launcher_calls_have_an_error(
@@ -368,7 +368,7 @@ def test_unsupported_launcher_calls_have_an_error(
 ) -> None:
     with pytest.raises(ClusterError) as refused:
         kind.__new__(kind).ask(request_)
-    other = "slurm" if isinstance(request_, SlurmNames) else "rack"
+    other = "slurm" if isinstance(request_, SchedulerNames) else "rack"
     assert str(refused.value) == (
         f"the {kind.name} launcher cannot {request_.does}; use --mnode-launcher={other}, which can"
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.backends.registry import choose
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.choose import choose
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.engines.debugged import debug

@@ -130,6 +130,9 @@ class Scheduler:
             asked, self.now, self._records(), beats, unreadable, reported_changes=reported_changes
         )
 
+    def close(self) -> None:
+        """Nothing outlives it."""
+
     def cancel(self, jobs: Sequence[str]) -> None:
         for job in self.jobs:
             if job.id in jobs and "keeps" not in self.faults:

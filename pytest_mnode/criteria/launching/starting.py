@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mnode.backends.registry import named
 from pytest_mnode.criteria.launching.contract import (
     CANARY,
     FACTS,
@@ -31,7 +32,6 @@ from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.criteria.launching.styles import LaunchJob, read_job
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
-from pytest_mnode.jobs.launch import NO_SHARED_DIR, why_not_submitted
 from pytest_mnode.launchers.remote.check_distinct import is_loopback
 from pytest_mnode.logs.causes import first_cause
 from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, at_most, equals, listed
@@ -106,29 +106,18 @@ class Started:
 
 
 def path_of(cluster: Nodes, spec: Spec | None = None) -> SubmissionPath:
-    """The path of a cluster: the spec's, else Slurm's or Kubernetes' if that gave the run its
-    nodes. Raises NotSubmittedError if the scheduler cannot start jobs."""
+    """The path of a cluster: the spec's, else that of the backend that gave the run its nodes.
+
+    Raises NotSubmittedError if the scheduler cannot start jobs.
+    """
     promise = spec.criteria.launch if spec else None
     if promise is not None and promise.path == "direct":
         return Direct(cluster)
-    if cluster.pods is not None:
-        from pytest_mnode.criteria.launching.pods import Pods
-
-        return Pods(cluster, cluster.pods)
-    allocation = cluster.allocation
-    if allocation is None and spec is not None and spec.scheduler is not None:
-        why = f"the scheduler of the spec is {spec.scheduler.kind}, which did not give the nodes"
-        raise NotSubmittedError(why, f"give --mnode-launcher={spec.scheduler.kind}")
-    if allocation is None and (why := why_not_submitted(cluster)):
-        raise NotSubmittedError(why, "try it by hand")
-    if allocation is None:
-        return Direct(cluster)
-    if not cluster.share_files:
-        raise NotSubmittedError(NO_SHARED_DIR, "give one with --mnode-shared-dir")
-    from pytest_mnode.criteria.launching.sbatch import Sbatch
-    from pytest_mnode.launchers.slurm import Slurm
-
-    return Sbatch(cluster, allocation, Slurm())
+    path, scheduler = named(cluster.backend).path(cluster), spec.scheduler if spec else None
+    if isinstance(path, Direct) and scheduler is not None:
+        why = f"the scheduler of the spec is {scheduler.kind}, which did not give the nodes"
+        raise NotSubmittedError(why, f"give --mnode-launcher={scheduler.kind}")
+    return path
 
 
 def job_of(

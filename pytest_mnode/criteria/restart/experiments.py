@@ -35,7 +35,6 @@ from pytest_mnode.criteria.restart.plan import (
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
-from pytest_mnode.jobs.launch import why_not_submitted
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.processes import last_line
 from pytest_mnode.progress import progress
@@ -103,7 +102,7 @@ def kill_in_run(
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):
         return shared
-    kills, why = kills_in_order(promise, spec), why_not_submitted(cluster)
+    kills, why = kills_in_order(promise, spec), cluster.why_not_submitted
     if why and kill in _BY_SCHEDULERS:
         return f"{why}: whether it starts the job again was not tried"
     kills = tuple(one for one in kills if not (why and one in _BY_SCHEDULERS))

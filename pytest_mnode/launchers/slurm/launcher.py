@@ -24,7 +24,7 @@ from pytest_mnode.launchers.slurm.allocation import (
 from pytest_mnode.launchers.slurm.allocation_state import Watch, not_back, present, too_few_gpus
 from pytest_mnode.launchers.slurm.command_lines import on_nodes, step_command
 from pytest_mnode.launchers.slurm.commands import NodesHidden
-from pytest_mnode.protocol.launcher_requests import LauncherRequest, SlurmNames
+from pytest_mnode.protocol.launcher_requests import LauncherRequest, SchedulerNames
 from pytest_mnode.spec import Spec
 
 
@@ -141,7 +141,7 @@ class Slurm(RemoteLauncher):
 
     def ask(self, request: LauncherRequest) -> Any:
         """See Launcher. Power, and Slurm's node names."""
-        if isinstance(request, SlurmNames):
+        if isinstance(request, SchedulerNames):
             return dict(self._hosts_by_name)
         return super().ask(request)
 

@@ -37,17 +37,19 @@ def spec(**launch: Any) -> Spec:
 
 
 def cluster(**changes: Any) -> Any:
-    facts: dict[str, Any] = {"pods": None, "allocation": None, "takes_no_jobs": ""}
+    facts: dict[str, Any] = {"backend": "rack", "why_not_submitted": ""}
     facts |= {"share_files": True, "nodes": ("n1",)}
     return SimpleNamespace(**{**facts, **changes})
 
 
+IN_SLURM = {"backend": "slurm", "allocation": 7}
 SOON = StartPromise.model_validate({"within": "60 s"})
 SLURM = Scheduler.model_validate({"kind": "slurm"})
 
 
 @pytest.mark.parametrize(
-    ("there", "otherwise"), [({}, "direct"), ({"allocation": 7}, "sbatch"), ({"pods": 1}, "pods")]
+    ("there", "otherwise"),
+    [({}, "direct"), (IN_SLURM, "sbatch"), ({"backend": "kubernetes", "pods": 1}, "pods")],
 )
 def test_the_scheduler_starts_jobs_unless_the_spec_says_otherwise(
     there: dict[str, Any], otherwise: str
@@ -61,8 +63,8 @@ def test_the_scheduler_starts_jobs_unless_the_spec_says_otherwise(
 @pytest.mark.parametrize(
     ("changes", "scheduler", "message"),
     [
-        ({"allocation": 7, "share_files": False}, None, "give one with --mnode-shared-dir"),
-        ({"takes_no_jobs": "pbs"}, None, "pytest-mnode submits no jobs to pbs, which gave the nod"),
+        ({**IN_SLURM, "share_files": False}, None, "give one with --mnode-shared-dir"),
+        ({"why_not_submitted": "no jobs to pbs"}, None, "not submitted: no jobs to pbs; try it by"),
         ({}, SLURM, "the scheduler of the spec is slurm, .*; give --mnode-launcher=slurm"),
     ],
 )
@@ -92,7 +94,7 @@ def test_pods_that_do_not_start_beside_the_run_are_inconclusive(
         raise error
 
     monkeypatch.setattr(pods_module, "PodSubmission", refuse)
-    there = cluster(pods=object())
+    there = cluster(backend="kubernetes", pods=object())
     found = started_by_path(there, spec(), JOB, ["n1"], what="torchrun", limit_s=9.0)
     assert isinstance(found, Measurement)
     assert found.verdict is Verdict.INCONCLUSIVE

@@ -110,13 +110,14 @@ TESTS = (
         assert found and "MNODE_CANARY" in found[0], started.text()
         assert started.overdue == ["node1"] and jobs() == []
 
-    def test_what_would_not_start_runs_in_the_pods_of_the_run_and_says_why(cluster, argv, place):
+    def test_what_would_not_start_runs_in_the_pods_of_the_run_and_says_why(
+        cluster, argv, place, monkeypatch
+    ):
         manifest = json.loads(json.dumps(cluster.pods.manifest))
         manifest["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "999"}}
         large = dataclasses.replace(cluster.pods, manifest=manifest)
-        launcher = __import__("sys").modules["pytest_mnode.jobs.launch"]
-        job = launcher._in_pods(cluster, quick(argv, nodes=2), large)
-        cluster._jobs.append(job)
+        monkeypatch.setattr(type(cluster), "pods", large)
+        job = cluster.launch(quick(argv, nodes=2))
         assert type(job) is RunningJob and jobs() == []
         detail = job.events[0].detail
         assert detail.startswith("node0, node1 (in the run's own pods: Kubernetes would not ")

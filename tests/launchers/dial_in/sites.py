@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.launchers.backends import NodeRequest, named
+from pytest_mnode.backends import NodeRequest
+from pytest_mnode.backends.registry import named
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.options import Settings

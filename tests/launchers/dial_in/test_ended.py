@@ -27,7 +27,8 @@ from tests.waiting import until
 CONTROLLER = """
 import json, subprocess, sys
 from pathlib import Path
-from pytest_mnode.launchers.backends import NodeRequest, named
+from pytest_mnode.backends import NodeRequest
+from pytest_mnode.backends.registry import named
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec

@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState, SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
-from pytest_mnode.protocol.launcher_requests import SlurmNames
+from pytest_mnode.protocol.launcher_requests import SchedulerNames
 
 RUNS = JobState(7, "x", "RUNNING", nodes=("n1",))
 
@@ -44,7 +44,7 @@ def back(
 def test_nodes_have_the_names_that_slurm_uses() -> None:
     made = Slurm.__new__(Slurm)
     made._hosts_by_name = {"ip-10-0-0-1": "gpu1"}
-    assert made.ask(SlurmNames()) == {"ip-10-0-0-1": "gpu1"}
+    assert made.ask(SchedulerNames()) == {"ip-10-0-0-1": "gpu1"}
 
 
 def test_a_node_that_runs_steps_is_available() -> None:

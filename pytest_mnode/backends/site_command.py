@@ -6,10 +6,12 @@ import os
 import shutil
 from collections.abc import Mapping
 
+from pytest_mnode.backends.backend import Here, NodeRequest
+from pytest_mnode.backends.dial_in import DialInBackend, Start
+from pytest_mnode.backends.registry import listed_nodes
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Here, NodeRequest, listed_nodes
-from pytest_mnode.launchers.dial_in.launcher import DialIn, DialInBackend, Start
 from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.options import Settings
 
 
 class SiteCommandBackend(DialInBackend):
@@ -19,9 +21,11 @@ class SiteCommandBackend(DialInBackend):
     name = "exec"
     reads_hostfile = True
 
+    def option(self, settings: Settings) -> str | None:
+        return f"--mnode-exec={' '.join(settings.exec)}" if settings.exec else None
+
     def meant(self, here: Here) -> str | None:
-        words = here.settings.exec
-        return f"--mnode-exec={' '.join(words)}" if words else None
+        return self.option(here.settings)
 
     def names(self, here: Here) -> tuple[str, ...] | None:
         return listed_nodes(here)
@@ -30,14 +34,14 @@ class SiteCommandBackend(DialInBackend):
         words = request.settings.exec
         if not words:
             raise UsageError("--mnode-launcher=exec: no command given: use --mnode-exec=COMMAND")
-        given = f"--mnode-exec={' '.join(words)}"
+        given = self.option(request.settings)
         if shutil.which(words[0]) is None:
             raise UsageError(f"{given}: no program {words[0]} here")
         if listed_nodes(Here(request.settings, os.environ)) is not None:
             return super().launcher(request)
         if any("{host}" in word or "{hosts}" in word for word in words):
             raise UsageError(f"{given}: no nodes given: use --mnode-hostfile=FILE")
-        return DialIn(self, request)
+        return self.dialing(request)
 
     def commands(self, start: Start) -> list[list[str]]:
         words = start.settings.exec

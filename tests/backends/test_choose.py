@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from pytest_mnode.backends.registry import choose, unused_option
 from pytest_mnode.controller import pool
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
-from pytest_mnode.launchers.choose import choose, unused_option
 from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings

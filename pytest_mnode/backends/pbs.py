@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytest_mnode.backends.backend import Here
+from pytest_mnode.backends.dial_in import DialInBackend, Start
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Here
-from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
 
 
 class PbsBackend(DialInBackend):

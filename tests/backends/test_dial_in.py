@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.backends import Here
+from pytest_mnode.backends.dial_in import DialInBackend, Start
+from pytest_mnode.backends.registry import chosen, listed_nodes, named, scheduler_of
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Here, chosen, listed_nodes, named, scheduler_of
 from pytest_mnode.launchers.dial_in.bridge import last_words, which
-from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
 from pytest_mnode.options import Settings
 from tests.programs import write_program
 
@@ -205,7 +206,7 @@ def test_a_sites_command_is_for_each_host_or_for_all(words: str, expected: list[
 def test_what_is_missing_is_said(
     tmp_path: Path, launcher: str, settings: dict[str, object], message: str
 ) -> None:
-    from pytest_mnode.launchers.choose import choose
+    from pytest_mnode.backends.registry import choose
     from pytest_mnode.spec import default_spec_path, load_spec
 
     given = Settings(launcher=launcher, **settings)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Backends: where a run's nodes come from. One class each; an installed package adds its own.
+"""The backends that there are, and the one that a run uses.
 
-An entry point of the group `pytest_mnode.backends` names a class like these. `auto` asks the
+An entry point of the group `pytest_mnode.backends` names a class like ours. `auto` asks the
 backends in the order of `known`, and takes the first that says why it is meant.
 """
 
@@ -9,93 +9,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import ClassVar
 
+from pytest_mnode.backends.backend import Backend, Here, NodeRequest
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hosts import read_hostfile, slots_of
+from pytest_mnode.launchers.hosts import read_hostfile
 from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
-from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.options import BACKENDS_GROUP, Settings
 from pytest_mnode.spec import Spec
 
 _BUILT_IN = (
-    "pytest_mnode.launchers.site_command:SiteCommandBackend",
-    "pytest_mnode.launchers.flux:FluxBackend",
-    "pytest_mnode.launchers.slurm.backend:SlurmBackend",
-    "pytest_mnode.launchers.pbs:PbsBackend",
-    "pytest_mnode.launchers.lsf:LsfBackend",
-    "pytest_mnode.launchers.ssh:SshBackend",
-    "pytest_mnode.launchers.mpi:MpiBackend",
-    "pytest_mnode.launchers.kubernetes.backend:KubernetesBackend",
-    "pytest_mnode.launchers.rack.backend:RackBackend",
-    "pytest_mnode.launchers.local:LocalBackend",
+    "pytest_mnode.backends.site_command:SiteCommandBackend",
+    "pytest_mnode.backends.flux:FluxBackend",
+    "pytest_mnode.backends.slurm:SlurmBackend",
+    "pytest_mnode.backends.pbs:PbsBackend",
+    "pytest_mnode.backends.lsf:LsfBackend",
+    "pytest_mnode.backends.ssh:SshBackend",
+    "pytest_mnode.backends.mpi:MpiBackend",
+    "pytest_mnode.backends.kubernetes:KubernetesBackend",
+    "pytest_mnode.backends.rack:RackBackend",
+    "pytest_mnode.backends.local:LocalBackend",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
-    """What a run wants of a backend: `nodes` nodes, as the settings and the spec describe them.
-
-    cleanup_dirs: removed once the controller has ended, however it ended.
-    """
-
-    settings: Settings
-    nodes: int
-    spec: Spec
-    remote: RemoteOptions
-    cleanup_dirs: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """Where a run starts: what the user set for it, and the environment of its process."""
-
-    settings: Settings
-    environ: Mapping[str, str]
-
-
-class Backend:
-    """A kind of nodes."""
-
-    name: ClassVar[str]
-    """--mnode-launcher=NAME."""
-    reads_hostfile: ClassVar[bool] = False
-    """Whether --mnode-hostfile names its nodes."""
-
-    def meant(self, here: Here) -> str | None:  # noqa: ARG002
-        """Why `auto` takes this backend, in a few words; None if it does not."""
-        return None
-
-    def names(self, here: Here) -> tuple[str, ...] | None:  # noqa: ARG002
-        """Names of the nodes that are there to be used; None if the run makes or requests its own.
-
-        Raises UsageError if they are named wrongly.
-        """
-        return None
-
-    def count(self, here: Here) -> int | None:
-        """Number of `names`, where it is known without them too."""
-        names = self.names(here)
-        return None if names is None else len(names)
-
-    def slots(self, settings: Settings) -> int | None:
-        """Ranks per node that the user gave with the nodes: the fewest slots of any host of the
-        hostfile that the run uses; None if not given."""
-        if not self.reads_hostfile or settings.hostfile is None:
-            return None
-        hosts = read_hostfile(settings.hostfile)
-        on = [host for host in hosts if not settings.on or host.name in settings.on]
-        return slots_of(on[: settings.nodes])
-
-    def launcher(self, request: NodeRequest) -> Launcher:
-        """An unstarted launcher. Raises UsageError if it cannot work here."""
-        raise NotImplementedError
 
 
 @cache
@@ -114,7 +54,7 @@ def _installed(entry: EntryPoint) -> Backend:
     try:
         backend = entry.load()()
         if not isinstance(backend, Backend):
-            raise TypeError("no subclass of pytest_mnode.launchers.backends.Backend")
+            raise TypeError("no subclass of pytest_mnode.backends.Backend")
         backend.name = entry.name  # type: ignore[misc]  # the name that the option accepts
     except Exception as error:  # modules of other people may raise anything
         package = f"package {entry.dist.name}" if entry.dist else "a package"
@@ -135,6 +75,51 @@ def chosen(settings: Settings, environ: Mapping[str, str] | None = None) -> tupl
     here = Here(settings, os.environ if environ is None else environ)
     meant = ((backend, backend.meant(here)) for backend in known())
     return next((backend, why) for backend, why in meant if why is not None)
+
+
+def choose(
+    settings: Settings, nodes: int, spec: Spec, cleanup_dirs: Sequence[str], root: Path
+) -> tuple[Launcher, str]:
+    """An unstarted launcher for `nodes` nodes, and the reason for choosing it in a few words.
+
+    root: root of the tests, below which a directory shared by all nodes may be made. Raises
+    UsageError if the requested launcher cannot work here.
+    """
+    unused = unused_option(settings, os.environ, spec)
+    if unused is not None:
+        raise UsageError(unused)
+    backend, why = chosen(settings)
+    run_dir = cleanup_dirs[0] if cleanup_dirs else ""
+    remote = RemoteOptions(
+        run_dir,
+        root,
+        settings.shared_dir,
+        settings.python,
+        settings.start_limit_s,
+        prologue=str(settings.prologue or ""),
+    )
+    launcher = backend.launcher(NodeRequest(settings, nodes, spec, remote, cleanup_dirs))
+    launcher.name = backend.name
+    launcher.env = RunEnv.of_launcher(launcher.name, settings.env)
+    launcher.silence_limit_s = settings.silence_limit_s
+    return launcher, why
+
+
+def unused_option(settings: Settings, environ: Mapping[str, str], spec: Spec) -> str | None:
+    """Error, with remedy, for an option that names nodes which the run would not use; else None.
+
+    The run would certify other nodes instead. Inside of a job, `auto` uses the job's nodes and
+    accepts an unused hostfile, because the hostfile may come from an ini file.
+    """
+    wanted, file = settings.launcher, settings.hostfile
+    if file is not None and (refused := hostfile_without_users(file, wanted)) is not None:
+        return refused
+    backend, why = chosen(settings, environ)
+    by = why if wanted == "auto" else f"--mnode-launcher={wanted}"
+    if wanted == "auto" and backend.name == "ssh":
+        by = f"--mnode-hostfile={file}"
+    found = (other.unused(settings, spec, backend, by) for other in known() if other != backend)
+    return next((why for why in found if why), None)
 
 
 def listed_nodes(here: Here) -> tuple[str, ...] | None:
@@ -175,14 +160,6 @@ def _allocations(here: Here) -> Iterator[Backend]:
 
 def _short(host: str) -> str:
     return host if host.replace(".", "").isdecimal() else host.lower().partition(".")[0]
-
-
-def printed(*argv: str, package: str) -> str:
-    """What a scheduler's command prints. Raises UsageError, in one line, if it fails."""
-    try:
-        return output_of(*argv, package=package)
-    except NoOutput as error:
-        raise UsageError(str(error)) from None
 
 
 def hostfile_without_users(path: Path, wanted: str) -> str | None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers import backends
-from pytest_mnode.launchers.backends import Backend, Here, NodeRequest, chosen, known
-from pytest_mnode.launchers.choose import choose
+from pytest_mnode.backends import Backend, Here, NodeRequest, registry
+from pytest_mnode.backends.registry import choose, chosen, known
+from pytest_mnode.cluster import Cluster
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.jobs import Job, LaunchedJob
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.option_texts import Given
 from pytest_mnode.options import BACKENDS_GROUP, LAUNCHERS, OPTIONS, Settings
 from pytest_mnode.spec import profile_spec
@@ -34,6 +38,9 @@ class Hall(Backend):
     def launcher(self, request: NodeRequest) -> Launcher:
         return Local(request.nodes)
 
+    def submit(self, cluster: Nodes, job: Job) -> LaunchedJob:
+        raise ClusterError(f"the hall takes {job.argv[0]} on {', '.join(cluster.nodes)} at night")
+
 
 class NoBackend:
     pass
@@ -47,8 +54,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def installed(patch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    entry = EntryPoint(name, f"tests.launchers.test_backends:{value}", BACKENDS_GROUP)
-    patch.setattr(backends, "entry_points", lambda group: [entry])
+    entry = EntryPoint(name, f"tests.backends.test_registry:{value}", BACKENDS_GROUP)
+    patch.setattr(registry, "entry_points", lambda group: [entry])
 
 
 def test_our_own_are_the_choices_of_the_option() -> None:
@@ -64,14 +71,14 @@ def test_a_package_adds_one_that_auto_asks_first(
     assert chosen(Settings())[0].name == "slurm"
     install.setenv("HALL", "n1 n2")
     launcher, why = choose(Settings(), 2, SPEC, [], tmp_path)
-    assert (launcher.name, why) == ("local", "in the hall")
+    assert (launcher.name, why) == ("hall", "in the hall")
     assert chosen(Settings(launcher="hall"))[1] == "requested"
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("NoBackend", "TypeError: no subclass of pytest_mnode.launchers.backends.Backend"),
+        ("NoBackend", "TypeError: no subclass of pytest_mnode.backends.Backend"),
         ("Missing", "AttributeError: "),
     ],
 )
@@ -81,13 +88,20 @@ def test_a_bad_entry_point_is_named(install: pytest.MonkeyPatch, value: str, why
         known()
 
 
+def test_jobs_start_by_the_backend_that_gave_the_nodes(install: pytest.MonkeyPatch) -> None:
+    installed(install, "hall", "Hall")
+    cluster: Any = SimpleNamespace(backend="hall", nodes=("a", "b"), _jobs=[])
+    with pytest.raises(ClusterError, match=r"^the hall takes train\.py on a, b at night$"):
+        Cluster.launch(cluster, ["train.py"])
+
+
 def test_an_unknown_launcher_is_refused_with_all_names() -> None:
     with pytest.raises(pytest.UsageError, match=r"=nodes: accepted: auto, local, .*kubernetes"):
         OPTIONS["launcher"].read(Given("--mnode-launcher", "nodes", Path()))
 
 
 SITE = """
-    from pytest_mnode.launchers.backends import Backend
+    from pytest_mnode.backends import Backend
     from pytest_mnode.launchers.local import Local
 
     class Hall(Backend):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pytest_mnode.launchers.backends import Here, printed
-from pytest_mnode.launchers.dial_in.launcher import DialInBackend, Start
+from pytest_mnode.backends.backend import Here
+from pytest_mnode.backends.dial_in import DialInBackend, Start, printed
 from pytest_mnode.launchers.hosts import expand
 
 _OF_OTHERS = ("FLUX_TASK_RANK", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")

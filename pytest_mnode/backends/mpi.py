@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
-from pytest_mnode.launchers.backends import Here, NodeRequest, listed_nodes, printed
-from pytest_mnode.launchers.dial_in.launcher import DialIn, DialInBackend, Start
+from pytest_mnode.backends.backend import Here, NodeRequest
+from pytest_mnode.backends.dial_in import DialInBackend, Start, printed
+from pytest_mnode.backends.registry import listed_nodes
 from pytest_mnode.launchers.node import Launcher
 
 _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -34,7 +35,7 @@ class MpiBackend(DialInBackend):
     def launcher(self, request: NodeRequest) -> Launcher:
         """Without names, mpirun's own list holds."""
         if listed_nodes(Here(request.settings, os.environ)) is None:
-            return DialIn(self, request)
+            return self.dialing(request)
         return super().launcher(request)
 
     def commands(self, start: Start) -> list[list[str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_mnode.backends.backend import Backend, Here, NodeRequest
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.backends import Backend, Here, NodeRequest
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.rack import Layout, Link, Rack
 
