@@ -150,8 +150,12 @@ class JobTimings:
         """The last call for gradients, which no computing is left to hide. That of the loss, of a
         few bytes, follows it."""
         least = max(call.size_bytes for call in self.calls) // 1000
-        sums = (call for call in self.calls if call.collective != "all_gather")
-        return [call for call in sums if call.size_bytes > least][-1]
+        sums = [
+            call
+            for call in self.calls
+            if call.collective != "all_gather" and call.size_bytes > least
+        ]
+        return (sums or self.calls)[-1]
 
     def over(self, count: int) -> tuple[GroupSteps, ...]:
         """Steps of the groups of `count` nodes."""

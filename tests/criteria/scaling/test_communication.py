@@ -86,5 +86,8 @@ def test_gathers_and_scatters_are_timed_as_the_job_calls_them() -> None:
     assert one is not None
     assert two is not None
     assert two.model_s > one.model_s + 2048 / (200e6 / 8)
+    gathers = replace(traced, calls=calls[:1] * TRACED_STEPS)
+    gathering = replace(job, trained=tuple(replace(one, traced=(gathers,)) for one in job.trained))
+    assert gathering.last == calls[0]
     unknown = replace(job, trained=tuple(replace(one, traced=(None,)) for one in job.trained))
     assert unknown.calls == (unknown.last,) == (Call("all_reduce", made.GRADIENTS),)
