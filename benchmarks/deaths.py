@@ -1,7 +1,7 @@
 """Times from a rank's death until it is seen, reported, and until the next test's body begins.
 
 Rank 1 stamps the time and calls os._exit(3), in one variant while the other ranks are inside an
-all-reduce, in the other after it. `seen` is the moment when the conductor of the test learns of the
+all-reduce, in the other after it. `seen` is the moment when the controller learns of the
 death. Then the test is reported, and the next test begins in new processes, which is checked by
 their pids. All stamps are time.time() of one kernel.
 """

@@ -55,12 +55,12 @@ LIMITS: Mapping[str, str] = {
         "controller/test_client.py::test_missing_answers_are_named",
     "controller/client.py LEASE_LIMIT_S":
         "controller/test_client.py::test_missing_answers_are_named",
-    "controller/conductor.py UNCLEAN_TEARDOWN_LIMIT_S":
-        "controller/test_conductor.py::test_a_failed_test_has_less_time_for_its_end",
+    "controller/world_test.py UNCLEAN_TEARDOWN_LIMIT_S":
+        "controller/test_world_test.py::test_a_failed_test_has_less_time_for_its_end",
     "controller/debugging.py _ANSWER_LIMIT_S":
         "controller/test_debugging.py::test_a_terminal_that_is_never_closed_is_left",
-    "controller/conductor.py EXIT_HANDLERS_LIMIT_S":
-        "controller/test_conductor.py::test_ranks_whose_handlers_of_atexit_never_end_are_named",
+    "controller/world_test.py EXIT_HANDLERS_LIMIT_S":
+        "controller/test_world_test.py::test_ranks_whose_handlers_of_atexit_never_end_are_named",
     "controller/hub.py _SUSPICION_S":
         "controller/test_hub.py::"
         "test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why",
@@ -70,14 +70,14 @@ LIMITS: Mapping[str, str] = {
         "controller/test_live_plugin.py::test_a_guard_of_the_terminal_that_stays_is_ended",
     "controller/pool.py _STOP_LIMIT_S":
         "controller/test_pool.py::test_a_hub_that_never_ends_does_not_keep_a_pool_open",
-    "controller/rank_talk.py DEATH_GRACE_S":
-        "controller/test_conductor.py::test_a_death_leaves_other_ranks_less_time_than_a_failure",
-    "controller/rank_talk.py GRACE_S":
-        "controller/test_conductor.py::test_a_failure_starts_the_grace_not_the_limit",
-    "controller/rank_talk.py MOST_GRACE_S":
-        "controller/test_conductor.py::test_the_grace_of_a_running_rank_is_limited",
-    "controller/rank_talk.py STACKS_LIMIT_S":
-        "controller/test_conductor.py::"
+    "controller/world_messages.py DEATH_GRACE_S":
+        "controller/test_world_test.py::test_a_death_leaves_other_ranks_less_time_than_a_failure",
+    "controller/world_messages.py GRACE_S":
+        "controller/test_world_test.py::test_a_failure_starts_the_grace_not_the_limit",
+    "controller/world_messages.py MOST_GRACE_S":
+        "controller/test_world_test.py::test_the_grace_of_a_running_rank_is_limited",
+    "controller/world_messages.py STACKS_LIMIT_S":
+        "controller/test_world_test.py::"
         "test_a_rank_without_an_answer_is_in_the_phase_of_the_others",
     "controller/worlds.py LAUNCH_LIMIT_S":
         "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
@@ -345,12 +345,12 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "agent/collector.py _REAP_S",
         "agent/fork_server.py _REAP_S",
         "agent/live_output.py TURN_S",
-        "controller/conductor.py MOST_POLL_S",
-        "controller/conductor.py POLL_S",
+        "controller/world_test.py MOST_POLL_S",
+        "controller/world_test.py POLL_S",
         "controller/debugging.py _TURN_S",
         "controller/exchange.py CHECK_S",
         "controller/live_line.py _TURN_S",
-        "controller/rank_talk.py _TURN_S",
+        "controller/world_messages.py _TURN_S",
         "criteria/launching/meeting.py _POLL_S",
         "criteria/preflight/node_probe.py _HEARD_EVERY_S",
         "criteria/storage/meeting.py _POLL_OF_A_RANK_S",
@@ -359,32 +359,32 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "measuring/under_load.py _LEAST_EVERY_S",
         "gang/watch.py _LEAST_PAUSE_S",
         "gang/watch.py _OTHERS_EVERY_S",
-        "jobs/kubernetes/job_pods.py _LOOK_S",
+        "jobs/kubernetes/job_pods.py _POLL_NODES_S",
         "jobs/launched.py POLL_S",
-        "jobs/observed.py _LOOK_S",
-        "jobs/observer.py _LOOK_S",
+        "jobs/observed.py _POLL_S",
+        "jobs/observer.py _POLL_S",
         "jobs/running.py _ASK_AGAIN_S",
-        "jobs/slurm/nodes.py _LOOK_S",
-        "jobs/slurm/queued.py LOOK_S",
+        "jobs/slurm/nodes.py _POLL_NODES_S",
+        "jobs/slurm/queued.py POLL_JOB_S",
         "launchers/cleanup/daemon.py IDLE_S",
         "launchers/cleanup/queue_cleanup.py _LONGEST_PAUSE_S",
         "launchers/cleanup/queue_cleanup.py _PAUSE_S",
         "launchers/cleanup/bridge_task.py POLL_S",
-        "launchers/dial_in/bridge.py _LOOK_S",
+        "launchers/dial_in/bridge.py _POLL_S",
         "launchers/remote/stdio_bridge.py AGAIN_S",
-        "launchers/remote/stdio_bridge.py _LOOK_S",
+        "launchers/remote/stdio_bridge.py _POLL_S",
         "launchers/kubernetes/bridge.py AGAIN_S",
         "launchers/kubernetes/bridge.py EVENTS_S",
-        "launchers/kubernetes/bridge.py LOOK_S",
+        "launchers/kubernetes/bridge.py POLL_NODES_S",
         "launchers/kubernetes/pod_streams.py _AGAIN_S",
         "launchers/kubernetes/pod_streams.py _LONGEST_S",
         "launchers/kubernetes/relays.py AGAIN_S",
         "launchers/remote/launcher.py _TRY_AGAIN_S",
         "launchers/remote/run_all.py _FIRST_POLL_S",
         "launchers/remote/run_all.py _MOST_POLL_S",
-        "launchers/slurm/allocation.py _FIRST_LOOK_S",
-        "launchers/slurm/allocation.py _LOOK_S",
-        "launchers/slurm/allocation_state.py LOOK_S",
+        "launchers/slurm/allocation.py _FIRST_POLL_S",
+        "launchers/slurm/allocation.py _POLL_S",
+        "launchers/slurm/allocation_state.py POLL_NODES_S",
         "measuring/devices.py _SAMPLE_EVERY_S",
         "measuring/tools/beside_nic.py _LOOK_EVERY_S",
         "measuring/tools/perftest_pairs.py _POLL_S",
@@ -475,7 +475,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "virtual/storage.py _SEEN_S",
     ),
     "no time: a rate": (
-        "controller/rank_talk.py STACKS_RANKS_PER_S",
+        "controller/world_messages.py STACKS_RANKS_PER_S",
         "launchers/rack/plan.py MAX_RATE_MBIT_S",
         "logs/perftest.py _GBITS_S",
         "measuring/tools/own_results.py _CLEAR_GBYTES_S",
@@ -537,7 +537,7 @@ GIVEN: Mapping[str, str] = {
     "spec/devices.py MemoryTestPromise.within_s":
         "measuring/test_memory_test.py::test_patterns_after_the_limit_are_left_out",
     "marks.py WorldRequest.still_s":
-        "controller/test_conductor.py::test_ranks_without_progress_are_hung_before_the_limit",
+        "controller/test_world_test.py::test_ranks_without_progress_are_hung_before_the_limit",
     "marks.py WorldRequest.timeout_s":
         "worlds/test_hanging.py::test_every_report_came_at_its_limit",
     "options.py Settings.budget_s": "controller/test_free_nodes.py",
@@ -559,7 +559,7 @@ GIVEN: Mapping[str, str] = {
     "protocol/launcher_requests.py SwitchPower.limit_s":
         "controller/test_client.py::test_missing_answers_are_named",
     "protocol/rank_messages.py Limit.timeout_s":
-        "controller/test_conductor.py::test_the_earliest_of_several_limits_of_a_test_ends_it",
+        "controller/test_world_test.py::test_the_earliest_of_several_limits_of_a_test_ends_it",
     "spec/fabric.py NcclTestsPromise.limit_s": "measuring/tools/test_nccl_tests.py",
     "spec/gang.py GangCriterion.lost_within_s":
         "gang/test_experiments.py::test_a_gang_not_taken_down_in_time",

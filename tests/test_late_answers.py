@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.restart.run_files import await_steps
-from pytest_mnode.criteria.storage.meeting import Meeting, Place
+from pytest_mnode.criteria.storage.meeting import Directory, Meeting
 from pytest_mnode.jobs import LaunchedJob
 from pytest_mnode.jobs.kubernetes import in_pod
 
@@ -63,6 +63,6 @@ def test_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._C._distributed_c10d.TCPStore", lambda *_: store)
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("MASTER_PORT", "1")
-    place = Place("/p", "x", True, 0, 0.5, LIMIT_S, LIMIT_S, 1)
+    place = Directory("/p", "x", True, 0, 0.5, LIMIT_S, LIMIT_S, 1)
     world: Any = SimpleNamespace(size=2)
     Meeting(place, world).barrier()

@@ -46,16 +46,16 @@ class Recorder:
 
 
 def _stamp_deaths() -> None:
-    from pytest_mnode.controller.rank_talk import Hearing
+    from pytest_mnode.controller.world_messages import OutcomeUpdater
     from pytest_mnode.protocol.agent_messages import Death
 
-    hear = Hearing.apply_death
+    hear = OutcomeUpdater.apply_death
 
-    def heard(self: Hearing, death: Death, now: float) -> Iterable[int]:
+    def heard(self: OutcomeUpdater, death: Death, now: float) -> Iterable[int]:
         _write({"death_seen": time.time()})
         return hear(self, death, now)
 
-    Hearing.apply_death = heard  # type: ignore[method-assign]
+    OutcomeUpdater.apply_death = heard  # type: ignore[method-assign]
 
 
 def _write(data: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.world_test import WorldTest
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, runs_in_ranks, wide_fixtures_node
 from pytest_mnode.outcome.merge import function_error
@@ -150,9 +150,9 @@ class HeldWorlds:
                 if found.id != world.id:  # the ranks died, and the fixtures with them
                     client.close_world(found, reusable=True, new_group=found.new_group)
                     return ""
-                conductor = Conductor(client, world, run.settings.timeout_s, run.console)
-                order = EndFixtures(conductor.ordinal, client.name, keep.nodeid)
-                outcome = conductor.run_function(order)
+                driven = WorldTest(client, world, run.settings.timeout_s, run.console)
+                order = EndFixtures(driven.ordinal, client.name, keep.nodeid)
+                outcome = driven.run_function(order)
                 if run.coverage is not None:
                     run.coverage.take("", outcome)
                 error = "" if outcome.returned else str(function_error(outcome))

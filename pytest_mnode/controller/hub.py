@@ -15,7 +15,7 @@ from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.controller.exchange import CHECK_S, Exchange
 from pytest_mnode.controller.launcher_calls import BOOT_LIMIT_S, LauncherCalls
 from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.worlds import Desk, PoolFacts, Worlds
+from pytest_mnode.controller.worlds import PoolFacts, RequestQueue, Worlds
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.protocol.agent_messages import (
@@ -78,7 +78,7 @@ class Hub(Exchange):
         )
         self.collect: Collect | None = None
         self._ranks_wanted = False
-        self.desk = Desk(self.leases, self.worlds, self.send)
+        self.requests = RequestQueue(self.leases, self.worlds, self.send)
         self._begun = False
         self._boot_deadline = 0.0
         self._next_check = 0.0
@@ -94,7 +94,7 @@ class Hub(Exchange):
 
     def failed(self, error: Exception) -> None:
         # Clients of a hub that ended would wait for ever, so it reports the error and continues.
-        self.desk.fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
+        self.requests.fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -107,7 +107,7 @@ class Hub(Exchange):
             self._handle(source, message)
         except Exception as error:
             # Whatever the error, the client waits for an answer to this request.
-            self.desk.refuse(source, getattr(message, "seq", 0), error)
+            self.requests.refuse(source, getattr(message, "seq", 0), error)
             if not isinstance(error, MnodeError):
                 raise
 
@@ -124,20 +124,20 @@ class Hub(Exchange):
                 self._set_collect(message)
             case LeaseNodes():
                 self._start(ranks=message.ranks or self._ranks_are_cheap)
-                self.desk.lease(source, message)
+                self.requests.lease(source, message)
             case ReleaseNodes(lease):
-                self.desk.release(lease)
+                self.requests.release(lease)
             case OpenWorld():
                 self._want_ranks()
-                self.desk.open_world(source, message)
+                self.requests.open_world(source, message)
             case CloseWorld():
                 self.worlds.close(message)
             case AskLauncher():
                 self._ask_launcher(source, message)
             case ClientGone(client):
-                self.desk.forget(client)
+                self.requests.forget(client)
             case Withdraw(seq):
-                self.desk.forget(source, seq)
+                self.requests.forget(source, seq)
             case StopHub():
                 self.running = False
             case TakeStacks() | StopWorld() | ToTerminal():
@@ -145,7 +145,7 @@ class Hub(Exchange):
             case AgentAlive(agent, incarnation) if self.agents.is_current(agent, incarnation):
                 self.agents.heard(agent)
                 if not self._ranks_are_cheap and self.leases.speak(self.agents.nodes[agent]):
-                    self.desk.grant()
+                    self.requests.grant()
             case _:
                 self._from_below(message)
 
@@ -159,7 +159,7 @@ class Hub(Exchange):
             case NodeReady(name, port):
                 self.nodes[name].mark_booted(port)
                 self._suspects.pop(name, None)
-                self.desk.grant()
+                self.requests.grant()
                 self.worlds.open()
             case NodeGone(node=name):
                 # If the whole node is lost, its launcher will soon report a better reason.
@@ -175,7 +175,7 @@ class Hub(Exchange):
     def _start(self, *, ranks: bool = False) -> None:
         if ranks:
             self._want_ranks()
-        if self._begun or self.desk.failure:
+        if self._begun or self.requests.failure:
             return
         self._begun = True
         try:
@@ -186,7 +186,7 @@ class Hub(Exchange):
                 for node in nodes:
                     self.nodes[node.name] = NodeState(node, agent)
         except (MnodeError, OSError) as error:
-            self.desk.fail("ClusterError", f"could not start on the nodes: {error}")
+            self.requests.fail("ClusterError", f"could not start on the nodes: {error}")
 
     def _want_ranks(self) -> None:
         if not self._ranks_wanted:
@@ -208,7 +208,7 @@ class Hub(Exchange):
             return
         self._next_check = now + CHECK_S
         self.worlds.check_limits()
-        if not self._begun or self.desk.failure:
+        if not self._begun or self.requests.failure:
             return
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
         due = self._ranks_wanted and self.collect is not None and now > self._boot_deadline
@@ -217,7 +217,7 @@ class Hub(Exchange):
             kept = f"see the logs in {place.log_dir}"
             logs = "--mnode-log-dir=DIR keeps their logs" if place.logs_are_temporary else kept
             text = f"torch and the tests were not imported on {', '.join(waiting)}"
-            self.desk.fail("TimeLimitError", f"{text} within {BOOT_LIMIT_S:.0f} s; {logs}")
+            self.requests.fail("TimeLimitError", f"{text} within {BOOT_LIMIT_S:.0f} s; {logs}")
         for name in [n for n, due in self._suspects.items() if now > due]:
             del self._suspects[name]
             self._node_lost(name, "its namespaces ended")
@@ -235,7 +235,7 @@ class Hub(Exchange):
         """Handle an agent that ended or failed: the run ends if the agent served all nodes;
         otherwise only the agent's node is lost."""
         if self.launcher.shared_kernel:
-            self.desk.fail("WorldError", f"{self.agents.place(agent)}: {why}")
+            self.requests.fail("WorldError", f"{self.agents.place(agent)}: {why}")
             return
         for node in self.agents.nodes[agent]:
             self._node_lost(node.name, why)
@@ -248,14 +248,14 @@ class Hub(Exchange):
         if not self.launcher.shared_kernel:
             self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
-        self.desk.grant()
+        self.requests.grant()
 
     def _ask_launcher(self, source: str, message: AskLauncher) -> None:
         self._start()
         if isinstance(message.request, DescribeRun):
             if not self.nodes:
                 raise MnodeError(
-                    self.desk.failure[1] if self.desk.failure else "there are no nodes"
+                    self.requests.failure[1] if self.requests.failure else "there are no nodes"
                 )
             description = self._launcher_calls.description(self.agents.run_dir)
             self.send(source, Answer(message.seq, description))
@@ -276,7 +276,7 @@ class Hub(Exchange):
                     self._node_lost(node, "powered off")
             self.send(source, Answer(message.seq, value))
         except Exception as refused:
-            self.desk.refuse(source, message.seq, refused)
+            self.requests.refuse(source, message.seq, refused)
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.controller import of_plugins
-from pytest_mnode.controller.conductor import Conductor, may_run_exit_handlers, run_exit_handlers
 from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds
 from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
 from pytest_mnode.controller.shared_tmp import SharedTmp
+from pytest_mnode.controller.world_test import WorldTest, may_run_exit_handlers, run_exit_handlers
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, asks_for
 from pytest_mnode.other_plugins import collected_id, give_controller_hooks
@@ -121,10 +121,10 @@ class ItemRunner:
                 self._only_in_ranks |= {
                     i: None for i in world.only_in_ranks if i not in self._given
                 }
-                conductor = Conductor(client, world, limits_s[0], run.console, limits_s[1])
+                driven = WorldTest(client, world, limits_s[0], run.console, limits_s[1])
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
-                outcome = conductor.run_item(collected_id(item), following, *keeps)
+                outcome = driven.run_item(collected_id(item), following, *keeps)
                 outcome.allows_unequal = need.unequal_calls == "allow"
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None

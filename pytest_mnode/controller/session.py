@@ -18,9 +18,9 @@ from pytest_mnode.cluster import Cluster
 from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.collect_order import collect_order
-from pytest_mnode.controller.conductor import Conductor, run_exit_handlers
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
+from pytest_mnode.controller.world_test import WorldTest, run_exit_handlers
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
@@ -247,7 +247,7 @@ class Run:
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
             self.end(f"{error}; it could not be booted again: {why}")
-        elif self.pool is not None and self.pool.hub.desk.failure:
+        elif self.pool is not None and self.pool.hub.requests.failure:
             self.end(f"no ranks can be started: {error}")
 
     def end(self, why: str) -> None:
@@ -309,9 +309,9 @@ class Run:
         self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool, keep_group: bool
     ) -> Outcome:
         client = self._open_client
-        conductor = Conductor(client, world, timeout_s, self.console)
-        call = CallFunction(conductor.ordinal, client.name, blob, group, keep_group)
-        outcome = conductor.run_function(call)
+        driven = WorldTest(client, world, timeout_s, self.console)
+        call = CallFunction(driven.ordinal, client.name, blob, group, keep_group)
+        outcome = driven.run_function(call)
         if self.coverage:
             self.coverage.take("", outcome)
         if outcome.quit:

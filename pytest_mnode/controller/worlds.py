@@ -304,7 +304,7 @@ def _why(message: Death | PartLost) -> str:
     return death_line(message) + (f"\n{tail}" if tail else "")
 
 
-class Desk:
+class RequestQueue:
     """Answers clients' requests. send: sends a message to a client, given its name."""
 
     def __init__(self, leases: Leases, worlds: Worlds, send: Callable[[str, Any], None]) -> None:

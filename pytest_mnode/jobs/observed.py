@@ -20,7 +20,7 @@ from pytest_mnode.jobs.slurm.files import NFS_DELAY_S
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mounts
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _DUMPED_S = 5.0
 _MOST_SPIED = 8
 
@@ -94,7 +94,7 @@ class Notes:
         size, grew = 0, time.monotonic()
         while True:
             try:
-                return job.wait(min(_LOOK_S, max(0.0, end - time.monotonic())))
+                return job.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
             except TimeLimitError as error:
                 now = time.monotonic()
                 meanwhile()
@@ -123,7 +123,7 @@ class Notes:
         while time.monotonic() < end:
             if len(list(self.folder.glob("flight_recorder_rank_*"))) >= len(ranks):
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if self.cluster is not None:
             self._spy(self.cluster)
 

@@ -45,7 +45,7 @@ _TRACED_S = 30.0
 """[choice] A trace that takes longer has met something else than two steps, and grows."""
 _REPLACED = 10
 """[choice] Steps of other parameters without one of the first, after which these count."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _TCP_INFO = struct.Struct("=120xQ40xQQ")
 """Of Linux's struct tcp_info: bytes acknowledged; microseconds busy, and held by the receiver."""
 _said: set[str] = set()
@@ -220,7 +220,7 @@ class _Notes:
 
     def _dump_when_asked(self) -> None:
         while not os.path.exists(self._directory / "DUMP"):  # noqa: PTH110 - it never raises
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         _ours(self._dump)
 
     def _dump(self) -> None:

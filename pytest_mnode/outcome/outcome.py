@@ -31,7 +31,7 @@ _UNEXPECTED = ("[XPASS(strict)]", "Unexpected success")
 
 @dataclass(slots=True)
 class RankState:
-    """State of one rank in one test. Times are in seconds of the conductor's clock."""
+    """State of one rank in one test. Times are in seconds, by the clock of its WorldTest."""
 
     rank: int
     node: str

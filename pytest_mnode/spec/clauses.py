@@ -12,13 +12,13 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.spec.fields import Page, Text
+from pytest_mnode.spec.fields import Section, Text
 from pytest_mnode.spec.load import read_model
 from pytest_mnode.spec.models import unknown_promise
 from pytest_mnode.spec.profiles import default_spec_path
 
 
-class ListedClause(Page):
+class ListedClause(Section):
     """One clause of a list."""
 
     text: str = ""
@@ -37,7 +37,7 @@ class ListedClause(Page):
         return keys
 
 
-class ClauseList(Page):
+class ClauseList(Section):
     """A list of clauses, by their names."""
 
     name: Text = "clauses"

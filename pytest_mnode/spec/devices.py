@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pytest_mnode.spec.fields import Bytes, Celsius, Fraction, Page, Seconds, SecondsOrNone, Some
+from pytest_mnode.spec.fields import Bytes, Celsius, Fraction, Seconds, SecondsOrNone, Section, Some
 from pytest_mnode.spec.inventory import Criterion, Inventory, NonEmptyCriterion
 from pytest_mnode.spec.quantity import shown
 
@@ -17,7 +17,7 @@ MemoryPattern = Literal["address", "random", "inversions", "walking_ones", "walk
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
-class RankPromise(Page):
+class RankPromise(Section):
     """No rank is much slower than the others."""
 
     at_least_fraction: Annotated[Fraction, Field(le=1)]
@@ -88,7 +88,7 @@ class InsideNodePromise(RankPromise):
     accelerators.domain.bandwidth, that each node's all-reduce reaches."""
 
 
-class TrainingStepPromise(Page):
+class TrainingStepPromise(Section):
     """All ranks compute the same training steps, bit by bit."""
 
     steps: Some = 8
@@ -111,7 +111,7 @@ class TrainingStepPromise(Page):
     """Turns go on at least so long, such as 10 min: some errors come with heat."""
 
 
-class RepeatedProductsPromise(Page):
+class RepeatedProductsPromise(Section):
     """Small matrix products from the same seeds are equal on all ranks, bit by bit."""
 
     products: Some = 10_000
@@ -126,7 +126,7 @@ class RepeatedProductsPromise(Page):
     heat."""
 
 
-class MemoryTestPromise(Page):
+class MemoryTestPromise(Section):
     """Every word of an accelerator's memory reads as it was written."""
 
     fraction: Annotated[Fraction, Field(le=1)] = 0.9
@@ -143,7 +143,7 @@ class MemoryTestPromise(Page):
     """Longest time of a rank. Patterns that it leaves out are inconclusive."""
 
 
-class LoadPromise(Page):
+class LoadPromise(Section):
     """What devices show of themselves at the end of a load: the median of its last third.
 
     Each bound that is left out is recorded and not judged.
@@ -240,7 +240,7 @@ class DevicesCriterion(NonEmptyCriterion):
         )
 
 
-class NearDistance(Page):
+class NearDistance(Section):
     """How far a NUMA node may be to count as near."""
 
     distance: Annotated[int, Field(strict=True, ge=10, le=254)]

@@ -16,8 +16,8 @@ from pytest_mnode.spec.fields import (
     Bytes,
     Count,
     Fraction,
-    Page,
     Seconds,
+    Section,
     Share,
     Sizes,
     Some,
@@ -38,7 +38,7 @@ COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "fr
 """Fields of the command that starts nccl-tests."""
 
 
-class BusbwPromise(Page):
+class BusbwPromise(Section):
     """Bus bandwidth of a collective, as a fraction of what the model gives at each size."""
 
     at_least_fraction: Annotated[Fraction, Field(le=2)]
@@ -206,7 +206,7 @@ def usual_promise(
     return BusbwPromise.model_validate({"at_least_fraction": fraction, "sizes": sizes})
 
 
-class PerftestPromise(Page):
+class PerftestPromise(Section):
     """How a program of perftest is run from each node to the next, over each rail."""
 
     program: Text
@@ -268,7 +268,7 @@ class WriteLatencyPromise(PerftestPromise):
     """Its path, or its name on the nodes' PATH."""
 
 
-class NcclTestsPromise(Page):
+class NcclTestsPromise(Section):
     """nccl-tests over all nodes, judged by the promises of the collectives they measure."""
 
     command: Text | None = None
@@ -297,7 +297,7 @@ class NcclTestsPromise(Page):
         return command
 
 
-class TransportPromise(Page):
+class TransportPromise(Section):
     """Traffic runs on the fabric, by what is pinned, logged, counted, and quiet elsewhere."""
 
     size_bytes: Bytes = Field(1 << 30, alias="size")

@@ -139,7 +139,7 @@ def rising(numbers: tuple[int, ...], what: str, text: Callable[[int], str]) -> t
     return numbers
 
 
-class Page(BaseModel):
+class Section(BaseModel):
     """Base of every section: frozen, no unknown key, no key without a value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -177,7 +177,7 @@ def field_docs(section: type[BaseModel]) -> dict[str, str]:
         if field.description
     }
     for base in reversed(section.__mro__):
-        if not issubclass(base, Page):
+        if not issubclass(base, Section):
             continue
         [class_node] = ast.parse(inspect.getsource(base)).body
         assert isinstance(class_node, ast.ClassDef)

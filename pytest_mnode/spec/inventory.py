@@ -29,8 +29,8 @@ from pytest_mnode.spec.fields import (
     Count,
     Interface,
     Mtu,
-    Page,
     Seconds,
+    Section,
     Some,
     Text,
 )
@@ -38,7 +38,7 @@ from pytest_mnode.spec.fields import (
 _POWER = re.compile(r"\d+e-\d+", re.ASCII)
 
 
-class Domain(Page):
+class Domain(Section):
     """Accelerators that one NVLink network connects, within a node or across nodes."""
 
     gpus: Annotated[int, Field(strict=True, ge=2)]
@@ -47,7 +47,7 @@ class Domain(Page):
     """Bandwidth of one accelerator into the domain, in each direction, such as 900 GB/s."""
 
 
-class Accelerators(Page):
+class Accelerators(Section):
     """The accelerators of each node."""
 
     per_node: Count
@@ -79,7 +79,7 @@ class Accelerators(Page):
 NetworkName = Literal["fabric", "management"]
 
 
-class Network(Page):
+class Network(Section):
     """Links of one kind, the same on each node."""
 
     interfaces: tuple[Interface, ...] = Field(min_length=1)
@@ -166,7 +166,7 @@ class Management(Network):
     """Largest packet in bytes, without the frame."""
 
 
-class Storage(Page):
+class Storage(Section):
     """Absolute paths that every node sees."""
 
     datasets: AbsolutePath | None = None
@@ -185,7 +185,7 @@ SlurmName = Literal["partition", "account", "qos", "reservation", "constraint"]
 _OF_KUBERNETES = ("engine", "namespace", "queue", "priority", "min_available")
 
 
-class Scheduler(Page):
+class Scheduler(Section):
     """The scheduler that allocates nodes."""
 
     kind: Literal["slurm", "kubernetes"]
@@ -220,7 +220,7 @@ class Scheduler(Page):
         return self
 
 
-class Topology(Page):
+class Topology(Section):
     """Sockets that each node of the rack shows, over the CPUs of this machine.
 
     On node i everything is i sockets further, so that nodes take turns on the CPUs. Nodes of other
@@ -262,7 +262,7 @@ def _is_command(text: str) -> str:
 Command = Annotated[Text, AfterValidator(_is_command)]
 
 
-class Power(Page):
+class Power(Section):
     """Commands that switch a node, run where pytest runs, without a shell; {node} is its name.
 
     The keys are not off and on, because YAML reads these as no and yes.
@@ -278,7 +278,7 @@ class Power(Page):
     """Time limit of either command itself."""
 
 
-class Inventory(Page):
+class Inventory(Section):
     """The description of a cluster, before anything is promised of it."""
 
     name: Text
@@ -330,7 +330,7 @@ USED_BY = {"storage": ("preflight", "restart"), "scheduler": ("launch", "restart
 """Sections that only these criteria measure with; of other sections, all do."""
 
 
-class Criterion(Page):
+class Criterion(Section):
     """Base of the promises for one criterion."""
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002

@@ -7,13 +7,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pytest_mnode.spec.fields import AbsolutePath, Page, Seconds, Some, Text, rising
+from pytest_mnode.spec.fields import AbsolutePath, Seconds, Section, Some, Text, rising
 from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
 
 Style = Literal["torchrun", "deepspeed", "megatron"]
 
 
-class StartPromise(Page):
+class StartPromise(Section):
     """A job started this way runs with the right environment on every node."""
 
     within_s: Seconds = Field(60.0, alias="within")
@@ -23,7 +23,7 @@ class StartPromise(Page):
     does; left out: the job file of fixtures/jobs."""
 
 
-class RendezvousPromise(Page):
+class RendezvousPromise(Section):
     """Ranks that have started form a process group in time."""
 
     ranks: Some = 16
@@ -32,7 +32,7 @@ class RendezvousPromise(Page):
     """Limit from the call of init_process_group to its return, on the slowest rank."""
 
 
-class StorePromise(Page):
+class StorePromise(Section):
     """The store in which ranks meet serves many clients."""
 
     clients: Annotated[tuple[Some, ...], Field(min_length=1)] = (64, 256, 1024)

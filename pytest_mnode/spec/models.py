@@ -17,7 +17,7 @@ from pytest_mnode.spec import bandwidth
 from pytest_mnode.spec.checks import DataCriterion, GroupsCriterion
 from pytest_mnode.spec.devices import DevicesCriterion, NumaCriterion
 from pytest_mnode.spec.fabric import BusbwPromise, FabricCriterion
-from pytest_mnode.spec.fields import Page, Seconds, Text, keys_of, model_in
+from pytest_mnode.spec.fields import Seconds, Section, Text, keys_of, model_in
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.spec.inventory import Criterion, Inventory
 from pytest_mnode.spec.launch import LaunchCriterion
@@ -36,7 +36,7 @@ class MeshCriterion(Criterion):
     """Every rank meets every other and sums right: exact, so there is no bound to set."""
 
 
-class Criteria(Page):
+class Criteria(Section):
     """What is promised: one key per criterion, holding its bounds."""
 
     preflight: PreflightCriterion | None = None
@@ -77,7 +77,7 @@ _OF_THE_CLUSTER = ("storage.datasets", "storage.checkpoints", "storage.scratch")
 """Keys of a section of the cluster that has the name of a criterion."""
 
 
-class NotPromised(Page):
+class NotPromised(Section):
     """One question about which the cluster's owner promises nothing."""
 
     question: Text
@@ -87,7 +87,7 @@ class NotPromised(Page):
     """Why it is not promised."""
 
 
-class Certificate(Page):
+class Certificate(Section):
     """The validity of certificates."""
 
     valid_for_s: Seconds = Field(alias="valid_for")
@@ -230,12 +230,12 @@ def wire_allows_fraction(spec: Spec) -> tuple[float, str]:
     return share, f"TCP payload at MTU {fabric.mtu_bytes}"
 
 
-def _promises(page: Page, key: str) -> Iterator[tuple[str, BusbwPromise]]:
-    if isinstance(page, BusbwPromise):
-        yield key, page
-    for name in type(page).model_fields:
-        value = getattr(page, name)
-        if isinstance(value, Page):
+def _promises(section: Section, key: str) -> Iterator[tuple[str, BusbwPromise]]:
+    if isinstance(section, BusbwPromise):
+        yield key, section
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
             yield from _promises(value, f"{key}.{name}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Seconds, Some
+from pytest_mnode.spec.fields import Bytes, Count, Fraction, Seconds, Section, Some
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
 AllowedCause = Literal[
@@ -27,7 +27,7 @@ _Part = Annotated[float, Field(strict=True, gt=0, lt=1, allow_inf_nan=False)]
 _KEY = "criteria.scaling"
 
 
-class ReferenceModel(Page):
+class ReferenceModel(Section):
     """The transformer that is trained."""
 
     layers: Some = 12

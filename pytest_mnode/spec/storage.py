@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import AbsolutePath, Bytes, BytesPerSecond, Page, Seconds, Share
+from pytest_mnode.spec.fields import AbsolutePath, Bytes, BytesPerSecond, Seconds, Section, Share
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
 Model = Literal["8b", "70b", "405b", "1t"]
@@ -27,7 +27,7 @@ _Repeats = Annotated[int, Field(strict=True, ge=2)]
 _Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
-class CheckpointPromise(Page):
+class CheckpointPromise(Section):
     """All nodes write a checkpoint at the same time, and each reads what another node wrote."""
 
     model: Model | None = None
@@ -82,7 +82,7 @@ class CheckpointPromise(Page):
         return f"checkpoint of {self.model}" if self.model else "checkpoint"
 
 
-class SmallFilesPromise(Page):
+class SmallFilesPromise(Section):
     """Small files are made, looked up and removed, each node in a directory of its own."""
 
     files: Annotated[int, Field(strict=True, ge=10, le=1_000_000)] = 1000
@@ -99,7 +99,7 @@ class SmallFilesPromise(Page):
     """As of a checkpoint."""
 
 
-class RandomReadsPromise(Page):
+class RandomReadsPromise(Section):
     """All nodes read at random places of files that another node wrote, as data loaders do."""
 
     block_bytes: Bytes = Field(65536, alias="block")
@@ -127,7 +127,7 @@ class RandomReadsPromise(Page):
         return self
 
 
-class BesidePromise(Page):
+class BesidePromise(Section):
     """A checkpoint is written while ranks of all nodes run all-reduces. A loss is the share of the
     rate that each has by itself."""
 
@@ -141,7 +141,7 @@ class BesidePromise(Page):
     """As of a checkpoint."""
 
 
-class PathPromise(Page):
+class PathPromise(Section):
     """What is promised of one path. What is left out is not promised."""
 
     local: Literal[True] | None = None

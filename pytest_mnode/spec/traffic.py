@@ -12,8 +12,8 @@ from pytest_mnode.spec.fields import (
     Count,
     Fraction,
     OnOff,
-    Page,
     Seconds,
+    Section,
     Share,
     Sizes,
     Some,
@@ -26,7 +26,7 @@ HostList = Text
 Counted = Literal["may", "must", "never"]
 
 
-class BisectionPromise(Page):
+class BisectionPromise(Section):
     """Two halves of the nodes exchange at full rate: every node with one of the other half."""
 
     at_least_fraction: Annotated[Fraction, Field(le=1)]
@@ -38,7 +38,7 @@ class BisectionPromise(Page):
     """How many times as much the NICs of a half send as its uplinks carry: 1 without blocking."""
 
 
-class IncastPromise(Page):
+class IncastPromise(Section):
     """All nodes send to one, in turns."""
 
     at_least_fraction: Annotated[Fraction, Field(le=1)]
@@ -54,7 +54,7 @@ class IncastPromise(Page):
     """Whether congestion is marked, as NICs count it: np_cnp_sent, np_ecn_marked_roce_packets."""
 
 
-class CongestionPromise(Page):
+class CongestionPromise(Section):
     """An all-reduce of some nodes, while others exchange as fast as they can."""
 
     loss_at_most: Share | None = None
@@ -71,7 +71,7 @@ class CongestionPromise(Page):
         return self
 
 
-class FailoverPromise(Page):
+class FailoverPromise(Section):
     """A port of the fabric goes down under load, and the others take over."""
 
     ports: Annotated[tuple[Text, ...], Field(min_length=2)]
@@ -99,7 +99,7 @@ class FailoverPromise(Page):
         return self
 
 
-class SwitchesPromise(Page):
+class SwitchesPromise(Section):
     """The InfiniBand switches, as the first node sees them by infiniband-diags, usually as root."""
 
     links: Literal["full"] | None = None
@@ -120,7 +120,7 @@ CALLS_FOR_P99 = 459
 Times = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
-class ExpertsPromise(Page):
+class ExpertsPromise(Section):
     """Tokens that go to experts on all ranks and back: dispatch and combine, one at a time."""
 
     sizes_bytes: Sizes = Field((4 << 10, 64 << 10, 1 << 20), alias="sizes")
@@ -141,7 +141,7 @@ class ExpertsPromise(Page):
         return max(self.calls, ranks, needed)
 
 
-class ParallelPromise(Page):
+class ParallelPromise(Section):
     """All dimensions of a mesh (`groups.meshes`, the last) at the same time."""
 
     size_bytes: Bytes | None = Field(None, alias="size")
@@ -154,7 +154,7 @@ class ParallelPromise(Page):
     rounds: Annotated[int, Field(strict=True, ge=3)] = 8
 
 
-class JobsPromise(Page):
+class JobsPromise(Section):
     """Two jobs side by side, each with all-reduces over its nodes."""
 
     loss_at_most: Share | None = None

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pytest_mnode.spec.fields import Bytes, Page, Share
+from pytest_mnode.spec.fields import Bytes, Section, Share
 from pytest_mnode.spec.inventory import NonEmptyCriterion
 
 
-class GainPromise(Page):
+class GainPromise(Section):
     """An experiment. Without a bound its result is recorded."""
 
     gain_at_least: Share | None = None

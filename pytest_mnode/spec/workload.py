@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pytest_mnode.logs.training import FORMATS, VALUE_NAMES
-from pytest_mnode.spec.fields import Count, Fraction, Page, Seconds, Share, Some, Text, rising
+from pytest_mnode.spec.fields import Count, Fraction, Seconds, Section, Share, Some, Text, rising
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,7 +33,7 @@ PartName = Literal[
 ]
 
 
-class LossPromise(Page):
+class LossPromise(Section):
     """The loss at some steps is that of a reference run, give or take its spread."""
 
     curve: tuple[tuple[Count, Above], ...] = Field(min_length=1)
@@ -42,7 +42,7 @@ class LossPromise(Page):
     """How far a loss may be from it: the spread of reference runs with other seeds."""
 
 
-class ResumePromise(Page):
+class ResumePromise(Section):
     """The job goes on from its last checkpoint after one of its ranks is killed."""
 
     after_step: Some

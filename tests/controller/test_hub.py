@@ -213,7 +213,7 @@ def test_an_error_in_a_launcher_call_affects_that_call_alone(hub: Hub) -> None:
     line = hub.local_line("client/1")
     line.send(HUB, AskLauncher(1, SchedulerNames()))
     assert answer(hub, line) == Refused(1, "ClusterError", "KeyError: 'n7'")
-    assert hub.desk.failure is None
+    assert hub.requests.failure is None
 
 
 def test_a_request_that_meets_an_error_nobody_foresaw_is_refused_with_it(
@@ -299,7 +299,7 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
         pass_time(hub, 1.0)
         beat(hub)
         hub.turn()
-    assert (hub.desk.failure, torch_starts(hub)) == (None, 0)
+    assert (hub.requests.failure, torch_starts(hub)) == (None, 0)
     line.send(HUB, OpenWorld(2, granted.value.id, 1, False))
     hub.turn()
     assert torch_starts(hub) == 2

@@ -262,7 +262,7 @@ def test_a_job_without_a_node_list(programs: Path) -> None:
 def job(monkeypatch: pytest.MonkeyPatch) -> Queued:
     """Job 12, without a process that ends it."""
     monkeypatch.setattr(queued, "SlurmCleanup", lambda _: None)
-    monkeypatch.setattr(queued, "LOOK_S", 0.01)
+    monkeypatch.setattr(queued, "POLL_JOB_S", 0.01)
     made = Queued(Slurm(), Names({"host0": "n0"}), "mnode-1")
     made.number = 12
     return made

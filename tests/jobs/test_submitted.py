@@ -22,7 +22,7 @@ COMPLETED = JobState(7, "x", "COMPLETED", nodes=NODES, restarts=0)
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubmittedJob:
     """A job that was observed running, with a queue that the test fills."""
-    monkeypatch.setattr(submitted, "LOOK_S", 0.0)
+    monkeypatch.setattr(submitted, "POLL_JOB_S", 0.0)
     made: Any = SubmittedJob.__new__(SubmittedJob)
     made._events, made._noted, made._requeue, made._preempted = [], set(), 0, False
     made._result = made._missing_since = None

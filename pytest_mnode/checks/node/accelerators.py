@@ -13,7 +13,7 @@ from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.measurement import Measurement, listed
-from pytest_mnode.spec.fields import Count, OnOff, Page
+from pytest_mnode.spec.fields import Count, OnOff, Section
 from pytest_mnode.spec.quantity import SIZE
 
 _COUNT, _MODEL, _MEMORY = "accelerators", "accelerator model", "memory of an accelerator"
@@ -40,7 +40,7 @@ _LIMITS = {
 }
 
 
-class AcceleratorHealth(Page):
+class AcceleratorHealth(Section):
     """Accelerators are as `accelerators` says, and in the state of each given key."""
 
     ecc: OnOff | None = None

@@ -12,7 +12,7 @@ from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine import sysfs
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Count, Page, Text
+from pytest_mnode.spec.fields import Count, Section, Text
 
 _COMPUTE, _MEMORY = "compute partition of AMD GPUs", "memory partition of AMD GPUs"
 _UNCORRECTED, _CORRECTED = "uncorrected errors of AMD GPUs", "corrected errors of AMD GPUs"
@@ -24,7 +24,7 @@ _XGMI = 11
 CRAT_IOLINK_TYPE_XGMI."""
 
 
-class AmdHealth(Page):
+class AmdHealth(Section):
     """AMD GPUs are partitioned, linked and without errors as each given key says."""
 
     compute_partition: Text | None = None

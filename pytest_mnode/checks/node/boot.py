@@ -14,7 +14,7 @@ from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 
 _PARAMETER = "boot parameter"
 _WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r'^[^\s="]+$')]
 Word = Annotated[str, Field(pattern=r'^[^\s="]+(=[^\s"]*)?$')]
 
 
-class BootParameters(Page):
+class BootParameters(Section):
     """Parameters of the kernel, in /proc/cmdline."""
 
     has: tuple[Word, ...] = ()

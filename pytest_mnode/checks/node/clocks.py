@@ -14,14 +14,14 @@ from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most
-from pytest_mnode.spec.fields import Page, Seconds
+from pytest_mnode.spec.fields import Seconds, Section
 from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.quantity import DURATION
 
 _USELESS_SKEW_S = 5.0
 
 
-class Clocks(Page):
+class Clocks(Section):
     """The clocks of the nodes agree."""
 
     skew_s: Seconds = Field(alias="skew")

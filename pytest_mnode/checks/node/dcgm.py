@@ -14,7 +14,7 @@ from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.logs.dcgm import DcgmResult, parse
 from pytest_mnode.machine.programs import output_of
 from pytest_mnode.measurement import Measurement, listed
-from pytest_mnode.spec.fields import Page, Seconds, Some, Text
+from pytest_mnode.spec.fields import Seconds, Section, Some, Text
 
 _TESTED, _FAILED = "tests that DCGM ran", "failed tests of DCGM"
 _WARNED, _SKIPPED, _REASON = "warnings of DCGM", "skipped tests of DCGM", "reason that DCGM gives"
@@ -27,7 +27,7 @@ _MARGIN_S = 15.0
 _PACKAGE = "NVIDIA's DCGM (datacenter-gpu-manager-4)"
 
 
-class Dcgm(Page):
+class Dcgm(Section):
     """DCGM's diagnostics of one node; every test that runs must pass."""
 
     level: Literal[1, 2, 3, 4] = 2
@@ -44,7 +44,7 @@ class Dcgm(Page):
     dcgmi's own default."""
 
 
-class DcgmNodes(Page):
+class DcgmNodes(Section):
     """DCGM's multi-node diagnostic over all nodes of the run."""
 
     test: Text = "mnubergemm"

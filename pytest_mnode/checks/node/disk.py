@@ -13,11 +13,11 @@ from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import AbsolutePath, Bytes, Page
+from pytest_mnode.spec.fields import AbsolutePath, Bytes, Section
 from pytest_mnode.spec.quantity import SIZE
 
 
-class FreeDisk(Page):
+class FreeDisk(Section):
     """Free space on a file system."""
 
     path: AbsolutePath

@@ -16,7 +16,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, difference, listed
 from pytest_mnode.measurement import Measurement, equals
-from pytest_mnode.spec.fields import Page, Setting
+from pytest_mnode.spec.fields import Section, Setting
 
 if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
@@ -37,7 +37,7 @@ the CPUs that a rank is pinned to."""
 _TEMPORARY = "temporary files"
 
 
-class EnvironmentPromise(Page):
+class EnvironmentPromise(Section):
     """Ranks find torchrun's variables, and no setting that restricts a backend."""
 
     allowed: tuple[Setting, ...] = ()

@@ -16,7 +16,7 @@ from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Bytes, Page, Some
+from pytest_mnode.spec.fields import Bytes, Section, Some
 from pytest_mnode.spec.quantity import SIZE
 
 _MEMORY, _CPUS, _SOCKETS, _DRIVE = "memory", "CPUs online", "CPU sockets", "NVMe drive"
@@ -31,7 +31,7 @@ _SECTOR_BYTES = 512
 _EMPTY = "empty slot"
 
 
-class Hardware(Page):
+class Hardware(Section):
     """Parts that each node has at least. What is left out is not promised."""
 
     memory_bytes: Bytes | None = Field(None, alias="memory")

@@ -18,7 +18,7 @@ from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.programs import LIMIT_S, NoOutput, output_of
 from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.measurement import Measurement, equals
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.quantity import shown
 
@@ -45,7 +45,7 @@ def _key(written: Any) -> Any:
 PKey = Annotated[int, BeforeValidator(_key)]
 
 
-class InfinibandPromise(Page):
+class InfinibandPromise(Section):
     """The subnet behind this node's InfiniBand ports. What is left out is not promised."""
 
     subnet_manager: Literal["known", "answers"] | None = None

@@ -25,16 +25,16 @@ from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.netdev import Kind, rate_mbits_s
 from pytest_mnode.measurement import Measurement, at_least, equals
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 from pytest_mnode.spec.inventory import Fabric, Inventory, Network
 from pytest_mnode.spec.quantity import RATE
 
 
-class Interfaces(Page):
+class Interfaces(Section):
     """The interfaces of `fabric` and `management` exist and are up: there is no bound to set."""
 
 
-class Speed(Page):
+class Speed(Section):
     """The interfaces of `fabric` and `management` run at their line_rate."""
 
     at_least_fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0

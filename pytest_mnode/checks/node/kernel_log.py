@@ -20,7 +20,7 @@ from pytest_mnode.logs.kernel_log import Severity
 from pytest_mnode.logs.xids import Action
 from pytest_mnode.machine.pci import full_address
 from pytest_mnode.measurement import Measurement, listed
-from pytest_mnode.spec.fields import Count, Page
+from pytest_mnode.spec.fields import Count, Section
 from pytest_mnode.spec.quantity import shown
 
 _METRICS = {
@@ -44,7 +44,7 @@ def _since(written: Any) -> Any:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
-class KernelLogPromise(Page):
+class KernelLogPromise(Section):
     """The kernel has logged no failure of a device: GPUs (Xid), PCIe, NICs, memory."""
 
     since: Annotated[str, BeforeValidator(_since)] = "last_pass"

@@ -14,7 +14,7 @@ from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Bytes, BytesOrUnlimited, Page, Some
+from pytest_mnode.spec.fields import Bytes, BytesOrUnlimited, Section, Some
 from pytest_mnode.spec.quantity import SIZE
 
 SHM = "/dev/shm"
@@ -24,7 +24,7 @@ _UNLIMITED = float((1 << 63) - 1)
 """Value of an absent limit, which every bound accepts: the most that a process could address."""
 
 
-class Limits(Page):
+class Limits(Section):
     """Limits of the system for a rank. What is left out is not promised."""
 
     shm_bytes: Bytes | None = Field(None, alias="shm")

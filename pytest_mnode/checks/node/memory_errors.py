@@ -12,7 +12,7 @@ from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Count, Page
+from pytest_mnode.spec.fields import Count, Section
 
 _RATE, _UNCORRECTED = "corrected memory errors a day", "uncorrected memory errors"
 _FOLDER = "sys/devices/system/edac/mc"
@@ -20,7 +20,7 @@ _SECONDS_A_DAY = 86400
 _LINE = re.compile(r"(\S.*?)\s+(\d+)\s+(\d+)\s*")
 
 
-class MemoryErrors(Page):
+class MemoryErrors(Section):
     """The host's memory has few errors, by the kernel's EDAC drivers."""
 
     corrected_per_day_at_most: Count = 24

@@ -23,11 +23,11 @@ from pytest_mnode.evidence.edges import Edge, Edges
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.netdev import Interface, physical_below
 from pytest_mnode.measurement import Measurement, at_least, equals
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 from pytest_mnode.spec.inventory import Fabric, Inventory, Management, Network, NetworkName
 
 
-class MtuPromise(Page):
+class MtuPromise(Section):
     """Interfaces have the mtu of their network, and full-size packets pass between all nodes."""
 
     networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)

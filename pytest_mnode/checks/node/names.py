@@ -20,7 +20,7 @@ from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most, equals
-from pytest_mnode.spec.fields import Page, Seconds
+from pytest_mnode.spec.fields import Seconds, Section
 from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.quantity import DURATION
 
@@ -28,7 +28,7 @@ _STALL_S = 5.0
 """A look-up that takes this long is about to run into torchrun's and resolvers' own limits."""
 
 
-class Names(Page):
+class Names(Section):
     """Host names and addresses of all nodes are resolved quickly and correctly, on every node."""
 
     within_s: Seconds = Field(1.0, alias="within")

@@ -12,7 +12,7 @@ from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine.nvlink import NvLink, read_nvlinks
 from pytest_mnode.measurement import Measurement, listed
-from pytest_mnode.spec.fields import BytesPerSecond, Count, Fraction, Page, Some
+from pytest_mnode.spec.fields import BytesPerSecond, Count, Fraction, Section, Some
 from pytest_mnode.spec.quantity import BYTE_RATE
 
 _ACTIVE, _SPEED, _DOWN = "active NVLinks", "rate of the slowest NVLink", "inactive NVLinks"
@@ -25,7 +25,7 @@ STAND_IN = (
 """A fault of NVLink and of its fabric."""
 
 
-class NvLinks(Page):
+class NvLinks(Section):
     """Links of each accelerator. What is left out is not promised."""
 
     links: Some | None = None

@@ -21,7 +21,7 @@ from pytest_mnode.machine.nvlink import (
     service,
 )
 from pytest_mnode.measurement import Measurement, equals, listed
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 from pytest_mnode.spec.inventory import Inventory
 
 _STATE, _CLUSTER, _CLIQUE = "NVLink registration", "NVLink cluster UUID", "NVLink clique"
@@ -34,7 +34,7 @@ Id = tuple[str, int | None]
 """Cluster UUID and clique: GPUs with the same pair reach each other over NVLink."""
 
 
-class NvLinkFabric(Page):
+class NvLinkFabric(Section):
     """State of NVLink's fabric. What is left out is not promised."""
 
     state: Literal["completed"] | None = None

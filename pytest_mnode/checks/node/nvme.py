@@ -15,7 +15,7 @@ from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.programs import NoOutput, json_in, output_of
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Count, Page
+from pytest_mnode.spec.fields import Count, Section
 
 _WARNING, _USED, _SPARE = "warnings of NVMe drives", "wear of NVMe drives", "spare of NVMe drives"
 _ERRORS = "media errors of NVMe drives"
@@ -34,7 +34,7 @@ _NAMES = {
 _CONTROLLER = re.compile(r"(?:/dev/)?(nvme\d+)(?:n\d+)?")
 
 
-class NvmeHealth(Page):
+class NvmeHealth(Section):
     """NVMe drives on PCIe warn of nothing, and have more spare blocks than their threshold."""
 
     used_percent_at_most: Annotated[int, Field(strict=True, ge=0, le=255)] = 100

@@ -17,7 +17,7 @@ from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.edges import Edge, Edges, blame_now_and_then
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most, equals
-from pytest_mnode.spec.fields import Bytes, Page, Seconds
+from pytest_mnode.spec.fields import Bytes, Seconds, Section
 from pytest_mnode.spec.inventory import Inventory, Network, NetworkName
 from pytest_mnode.spec.quantity import SIZE
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FEW_BYTES = 2 << 20
 
 
-class Payload(Page):
+class Payload(Section):
     """Data that a node sends by TCP arrive unchanged: no wire changes a byte past checksums."""
 
     size_bytes: Bytes = Field(4 << 20, alias="size")

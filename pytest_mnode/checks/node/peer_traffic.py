@@ -17,7 +17,7 @@ from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.pci import PciTree, read_pci
 from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 
 _ACS, _IOMMU = "ACS of PCIe bridges", "IOMMU of accelerators and NICs"
 _OFF, _IDENTITY = "off", "identity"
@@ -36,7 +36,7 @@ Off = Annotated[Literal["off"], BeforeValidator(lambda written: written or "off"
 """YAML reads off without quotes as false."""
 
 
-class PeerTraffic(Page):
+class PeerTraffic(Section):
     """Ways of PCIe traffic between accelerators and NICs. What is left out is not promised."""
 
     acs: Off | None = None

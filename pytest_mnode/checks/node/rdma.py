@@ -20,11 +20,11 @@ from pytest_mnode.machine.counters import BIT_ERRORS_FALSE_ALARM, counts_bit_err
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
-from pytest_mnode.spec.fields import Count, Page
+from pytest_mnode.spec.fields import Count, Section
 from pytest_mnode.spec.inventory import Fabric, Inventory
 
 
-class RdmaPromise(Page):
+class RdmaPromise(Section):
     """The RDMA devices of `fabric` exist, and their ports are ACTIVE."""
 
     gid_types: tuple[Literal["IB", "RoCE v1", "RoCE v2"], ...] | None = Field(None, min_length=1)

@@ -36,7 +36,7 @@ from pytest_mnode.evidence.edges import Edge, Edges, blame, blame_star
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, all_of, equals
-from pytest_mnode.spec.fields import Page, Seconds
+from pytest_mnode.spec.fields import Seconds, Section
 from pytest_mnode.spec.inventory import Inventory, Network, NetworkName
 
 _NO_ROUTE = os.strerror(errno.ENETUNREACH).lower()
@@ -52,7 +52,7 @@ _FILTERED = {
 }
 
 
-class Reachable(Page):
+class Reachable(Section):
     """Every node opens TCP connections to the first node, and to every other on each network."""
 
     within_s: Seconds = Field(2.0, alias="within")

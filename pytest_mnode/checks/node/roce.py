@@ -19,7 +19,7 @@ from pytest_mnode.machine.netdev import physical_below, read_interfaces
 from pytest_mnode.machine.programs import NoOutput, json_in, output_of
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import OnOff, Page
+from pytest_mnode.spec.fields import OnOff, Section
 from pytest_mnode.spec.inventory import Inventory
 
 _PFC, _TRUST = "priorities with flow control", "what gives a packet its priority"
@@ -33,7 +33,7 @@ Octet = Annotated[int, Field(strict=True, ge=0, le=255)]
 Priority = Annotated[int, Field(strict=True, ge=0, le=7)]
 
 
-class RocePromise(Page):
+class RocePromise(Section):
     """How NICs treat RoCE traffic. What is left out is not promised."""
 
     same: Literal[True] | None = None

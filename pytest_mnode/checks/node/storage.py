@@ -14,14 +14,14 @@ from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.evidence.rules import Rows, Subject, difference, listed, unlike
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS
 from pytest_mnode.measurement import Measurement, equals
-from pytest_mnode.spec.fields import Bytes, Page, Some
+from pytest_mnode.spec.fields import Bytes, Section, Some
 from pytest_mnode.spec.inventory import Inventory
 
 StoragePath = Literal["datasets", "checkpoints", "scratch"]
 _DATASETS = "datasets"
 
 
-class StoragePromise(Page):
+class StoragePromise(Section):
     """The paths of `storage` are the same files on all nodes."""
 
     shared: tuple[StoragePath, ...] = ("datasets", "checkpoints")

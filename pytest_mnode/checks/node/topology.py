@@ -21,7 +21,7 @@ from pytest_mnode.machine.programs import NoOutput
 from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
 from pytest_mnode.machine.switches import cabled_to, ethernet_ports, lldp_heard
 from pytest_mnode.measurement import Measurement, listed
-from pytest_mnode.spec.fields import AbsolutePath, Interface, Page, Text
+from pytest_mnode.spec.fields import AbsolutePath, Interface, Section, Text
 
 _SEEN, _LEAF, _PORT = "switch of a NIC", "declared switch of a node", " port "
 
@@ -40,7 +40,7 @@ def _hosts(text: str) -> str:
     return text
 
 
-class Cabling(Page):
+class Cabling(Section):
     """NICs that are on one switch."""
 
     switch: Text
@@ -53,7 +53,7 @@ class Cabling(Page):
     """Port of the switch, or a pattern, as the switch names it: Ethernet1/3, or 12."""
 
 
-class TopologyPromise(Page):
+class TopologyPromise(Section):
     """NICs are on the declared switches."""
 
     switches: tuple[Cabling, ...] | None = Field(None, min_length=1)

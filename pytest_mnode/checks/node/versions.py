@@ -26,7 +26,7 @@ from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.machine.software import driver_version, nccl_text, nccl_version, torch_version
 from pytest_mnode.machine.switches import switch_versions
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.fields import Section
 
 _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     **{">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne},
@@ -82,7 +82,7 @@ VbiosBound = Annotated[str, AfterValidator(_checked_hex)]
 ManagerBound = Annotated[str, AfterValidator(_checked_manager)]
 
 
-class Versions(Page):
+class Versions(Section):
     """Bounds of versions, such as ">=550.90" or ">=550.90, <560", or same: that of the other nodes,
     or switches, whatever it is. What is left out is not promised.
 

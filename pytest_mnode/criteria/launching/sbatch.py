@@ -23,7 +23,7 @@ from pytest_mnode.criteria.launching.reports import Login, RankReport, read_node
 from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.jobs.slurm.nodes import Names, names_of
-from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued, in_queue, never_starts
+from pytest_mnode.jobs.slurm.queued import POLL_JOB_S, Queued, in_queue, never_starts
 from pytest_mnode.jobs.slurm.sbatch import Request, script, site_of, submitting, why_not_submitted
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm.commands import NodesHidden, error_line
@@ -149,7 +149,7 @@ class SbatchSubmission:
         while not (in_time := self._over()) and time.monotonic() < until:
             if (state := self._queued.state) is not None and never_starts(state):
                 break
-            time.sleep(LOOK_S)
+            time.sleep(POLL_JOB_S)
         seconds = time.monotonic() - self._began
         waits = in_queue(self._queued.number, self._queued.state)
         nodes = self.submitted.nodes
@@ -267,7 +267,7 @@ class StepSubmission(SbatchSubmission):
         assert self._program is not None
         until = self._began + timeout_s
         while (code := self._program.poll()) is None and time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_JOB_S)
         seconds = time.monotonic() - self._began
         nodes = self.submitted.nodes
         codes = {node: self._code(node, code is not None) for node in nodes}

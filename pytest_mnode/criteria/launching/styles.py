@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, 
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.nodes import FREE_PORT
-from pytest_mnode.spec.fields import Page, Some, Text
+from pytest_mnode.spec.fields import Section, Some, Text
 from pytest_mnode.spec.load import read_model
 from pytest_mnode.spec.quantity import shown
 
@@ -36,7 +36,7 @@ def _or_all(least: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class LaunchJob(Page):
+class LaunchJob(Section):
     """A job as a user describes it."""
 
     name: Text

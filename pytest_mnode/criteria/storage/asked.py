@@ -14,7 +14,7 @@ import pytest
 from pytest_mnode.criteria.launching.rendezvous import first_error
 from pytest_mnode.criteria.storage import in_ranks, rules, semantics
 from pytest_mnode.criteria.storage.files import PAGE
-from pytest_mnode.criteria.storage.meeting import PREFIX, Place, guarded
+from pytest_mnode.criteria.storage.meeting import PREFIX, Directory, guarded
 from pytest_mnode.criteria.storage.tools import PROGRAMS
 from pytest_mnode.detection import wants_more
 from pytest_mnode.errors import MnodeError
@@ -160,11 +160,11 @@ class Path:
             rows += [one for of_rank in every for one in of_rank]
         return rows
 
-    def _place(self, need_bytes: int, own_s: float) -> Place:
+    def _place(self, need_bytes: int, own_s: float) -> Directory:
         within_s = self.promise.renamed_within_s
         moving_s = need_bytes / self.storage.give_up_below_bytes_s
         seed = secrets.randbits(30)
-        return Place(
+        return Directory(
             self.path,
             f"{PREFIX}{seed:08x}",
             not self.promise.local,

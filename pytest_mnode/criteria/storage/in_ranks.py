@@ -33,8 +33,8 @@ from pytest_mnode.criteria.storage.files import (
 )
 from pytest_mnode.criteria.storage.meeting import (
     CalledOff,
+    Directory,
     Meeting,
-    Place,
     Unusable,
     directory,
     until,
@@ -54,7 +54,7 @@ _FILE_BYTES = 1 << 20
 Work = Callable[..., Iterator[Row]]
 
 
-def run(work: Work, place: Place, repeat: int, *, world: World) -> list[Row]:
+def run(work: Work, place: Directory, repeat: int, *, world: World) -> list[Row]:
     """The rows of one experiment in this rank, with its node, rank and path."""
     meeting = Meeting(place, world)
     about = {"node": world.node, "rank": world.rank, "device": place.path, "repeat": repeat}
@@ -83,7 +83,7 @@ def installed(*, world: World) -> list[str]:
     return tools.installed()
 
 
-def _seeds(place: Place, rank: int, files: int) -> list[int]:
+def _seeds(place: Directory, rank: int, files: int) -> list[int]:
     return [(place.seed << 28) + (rank << 8) + number for number in range(files)]
 
 
@@ -94,7 +94,7 @@ def _files(made: Path, rank: int, number: int) -> list[Path]:
 def checkpoint(
     made: Path,
     meeting: Meeting,
-    place: Place,
+    place: Directory,
     tool: str,
     threads: int,
     *,
@@ -136,7 +136,7 @@ def _wrong(moved: Moved, writer: str) -> Row:
 
 
 def small_files(
-    made: Path, meeting: Meeting, place: Place, files: int, threads: int, *, repeat: int
+    made: Path, meeting: Meeting, place: Directory, files: int, threads: int, *, repeat: int
 ) -> Iterator[Row]:
     """Create small files, look up those of another node, and remove the own ones."""
     del repeat
@@ -179,7 +179,7 @@ def _each(step: Callable[[str], object], paths: Sequence[str]) -> str:
 def random_reads(  # noqa: PLR0917  a work
     made: Path,
     meeting: Meeting,
-    place: Place,
+    place: Directory,
     tool: str,
     threads: int,
     block_bytes: int,
@@ -214,7 +214,7 @@ def random_reads(  # noqa: PLR0917  a work
 def beside_collectives(  # noqa: PLR0917  a work
     made: Path,
     meeting: Meeting,
-    place: Place,
+    place: Directory,
     tool: str,
     threads: int,
     size_bytes: int,
@@ -264,7 +264,7 @@ def _all_reduces(size_bytes: int, is_over: Callable[[], bool]) -> float:
 
 
 def renames(
-    made: Path, meeting: Meeting, place: Place, rounds: int, *, repeat: int
+    made: Path, meeting: Meeting, place: Directory, rounds: int, *, repeat: int
 ) -> Iterator[Row]:
     """Each node in turn writes a file, renames it over the one before, and says so."""
     del repeat
@@ -305,7 +305,7 @@ def _text(path: Path) -> str:
 
 
 def locks(
-    made: Path, meeting: Meeting, place: Place, kinds: Sequence[str], *, repeat: int
+    made: Path, meeting: Meeting, place: Directory, kinds: Sequence[str], *, repeat: int
 ) -> Iterator[Row]:
     """The first node locks a file, the others try to; then it lets go, and they take turns."""
     del place, repeat
@@ -346,7 +346,7 @@ def _taken(lock: Callable[[Any, int], None], file: Any) -> str:
     return "granted"
 
 
-def replaced(made: Path, meeting: Meeting, place: Place, *, repeat: int) -> Iterator[Row]:
+def replaced(made: Path, meeting: Meeting, place: Directory, *, repeat: int) -> Iterator[Row]:
     """The first node replaces a file that the others have read half of."""
     del repeat
     world, path = meeting.world, made / "file"
@@ -405,7 +405,7 @@ def _write_whole(path: Path, seed: int, size_bytes: int = _FILE_BYTES) -> None:
 
 
 def exceeded(
-    made: Path, meeting: Meeting, place: Place, limit_bytes: int, *, repeat: int
+    made: Path, meeting: Meeting, place: Directory, limit_bytes: int, *, repeat: int
 ) -> Iterator[Row]:
     """Write a checkpoint, then one that is larger than the path's limit, beside it."""
     del repeat

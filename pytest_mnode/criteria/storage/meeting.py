@@ -33,7 +33,7 @@ rm -rf -- "$1"*
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Directory:
     """Where ranks read and write.
 
     name: of the directory, in `path`. shared: whether all nodes see one; else each has its own,
@@ -71,7 +71,7 @@ class CalledOff(Exception):
 class Meeting:
     """The ranks of an experiment: they wait for each other, and tell each other short texts."""
 
-    def __init__(self, place: Place, world: World) -> None:
+    def __init__(self, place: Directory, world: World) -> None:
         from torch._C._distributed_c10d import TCPStore
 
         self.world, self._name = world, f"mnode-storage-{place.seed}"
@@ -120,7 +120,7 @@ class Meeting:
 
 
 @contextlib.contextmanager
-def directory(place: Place, meeting: Meeting) -> Iterator[Path]:
+def directory(place: Directory, meeting: Meeting) -> Iterator[Path]:
     """A new directory, of all ranks or of each rank; removed at the end, also after a kill.
 
     Raises Unusable, in all ranks, if one of them cannot use it.
@@ -146,7 +146,7 @@ def directory(place: Place, meeting: Meeting) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _made(path: Path, place: Place, nodes: int) -> Iterator[None]:
+def _made(path: Path, place: Directory, nodes: int) -> Iterator[None]:
     _remove_stale(Path(place.path))
     volume, need = os.statvfs(place.path), place.need_bytes * nodes
     free = volume.f_bavail * volume.f_frsize

@@ -20,7 +20,7 @@ from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
 MOST_AT_ONCE = 32
 """Maximum number of exec streams that are open at the same time."""
 _OVER_S = 2.0
-_LOOK_S = 0.25
+_POLL_NODES_S = 0.25
 _PRINTED_S = 5.0
 
 
@@ -121,8 +121,8 @@ class JobPods(PodStreams):
         return found
 
     def _lost_nodes(self) -> frozenset[str]:
-        """Nodes that the run has lost, checked at most every `_LOOK_S`."""
-        if time.monotonic() - self._checked_s < _LOOK_S:
+        """Nodes that the run has lost, checked at most every `_POLL_NODES_S`."""
+        if time.monotonic() - self._checked_s < _POLL_NODES_S:
             return self._lost
         left = list(self._nodes)
         while left:

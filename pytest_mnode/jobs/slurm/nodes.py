@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import NodeState, Slurm, SlurmError
 
-_LOOK_S = 2.0
+_POLL_NODES_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Losses:
         self._slurm = slurm
         self._names = names
         self._pinned = pinned
-        self._looked_at = -_LOOK_S
+        self._looked_at = -_POLL_NODES_S
         self._waits_since: float | None = None
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self._looked_at > _LOOK_S
+        return time.monotonic() - self._looked_at > _POLL_NODES_S
 
     def look(self, nodes: Sequence[str]) -> dict[str, str]:
         """Nodes of `nodes` that Slurm lost since the last check, with its reason.

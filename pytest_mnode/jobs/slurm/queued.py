@@ -17,7 +17,7 @@ from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.cleanup.queue_cleanup import SlurmCleanup
 from pytest_mnode.launchers.slurm import JobState, Slurm
 
-LOOK_S = 0.25
+POLL_JOB_S = 0.25
 """Seconds between two requests to Slurm."""
 SILENCE_S = 60.0
 """How long Slurm may leave requests unanswered, as it does during a restart."""
@@ -188,7 +188,7 @@ class Queued:
                     return
                 still = "in the queue" if state is None else state.state
                 raise ClusterError(f"job {self.number} is still {still} after scancel")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_JOB_S)
 
     def close(self, done: bool) -> None:
         """Idempotent. done: the job has ended; else the clean-up process keeps cancelling it."""

@@ -15,7 +15,7 @@ from pytest_mnode.jobs.job import Job, JobResult
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
 from pytest_mnode.jobs.slurm import files, queued
 from pytest_mnode.jobs.slurm.nodes import Losses, Names
-from pytest_mnode.jobs.slurm.queued import LOOK_S, Change, JobHistory, Queued, changes
+from pytest_mnode.jobs.slurm.queued import POLL_JOB_S, Change, JobHistory, Queued, changes
 from pytest_mnode.jobs.slurm.sbatch import Request, submitting
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.launchers.slurm import JobState, Slurm
@@ -43,7 +43,7 @@ class SubmittedJob(LaunchedJob):
         self._history = JobHistory()
         self._losses = Losses(slurm, names, pinned=request.moves)
         self._noted: set[tuple[str, str, int]] = set()
-        self._looked_at = -LOOK_S
+        self._looked_at = -POLL_JOB_S
         self._missing_since: float | None = None
 
     @classmethod
@@ -100,7 +100,7 @@ class SubmittedJob(LaunchedJob):
         if self._result is not None:
             return self._result
         self._note_ended()
-        if time.monotonic() - self._looked_at < LOOK_S:
+        if time.monotonic() - self._looked_at < POLL_JOB_S:
             return None
         self._looked_at = time.monotonic()
         if not self._queued.answers():

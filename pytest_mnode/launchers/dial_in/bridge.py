@@ -45,7 +45,7 @@ TERM_S = 1.0
 ENDED_S = 10.0
 """Time for a node to dial in once the command that starts its program has ended, also well: pbsdsh
 ends with 0 where it has started nothing, and a command may leave its programs to themselves."""
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _OF_A_TASK = re.compile(r"srun: error: (\S+): tasks? \S+: (.+)")
 # A site's command that ends with this process, however that ends, and has the soft limit of open
 # files that this process began with: srun and mpirun hand it on to the nodes.
@@ -158,7 +158,7 @@ class DialBridge(bridge.Bridge):
             tasks = self._failed_tasks(range(len(self.programs)))
             if lost := [host for host in self._missing() if host in tasks]:
                 raise ClusterError(tasks[lost[0]])
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         if self.settings.order:  # no key stays; a second program of a node finds an empty file
             with contextlib.suppress(OSError):
                 os.truncate(self.settings.order, 0)
@@ -176,7 +176,7 @@ class DialBridge(bridge.Bridge):
             if ended or time.monotonic() > end:
                 why = self._why_missing([number] if ended else [], within_s)
             why = self._failed_tasks([number]).get(host, why)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         if why:
             self.programs[number].terminate()
         return why
@@ -290,7 +290,7 @@ class DialBridge(bridge.Bridge):
         """Whether all of the site's commands end in time."""
         end = time.monotonic() + limit_s
         while (left := [p for p in self.programs if p.poll() is None]) and time.monotonic() < end:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return not left
 
 

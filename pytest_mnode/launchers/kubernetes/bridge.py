@@ -42,7 +42,7 @@ from pytest_mnode.launchers.remote.wire import HELLO, SILENCE_S
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
-LOOK_S = 1.0
+POLL_NODES_S = 1.0
 EVENTS_S = 5.0
 """Seconds between two readings of events."""
 _MOST_BYTES = 8192
@@ -193,7 +193,7 @@ class KubernetesBridge(bridge.Bridge):
         """Read a pod once more, ahead of the watch; does nothing if the API server is away."""
         path = self.api.path("pods", name=name)
         with contextlib.suppress(ApiError):
-            pod = await asyncio.to_thread(self.api.request, "GET", path, limit_s=LOOK_S)
+            pod = await asyncio.to_thread(self.api.request, "GET", path, limit_s=POLL_NODES_S)
             self._follow(self.pods.heard, PodState.read(pod, self.run.container))
 
     def _watch_failed(self, error: ApiError) -> None:
@@ -206,7 +206,7 @@ class KubernetesBridge(bridge.Bridge):
         after the images are pulled."""
         began = looked = time.monotonic()
         while not self.pods.up:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_NODES_S)
             now = time.monotonic()
             late, hopeless = now - began > self.settings.wait_s, bool(self.pods.hopeless())
             due = now - looked > EVENTS_S and (late or self.pods.missing)

@@ -33,7 +33,7 @@ STATUS_S = 2.0
 """Time until ssh has ended, after its stream has."""
 END_S = 7.0
 """Time for nodes to end what runs there (remote_exec.GRACE_S), after which ssh is ended."""
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class StdioBridge(bridge.Bridge):
         """The stream has ended: say why."""
         end = time.monotonic() + STATUS_S
         while held.program.poll() is None and time.monotonic() < end:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         why = why_over(held.program.poll(), held.printed(), greeted=held.greeted)
         if self._held.get(host) is not held:
             return
@@ -164,7 +164,7 @@ class StdioBridge(bridge.Bridge):
                 os.write(held.program.stdin.fileno(), frame(HANG_UP))
         end = time.monotonic() + END_S
         while any(one.program.poll() is None for one in every) and time.monotonic() < end:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._end(every)
 
     def _end(self, every: Sequence[Opened]) -> None:

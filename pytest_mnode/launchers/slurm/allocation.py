@@ -21,7 +21,7 @@ from pytest_mnode.launchers.slurm.commands import Slurm, error_line
 from pytest_mnode.launchers.slurm.nodes import NodeState
 from pytest_mnode.progress import progress
 
-_FIRST_LOOK_S, _LOOK_S = 5.0, 20.0
+_FIRST_POLL_S, _POLL_S = 5.0, 20.0
 """A request that can never be granted is found soon; after that a person waits for the queue."""
 _CLOSE_S = 30.0
 
@@ -136,7 +136,7 @@ class OwnAllocation:
         """See Allocation. Waits in the queue, unless even an empty cluster has too few nodes."""
         self._start(nodes)
         limit_s = queue_limit_s(self._arguments)
-        deadline, look = time.monotonic() + limit_s, time.monotonic() + min(_FIRST_LOOK_S, _LOOK_S)
+        deadline, look = time.monotonic() + limit_s, time.monotonic() + min(_FIRST_POLL_S, _POLL_S)
         try:
             while True:
                 now = time.monotonic()
@@ -149,7 +149,7 @@ class OwnAllocation:
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
                 if time.monotonic() >= look:
-                    look = time.monotonic() + _LOOK_S
+                    look = time.monotonic() + _POLL_S
                     self._refuse_hopeless(nodes)
         except ClusterError as error:
             if left := self._release():

@@ -12,7 +12,7 @@ from pytest_mnode.launchers.slurm.commands import NodesHidden, Slurm
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState
 
-LOOK_S = 3.0
+POLL_NODES_S = 3.0
 
 
 def present(
@@ -107,7 +107,7 @@ def lost(
 
 
 class Watch:
-    """A thread that asks Slurm for lost nodes every LOOK_S seconds, from `start` to `close`."""
+    """A thread that asks Slurm for lost nodes every POLL_NODES_S, from `start` to `close`."""
 
     def __init__(
         self, slurm: Slurm, allocation: Allocation, job_id: int, watchers: Watchers
@@ -142,7 +142,7 @@ class Watch:
 
     def _look(self) -> None:
         """If Slurm does not answer, ask it again: that does not mean that nodes are lost."""
-        while not self._closing.wait(LOOK_S):
+        while not self._closing.wait(POLL_NODES_S):
             try:
                 found = self._found()
             except ClusterError:

@@ -29,7 +29,7 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     wrong_files,
 )
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError, one_line
-from pytest_mnode.reference_job.checkpoint.shared import Place
+from pytest_mnode.reference_job.checkpoint.shared import Directory
 
 OWN = "own_by_rank"
 """The key of a saved state under which each rank keeps its private part."""
@@ -135,7 +135,7 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
 
 def _not_shared(directory: Path, ranks: Ranks, first: int) -> list[str]:
     """By rank, why its directory is surely not that of rank `first`; "" if it may be."""
-    places = ranks.gather(Place.of(directory))
+    places = ranks.gather(Directory.of(directory))
     return [place.surely_not(places[first]) for place in places]
 
 

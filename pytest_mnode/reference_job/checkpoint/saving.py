@@ -39,7 +39,7 @@ from pytest_mnode.reference_job.checkpoint.layout import (
 )
 from pytest_mnode.reference_job.checkpoint.loading import OWN, plain
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
-from pytest_mnode.reference_job.checkpoint.shared import Place
+from pytest_mnode.reference_job.checkpoint.shared import Directory
 
 _LOOK_AGAIN_S = 0.1
 
@@ -98,7 +98,7 @@ def save(
         name, notes = ranks.run_on_first(lambda: _begin(directory, step), error_text)
         partial, path = directory / (name + PARTIAL), directory / name
         written = [partial, path]
-        places = ranks.gather(Place.of(directory))
+        places = ranks.gather(Directory.of(directory))
         wait_s = 0.0 if places[ranks.rank].surely_not(places[0]) else settle_s
         ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks, wait_s)), error_text)
         if own is not None:

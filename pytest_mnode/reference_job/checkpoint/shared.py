@@ -14,7 +14,7 @@ minute (acdirmax). Source: nfs(5)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Directory:
     """A directory as one rank sees it.
 
     boot: of its machine. file: device and inode; None if there is no directory. local: type of its
@@ -26,7 +26,7 @@ class Place:
     local: str
 
     @classmethod
-    def of(cls, directory: Path) -> Place:
+    def of(cls, directory: Path) -> Directory:
         """The directory, or the place where it would be; never raises."""
         try:
             mount = mount_of(str(directory), read_mounts())
@@ -40,7 +40,7 @@ class Place:
         local = mount.kind if mount and mount.kind in LOCAL_FILE_SYSTEMS else ""
         return cls(boot_id(), file, local)
 
-    def surely_not(self, other: Place) -> str:
+    def surely_not(self, other: Directory) -> str:
         """Why this is surely not the directory of `other`, which exists; "" if it may be.
 
         The view of a file server may be late, and what a server calls a file differs by client; on

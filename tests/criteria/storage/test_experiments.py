@@ -20,7 +20,7 @@ import pytest
 from pytest_mnode.criteria.storage import in_ranks, meeting
 from pytest_mnode.criteria.storage.files import PAGE
 from pytest_mnode.criteria.storage.in_ranks import UNUSABLE
-from pytest_mnode.criteria.storage.meeting import PREFIX, Place, guarded
+from pytest_mnode.criteria.storage.meeting import PREFIX, Directory, guarded
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.rank.world import World
 from tests.waiting import until
@@ -70,7 +70,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             },
             **{"free_fraction": 0.5, "limit_s": 20.0, "seed": next(seeds)},
         }
-        place = Place(**(about | changes))
+        place = Directory(**(about | changes))
 
         def of(rank: int) -> list[Row]:
             world = World(rank, len(NAMES), 0, 1, NAMES[rank], NAMES)
@@ -130,8 +130,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace as Of
 from pytest_mnode.criteria.storage import in_ranks
-from pytest_mnode.criteria.storage.meeting import Place
-place = Place("/mnt", "x", True, 0, 0.1, 1.0, 1.0, 7)
+from pytest_mnode.criteria.storage.meeting import Directory
+place = Directory("/mnt", "x", True, 0, 0.1, 1.0, 1.0, 7)
 rows = in_ranks.exceeded(Path("/mnt"), Of(world=Of(rank=0)), place, LIMIT, repeat=0)
 print(json.dumps({one.metric: one.value or one.why for one in rows}))
 """
@@ -180,7 +180,7 @@ def test_what_cannot_be_tried(
 def test_an_error_of_one_rank_ends_the_wait_of_the_others(
     ranks: Callable[..., list[Row]],
 ) -> None:
-    def work(made: Path, meeting: Any, place: Place, *, repeat: int) -> Iterator[Row]:
+    def work(made: Path, meeting: Any, place: Directory, *, repeat: int) -> Iterator[Row]:
         del made, place, repeat
         if meeting.world.rank == 1:
             raise OSError(5, "Input/output error")
@@ -192,7 +192,7 @@ def test_an_error_of_one_rank_ends_the_wait_of_the_others(
 
 
 def test_ranks_that_never_come_are_not_awaited_for_ever(ranks: Callable[..., list[Row]]) -> None:
-    def work(made: Path, meeting: Any, place: Place, *, repeat: int) -> Iterator[Row]:
+    def work(made: Path, meeting: Any, place: Directory, *, repeat: int) -> Iterator[Row]:
         del made, place, repeat
         if meeting.world.rank:
             meeting.barrier()

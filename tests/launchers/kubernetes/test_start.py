@@ -74,7 +74,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         wait_s: float = 300.0,
         then: Callable[[bridge.KubernetesBridge], None] = lambda _: None,
     ) -> tuple[list[dict[str, Any]], float]:
-        monkeypatch.setattr(bridge, "LOOK_S", 0.02)
+        monkeypatch.setattr(bridge, "POLL_NODES_S", 0.02)
         monkeypatch.setattr(bridge, "EVENTS_S", 0.1)
         monkeypatch.setattr(bridge, "Api", lambda *_: api)
         made = bridge.KubernetesBridge(settings(tmp_path, nodes=3, wait_s=wait_s))

@@ -175,7 +175,7 @@ def test_a_request_that_waits_too_long_is_withdrawn(
 def test_a_request_larger_than_the_cluster_is_not_waited_for(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(module, "_POLL_S", 0.1)
     texts: list[str] = []
     monkeypatch.setattr(module, "progress", texts.append)
     with pytest.raises(ClusterError) as error:
@@ -190,7 +190,7 @@ def test_a_request_larger_than_the_cluster_is_not_waited_for(
 def test_a_request_that_is_broken_off_is_withdrawn(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(module, "_POLL_S", 0.1)
     monkeypatch.setattr(module, "hopeless", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         make(["--begin"]).get(2)

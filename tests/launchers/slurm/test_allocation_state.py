@@ -149,7 +149,7 @@ class Ended(CurrentAllocation):
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> AnsweringSlurm:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "POLL_NODES_S", 0.01)
     return AnsweringSlurm()
 
 

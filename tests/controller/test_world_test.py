@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_mnode.controller import conductor as conduct
-from pytest_mnode.controller import rank_talk
+from pytest_mnode.controller import world_messages
+from pytest_mnode.controller import world_test as conduct
 from pytest_mnode.controller.client import Client
-from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.world_test import WorldTest
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.outcome.stuck import stuck_failures
@@ -131,8 +131,8 @@ class Stopped(Stage):
 
 
 def ran(stage: Stage, timeout_s: float = 0.1, still_s: float = math.inf) -> Outcome:
-    conductor = Conductor(cast(Client, stage), WORLD, timeout_s, still_s=still_s)
-    return conductor.run_item("a.py::test_a", None, True)
+    driven = WorldTest(cast(Client, stage), WORLD, timeout_s, still_s=still_s)
+    return driven.run_item("a.py::test_a", None, True)
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +140,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("UNCLEAN_TEARDOWN_LIMIT_S", "POLL_S"):
         monkeypatch.setattr(conduct, limit, 0.05)
     for limit in ("GRACE_S", "DEATH_GRACE_S", "STACKS_LIMIT_S"):
-        monkeypatch.setattr(rank_talk, limit, 0.05)
+        monkeypatch.setattr(world_messages, limit, 0.05)
 
 
 def test_passes_of_all_ranks_are_a_pass() -> None:
@@ -181,8 +181,8 @@ def test_a_function_returned_if_no_rank_failed_in_it(error: str, returned: bool)
             return [Returned(rank, 7, None if error else b"", error if rank else "")]
         return obedient(rank, message)
 
-    conductor = Conductor(cast(Client, Stage(answers, answers)), WORLD, 30.0)
-    outcome = conductor.run_function(CallFunction(7, "client", b"", group=False))
+    driven = WorldTest(cast(Client, Stage(answers, answers)), WORLD, 30.0)
+    outcome = driven.run_function(CallFunction(7, "client", b"", group=False))
     assert outcome.returned == returned
 
 
@@ -241,7 +241,7 @@ def test_a_running_rank_has_a_longer_grace_and_its_failure_is_reported() -> None
 def test_the_grace_of_a_running_rank_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_talk, "MOST_GRACE_S", 0.18)
+    monkeypatch.setattr(world_messages, "MOST_GRACE_S", 0.18)
     monkeypatch.setattr(Busy, "polls", 1000)
     outcome = ran(Busy(fails, silent), timeout_s=60)
     assert outcome.states[1].stuck_in == "setup"
@@ -349,7 +349,7 @@ def test_c_stacks_that_never_come_are_not_awaited(monkeypatch: pytest.MonkeyPatc
     class NoGdb(Stage):
         def take_native_stacks(self, *_: Any) -> None: ...
 
-    monkeypatch.setattr(rank_talk, "GDB_LIMIT_S", 0.05)
+    monkeypatch.setattr(world_messages, "GDB_LIMIT_S", 0.05)
     outcome = ran(NoGdb(obedient, silent))
     assert (outcome.states[1].stack, outcome.states[1].native) == ("x", "")
 
@@ -515,10 +515,10 @@ def calls_of_a_test(ranks: int) -> int:
         nonlocal counted
         counted += event == "call"
 
-    conductor = Conductor(cast(Client, stage), world, 60.0)
+    driven = WorldTest(cast(Client, stage), world, 60.0)
     sys.setprofile(count)
     try:
-        outcome = conductor.run_item("a.py::test_a", None, True)
+        outcome = driven.run_item("a.py::test_a", None, True)
     finally:
         sys.setprofile(None)
     assert outcome.clean

@@ -18,10 +18,10 @@ from typing import Any
 
 import cloudpickle
 
-from pytest_mnode.controller import rank_talk
+from pytest_mnode.controller import world_messages
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
-from pytest_mnode.controller.rank_talk import RankTalk, Settled, waited_for
+from pytest_mnode.controller.world_messages import Settled, WorldMessages, waited_for
 from pytest_mnode.outcome.calls import absent, agree, ahead, is_deadlock, passed_difference
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
@@ -43,7 +43,7 @@ UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 EXIT_HANDLERS_LIMIT_S = 5.0
 
 
-class Conductor(RankTalk):
+class WorldTest(WorldMessages):
     """Runs one test, or one function, in a world of this client."""
 
     def __init__(
@@ -181,16 +181,16 @@ class Conductor(RankTalk):
     def _has_more_grace(self, waiting: set[int], settled: Settled) -> bool:
         """Extend the grace period if an awaited rank still runs; only a sleeping one may hang."""
         outcome, grace_s = self.outcome, self.outcome.grace_s
-        if outcome.deadlocked or outcome.stalled or grace_s >= rank_talk.MOST_GRACE_S:
+        if outcome.deadlocked or outcome.stalled or grace_s >= world_messages.MOST_GRACE_S:
             return False
         self._poll_calls()
-        answered_by = self._now() + rank_talk.GRACE_S
+        answered_by = self._now() + world_messages.GRACE_S
         while self._unanswered and waiting and self._now() < answered_by:
             self._listen(answered_by, waiting, settled)
         if not waiting & self._running:
             return not waiting
-        self._grace_end = self._now() + rank_talk.GRACE_S
-        outcome.grace_s = grace_s + rank_talk.GRACE_S
+        self._grace_end = self._now() + world_messages.GRACE_S
+        outcome.grace_s = grace_s + world_messages.GRACE_S
         return True
 
     def _take(self, message: Any) -> Iterable[int]:
@@ -198,7 +198,7 @@ class Conductor(RankTalk):
             case StackTexts(world=world, poll_id=int(poll_id)) if world == self.world.id:
                 ranks: Iterable[int] = ()
                 if poll_id == self._poll_id:  # otherwise the poll of an earlier test
-                    ranks = self._hearing.apply_stacks(message)
+                    ranks = self._updater.apply_stacks(message)
                     self._unanswered.discard(message.node)
                     self._running.update(message.running)
                     self._end_if_deadlocked(self._now())
@@ -286,7 +286,7 @@ class Conductor(RankTalk):
         """
         if self._console is not None and self._console.shows_live:
             self._poll_calls_and_wait()  # nodes send the remaining live output before they answer
-        end = self._now() + rank_talk.DEATH_GRACE_S
+        end = self._now() + world_messages.DEATH_GRACE_S
         while self._now() < end and (message := self.client.next_message(0.0)) is not None:
             self._take(message)
 
@@ -304,11 +304,9 @@ def may_run_exit_handlers(outcome: Outcome) -> bool:
 def run_exit_handlers(client: Client, world: WorldInfo) -> list[str]:
     """Call the handlers of atexit in all ranks of an idle world, which would else end by SIGKILL
     without them; returns lines on what they raised."""
-    conductor = Conductor(client, world, EXIT_HANDLERS_LIMIT_S)
+    driven = WorldTest(client, world, EXIT_HANDLERS_LIMIT_S)
     blob = cloudpickle.dumps((exit_handlers.run, (), {}))
-    outcome = conductor.run_function(
-        CallFunction(conductor.ordinal, client.name, blob, group=False)
-    )
+    outcome = driven.run_function(CallFunction(driven.ordinal, client.name, blob, group=False))
     found: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():
         if (end := state.returned) is None:

@@ -34,7 +34,7 @@ StartGrace = Callable[[], None]
 RankMessage = PhaseReport | BodyDone | TornDown | Returned
 
 
-class Hearing:
+class OutcomeUpdater:
     """Updates the state of every rank; the cost of a message does not depend on the rank count.
 
     on_failure, on_death: called when the other ranks can no longer be expected to end the test.
@@ -171,7 +171,7 @@ _TURN_S = 0.1
 Settled = Callable[[RankState], Any]
 
 
-class RankTalk:
+class WorldMessages:
     """The exchange of messages for one test, or one function, in a world of this client."""
 
     def __init__(
@@ -190,7 +190,7 @@ class RankTalk:
         self.ordinal = next(client.ordinals)
         self._console = console
         self._debugger = DebuggerSession(client, world, console)
-        self._hearing = Hearing(
+        self._updater = OutcomeUpdater(
             self.outcome,
             self.ordinal,
             on_failure=lambda: self._start_grace(GRACE_S),
@@ -230,13 +230,13 @@ class RankTalk:
         match message:
             case PhaseReport() | BodyDone() | TornDown() | Returned():
                 if message.ordinal == self.ordinal:
-                    return (self._hearing.apply_rank(message, now),)
+                    return (self._updater.apply_rank(message, now),)
             case Death(world=world) if world == self.world.id:
-                return self._hearing.apply_death(message, now)
+                return self._updater.apply_death(message, now)
             case PartLost(world=world) if world == self.world.id:
-                return self._hearing.apply_lost(message, now)
+                return self._updater.apply_lost(message, now)
             case StackTexts(world=world) if world == self.world.id:
-                return self._hearing.apply_stacks(message)
+                return self._updater.apply_stacks(message)
             case AskDebugger(ordinal=ordinal) if ordinal == self.ordinal:
                 return self._debug(message)
             case LiveOutput(world=world) if world == self.world.id and self._console is not None:
