@@ -96,8 +96,9 @@ class ScalingCriterion(Criterion):
     """Part of the step time by which the sum of its parts may miss it, on each rank; and part of
     the efficiency by which the mean of steps may be below their median before the mean counts."""
     fabric_fraction: Annotated[Fraction, Field(le=1)] = 0.8
-    """Fraction of the model's speed that a step's collectives reach without other load, back to
-    back; if they do not, the fabric is to blame for the cost of communication."""
+    """Fraction of the model's speed that a step's collectives reach back to back without other
+    load, and of the line rate that an all-reduce of all gradients reaches; if either does not, the
+    fabric is to blame for the cost of communication."""
     elsewhere_fraction: _Part = 0.1
     """Part of the bytes sent during the steps that may go over other NICs than the fabric's."""
     within_s: Seconds = Field(600.0, alias="within")

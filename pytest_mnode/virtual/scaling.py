@@ -160,12 +160,13 @@ class _Job:
         )
 
     def alone(self, turn: Turn, group: Group) -> Iterator[AloneTime]:
-        """All buckets, and the last one, on the idle fabric."""
+        """All buckets, the last one, and all gradients at once, on the idle fabric."""
         if turn.count < 2:
             return
         names, members = tuple(self._plan.nodes[node] for node in group), np.array(group)
         *others_s, last_s = (self._all_reduce_s(members, size) for size in self.buckets)
-        yield AloneTime(names, sum(others_s) + last_s, last_s)
+        whole_s = self._all_reduce_s(members, self.gradient_bytes)
+        yield AloneTime(names, sum(others_s) + last_s, last_s, whole_s)
 
     def _all_reduce_s(self, members: np.ndarray, size_bytes: int) -> float:
         cluster = self._cluster

@@ -192,8 +192,8 @@ def _communicating(
         text = f"{exposed}{hid}; what the fabric allows was not measured"
         yield Cause(UNMEASURED, lost_s, text)
         return
-    at = f"{baseline.of_model:.0%} of its model"
-    if baseline.of_model < promise.fabric_fraction:
+    at = baseline.speed
+    if min(baseline.of_model, baseline.of_line) < promise.fabric_fraction:
         text = f"{exposed}: fabric at {at}{hid}"
         yield Cause(FABRIC, lost_s, text, Culprit("the fabric"))
         return

@@ -300,8 +300,8 @@ def _exposed(one: CountResult, baseline: CollectiveBaseline) -> Measurement:
     hidden = one.parts.hidden_fraction
     note = (
         f"exposed {exposed_s * 1e3:.1f} ms; a step's collectives alone, back to back, "
-        f"{baseline.all_s * 1e3:.1f} ms, model {baseline.model_s * 1e3:.1f} ms; the last for "
-        f"gradients {baseline.last_s * 1e3:.1f} ms"
+        f"{baseline.all_s * 1e3:.1f} ms, {baseline.speed}; the last for gradients "
+        f"{baseline.last_s * 1e3:.1f} ms"
     )
     if hidden is not None:
         note += f"; {hidden:.0%} hidden"

@@ -14,7 +14,7 @@ from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.measuring.traffic import LowerDevices, SentByNode, nodes_off_fabric, off_fabric
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
-from pytest_mnode.spec.bandwidth import Collective
+from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
 from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -29,18 +29,19 @@ class CollectiveBaseline:
     """The collectives of a step over `count` nodes while nothing else runs.
 
     all_s: of all of them, back to back. last_s: of the last for gradients, which nothing can hide.
-    model_s: what the model gives for all of them, one after the other.
+    of_model: their speed, as a fraction of what the model gives for them one after the other.
+    of_line: bus bandwidth of all gradients at once, as a fraction of the line rate.
     """
 
     count: int
     all_s: float
     last_s: float
-    model_s: float
+    of_model: float
+    of_line: float
 
     @property
-    def of_model(self) -> float:
-        """The speed of the collectives, as a fraction of the model's."""
-        return self.model_s / self.all_s
+    def speed(self) -> str:
+        return f"{self.of_model:.0%} of its model and {self.of_line:.0%} of line rate"
 
     def exposed_s(self, backward_s: float) -> float:
         """Seconds exposed in any case: the last call, or all calls beyond `backward_s`."""
@@ -52,10 +53,9 @@ def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBase
     alone = [one for one in timings.alone if len(one.nodes) == count]
     if count < 2 or not alone:
         return None
-    all_s, last_s = (
-        median(times) for times in zip(*((a.all_s, a.last_s) for a in alone), strict=True)
-    )
-    if all_s <= 0:
+    times = zip(*((one.all_s, one.last_s, one.whole_s) for one in alone), strict=True)
+    all_s, last_s, whole_s = map(median, times)
+    if min(all_s, whole_s) <= 0:
         return None
     platform, shape = Platform.of(spec), (count, timings.ranks_per_node, timings.backend)
     model_s = 0.0
@@ -65,7 +65,10 @@ def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBase
         name = Collective.ALL_REDUCE if twice else call.collective
         model = CollectiveModel(platform, name, *shape)
         model_s += max(model.time_s(algorithm, call.size_bytes) for algorithm in model.default)
-    return CollectiveBaseline(count, all_s, last_s, model_s)
+    ranks, size = count * timings.ranks_per_node, timings.whole.size_bytes
+    busbw = busbw_gbytes_s(Collective.ALL_REDUCE, size, whole_s, ranks)
+    of_line = busbw / ring_at_line_rate(spec.fabric).gbytes_s
+    return CollectiveBaseline(count, all_s, last_s, model_s / all_s, of_line)
 
 
 def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[SentByNode, ...]:

@@ -148,11 +148,10 @@ class Program:
 
     def _sweep(self, turn: Turn) -> None:
         """Time the collectives of a step, and the last for gradients, in all groups of a turn."""
-        known: list[Any] = [None, None]
+        known: list[Any] = [None, None, None]
         if self.world.rank == 0:
-            known = [self._timings.calls, self._timings.last]
+            known = [self._timings.calls, [self._timings.last], [self._timings.whole]]
         dist.broadcast_object_list(known, src=0, group=self._control)
-        calls, last = known
         progress(f"collectives alone, {nodes(turn.count)}", 0, 0)
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
@@ -160,7 +159,7 @@ class Program:
         self._meet(f"collectives alone over {turn.count} nodes")
         if mine is not None:
             group, names = self._groups[mine], tuple(self.plan.nodes[node] for node in mine)
-            found = [AloneTime(names, self._alone_s(calls, group), self._alone_s([last], group))]
+            found = [AloneTime(names, *(self._alone_s(calls, group) for calls in known))]
         first = mine is not None and self.world.rank == self._ranks_of(mine)[0]
         every = self._on_rank_0(found if first else [])
         if every is not None:

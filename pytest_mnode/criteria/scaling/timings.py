@@ -113,13 +113,15 @@ class GroupSteps:
 
 @dataclass(frozen=True, slots=True)
 class AloneTime:
-    """Time of a step's collectives over a group while nothing else runs, by its slowest rank: the
-    median of a few repeats. all_s: of all of them, back to back. last_s: of `JobTimings.last`.
+    """Times of collectives over a group while nothing else runs, by its slowest rank: medians of a
+    few repeats. all_s: of a step's, back to back. last_s: of `JobTimings.last`. whole_s: of one
+    all-reduce of all gradients, which shows the line's rate where buckets are too small for it.
     """
 
     nodes: tuple[str, ...]
     all_s: float
     last_s: float
+    whole_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,12 @@ class JobTimings:
         traces = (trace.calls for one in self.trained for trace in one.traced if trace)
         known = next(filter(None, traces), ())
         each = len(known) // TRACED_STEPS
-        return known[:each] or (Call("all_reduce", self.gradient_bytes),)
+        return known[:each] or (self.whole,)
+
+    @property
+    def whole(self) -> Call:
+        """All gradients at once."""
+        return Call("all_reduce", self.gradient_bytes)
 
     @property
     def last(self) -> Call:

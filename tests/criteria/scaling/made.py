@@ -27,6 +27,7 @@ Own = Callable[[str, int], Mapping[str, float]]
 """Seconds by part that a rank itself needs in a step, from its node and the number of nodes."""
 HEALTHY = {"compute": 0.2, "input": 0.001, "optimiser": 0.003, "rest": 0.001}
 GRADIENTS = 2_000_000
+LINE_BYTES_S = 200e6 / 8
 CALLS = (Call("all_reduce", GRADIENTS - 40_000), Call("all_reduce", 40_000))
 
 
@@ -63,7 +64,8 @@ def timings(
     """Timings of the plan's turns.
 
     needed_s: exposed time of collectives by number of nodes. hidden: share of the gradients'
-    transfer. line: share of the model that collectives alone reach. nic: the NIC that carries them.
+    transfer. line: share of the model, and of the line rate, that collectives alone reach. nic: the
+    NIC that carries them.
     jitter: seconds added to each step, by round and step. missed_s: seconds per step in no part.
     """
     trained = [
@@ -77,7 +79,8 @@ def timings(
     for n in made.counts[1:]:
         model = CollectiveModel(platform, "all_reduce", n, each, "gloo")
         times = [model.time_s(Algorithm.RING, call.size_bytes) / line for call in CALLS]
-        alone.append(AloneTime(made.nodes[:n], sum(times), times[-1]))
+        whole_s = 2 * (1 - 1 / (n * each)) * GRADIENTS / (line * LINE_BYTES_S)
+        alone.append(AloneTime(made.nodes[:n], sum(times), times[-1], whole_s))
     sizes = (GRADIENTS // 4, GRADIENTS)
     return JobTimings(each, "gloo", "cpu", *sizes, tuple(trained), tuple(alone))
 

@@ -51,7 +51,7 @@ def test_a_healthy_job_passes_every_measurement(nodes: int, per_node: int) -> No
         (
             {"needed_s": made.exposed_by(0.038), "line": 0.47},
             "fabric",
-            "collectives exposed 38 ms per step: fabric at 47% of its model; 90% of communication",
+            "collectives exposed 38 ms per step: fabric at 47% of its model and 47% of line rate",
         ),
         (
             {"needed_s": made.exposed_by(0.09), "hidden": 0.03},
@@ -67,7 +67,7 @@ def test_a_healthy_job_passes_every_measurement(nodes: int, per_node: int) -> No
             {"needed_s": made.exposed_by(0.05)},
             "contention",
             "collectives exposed 50 ms per step; 90% of communication is hidden; 47 ms more than "
-            "the fabric allows at 95% of its model",
+            "the fabric allows at 95% of its model and 95% of line rate",
         ),
     ],
 )

@@ -29,7 +29,9 @@ def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
     allowed_s = judged.baseline.last_s
     assert seconds["communication"] == pytest.approx(allowed_s)
     assert seconds["contention"] == pytest.approx(0.018 - allowed_s)
-    assert "16 ms more than the fabric allows at 95% of its model" in str(efficiency.culprit)
+    assert "16 ms more than the fabric allows at 95% of its model and 95% of line rate" in str(
+        efficiency.culprit
+    )
     excused = made.judged_last(PLAN, exposed(0.018), "communication", "contention")[1]
     assert excused.verdict is Verdict.PASS
 
@@ -68,7 +70,7 @@ def test_short_computing_can_hide_little_communication() -> None:
 
 
 def test_collectives_of_other_groups_are_no_baseline() -> None:
-    other = AloneTime(("node0", "node1", "node2"), 0.1, 0.1)
+    other = AloneTime(("node0", "node1", "node2"), 0.1, 0.1, 0.1)
     judged, _ = made.judged_last(PLAN, replace(exposed(0.018), alone=(other,)))
     assert judged.baseline is None
 
@@ -85,9 +87,18 @@ def test_gathers_and_scatters_are_timed_as_the_job_calls_them() -> None:
     )
     assert one is not None
     assert two is not None
-    assert two.model_s > one.model_s + 2048 / (200e6 / 8)
+    assert two.of_model * two.all_s > one.of_model * one.all_s + 2048 / (200e6 / 8)
     gathers = replace(traced, calls=calls[:1] * TRACED_STEPS)
     gathering = replace(job, trained=tuple(replace(one, traced=(gathers,)) for one in job.trained))
     assert gathering.last == calls[0]
     unknown = replace(job, trained=tuple(replace(one, traced=(None,)) for one in job.trained))
     assert unknown.calls == (unknown.last,) == (Call("all_reduce", made.GRADIENTS),)
+
+
+def test_buckets_too_small_for_the_line_do_not_hide_a_slow_fabric() -> None:
+    """Their time is that of steps, whatever the rate; all gradients at once show it."""
+    job = exposed(0.05)
+    job = replace(job, alone=tuple(replace(one, whole_s=2 * one.whole_s) for one in job.alone))
+    judged, efficiency = made.judged_last(PLAN, job, "communication", "contention")
+    assert judged.causes[0].kind == "fabric"
+    assert efficiency.verdict is Verdict.FAIL
