@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Traced, read_trace
@@ -29,9 +29,13 @@ _STALLED = 3.0
 _SLOW = 0.05
 """[choice] A rank is slow if it takes this fraction of a step longer than the median rank."""
 _LEAST_BYTES = 1 << 20
+_COMPARABLE = 0.25
+_FULL = 0.9
 _SLOW_LINK = 4.0
 """[choice] A path is slow if another carries this many times as much while it is busy (of healthy
-ones on busy cores, up to 2.2 times); paths that carried _LEAST_BYTES count."""
+ones on busy cores, up to 2.2 times). It is busy until the acknowledgement, so small messages look
+slow: connections count that carried _LEAST_BYTES, this fraction of what another did, in segments
+that are as full as this (of bulk data 0.94 and more)."""
 _CLOCK_S = 1.0
 _NEGATIVE = 0.05
 """[choice] Clocks differ if ranks live this long outside of the job, or if a part of its wall time
@@ -47,11 +51,21 @@ _NOTES = re.compile(r"rank(\d+)\.(\d+)(?:\.(\d+)\.trace\.json\.gz|\.jsonl)$")
 Span = tuple[float, float]
 
 
+class Connection(NamedTuple):
+    """What the kernel counted of one over TCP. local, peer: addresses. sent: bytes. busy_s: seconds
+    for which its network was busy with them. room: bytes that as many segments can hold."""
+
+    local: str
+    peer: str
+    sent: float
+    busy_s: float
+    room: float
+
+
 @dataclass(slots=True)
 class RankNotes:
     """What a rank noted between its start and its end; times in seconds since 1970. steps: their
-    ends. forward: its first call of a module. traces: by the number of their last step. sent: bytes
-    over TCP and seconds for which its network was busy with them, by the addresses of both ends."""
+    ends. forward: its first call of a module. traces: by the number of their last step."""
 
     rank: int
     node: str = ""
@@ -60,7 +74,7 @@ class RankNotes:
     steps: list[float] = field(default_factory=list)
     spans: dict[str, list[Span]] = field(default_factory=dict)
     traces: dict[int, Traced] = field(default_factory=dict)
-    sent: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    sent: list[Connection] = field(default_factory=list)
     last: float | None = None
     """Its last note."""
 
@@ -157,11 +171,10 @@ def _notes(rank: int, text: str) -> RankNotes:
             elif kind == "forward":
                 notes.forward = begin
             elif kind == "sent":
-                notes.sent = {
-                    (local, peer): (float(sent), float(busy_s))
-                    for ends_of, (sent, busy_s) in rest[0].items()
-                    for local, peer in [ends_of.split()]
-                }
+                notes.sent = [
+                    Connection(str(local), str(peer), *map(float, counted))
+                    for local, peer, *counted in rest[0]
+                ]
             elif kind == "step":
                 notes.steps.append(begin)
             else:
@@ -366,18 +379,30 @@ def slow_link(ranks: Iterable[RankNotes]) -> frozenset[str]:
     A rank that is late delays all paths of a ring, but keeps none busy.
     """
     ranks = list(ranks)
-    nodes = {local: one.node for one in ranks for local, _ in one.sent}
-    moved: dict[tuple[str, str], tuple[float, float]] = {}
+    owners: dict[str, set[str]] = defaultdict(set)
     for one in ranks:
-        for (_, peer), (sent, busy_s) in one.sent.items():
-            path = one.node, nodes.get(peer, one.node)
-            before = moved.get(path, (0.0, 0.0))
-            moved[path] = before[0] + sent, before[1] + busy_s
-    rates = {
-        path: sent / busy_s
-        for path, (sent, busy_s) in moved.items()
-        if len(set(path)) > 1 and sent >= _LEAST_BYTES and busy_s > 0
+        for local, *_ in one.sent:
+            owners[local].add(one.node)
+    # Of all nodes are loopback and bridges of containers: they are no paths between nodes.
+    nodes = {
+        address: node
+        for address, [node, *others] in owners.items()
+        if not others and not address.startswith(("127.", "::1", "::ffff:127."))
     }
+    between = [
+        ((one.node, nodes[tcp.peer]), tcp)
+        for one in ranks
+        for tcp in one.sent
+        if nodes.get(tcp.local) and nodes.get(tcp.peer, one.node) != one.node
+    ]
+    full = [(path, tcp) for path, tcp in between if tcp.busy_s > 0 and tcp.sent >= _FULL * tcp.room]
+    least = max([_LEAST_BYTES, *(_COMPARABLE * tcp.sent for _, tcp in full)])
+    moved: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for path, tcp in full:
+        if tcp.sent >= least:
+            moved[path][0] += tcp.sent
+            moved[path][1] += tcp.busy_s
+    rates = {path: sent / busy_s for path, (sent, busy_s) in moved.items()}
     most = max(rates.values(), default=0.0)
     slow = [frozenset(path) for path, rate in rates.items() if rate * _SLOW_LINK < most]
     return frozenset.intersection(*slow) if slow else frozenset()

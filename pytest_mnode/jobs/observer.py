@@ -46,8 +46,9 @@ _TRACED_S = 30.0
 _REPLACED = 10
 """[choice] Steps of other parameters without one of the first, after which these count."""
 _POLL_S = 0.5
-_TCP_INFO = struct.Struct("=120xQ40xQQ")
-"""Of Linux's struct tcp_info: bytes acknowledged; microseconds busy, and held by the receiver."""
+_TCP_INFO = struct.Struct("=16xI80xI16xQ28xI8xQQ")
+"""Of Linux's struct tcp_info: most bytes of a segment; segments sent again; bytes acknowledged;
+segments with data; microseconds busy, and held by the receiver."""
 _said: set[str] = set()
 
 
@@ -233,10 +234,11 @@ class _Notes:
             hidden.rename(self._directory / f"flight_recorder_rank_{self._rank}")
 
 
-def _sent() -> dict[str, list[float]]:
-    """Bytes that this process sent over TCP, and seconds in which its network was busy with them,
-    by the addresses of both ends."""
-    found: dict[str, list[float]] = {}
+def _sent() -> list[tuple[str, str, int, float, int]]:
+    """Of each TCP connection of this process: the addresses of both ends, bytes that it sent,
+    seconds in which its network was busy with them, and the bytes that as many segments can hold.
+    """
+    found: list[tuple[str, str, int, float, int]] = []
     if socket.getdefaulttimeout() is not None:  # of new objects: it would end up on the connections
         return found
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
@@ -244,13 +246,11 @@ def _sent() -> dict[str, list[float]]:
             one = socket.socket(fileno=int(name))
             try:
                 counted = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                acked, busy_us, held_us = _TCP_INFO.unpack(counted)
-                ends = f"{one.getsockname()[0]} {one.getpeername()[0]}"
+                mss, again, acked, segments, busy_us, held_us = _TCP_INFO.unpack(counted)
+                ends = one.getsockname()[0], one.getpeername()[0]
             finally:
                 one.detach()  # it stays open: it is the job's
-            sums = found.setdefault(ends, [0.0, 0.0])
-            sums[0] += acked
-            sums[1] += (busy_us - held_us) / 1e6
+            found.append((*ends, acked, (busy_us - held_us) / 1e6, (segments - again) * mss))
     return found
 
 

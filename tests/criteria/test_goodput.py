@@ -9,7 +9,15 @@ from typing import Literal
 
 import pytest
 
-from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes, slow_link
+from pytest_mnode.criteria.goodput import (
+    PARTS,
+    Connection,
+    Ledger,
+    RankNotes,
+    ledger,
+    read_notes,
+    slow_link,
+)
 from pytest_mnode.spec.workload import PartName
 
 T = 1_000_000.0
@@ -121,23 +129,45 @@ def test_the_node_of_a_slow_link(rates: Mapping[str, float], named: set[str]) ->
     files = []
     for rank in range(3):
         [(name, content)] = notes(rank, 0, 10).items()
-        sent = {
-            f"10.0.0.{rank} 10.0.0.{path[1]}": [4e7, 40 / rate]
+        sent = [
+            [f"10.0.0.{rank}", f"10.0.0.{path[1]}", 4e7, 40 / rate, 4.1e7]
             for path, rate in rates.items()
             if path[0] == str(rank)
-        }
-        sent |= {f"10.0.0.{rank} 10.0.0.{rank}": [9e9, 1.0]}  # within the node
-        lines = [["sent", T + 9, {"torn": [1]}], ["sent", T + 9, sent], ["sent", T + 9, None]]
+        ]
+        sent += [[f"10.0.0.{rank}", f"10.0.0.{rank}", 9e9, 1.0, 9e9]]  # within the node
+        lines = [["sent", T + 9, ["torn", [1]]], ["sent", T + 9, sent], ["sent", T + 9, None]]
         text = "".join(json.dumps(one) + "\n" for one in lines)
         files.append({name: text.encode() + content})
     assert made(*files, wall=16).slow_link == named
 
 
+@pytest.mark.parametrize(
+    ("local", "peer", "counted", "named"),
+    [
+        ("10.0.0.0", "10.0.0.3", (2e8, 4.0, 2.1e8), {"node0", "node3"}),
+        ("10.0.0.0", "10.0.0.3", (2e8, 4.0, 4e8), set()),  # messages of half a segment
+        ("10.0.0.0", "10.0.0.3", (2e7, 0.4, 2e7), set()),  # a tenth of what others carry
+        ("10.0.0.0", "10.0.0.2", (2e7, 9.0, 2e7), set()),
+        ("127.0.0.1", "127.0.1.1", (2e8, 0.002, 2e8), set()),
+        ("172.17.0.1", "172.17.0.2", (2e8, 0.002, 2e8), set()),  # all nodes have it
+    ],
+)
+def test_what_shows_a_slow_link(
+    local: str, peer: str, counted: tuple[float, float, float], named: set[str]
+) -> None:
+    """One more connection than a ring of four nodes at 1 GB/s."""
+    bridges = Connection("172.17.0.1", "172.17.0.2", 0.0, 0.0, 0.0)
+    ranks = [RankNotes(0, "node0", sent=[Connection(local, peer, *counted)]), RankNotes(4, "node1")]
+    ranks[1].sent = [Connection("127.0.1.1", "127.0.0.1", 0.0, 0.0, 0.0)]
+    for n in range(4):
+        ring = Connection(f"10.0.0.{n}", f"10.0.0.{(n + 1) % 4}", 2e8, 0.2, 2.02e8)
+        ranks.append(RankNotes(n, f"node{n}", sent=[ring, bridges]))
+    assert slow_link(ranks) == named
+
+
 def test_few_bytes_show_no_slow_link() -> None:
-    ranks = [
-        RankNotes(0, "node0", sent={("10.0.0.0", "10.0.0.1"): (9e5, 9.0)}),
-        RankNotes(1, "node1", sent={("10.0.0.1", "10.0.0.0"): (4e7, 1.0)}),
-    ]
+    paths = [("10.0.0.0", "10.0.0.1", 9e5, 9.0, 9e5), ("10.0.0.1", "10.0.0.0", 3e6, 1.0, 3e6)]
+    ranks = [RankNotes(n, f"node{n}", sent=[Connection(*one)]) for n, one in enumerate(paths)]
     assert slow_link(ranks) == set()
 
 

@@ -204,10 +204,11 @@ def test_what_a_rank_notes(tmp_path: Path) -> None:
     [traced] = noted.traces.items()
     assert traced[0] == 9
     assert traced[1].computing > 0
-    [(sent, busy_s)] = [noted.sent[ends] for ends in noted.sent if noted.sent[ends][0] > 0]
-    assert set(noted.sent) == {("127.0.0.1", "127.0.0.1")}
-    assert sent == pytest.approx(1 << 20, abs=2)
-    assert 0 <= busy_s < 60  # loopback is quicker than the clock
+    assert {(one.local, one.peer) for one in noted.sent} == {("127.0.0.1", "127.0.0.1")}
+    [one] = [one for one in noted.sent if one.sent > 1]
+    assert one.sent == pytest.approx(1 << 20, abs=2)
+    assert 0 <= one.busy_s < 60  # loopback is quicker than the clock
+    assert one.sent <= one.room < 16 * one.sent
 
 
 @pytest.mark.parametrize(
