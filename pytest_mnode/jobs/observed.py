@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -23,6 +24,10 @@ from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mount
 _POLL_S = 0.2
 _DUMPED_S = 5.0
 _MOST_SPIED = 8
+_SPY = r"""env=/proc/$1/environ
+[ ! -r $env ] || tr '\0' '\n' < $env | grep -qx "RANK=$2" || exit 1
+exec py-spy dump --json --pid $1"""
+"""In a container, the number of a rank's process may be that of another one on its node."""
 
 
 class StalledError(TimeLimitError):
@@ -64,7 +69,11 @@ class Notes:
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(self.folder / "nccl_trace_rank_"),
         }
         if "NCCL_PROFILER_PLUGIN" in given:  # read if it is the inspector
-            dumps |= {"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_DIR": str(self.folder)}
+            dumps |= {
+                "NCCL_INSPECTOR_ENABLE": "1",
+                "NCCL_INSPECTOR_DUMP_DIR": str(self.folder),
+                "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",  # else it writes nothing
+            }
         own = {"PYTHONPATH": ":".join(paths), observer.DIRECTORY: str(self.folder)}
         return {name: value for name, value in dumps.items() if name not in given} | own
 
@@ -130,16 +139,19 @@ class Notes:
     def _spy(self, cluster: Nodes) -> None:
         """Stacks of ranks that cannot write them, as where C code keeps Python's lock: by py-spy,
         where it is installed."""
-        written = {one.name for one in self.folder.glob("stack_rank_*.txt")}
-        for notes in sorted(self.folder.glob("rank*.jsonl"))[-_MOST_SPIED:]:
-            name = f"stack_{notes.name.partition('.')[0].replace('rank', 'rank_')}.txt"
+        starts = (
+            ([int(number) for number in re.findall(r"\d+", one.name)], one)
+            for one in self.folder.glob("rank*.jsonl")
+        )
+        newest = {rank: one for (rank, _), one in sorted(starts)}
+        stacks = {rank: self.folder / f"stack_rank_{rank}.txt" for rank in newest}
+        for rank in [rank for rank, stack in stacks.items() if not stack.exists()][:_MOST_SPIED]:
             with contextlib.suppress(MnodeError, OSError, ValueError):
-                [_, _, node, pid] = json.loads(notes.read_text().partition("\n")[0])
-                if name not in written:
-                    argv = ("py-spy", "dump", "--json", "--pid", str(pid))
-                    [dumped] = cluster.run(argv, node, timeout=_DUMPED_S)
-                    if dumped.ok:
-                        (self.folder / name).write_text(dumped.stdout)
+                [_, _, node, pid] = json.loads(newest[rank].read_text().partition("\n")[0])
+                argv = ("sh", "-c", _SPY, "sh", str(pid), str(rank))
+                [dumped] = cluster.run(argv, node, timeout=_DUMPED_S)
+                if dumped.ok:
+                    stacks[rank].write_text(dumped.stdout)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from pytest_mnode.jobs.observed import Notes, StalledError, notes
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.logs.stacks import where
 from pytest_mnode.machine.mounts import Mount
+from tests.programs import write_program
 from tests.waiting import until
 
 TRAINING = """
@@ -345,6 +347,8 @@ def test_notes_on_a_file_server_come_later(
 
 def test_the_folder_of_the_notes_is_removed(tmp_path: Path) -> None:
     with notes(SimpleNamespace(scratch=tmp_path)) as there:  # type: ignore[arg-type]
+        asked = there.env({"NCCL_PROFILER_PLUGIN": "libnccl-profiler-inspector.so"})
+        assert int(asked["NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"]) >= 0
         assert [one.name for one in tmp_path.rglob("*.py")] == ["sitecustomize.py"]
         assert there.env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{there.folder}:/x"
     assert list(tmp_path.iterdir()) == []
@@ -355,19 +359,32 @@ def test_ranks_that_say_nothing_are_not_awaited(
 ) -> None:
     monkeypatch.setattr("pytest_mnode.jobs.observed._DUMPED_S", 0.3)
     (tmp_path / "rank0.7.jsonl").write_text('["step", 1.0]\n')
-    (tmp_path / "rank4.7.jsonl").write_text('["begin", 1.0, "node1", 71]\n')
-    (tmp_path / "rank5.7.jsonl").write_text('["begin", 1.0, "node2", 81]\n')
-    (tmp_path / "stack_rank_5.txt").touch()
-    ran = list[tuple[tuple[str, ...], str]]()
+    write_program(tmp_path / "py-spy", "#!/bin/sh\necho $*")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    ran = list[str]()
 
     def run(argv: tuple[str, ...], node: str, *, timeout: float) -> list[CommandResult]:
-        ran.append((argv, node))
-        return [CommandResult(node, 0, "[]", "", timeout)]
+        ran.append(node)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
+        return [CommandResult(node, done.returncode, done.stdout, "", timeout)]
 
     cluster: Any = SimpleNamespace(run=run)
-    with pytest.raises(StalledError) as ended:
-        Notes(tmp_path, 0.5, cluster).wait(Endless(), 60, 0.1)  # type: ignore[arg-type]
-    assert ran == [(("py-spy", "dump", "--json", "--pid", "71"), "node1")]
-    assert (tmp_path / "stack_rank_4.txt").read_text() == "[]"
+    with contextlib.ExitStack() as stack:
+        for rank, number in {2: 2, 4: 4, 10: 7}.items():  # that of rank 10 is another's
+            command = ["sleep", "60"]
+            process = subprocess.Popen(command, env={**os.environ, "RANK": str(number)})
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            text = f'["begin", 1.0, "node{rank}", {process.pid}]\n'
+            (tmp_path / f"rank{rank}.17.jsonl").write_text(text)
+            (tmp_path / f"rank{rank}.7.jsonl").write_text('["begin", 1.0, "old", 1]\n')
+        for rank in range(90, 99):
+            (tmp_path / f"rank{rank}.7.jsonl").write_text('["begin", 1.0, "node9", 1]\n')
+            (tmp_path / f"stack_rank_{rank}.txt").touch()
+        with pytest.raises(StalledError) as ended:
+            Notes(tmp_path, 0.5, cluster).wait(Endless(), 60, 0.1)  # type: ignore[arg-type]
+    assert ran == ["node2", "node4", "node10"]
+    assert (tmp_path / "stack_rank_4.txt").read_text().startswith("dump --json --pid ")
+    assert not (tmp_path / "stack_rank_10.txt").exists()
     assert "no step for 0.5 s" in str(ended.value)  # not sooner than a note comes
     assert (tmp_path / "DUMP").exists()
