@@ -259,7 +259,8 @@ def _worst(  # noqa: PLR0917  the parts of a measurement
     words: what is said of a rank that does. spread: how far its samples went below and above.
     """
     known = {rank: value for rank, value in values.items() if value is not None}
-    broken = [rank for rank, value in known.items() if bound and not bound.holds(value)]
+    ordered = sorted(known, key=known.__getitem__, reverse=pick is max)
+    broken = [rank for rank in ordered if bound and not bound.holds(known[rank])]
     worst = pick(known.values()) if broken or (known and len(known) == len(values)) else None
     below, above = next((spread(r) for r, v in known.items() if v == worst), (0.0, 0.0))
     return Measurement(

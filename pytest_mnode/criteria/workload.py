@@ -510,18 +510,20 @@ def _slow(ran: Ran, rank: int | None) -> Culprit | None:
 
 def _evidence(name: PartName, ran: Ran, book: Ledger) -> str:
     """What a part is known by, where that is not all steps of all ranks."""
-    if name in ("communicating", "slow rank") and ran.calls:
-        one, *_ = ran.calls
-        late = f", {one.late} comes last" if one.late else ""
-        return (
-            f"; NCCL: {one.name} of {one.size_bytes / 1e6:.3g} MB over {one.ranks} ranks at "
-            f"{one.busbw_gbytes_s:.3g} GB/s, median of {one.calls}{late}"
-        )
     if name in ("stepping", "communicating", "slow rank"):
+        note = f"; by {book.traces} traces of two steps"
         if not book.traces:
-            return "; no trace: communication is within stepping"
-        hidden = f"; hidden besides: {book.hidden:.3g} s a step" if book.hidden is not None else ""
-        return f"; by {book.traces} traces of two steps{hidden}"
+            note = "; no trace: communication is within stepping"
+        elif book.hidden is not None:
+            note += f"; hidden besides: {book.hidden:.3g} s a step"
+        if name != "stepping" and ran.calls:
+            one, *_ = ran.calls
+            late = f", {one.late} comes last" if one.late else ""
+            note += (
+                f"; NCCL: {one.name} of {one.size_bytes / 1e6:.3g} MB over {one.ranks} ranks at "
+                f"{one.busbw_gbytes_s:.3g} GB/s, median of {one.calls}{late}"
+            )
+        return note
     if name == "lost steps" and book.lost:
         return f"; {book.lost} steps were made twice, over {book.starts} starts"
     return ""

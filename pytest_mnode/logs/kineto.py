@@ -104,15 +104,17 @@ def _traced(data: Any) -> Traced | None:
 
 def _calls(events: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
     for one in sorted((one for one in events if one["name"] in _CALLS), key=lambda one: one["ts"]):
-        shapes = one.get("args", {}).get("Input Dims")
-        if not shapes:
-            continue
         name, argument = _CALLS[one["name"]]
-        kind = one["args"]["Input type"][argument]
-        shape = shapes[argument]
-        tensors = shape if kind == "TensorList" else [shape]
-        elements = sum(math.prod(tensor) for tensor in tensors)
-        yield Call(name, elements * _BYTES.get(kind, _GRADIENT_BYTES))
+        try:
+            kind = one["args"]["Input type"][argument]
+            shape = one["args"]["Input Dims"][argument]
+            tensors = shape if kind == "TensorList" else [shape]
+            elements = sum(math.prod(tensor) for tensor in tensors)
+            size_bytes = elements * _BYTES.get(kind, _GRADIENT_BYTES)
+        except (LookupError, TypeError):  # without shapes, or as another version writes them
+            continue
+        if size_bytes:
+            yield Call(name, size_bytes)
 
 
 def _operators(events: list[Any]) -> Iterator[Any]:

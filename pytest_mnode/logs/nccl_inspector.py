@@ -16,6 +16,9 @@ from statistics import median
 _LATE = 0.1
 """[choice] A rank came late if its kernel is shorter by this fraction than that of the median."""
 
+_ALL_WAIT = ("allreduce", "allgather", "reducescatter", "alltoall")
+"""No rank's kernel ends before all ranks came; the root of a broadcast or reduce may end first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calls:
@@ -42,14 +45,15 @@ def read_calls(texts: Iterable[str]) -> list[Calls]:
             call = (name, size, int(group["n_ranks"]), str(group["id"]), int(done["coll_sn"]))
             took = float(done["coll_exec_time_us"]), float(done["coll_busbw_gbs"])
             calls[call][int(group["rank"])] = (*took, str(one["metadata"]["hostname"]))
-        except (LookupError, RecursionError, TypeError, ValueError):
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
             continue  # a point-to-point transfer, or torn by a kill
     last: dict[tuple[str, int, int], list[tuple[float, str | None]]] = defaultdict(list)
     for (name, size, ranks, *_), of_ranks in calls.items():
         if ranks > 1 and len(of_ranks) == ranks:
             took_us, busbw, host = min(of_ranks.values())
             usual_us = median(took for took, *_ in of_ranks.values())
-            late = host if took_us < (1 - _LATE) * usual_us else None
+            waits = name.lower() in _ALL_WAIT
+            late = host if waits and took_us < (1 - _LATE) * usual_us else None
             last[name, size, ranks].append((busbw, late))
     found = []
     for (name, size, ranks), some in last.items():

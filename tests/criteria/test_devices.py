@@ -145,6 +145,7 @@ def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
     assert found[FLOOR].verdict is Verdict.FAIL
     assert str(found[FLOOR].culprit).count("rank") == 3
     assert recorded(70, None, floor=60)[FLOOR].verdict is Verdict.INCONCLUSIVE
+    assert str(recorded(*range(59, 39, -1), floor=60)[FLOOR].culprit).startswith("rank 19 ")
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def test_a_slow_link_is_named_for_communicating(
     assert one.culprit.nodes == nodes
     assert one.culprit.either == either
     assert "AllReduce of 64 MB over 16 ranks at 38 GB/s, median of 812, node1 comes" in one.note
+    assert "by 2 traces of two steps" in one.note
 
 
 KILLED = {"killed_s": 50.0, "resumed_s": 80.0}

@@ -74,6 +74,11 @@ def test_the_collectives_of_a_trace_in_their_order() -> None:
         call("_reduce_scatter_base_", 2, [[4], [8]], ["float", "float"]),
         call("broadcast_", 0, [[[9]]], ["TensorList"]),
         event("cpu_op", "c10d::allreduce_", 4, 0.1),  # without shapes
+        {**event("cpu_op", "c10d::allreduce_", 5, 0.1), "args": None},
+        {**event("cpu_op", "c10d::allreduce_", 5, 0.1), "args": {"Input Dims": [[[3]]]}},
+        call("allreduce_", 5, [[[3]]], ["GenericList"]),
+        call("allreduce_", 5, [[]], ["TensorList"]),
+        call("_reduce_scatter_base_", 5, [[4]], ["float"]),
     ]
     found = read_trace(json.dumps({"traceEvents": events}).encode())
     gathered, scattered = Call("all_gather", 16), Call("reduce_scatter", 32)

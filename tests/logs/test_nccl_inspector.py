@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from pytest_mnode.logs.nccl_inspector import Calls, read_calls
@@ -31,6 +32,11 @@ def test_who_comes_last_shows_what_the_network_takes() -> None:
     assert found == [Calls("AllReduce", 1_000_000, 4, 3, 30.0, "node1")]
 
 
+def test_the_root_of_a_broadcast_may_end_first() -> None:
+    [one] = read_calls(files((50, 90, 90, 90), coll="Broadcast"))
+    assert one.late is None
+
+
 def test_nobody_is_late_if_it_is_another_one_each_time() -> None:
     [one] = read_calls(files((50, 90, 90, 90), (90, 90, 90, 50), (60, 61, 62, 60)))
     assert (one.late, one.busbw_gbytes_s) == (None, 30.0)
@@ -44,5 +50,6 @@ def test_what_moves_most_comes_first() -> None:
 
 def test_what_not_all_ranks_recorded_says_nothing() -> None:
     whole = files((50, 50, 50, 50))
-    torn = ["{", "[1]", '{"header": {"rank": 1}, "p2p_perf": {"p2p": "Send"}}', whole[3][:90]]
+    torn = [record(3, 0, 50, coll_msg_size_bytes=math.inf)]
+    torn += ["{", "[1]", '{"header": {"rank": 1}, "p2p_perf": {"p2p": "Send"}}', whole[3][:90]]
     assert read_calls([*whole[:3], *torn]) == []

@@ -153,5 +153,6 @@ def _of_elbencho(
 
 def _said(tool: str, why: str) -> str:
     """What a program said, behind the name of the error that it means, as in `error_text`."""
-    names = (name for number, name in errno.errorcode.items() if os.strerror(number) in why)
-    return " ".join([*list(names)[:1], f"{tool}: {why}"])
+    meant = [number for number in errno.errorcode if os.strerror(number) in why]
+    meant.sort(key=lambda number: -len(os.strerror(number)))  # "No such device or address"
+    return " ".join([*(errno.errorcode[number] for number in meant[:1]), f"{tool}: {why}"])

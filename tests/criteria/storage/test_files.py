@@ -98,6 +98,11 @@ FIO_FULL = """
             f"raise SystemExit('ERROR: {FULL}')",
             (0, 0.0, f"ENOSPC elbencho: ERROR: {FULL}"),
         ),
+        (
+            "elbencho",
+            "raise SystemExit('ERROR: No such device or address')",
+            (0, 0.0, "ENXIO elbencho: ERROR: No such device or address"),
+        ),
         ("fio", HANGS, (0, 0.0, "fio did not end within 1 s")),
     ],
 )
