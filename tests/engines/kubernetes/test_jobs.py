@@ -22,7 +22,7 @@ HELPERS = (
     + """
     import dataclasses, json
     from pytest_mnode.criteria.launching import pods
-    from pytest_mnode.jobs import launch, RunningJob
+    from pytest_mnode.jobs import RunningJob
     from pytest_mnode.jobs.kubernetes.pod_job import PodJob
 
     @pytest.fixture
