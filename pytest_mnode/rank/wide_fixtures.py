@@ -13,7 +13,12 @@ GROUP_FIXTURE = "process_group"
 _OWN_FIXTURES = "pytest_mnode.fixtures"
 _PARAMETER = "get_direct_param_fixture_func"
 """The function of the fixture that pytest makes for a parameter of a test."""
-_OF_PYTEST = ("_pytest", "pytest_mnode")
+_UNNOTICED = ("_pytest", "pytest_mnode", "pytest_timeout", "_hypothesis_pytestplugin")
+"""Packages whose hooks, after a test's body, do nothing that another rank could notice."""
+_AFTER_BODY = (
+    *("pytest_runtest_teardown", "pytest_fixture_post_finalizer", "pytest_runtest_makereport"),
+    "pytest_runtest_protocol",
+)
 
 
 class WideFixtures:
@@ -94,9 +99,11 @@ def ends_nothing(item: pytest.Item, stack: Mapping[Any, tuple[list[Any], Any]]) 
         return False
     finalizers = (one for found, _ in stack.values() for one in found)
     return all(_is_own(one) for one in finalizers) and all(
-        impl.function.__module__.partition(".")[0] in _OF_PYTEST
-        for hook in (item.ihook.pytest_runtest_teardown, item.ihook.pytest_fixture_post_finalizer)
-        for impl in hook.get_hookimpls()
+        impl.function.__module__.partition(".")[0] in _UNNOTICED
+        for name in _AFTER_BODY
+        for impl in getattr(item.ihook, name).get_hookimpls()
+        # Another plugin's own loop is not called in ranks; see `one_protocol`.
+        if name != "pytest_runtest_protocol" or impl.wrapper or impl.hookwrapper
     )
 
 
