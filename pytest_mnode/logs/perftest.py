@@ -24,7 +24,12 @@ _TITLE = re.compile(
 _KIND = re.compile(r"(?:RDMA_)?(?P<verb>Write|Read|Send)\b.*\b(?P<what>BW|Latency)\b.* Test\b.*")
 """The title of a program whose results a spec may promise, after any prefix."""
 _COMMAND = re.compile(r"\b(?P<program>ib_(?:write|read|send)_(?:bw|lat)) (?P<options>.*)")
-_BOTH = re.compile(r"(?:^| )(?:-b|--bidirectional)\b")
+_FLAGS, _WITH_VALUE = "aFegzRvhbNVCHUOZP", "wypdimsntuSxcqIoMrQAlDfBTLEJjKkXW"
+"""Short options without and with a value, which ends a cluster such as -Fb. Source: perftest 24.01,
+src/perftest_parameters.c, parser()."""
+_END_OF_COMMAND = re.compile(r"\d?[|&;<>]")
+_UNCLEAR = re.compile(r"[$`\\]")
+"""Of a shell's variable, or of a command that goes on in the next line."""
 _COLUMN = re.compile(
     r"#\w+(?!\S)|\biterations\b|(?:(?:BW|MsgRate|[\d.]+%) +)?[\w.%]+\s?\[[^\]]*\]|tps +average",
     re.IGNORECASE,
@@ -120,9 +125,10 @@ def read_perftest(output: str | bytes) -> Perftest:
     reader = _Reader()
     for line in _without_prefix(plain_lines(output)):
         reader.read(line.replace("**", "").strip())
-    if reader.program is None and reader.columns and (command := reader.command):
-        reader.program = command["program"]
-        reader.bidirectional = _BOTH.search(command["options"]) is not None
+    if reader.program is None and reader.columns and reader.commands:
+        reader.program = reader.commands[-1]["program"]
+        said = {_is_bidirectional(command["options"]) for command in reader.commands}
+        reader.bidirectional = said.pop() if len(said) == 1 else None
     return Perftest(
         reader.bidirectional,
         tuple(reader.rates),
@@ -176,13 +182,14 @@ class _Reader:
     one_side: bool = False
     program: str | None = None
     device: str | None = None
-    command: re.Match[str] | None = None
+    commands: list[re.Match[str]] = field(default_factory=list)
 
     def read(self, line: str) -> None:
         if kind := _KIND.search(line):
             what = "bw" if kind["what"].lower() == "bw" else "lat"
             self.program = f"ib_{kind['verb'].lower()}_{what}"
-        self.command = _COMMAND.search(line) or self.command
+        if command := _COMMAND.search(line):
+            self.commands.append(command)
         if named := _DEVICE.search(line):
             self.device = named[1]
         if _ONE_SIDE.match(line):
@@ -233,6 +240,27 @@ class _Reader:
             cell, unit = typical
             latency = _positive(cell) if unit == "usec" else None
             self.latencies[size, latency or None] = None
+
+
+def _is_bidirectional(options: str) -> bool | None:
+    """Whether a command's options ask for both directions; None if not all of them are known."""
+    options = _END_OF_COMMAND.split(options)[0]
+    if _UNCLEAR.search(options):
+        return None
+    both, words = False, (word.strip("\"',()[]") for word in options.split())
+    for word in words:
+        if word.startswith("--"):
+            both |= word.startswith("--bi") and "--bidirectional".startswith(word)
+        elif word.startswith("-"):
+            for at, letter in enumerate(word[1:], 2):
+                if letter in _WITH_VALUE:
+                    if at == len(word):
+                        next(words, None)
+                    break
+                if letter not in _FLAGS:
+                    return None
+                both |= letter == "b"
+    return both
 
 
 def _status(number: str, line: str) -> str:

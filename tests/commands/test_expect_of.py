@@ -57,6 +57,9 @@ GOOD = table(row(1 << 20, 30.0), row(8 * GIB, 391.0), ranks=devices())
 SLOW = table(row(1 << 20, 30.0), row(8 * GIB, 155.6), ranks=devices())
 
 
+BROKEN = table(row(1 << 20, 30.0), ranks=devices()).replace(END, "oak1: Test NCCL failure a.cu:9\n")
+
+
 def json_of(busbw: float) -> str:
     block = {"time": 1.0, "alg_bw": busbw / FACTOR, "bus_bw": busbw, "nwrong": 0}
     places = [{"rank": 8 * i, "group": 0, "pid": i, "hostname": f"oak{i}"} for i in range(2)]
@@ -101,6 +104,13 @@ def verdict(text: str | bytes, spec: Spec = H100, **said: Any) -> Verdict:
         (table(row(8 * GIB, 358.0), ranks=devices()), Verdict.INCONCLUSIVE),
         (GOOD + GOOD + GOOD, Verdict.PASS),
         (GOOD + GOOD.replace(END, ""), Verdict.INCONCLUSIVE),
+        # One run that broke off is not made good by one that did not; nor does it hide a slow one.
+        (GOOD + BROKEN, Verdict.INCONCLUSIVE),
+        (BROKEN + GOOD, Verdict.INCONCLUSIVE),
+        (GOOD + BROKEN.replace("oak", "elm"), Verdict.INCONCLUSIVE),
+        (SLOW + BROKEN, Verdict.FAIL),
+        (GOOD + table(ranks=devices()).replace(END, ""), Verdict.INCONCLUSIVE),
+        ("oak1: Test CUDA failure common.cu:7\n" + GOOD, Verdict.INCONCLUSIVE),
         (GOOD + SLOW.replace("8589934592", "4294967296"), Verdict.FAIL),
     ],
 )
@@ -409,7 +419,8 @@ def test_the_files_of_rccl_tests(text: str) -> None:
     assert (found.wrong.value, verdict_of([found])) == (2, Verdict.FAIL)
     if text.startswith("["):
         [cut] = judge_output(text[:-1].encode(), Asked(H100, 2, algorithm="ring"))
-        assert cut.why == "aborted: its JSON has no end"
+        assert cut.rest is not None
+        assert cut.rest.note == "aborted: its JSON has no end"
 
 
 @pytest.mark.parametrize(
@@ -567,6 +578,23 @@ def test_each_port_is_judged_by_its_worst_run() -> None:
     assert ("mlx5_0" in good.title, "mlx5_1" in slow.title) == (True, True)
     assert [round(one.sizes[0].value or 0, 1) for one in (good, slow)] == [391.9, 196.8]
     assert [verdict_of([one]) for one in (good, slow)] == [Verdict.PASS, Verdict.FAIL]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        f"{'-' * 30}\n",
+        "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n",
+        " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\n",
+    ],
+)
+def test_a_port_without_a_rate_is_not_made_good_by_the_others(end: str) -> None:
+    good = perftest("RDMA_Write BW", "Gb/sec", (65536, 391.2))
+    text = f"{good}{RULE}\nRDMA_Write BW Test\n Dual-port : OFF Device         : mlx5_6\n{end}"
+    rated, broken = judge_output(text.encode(), Asked(H100))
+    assert (verdict_of([rated]), broken.sizes) == (Verdict.PASS, ())
+    assert broken.rest is not None
+    assert verdict(text) is Verdict.INCONCLUSIVE
 
 
 def test_perftests_own_json() -> None:

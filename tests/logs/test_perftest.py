@@ -331,3 +331,28 @@ def test_invalid_latencies_are_ignored(cell: str) -> None:
 def test_a_warning_is_no_error(warning: str) -> None:
     assert read_perftest(warning).faults == ()
     assert rates(warning + NEWER)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("-d mlx5_3 --report_gbits 10.9.0.2", False),
+        ("-d mlx5_3 -b 10.9.0.2", True),
+        ("-Fb -d mlx5_3 10.9.0.2", True),
+        ("-abF -d mlx5_3", True),
+        ("-aFdb 10.9.0.2", False),  # of a device that is called b
+        ("-d -b", False),
+        ("--bidir -D 9", True),
+        ('--bidirectional"', True),
+        ("-F 10.9.0.2 | tee -b out", False),
+        ("-F -b; sleep 1", True),
+        ("-F $OPTIONS 10.9.0.2", None),
+        ("-d mlx5_3 \\", None),
+        ("-Yb 10.9.0.2", None),
+        ("-d mlx5_3\n$ ib_write_bw -b -d mlx5_3 10.9.0.2", None),
+    ],
+)
+def test_a_commands_options_say_whether_rates_are_sums(options: str, expected: bool | None) -> None:
+    head = "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]"
+    text = f"$ ib_write_bw {options}\n{head}\n65536 5000 391.4 391.1 0.7\n{'-' * 40}\n"
+    assert read_perftest(text).bidirectional is expected

@@ -102,8 +102,8 @@ class Result:
     """What one program measured, in all its runs.
 
     title: program and shape. wrong: of collectives; with the value None if nothing was checked.
-    why: why sizes are not judged, or what is wrong with the output; empty if nothing is. rest: of
-    a table that is cut off, which may fail, but not pass.
+    why: why sizes are not judged; empty if they are. rest: of runs that aborted, are cut off or
+    cannot be used: what they measured may fail, but not pass.
     """
 
     title: str
@@ -183,7 +183,11 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         unknown = len(tests) > 1 and test.program and name_of(test.program) is None
         why = "what it should reach is not known" if unknown else test.why_without_shape
         if why:
-            found.append(Result(test.program or "nccl-tests", "GB/s", (), why=why))
+            # Lines above a table stand apart from it if a collector puts the newest line first.
+            apart = not (test.rows or test.faults) and any(t.rows and not t.ranks for t in tests)
+            rest = None if unknown or apart else Measurement.unknown("results", why)
+            name, why = test.program or "nccl-tests", "" if rest else why
+            found.append(Result(name, "GB/s", (), why=why, rest=rest))
             continue
         if (asked.nodes or 0) >= test.nodes > 0 and test.ranks % test.nodes:
             test = replace(test, ranks=0, nodes=0, hosts=())  # the list of ranks is cut off
@@ -227,10 +231,9 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         if promise
     }
     measured |= _dips(measured, {size: _busbw(size, runs) or 0.0 for size in measured})
-    why = next((run.why for run in runs if run.why), "") or why_not
-    cut = next((t.why_incomplete for run in runs if (t := run.test) and t.only_cut_off), None)
+    why, rest = why_not, next(filter(None, map(_why_unusable, runs)), None)
     if promise is not None and not judged:
-        why = why or f"sizes below {-(-start >> 20)} MiB, from which they are judged"
+        why = f"sizes below {-(-start >> 20)} MiB, from which they are judged"
     ranks = f"{one.ranks_per_node} rank{'s' * (one.ranks_per_node > 1)}"
     shape = f"{one.nodes} node{'s' * (one.nodes > 1)} of {ranks}"
     pinned = ", ring pinned" if pins else ""
@@ -242,8 +245,13 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         tuple(_size_result(runs, size, expectation, measured.get(size), logged) for size in sizes),
         nccl_tests.judge_wrong(runs),
         why,
-        None if cut is None else Measurement.unknown("rest of the table", cut),
+        Measurement.unknown("rest of the runs", rest) if rest else None,
     )
+
+
+def _why_unusable(run: NcclRun) -> str | None:
+    """Why a run cannot be used, or not all of it; None if it can."""
+    return run.why or (run.test.why_incomplete if run.test and run.test.only_cut_off else None)
 
 
 def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
@@ -568,20 +576,22 @@ def _judge_perftest(runs: Sequence[Perftest], asked: Asked) -> list[Result]:
 def _judge_port(program: str, port: str, runs: Sequence[Perftest], spec: Spec) -> Result:
     fabric, key = spec.criteria.fabric, _PROMISES.get(program, "")
     promise = getattr(fabric, key, None) if fabric and key else None
-    why = next((why for run in runs if (why := run.why_incomplete)), "") or ""
+    unusable = next((why for run in runs if (why := run.why_incomplete)), "") or ""
     rates = not any(run.typical_us for run in runs)
-    usual = ""
-    if not key:
-        why = why or "no promise of a spec is about it"
-    elif promise is None and not rates:
-        why = why or f"the spec has no criteria.fabric.{key}"
-    elif promise is None:
-        promise, usual = _USUAL_PORT, ", held to what is usual as the spec promises none"
     unread = [None in dict(run.rates_gbits_s if rates else run.typical_us).values() for run in runs]
     if any(unread):
-        why = why or "a row without a number above 0, as after a clock was set, or of unknown unit"
-    if rates and any(run.bidirectional is None for run in runs):
-        why = why or "no title, which says whether rates are of both directions"
+        unusable = unusable or (
+            "a row without a number above 0, as after a clock was set, or of unknown unit"
+        )
+    if rates and any(run.bidirectional is None and run.rates_gbits_s for run in runs):
+        unusable = unusable or "no title, which says whether rates are of both directions"
+    why = usual = ""
+    if not key:
+        why = "no promise of a spec is about it"
+    elif promise is None and not rates:
+        why = f"the spec has no criteria.fabric.{key}"
+    elif promise is None:
+        promise, usual = _USUAL_PORT, ", held to what is usual as the spec promises none"
     values: dict[int, list[float]] = {}
     for run in runs:
         # A bidirectional program prints the sum of both directions.
@@ -595,21 +605,29 @@ def _judge_port(program: str, port: str, runs: Sequence[Perftest], spec: Spec) -
             f"{usual}, worst run",
         )
     found = tuple(
-        _of_pair(size, _pair(values[size]), spec, _judged(size, values[size], spec, promise, why))
+        _of_pair(
+            size, _pair(values[size]), spec, _judged(size, values[size], spec, promise, unusable)
+        )
         if rates
         else SizeResult(
             size,
             _pair(values[size]).value,
-            judged=_judged(size, values[size], spec, promise, why),
+            judged=_judged(size, values[size], spec, promise, unusable),
         )
         for size in sorted(values)
     )
-    if promise is not None and not any(one.judged for one in found):
-        why = why or f"the spec's promise is of {SIZE.text(promise.size_bytes)}" + (
+    if found and promise is not None and not any(one.judged for one in found):
+        why = f"the spec's promise is of {SIZE.text(promise.size_bytes)}" + (
             " or more" if rates else ""
         )
     both = ", half of both directions" if any(run.bidirectional for run in runs) else ""
-    return Result(f"{program}, {port}{both}{usual}", "Gbit/s" if rates else "µs", found, why=why)
+    return Result(
+        f"{program}, {port}{both}{usual}",
+        "Gbit/s" if rates else "µs",
+        found,
+        why=why,
+        rest=Measurement.unknown("rest of the runs", unusable) if unusable else None,
+    )
 
 
 def _pair(values: Sequence[float]) -> PairResult:
