@@ -11,16 +11,17 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from math import inf
 from pathlib import Path, PurePath
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.causes import ENDINGS, Cause, Causes
+from pytest_mnode.logs.causes.culprits import RANK_OF_FILE
 from pytest_mnode.logs.causes.table import known_cause
+from pytest_mnode.logs.causes.times import time_of
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
-from pytest_mnode.logs.stacks import RANK_OF_FILE, located
+from pytest_mnode.logs.stacks import located
 from pytest_mnode.machine.cpus import format_cpulist
 
 MOST_BYTES = 64 << 20
@@ -33,10 +34,6 @@ _KERNEL_LOG = re.compile(
     re.IGNORECASE,
 )
 _NO_HOST = re.compile(r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|\W*)")
-_TIMES = (
-    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"), "%Y-%m-%d %H:%M:%S"),
-    (re.compile(r"\b[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}"), "%b %d %H:%M:%S %Y"),
-)
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
 _JOINED = "rank did not join"
 _DUMPS = (
@@ -65,7 +62,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Why a job failed. cause: None if nothing is known. others: further root causes. followed:
+    """Why a job failed. cause: None if nothing is known. others: further root causes, and causes of
+    earlier attempts or other jobs. followed:
     what only follows. missing: what would make it surer. files: number that were read. suspects:
     ranks that others seem to wait for, where nothing names a culprit."""
 
@@ -127,6 +125,7 @@ def answer(left: Left) -> Answer:
     lost = [one.cause.ranks for one in found if one.cause.name in (_JOINED, "rank lost")]
     awaited = {rank for ranks in (*lost, read.silent) for rank in ranks}
     found.sort(key=lambda one: _weight(one.cause, awaited))
+    earlier = [Found(_placed(one, file, read.hosts), file) for file, one in read.earlier]
     unlike: dict[tuple[object, ...], Found] = {}
     for one in found:
         cause = one.cause
@@ -149,7 +148,7 @@ def answer(left: Left) -> Answer:
     shown = first and _located(first, suspects, left)
     return Answer(
         shown,
-        tuple(roots[1:]),
+        (*roots[1:], *earlier),
         tuple(one for one in rest if one is not first),
         tuple(_missing(first, suspects, left, stacks=shown != first)),
         len(left.texts) + len(left.dumps),
@@ -163,16 +162,8 @@ def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
     joined = known_cause(_JOINED).order
     if cause.root and cause.name != _JOINED and awaited.intersection(cause.ranks):
         order = min(order, joined - 0.5)  # it tells why this rank did not join
-    return order, cause.order, -cause.known, _time(cause.line)
-
-
-def _time(line: str) -> float:
-    """Of a line with a date, in seconds, to compare lines of one job; inf if it has none."""
-    for pattern, form in _TIMES:
-        if found := pattern.search(line):
-            with suppress(ValueError):
-                return datetime.strptime(found[0].replace("T", " ", 1), form).timestamp()
-    return float("inf")
+    time_s = time_of(cause.line)
+    return order, cause.order, -cause.known, inf if time_s is None else time_s
 
 
 def _placed(cause: Cause, file: str, hosts: Mapping[int, str]) -> Cause:

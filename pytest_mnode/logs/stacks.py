@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_mnode.logs.causes import Cause
+from pytest_mnode.logs.causes.culprits import RANK_OF_FILE
 
-RANK_OF_FILE = re.compile(
-    r"(?<![a-z])(?<!local[-_])(?<!node[-_])(?<!group[-_])rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE
-)
 _NOT_OF_THE_JOB = re.compile(r"(?:^|/)torch/|(?:^|/)sitecustomize\.py$")
 _THREADS = re.compile(r"\n+(?=(?:Current thread|Thread) )")
 _FAULTHANDLER = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,104 @@ def test_who_waits_is_no_culprit(
     said = f"perhaps rank {suspects[0]}" if suspects else "not named"
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert (first, second[:8]) == (f"culprit: {said}", "seen by:")
+
+
+def attempt(folder: str, ranks: Iterable[int], at: int, hour: str = "") -> dict[str, str | bytes]:
+    """Logs of ranks that wait in this work, their last one."""
+    text = WATCHDOG.replace("SeqNum=2,", f"SeqNum={at},") + GROUP.replace(
+        "work: 2,", f"work: {at},"
+    )
+    text = (
+        text.replace("02:00:00", f"{hour}:00:00") if hour else text.replace("E1121 02:00:00 ", "")
+    )
+    return {f"{folder}/rank_{r}.log": text.format(rank=r, last=at) for r in ranks}
+
+
+def without(rank: int, of: int) -> list[int]:
+    return [one for one in range(of) if one != rank]
+
+
+@pytest.mark.parametrize("hours", [("", ""), ("08", "10")])
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        ((without(3, 8), 500), (without(5, 8), 100), 5),
+        ((range(8), 500), (without(5, 16), 100), 5),
+        ((range(8), 100), (without(2, 16), 55), 2),
+        ((without(3, 8), 100), (without(5, 8), 500), 5),
+    ],
+)
+def test_attempts_and_jobs_are_not_compared_with_each_other(
+    hours: tuple[str, str],
+    jobs: tuple[tuple[Sequence[int], int], tuple[Sequence[int], int], int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second, suspect = jobs
+    files = attempt("a", *first, hours[0]) | attempt("b", *second, hours[1])
+    found = why(capsys, left(tmp_path, files))[1]
+    assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", [suspect])
+    assert found["cause"]["ranks"] == list(second[0])
+    assert [one["ranks"] for one in found["others"]] == [list(first[0])]
+
+
+def test_attempts_in_one_file_and_on_a_replaced_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [attempt("n0", range(4), *one) for one in ((500, "08"), (100, "10"))]
+    files: dict[str, str | bytes] = {
+        name: f"{both[0][name]!s}{both[1][name]!s}" for name in both[0]
+    }
+    files |= attempt("n1", (4, 5, 6), 500, "08") | attempt("n9", (5, 6, 7), 100, "10")
+    found = why(capsys, left(tmp_path, files))[1]
+    assert (found["cause"]["ranks"], found["suspects"]) == ([0, 1, 2, 3, 5, 6, 7], [4])
+    assert [one["ranks"] for one in found["others"]] == [[0, 1, 2, 3, 4, 5, 6]]
+
+
+def test_logs_that_are_kept_twice_are_of_one_attempt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = attempt("logs", without(3, 8), 500, "08")
+    files["job.out"] = "".join(map(str, files.values()))
+    found = why(capsys, left(tmp_path, files))[1]
+    assert (found["suspects"], found["others"]) == ([3], [])
+
+
+@pytest.mark.parametrize(("numels", "lasts"), [((4, 4), (300, 290)), ((4, 8), (300, 300))])
+def test_groups_without_a_guid_share_their_number(
+    numels: tuple[int, int],
+    lasts: tuple[int, int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ranks 0-1 and 2-3 are two groups, which torch before 2.5 calls PG 1."""
+    files: dict[str, str | bytes] = {}
+    for rank in range(4):
+        last, numel = lasts[rank // 2], numels[rank // 2]
+        files[f"rank_{rank}.log"] = (
+            WATCHDOG.replace("SeqNum=2,", f"SeqNum={last},").replace("=4,", f"={numel},")
+            + GROUP.replace(
+                "PG ID 0 PG GUID 0(default_pg) Rank {rank}", f"PG 1 Rank {rank % 2}"
+            ).replace("work: 2,", f"work: {last},")
+        ).format(rank=rank, last=last)
+    found = why(capsys, left(tmp_path, files))[1]
+    every = [found["cause"], *found["others"], *found["followed_by"]]
+    assert {one["cause"] for one in every} == {"collective timed out"}
+    assert found["suspects"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "suspects"),
+    [(("rank_7.log",), [7]), (("rank_7.log", "elsewhere/rank_8.log"), [7]), ((), [3])],
+)
+def test_a_suspect_with_a_log_comes_first(
+    more: Sequence[str],
+    suspects: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs = watchdogs(0, 1, 2, 4, 5, 6) | dict.fromkeys(more, "step 1\n")
+    assert why(capsys, left(tmp_path, logs))[1]["suspects"] == suspects
 
 
 KILLED = "  host      : elm5\n  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 1)\n"

@@ -65,6 +65,9 @@ PORT = re.compile(
     r"\([^\s,()]+, (\d{1,5})\)|\]:(\d{1,5})\b|[\w.-]:(\d{1,5})(?: \(errno|: )|<(\d{1,5})>|"
     r"\bport[ :=]{1,3}(\d{1,5})\b"
 )
+RANK_OF_FILE = re.compile(
+    r"(?<![a-z])(?<!local[-_])(?<!node[-_])(?<!group[-_])rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE
+)
 _REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|(?:host_)?unknown|\.\.\.", re.IGNORECASE)
 
 

@@ -112,17 +112,20 @@ def causes(text: str | bytes) -> list[Cause]:
 class Causes:
     """All causes in files of one job, by the names of these, in no order.
 
-    silent: see `Collectives.silent`. hosts: of the ranks of the largest communicator of NCCL. What
-    watchdogs say is compared over all files.
+    silent: see `Attempt.silent`. earlier: of attempts before the last one, and of other jobs.
+    hosts: of the ranks of the largest communicator of NCCL. What watchdogs say is compared over
+    all files.
     """
 
     def __init__(self, texts: Mapping[str, str | bytes]) -> None:
         collectives = Collectives()
         every = [_Finder(collectives, name, text) for name, text in texts.items()]
-        self.silent = collectives.silent()
-        timed_out = {work.rank for work in collectives.works.values()}
+        attempts = collectives.attempts()
+        timed_out = {rank for attempt in attempts for rank, *_ in attempt.works}
+        self.silent = attempts[-1].silent(texts) if attempts else ()
         self.found = [(one.file, cause) for one in every for cause in one.all(timed_out)]
-        self.found += collectives.causes()
+        self.found += attempts[-1].causes() if attempts else ()
+        self.earlier = [one for attempt in attempts[:-1] for one in attempt.causes()]
         placed = [(size, rank, who[0]) for one in every for who, (rank, size) in one.ranks.items()]
         largest = max((size for size, *_ in placed), default=0)
         self.hosts = {rank: host for size, rank, host in placed if size == largest and host}
