@@ -60,6 +60,12 @@ SLOW = table(row(1 << 20, 30.0), row(8 * GIB, 155.6), ranks=devices())
 BROKEN = table(row(1 << 20, 30.0), ranks=devices()).replace(END, "oak1: Test NCCL failure a.cu:9\n")
 
 
+SEVERAL = "run,coll,nodes,ranks,size,busbw\n" + "".join(
+    f"{run},all_reduce,2,16,{8 * GIB},{rate}\n"
+    for run, rate in enumerate((391, 390, 197, 392, 391))
+)
+
+
 def json_of(busbw: float) -> str:
     block = {"time": 1.0, "alg_bw": busbw / FACTOR, "bus_bw": busbw, "nwrong": 0}
     places = [{"rank": 8 * i, "group": 0, "pid": i, "hostname": f"oak{i}"} for i in range(2)]
@@ -109,13 +115,25 @@ def verdict(text: str | bytes, spec: Spec = H100, **said: Any) -> Verdict:
         (BROKEN + GOOD, Verdict.INCONCLUSIVE),
         (GOOD + BROKEN.replace("oak", "elm"), Verdict.INCONCLUSIVE),
         (SLOW + BROKEN, Verdict.FAIL),
+        # Nor do several good ones hide a slow one, of the same nodes or of others.
+        (GOOD + SLOW, Verdict.FAIL),
+        (
+            4 * GOOD + table(row(8 * GIB, 306.0), ranks=devices().replace("oak", "elm")),
+            Verdict.FAIL,
+        ),
+        (GOOD + GOOD.replace("oak", "elm"), Verdict.PASS),
+        (SEVERAL, Verdict.FAIL),
+        (SEVERAL.replace("197", "389"), Verdict.PASS),
+        # Bits that are called bytes.
+        (SEVERAL.replace("197", "3118"), Verdict.INCONCLUSIVE),
+        (table(row(8 * GIB, 3118.4), ranks=devices()), Verdict.INCONCLUSIVE),
         (GOOD + table(ranks=devices()).replace(END, ""), Verdict.INCONCLUSIVE),
         ("oak1: Test CUDA failure common.cu:7\n" + GOOD, Verdict.INCONCLUSIVE),
         (GOOD + SLOW.replace("8589934592", "4294967296"), Verdict.FAIL),
     ],
 )
 def test_a_table_is_judged_as_the_criterion_judges_it(text: str, expected: Verdict) -> None:
-    said = "ring" if text.lstrip("# ").startswith(("{", "written")) else None
+    said = None if "NCCL_ALGO" in text else "ring"
     assert verdict(text, algorithm=said) is expected
 
 
@@ -461,7 +479,7 @@ ALONE = "".join(f"#  Rank 0 Group 0 Pid {pid} on oak{pid} device 0 [0x1b] V100\n
         (SLOW.replace("_perf", "_perf_mpi"), {}, "all_reduce, ring pinned, 2", Verdict.FAIL),
         # The command stands above the table of another program.
         (
-            f"all_reduce_perf -b 8G\n{bare('none', '-1', 375.0)}".replace(" 0\n", " N/A\n"),
+            f"all_reduce_perf -b 8G\n{bare('none', '-1', 90.0, 96.0)}".replace(" 0\n", " N/A\n"),
             {"nodes": 2},
             "all_to_all, 2",
             Verdict.PASS,
@@ -493,7 +511,7 @@ ALONE = "".join(f"#  Rank 0 Group 0 Pid {pid} on oak{pid} device 0 [0x1b] V100\n
             Verdict.PASS,
         ),
         (
-            bare("none", "-1", 375.0).replace(" 0\n", " N/A\n"),
+            bare("none", "-1", 90.0, 96.0).replace(" 0\n", " N/A\n"),
             {"nodes": 2},
             "all_to_all, 2",
             Verdict.PASS,
@@ -508,6 +526,16 @@ def test_tables_as_people_paste_them(
     [found] = judge_output(text.encode(), Asked(H100, **said))
     assert found.title.startswith(title)
     assert verdict_of([found]) is expected
+
+
+def test_of_runs_that_differ_the_worst_is_judged_and_named() -> None:
+    [found] = judge_output(SEVERAL.encode(), Asked(H100))
+    assert found.sizes[0].value == 197
+    assert "5 runs" in found.title
+    assert "run 3" in found.title
+    here, there = judge_output((GOOD + SLOW.replace("oak", "elm")).encode(), Asked(H100))
+    assert ("oak0, oak1" in here.title, "elm0, elm1" in there.title) == (True, True)
+    assert [verdict_of([one]) for one in (here, there)] == [Verdict.PASS, Verdict.FAIL]
 
 
 def test_a_program_without_a_known_rate_leaves_the_others_to_be_judged() -> None:
@@ -692,6 +720,7 @@ def perftest(title: str, unit: str, *rows: tuple[int, float]) -> str:
     [
         (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 392.6)), Verdict.PASS),
         (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 201.0)), Verdict.FAIL),
+        (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 779.6)), Verdict.INCONCLUSIVE),
         (perftest("RDMA_Write BW", "MiB/sec", (1 << 20, 46800.0)), Verdict.PASS),
         (perftest("RDMA_Write Bidirectional BW", "Gb/sec", (1 << 20, 779.6)), Verdict.PASS),
         (perftest("RDMA_Write BW", "Gb/sec", (65536, 392.6)), Verdict.PASS),

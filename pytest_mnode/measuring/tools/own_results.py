@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
 from pytest_mnode.criteria.transport.settings import cost
@@ -71,7 +72,11 @@ _LARGE_BYTES, _LARGE_SHARE = 1 << 16, 0.9
 """A rate of this size, perftest's default, is unusual below this part of the line: of 200 Gbit/s 64
 KiB reach 0.951 (HDR, Azure/aks-rdma-infiniband, tests/expected-output.md)."""
 _UNSTEADY = 1.1
-"""[choice] Runs over one port that differ by more are of several peers, or the port is at fault."""
+"""[choice] Runs that differ by more are of several peers, or something is at fault: the worst is
+judged."""
+_FAR_ABOVE, _ABOVE_A_PORT = 1.25, 1.1
+"""[choice] Factors by which a value may exceed the most that the model or a port gives: 1.21 is the
+largest published (all-to-all on 16 RTX PRO 6000D), and none of a port."""
 _USUAL_PORT = RdmaBandwidthPromise.model_validate(
     {"program": "perftest", "size": "64 KiB", "at_least_fraction": _LARGE_SHARE}
 )
@@ -164,7 +169,8 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
             raise
         tables = ()
     if tables:
-        return _judge_collectives([_of_table(table, asked) for table in tables], output, asked)
+        rated = [test for table in tables for test in _of_table(table, asked)]
+        return _judge_collectives(rated, output, asked)
     if tests:  # begun, but without any row
         return _judge_collectives(tests, output, asked)
     other = _OTHER.search(output)
@@ -176,7 +182,7 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
 
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
-    groups: dict[tuple[str, int, int, bool, bool | None], list[NcclRun]] = {}
+    groups: dict[tuple[str, int, int, bool, bool | None], dict[tuple[str, ...], list[NcclRun]]] = {}
     found: list[Result] = []
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
@@ -200,16 +206,19 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         run = NcclRun(collective, nodes, per_node, (), "", test, why)
         used = nccl_tests.model_of(run, Platform.of(asked.spec))[0].nvls.used
         key = (collective, nodes, per_node, test.pins_ring, used)
-        groups.setdefault(key, []).append(run)
+        groups.setdefault(key, {}).setdefault(tuple(sorted(test.hosts)), []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
-    found += [
-        _judge_runs(runs, asked.spec, (*_reasons_in_settings(runs, asked.spec), *logged))
-        for runs in groups.values()
-    ]
+    for by_hosts in groups.values():
+        for hosts, runs in by_hosts.items():
+            reasons = (*_reasons_in_settings(runs, asked.spec), *logged)
+            one = _judge_runs(runs, asked.spec, reasons)
+            where = f", on {listed(hosts, separator=', ')}" if hosts and len(by_hosts) > 1 else ""
+            found.append(replace(one, title=f"{one.title}{where}"))
     return found
 
 
 def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> Result:
+    number = {id(run): at for at, run in enumerate(runs, 1)}
     runs = sorted(runs, key=lambda run: bool(run.why))  # as the criterion stops at such a run
     one = runs[0]
     platform, pins = Platform.of(spec), bool(one.test and one.test.pins_ring)
@@ -225,12 +234,17 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     judged = [size for size in sizes if promise and size > start - one.rounded_bytes]
     if promise and not judged and sizes and sizes[-1] >= _LEAST_BYTES:
         judged = sizes[-1:]
+    of_size = {size: _judged_runs(size, runs) for size in sizes}
     measured = {
-        size: nccl_tests.judge(_with(size, runs), platform, promise, [size])[0]
+        size: nccl_tests.judge(of_size[size], platform, promise, [size])[0]
         for size in judged
         if promise
     }
-    measured |= _dips(measured, {size: _busbw(size, runs) or 0.0 for size in measured})
+    measured |= _dips(measured, {size: _busbw(size, of_size[size]) or 0.0 for size in measured})
+    for size, of_this in measured.items():
+        of = expectation.of_size(size)
+        value = max(row.out_of_place.busbw_gbytes_s or 0.0 for row in _rows(size, runs))
+        measured[size] = _unless_far_above(of_this, value, _FAR_ABOVE * max(of.high, of.wire))
     why, rest = why_not, next(filter(None, map(_why_unusable, runs)), None)
     if promise is not None and not judged:
         why = f"sizes below {-(-start >> 20)} MiB, from which they are judged"
@@ -238,11 +252,17 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
     shape = f"{one.nodes} node{'s' * (one.nodes > 1)} of {ranks}"
     pinned = ", ring pinned" if pins else ""
     times = f", {len(runs)} runs" if len(runs) > 1 else ""
+    several = [size for size in judged if len(_having(size, runs)) > len(of_size[size])]
+    if worst := {number[id(of_size[size][0])] for size in several}:
+        times += f", the worst (run {', '.join(map(str, sorted(worst)))}) judged"
     usual = ", held to what is usual as the spec promises none" * (expectation.promise is None)
     return Result(
         f"{one.collective}{pinned}, {shape}{times}{usual if promise else ''}",
         "GB/s",
-        tuple(_size_result(runs, size, expectation, measured.get(size), logged) for size in sizes),
+        tuple(
+            _size_result(of_size[size], size, expectation, measured.get(size), logged)
+            for size in sizes
+        ),
         nccl_tests.judge_wrong(runs),
         why,
         Measurement.unknown("rest of the runs", rest) if rest else None,
@@ -297,8 +317,28 @@ def _dips(
     return found
 
 
-def _with(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclRun]:
+def _having(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclRun]:
     return [run for run in runs if run.cycles(size_bytes)]
+
+
+def _judged_runs(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclRun]:
+    """The runs that have this size; if they differ by more than `_UNSTEADY`, the worst alone."""
+    having = _having(size_bytes, runs)
+    cycles = [[rate for rate in run.cycles(size_bytes) if rate is not None] for run in having]
+    whole = all(not run.why and None not in run.cycles(size_bytes) for run in having)
+    middles = [median(one) for one in cycles] if whole and having else [0.0]
+    if max(middles) <= _UNSTEADY * min(middles):
+        return having
+    return [having[middles.index(min(middles))]]
+
+
+def _unless_far_above(one: Measurement, value: float, most: float) -> Measurement:
+    """A value that is far above the most that is possible: a wrong unit, shape or spec; no pass."""
+    if not one.passed or value <= most:
+        return one
+    note = f"{value:.4g} {one.unit} is more than any such cluster gives, {most:.4g}"
+    note = f"{note}: the unit, the number of ranks, or the spec is wrong"
+    return replace(one, value=None, interval=None, note=note)
 
 
 def _rows(size_bytes: int, runs: Sequence[NcclRun]) -> list[NcclTestsRow]:
@@ -477,8 +517,9 @@ def _agrees(test: NcclTest, collective: str, ranks: int) -> None:
             )
 
 
-def _of_table(table: CsvTable, asked: Asked) -> NcclTest:
-    """A CSV as a test whose results were checked if it has a column for that."""
+def _of_table(table: CsvTable, asked: Asked) -> list[NcclTest]:
+    """A CSV as tests, whose results were checked if it has a column for that: a size that stands
+    there again is of another run."""
     known = name_of(table.collective) is not None
     test = NcclTest(
         program=table.collective if known or not asked.collective else None,
@@ -489,15 +530,20 @@ def _of_table(table: CsvTable, asked: Asked) -> NcclTest:
     collective = _collective(test, asked)
     nodes, per_node = _shape(test, asked, collective)
     factor = bus_factor(collective, nodes * per_node)
-    rows: list[NcclTestsRow] = []
+    runs: list[list[NcclTestsRow]] = []
+    last: list[NcclTestsRow] = []
     for line in table.rows:
-        timing, last = _timing(line, factor), rows[-1] if rows else None
-        if line.in_place and last and last.size_bytes == line.size_bytes and not last.in_place:
-            rows[-1] = replace(last, in_place=timing)
-        else:
-            rows.append(NcclTestsRow(line.size_bytes, timing))
+        timing, size = _timing(line, factor), line.size_bytes
+        if line.in_place and last and last[-1].size_bytes == size and not last[-1].in_place:
+            last[-1] = replace(last[-1], in_place=timing)
+            continue
+        free = (run for run in runs if all(row.size_bytes != size for row in run))
+        if (last := next(free, [])) == []:
+            runs.append(last)
+        last.append(NcclTestsRow(size, timing))
     checked = all(line.wrong is not None for line in table.rows)
-    return replace(test, program=collective, rows=tuple(rows), validated=checked)
+    test = replace(test, program=collective, validated=checked)
+    return [replace(test, rows=tuple(rows)) for rows in runs]
 
 
 def _timing(row: CsvRow, factor: float) -> Timing:
@@ -655,6 +701,9 @@ def _judged(
         return None
     pair = replace(_pair(values), value=None, why=why) if why else _pair(values)
     [judged] = perftest.judge([pair], spec.fabric, promise.model_copy(update={"binding": "none"}))
+    if isinstance(promise, RdmaBandwidthPromise):
+        most = _ABOVE_A_PORT * spec.fabric.line_rate_gbits_s
+        return _unless_far_above(judged, max(values), most)
     return judged
 
 
