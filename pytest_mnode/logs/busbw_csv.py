@@ -18,6 +18,7 @@ from itertools import islice
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.lines import plain_lines, without_prefix
 from pytest_mnode.logs.nccl_log.text import plain_text
+from pytest_mnode.logs.nccl_tests_rows import heading as nccl_heading
 from pytest_mnode.spec.quantity import SIZE
 
 ACCEPTED = "a heading such as size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s"
@@ -29,12 +30,14 @@ _COLUMNS = {
     "algbw": re.compile(rf"(?i:{_SIDE}alg(?:o|orithm)?(?:bw|bandwidth))(?:in)?(?P<unit>.*)"),
     "busbw": re.compile(rf"(?i:{_SIDE}bus(?:bw|bandwidth))(?:in)?(?P<unit>.*)"),
     "wrong": re.compile(r"(?i:#?(?:num|n)?(?:wrong|errors?))(?P<unit>)"),
+    "status": re.compile(r"(?i:(?:exit|return)?(?:status|code)|results?|state|rc)(?P<unit>)"),
     "collective": re.compile(r"(?i:collective|coll|operation|test|program|name)(?P<unit>)"),
     "in_place": re.compile(r"(?i:inplace)(?P<unit>)"),
     "ranks": re.compile(r"(?i:#?n?(?:um)?_?(?:ranks|gpus|procs)|np|worldsize)(?P<unit>)"),
     "per_rank": re.compile(r"(?i:gpusperrank)(?P<unit>)"),
     "nodes": re.compile(r"(?i:#?n?(?:um)?_?(?:nodes|hosts))(?P<unit>)"),
 }
+_OK = frozenset({"ok", "okay", "pass", "passed", "success", "succeeded", "completed", "0"})
 _MAY_BE_HEADING = re.compile(r"size|bytes", re.IGNORECASE)
 _WORD = re.compile(r"\s*(?:\[\d+,\d+\]<std\w+>: ?|\S+\s+)", re.ASCII)
 _MOST_WORDS = 6
@@ -63,7 +66,8 @@ _DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
 class CsvRow:
     """One line. busbw_gbytes_s, algbw_gbytes_s, time_us: None if the table lacks it.
 
-    in_place: by a column that says so for each line, as rccl-tests write it.
+    in_place: by a column that says so for each line, as rccl-tests write it. ok: false if a column
+    such as status has anything but a word of success, also if it has nothing.
     """
 
     line: int
@@ -73,6 +77,7 @@ class CsvRow:
     busbw_gbytes_s: float | None
     wrong: int | None
     in_place: bool = False
+    ok: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +90,26 @@ class CsvTable:
     rows: tuple[CsvRow, ...]
 
 
-def read_csv(output: str | bytes) -> tuple[CsvTable, ...]:
+def read_csv(output: str | bytes, *, alone: bool = True) -> tuple[CsvTable, ...]:
     """The tables in a text, by collective and ranks; empty if no line is a heading of one.
 
     Separators are commas, semicolons, tabs, bars or blanks. Lines above the heading, comments and
     lines whose size has no digit, such as averages, are ignored.
+
+    alone: false if output of nccl-tests or perftest was read in the same text. A table has commas,
+    semicolons, tabs or bars then, and ends with the first line without them.
 
     Raises UsageError, which names line and value, for a line that does not fit its heading and
     for a value or unit that could mean two things.
     """
     heading: _Heading | None = None
     found: dict[tuple[str | None, int | None, int | None], list[CsvRow]] = {}
-    lines = _of_json(output) or _unprefixed(plain_lines(output))
+    lines = plain_lines(output)
+    lines = (_of_json(output) or _unprefixed(lines)) if alone else lines
     for number, line in enumerate(lines, 1):
-        if columns := _heading(line, number):
+        if (columns := _heading(line, number, alone=alone)) or (
+            heading and not alone and heading.separator not in line
+        ):
             heading = columns
         elif heading is None or line.lstrip().startswith("#") or not line.strip(" |-:+,;\t"):
             continue
@@ -175,6 +186,7 @@ class _Heading:
                 scaled("busbw", _gbytes_s),
                 _whole(given.get("wrong")),
                 given.get("in_place", "").lower() in {"1", "true", "yes"},
+                given.get("status", "ok").lower() in _OK,
             )
         except ValueError as error:
             raise UsageError(f"line {number}: {error}") from None
@@ -183,9 +195,11 @@ class _Heading:
         return (collective, ranks, _whole(given.get("nodes"))), row
 
 
-def _heading(line: str, number: int) -> _Heading | None:
+def _heading(line: str, number: int, *, alone: bool = True) -> _Heading | None:
+    if not _MAY_BE_HEADING.search(line) or (not alone and nccl_heading(line.replace("|", " "))):
+        return None
     for separator in ("\t", ";", "|", ",", ""):
-        if separator and separator not in line:
+        if separator not in line or not (separator or alone):
             continue
         cells = _cells(line.lstrip().removeprefix("#"), separator)
         columns: dict[str, tuple[int, str]] = {}

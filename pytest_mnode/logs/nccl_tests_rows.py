@@ -205,7 +205,7 @@ class Table:
 def heading(line: str) -> tuple[str, ...]:
     """Column names of a table's heading; empty for any other line."""
     names = [_SAME_COLUMN.get(name, name) for name in line.replace("#wrong", " #wrong ").split()]
-    if names[0] == "#":
+    if names[:1] == ["#"]:
         del names[0]
     times = sum(names.count(name) for name in _TIMES)
     whole_blocks = times and all(names.count(name) == times for name in ("algbw", "busbw"))

@@ -538,6 +538,41 @@ def test_of_runs_that_differ_the_worst_is_judged_and_named() -> None:
     assert [verdict_of([one]) for one in (here, there)] == [Verdict.PASS, Verdict.FAIL]
 
 
+def test_every_kind_of_result_in_a_file_is_judged() -> None:
+    port = perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 391.5))
+    gather = "coll,nodes,ranks,size,busbw\nall_gather,2,16,8G,388\n"
+    for slow, whole in (("391.5", port), ("388", gather)):
+        for text in (GOOD + whole, whole + GOOD):
+            assert verdict(text) is Verdict.PASS
+            assert len(judge_output(text.encode(), Asked(H100))) == 2
+            assert verdict(text.replace(slow, "121.5")) is Verdict.FAIL
+    assert verdict(port + SLOW) is Verdict.FAIL
+    assert verdict(port + gather) is Verdict.PASS
+    assert verdict(f"{port}oak1: Test CUDA failure common.cu:7\n") is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "expected"),
+    [
+        ("status", "OK", Verdict.PASS),
+        ("result", "Passed", Verdict.PASS),
+        ("exit_code", "0", Verdict.PASS),
+        ("state", "success", Verdict.PASS),
+        ("status", "TIMEOUT", Verdict.INCONCLUSIVE),
+        ("result", "", Verdict.INCONCLUSIVE),
+        ("exit code", "137", Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_row_counts_only_if_its_status_is_a_success(
+    name: str, word: str, expected: Verdict
+) -> None:
+    fine = {"OK": "ok", "Passed": "pass"}.get(word, "0")
+    for small, large in ((fine, word), (word, fine)):
+        text = f"size,busbw,{name}\n1M,30,{small}\n8G,391,{large}\n"
+        said: dict[str, Any] = {"collective": "all_reduce", "algorithm": "ring", "nodes": 2}
+        assert verdict(text, **said) is expected
+
+
 def test_a_program_without_a_known_rate_leaves_the_others_to_be_judged() -> None:
     unknown, known = judge_output(f"{GOOD.replace('all_red', 'no_')}{SLOW}".encode(), Asked(H100))
     assert (unknown.title, unknown.judged) == ("no_uce_perf", [])

@@ -157,22 +157,20 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
         raise UsageError("empty")
     if plain_text(output).zeros:
         raise UsageError("no text, but a binary file")
-    tests = read_nccl_tests(output)
-    if any(test.rows for test in tests):
-        return _judge_collectives(tests, output, asked)
-    if runs := read_perftests(output):
-        return _judge_perftest(runs, asked)
+    tests, runs = list(read_nccl_tests(output)), read_perftests(output)
+    rated = any(test.rows for test in tests)
     try:
-        tables = read_csv(output)
+        tables = read_csv(output, alone=not (rated or runs))
     except UsageError:
-        if not tests:
+        if rated or runs or not tests:
             raise
         tables = ()
-    if tables:
-        rated = [test for table in tables for test in _of_table(table, asked)]
-        return _judge_collectives(rated, output, asked)
-    if tests:  # begun, but without any row
-        return _judge_collectives(tests, output, asked)
+    if (runs or tables) and not rated:  # without any row, as what is no test may look
+        tests = [test for test in tests if test.faults]
+    tests += [test for table in tables for test in _of_table(table, asked)]
+    found = _judge_collectives(tests, output, asked) if tests else []
+    if found := [*found, *_judge_perftest(runs, asked)]:
+        return found
     other = _OTHER.search(output)
     raise UsageError(
         (f"{other[1].decode()}, which measures MPI and not NCCL; " if other else "no results; ")
@@ -271,7 +269,14 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
 
 def _why_unusable(run: NcclRun) -> str | None:
     """Why a run cannot be used, or not all of it; None if it can."""
-    return run.why or (run.test.why_incomplete if run.test and run.test.only_cut_off else None)
+    rows = run.test.rows if run.test else ()
+    if run.why or not run.test:
+        return run.why
+    if run.test.only_cut_off:
+        return run.test.why_incomplete
+    unrated = [row.size_bytes for row in rows if row.out_of_place.busbw_gbytes_s is None]
+    sizes = listed(map(SIZE.text, dict.fromkeys(unrated)), separator=", ")
+    return f"{sizes}: no rate, or a status other than ok" if unrated else None
 
 
 def _promise(expectation: Expectation) -> tuple[BusbwPromise | None, str]:
@@ -558,6 +563,7 @@ def _timing(row: CsvRow, factor: float) -> Timing:
     busbw = row.busbw_gbytes_s
     if busbw is None and algbw is not None:
         busbw = algbw * factor
+    busbw = busbw if row.ok else None
     return Timing(busbw, row.wrong, algbw_gbytes_s=algbw)
 
 
