@@ -448,6 +448,8 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "gang/heartbeats.py GAP_S",
         "gang/kubernetes/engine.py _REPORTED_S",
         "gang/window.py BLIND_S",
+        "logs/aftermath.py AFTER_S",
+        "logs/aftermath.py BEFORE_S",
         "measuring/busbw.py _VALID_S",
         "measuring/checked_calls.py _SPOT_S",
         "measuring/latency.py _FLOOR_S",

@@ -1,8 +1,10 @@
 """What a failed job left, and the cause that explains most of it.
 
 A root cause in any text comes before what dumps and watchdogs say of waiting ranks: those are
-consequences. What happened to a rank that others wait for comes before that it did not join. Of
-equal causes the one that names more of its culprit comes first, then the earlier one.
+consequences. So is what a scheduler did meanwhile, what a rank survived that waits with others, and
+what is dated outside the job. That a peer did not answer by RDMA comes after what ended a rank that
+does not report it. What happened to a rank that others wait for comes before that it did not join.
+Of equal causes the one that names more of its culprit comes first, then the earlier one.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from math import inf
 from pathlib import Path, PurePath
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.logs.causes import ENDINGS, Cause, Causes
+from pytest_mnode.logs.causes import ENDINGS, Cause, Causes, causes
 from pytest_mnode.logs.causes.culprits import RANK_OF_FILE
 from pytest_mnode.logs.causes.table import known_cause
-from pytest_mnode.logs.causes.times import time_of
+from pytest_mnode.logs.causes.times import elapsed_s, time_of
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
 from pytest_mnode.logs.stacks import located
 from pytest_mnode.machine.cpus import format_cpulist
@@ -36,6 +38,22 @@ _KERNEL_LOG = re.compile(
 _NO_HOST = re.compile(r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|\W*)")
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
 _JOINED = "rank did not join"
+_BY_RDMA = ("RDMA peer did not answer", "RDMA failed")
+"""Ranks report these of a broken network, and where their peer has ended."""
+_ENDED = "ended by the launcher"
+_BY_SCHEDULER = ("time limit", "preempted")
+_OF_A_PROGRAM = (
+    *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
+    *("permission denied", "Python error", "program not found", "library or module missing"),
+    *("checkpoint does not fit", "checkpoint damaged", "download failed", "values not finite"),
+)
+"""A program may catch these and go on."""
+BEFORE_S = 12 * 3600
+"""[choice] A cause earlier than this before the job began was none. Time zones may differ."""
+AFTER_S = 300
+"""[choice] A cause later than this after the first watchdog only followed. Clocks may differ."""
+_NO_LOGS = (".py", ".sh", ".md", ".rst", ".toml", ".cu", ".c", ".h")
+"""Source and notes quote errors."""
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -100,7 +118,11 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
         for path in paths
         for one in (sorted(path.rglob("*")) if path.is_dir() else [path])
     )
-    regular = ((root, one) for root, one in every if one.is_file())
+    regular = (
+        (root, one)
+        for root, one in every
+        if one.is_file() and (one == root or one.suffix.lower() not in _NO_LOGS)
+    )
     for (root, one), _ in zip(regular, range(MOST_FILES), strict=False):
         yield str(one.relative_to(root)) if root.is_dir() else one.name, one
 
@@ -133,27 +155,90 @@ def answer(left: Left) -> Answer:
     kept = list(unlike.values())
     named = {one.cause.name for one in kept if one.cause.known}
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
+    aside = _aside(kept, awaited, left)
+    kept = [one for one in kept if one not in aside]
+    reporting = {r for one in kept if one.cause.name in _BY_RDMA for r in one.cause.ranks}
     roots = [
         one
         for one in kept
         if one.cause.root
-        and (one.cause.name not in ENDINGS or awaited.intersection(one.cause.ranks))
+        and (
+            one.cause.name not in ENDINGS
+            or awaited.intersection(one.cause.ranks)
+            or _is_of_another(one, reporting)
+        )
     ]
+    if roots and roots[0].cause.name in _BY_RDMA:
+        roots.sort(key=lambda one: not _is_of_another(one, reporting))
     rest = [one for one in kept if one not in roots]
     first = next(iter([*roots, *rest]), None)
     suspects: tuple[int, ...] = ()
     if first is not None and first.cause.name == "collective timed out":
         late = first.cause.ranks if first.file == FLIGHT_RECORDER else read.silent
         suspects = late if len(late) != len(left.dumps) else ()
+    elif first is not None and first.cause.name in _BY_RDMA:
+        ended = {r for one in rest if one.cause.name == _ENDED for r in one.cause.ranks} - reporting
+        suspects = tuple(sorted(ended)) if 2 * len(ended) <= len(reporting) else ()
     shown = first and _located(first, suspects, left)
     return Answer(
         shown,
-        (*roots[1:], *earlier),
+        (*roots[1:], *aside, *earlier),
         tuple(one for one in rest if one is not first),
         tuple(_missing(first, suspects, left, stacks=shown != first)),
         len(left.texts) + len(left.dumps),
         suspects,
     )
+
+
+def _is_of_another(one: Found, reporting: set[int]) -> bool:
+    """Whether it befell a rank that does not report a failure of RDMA, where others do."""
+    return bool(reporting and one.cause.ranks) and reporting.isdisjoint(one.cause.ranks)
+
+
+def _aside(found: Sequence[Found], awaited: set[int], left: Left) -> list[Found]:
+    """Root causes that explain nothing: of a scheduler that ended a job that waited, of a rank
+    that went on to wait with others, or dated outside the job."""
+    names = {one.cause.name for one in found}
+    odd = {
+        r for one in found if one.cause.name == "ranks' collectives differ" for r in one.cause.ranks
+    }
+    timed_out = [one.cause for one in found if one.cause.name == "collective timed out"]
+    waiting = {r for cause in timed_out if len(cause.ranks) > 1 for r in cause.ranks}
+    survivors = waiting - awaited - odd
+    lines = (cause.line for cause in timed_out)
+    gave_up = min((at for line in lines if (at := time_of(line)) is not None), default=None)
+    began = _began(left.texts)
+
+    def is_outside(line: str) -> bool:
+        at = time_of(line)
+        return at is not None and (
+            (began is not None and elapsed_s(at, began) > BEFORE_S)
+            or (gave_up is not None and elapsed_s(gave_up, at) > AFTER_S)
+        )
+
+    def is_aside(one: Found) -> bool:
+        cause = one.cause
+        if cause.name in _BY_SCHEDULER and not names.isdisjoint(_WAITS):
+            return True
+        if cause.name in _OF_A_PROGRAM and cause.ranks and survivors.issuperset(cause.ranks):
+            return True
+        if cause.ranks or not is_outside(cause.line):
+            return False
+        # Of equal causes in a file, the first line is kept.
+        text = left.texts.get(one.file, "")
+        inside = "\n".join(line for line in text.splitlines() if not is_outside(line))
+        return all(
+            (again.name, again.device) != (cause.name, cause.device) for again in causes(inside)
+        )
+
+    return [one for one in found if one.cause.root and is_aside(one)]
+
+
+def _began(texts: Mapping[str, str]) -> float | None:
+    """When the ranks' logs begin, as far as one of their first lines has a date."""
+    logs = (text for name, text in texts.items() if RANK_OF_FILE.search(name))
+    times = (time_of(line) for text in logs for line in text[:10_000].splitlines()[:20])
+    return min((at for at in times if at is not None), default=None)
 
 
 def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
@@ -173,6 +258,8 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str]) -> Cause:
     # A rank that waits for others writes that they did not come.
     if found and not cause.ranks and cause.name not in _WAITS:
         cause = replace(cause, ranks=(int(found[1]),))
+    if cause.name in _BY_SCHEDULER or (cause.name == _ENDED and not cause.ranks):
+        return replace(cause, host=None)  # it names the first node of the job
     on = {hosts.get(rank) for rank in cause.ranks} or {_host_of(file)}
     return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
 
@@ -200,7 +287,7 @@ def _missing(
     if left.unread:
         names = ", ".join(f"{name} ({why})" for name, why in list(left.unread.items())[:4])
         yield f"{len(left.unread)} files could not be read: {names}"
-    waits = first is None or first.cause.name in _WAITS
+    waits = first is None or first.cause.name in (*_WAITS, "aborted")
     ranks = {rank for dump in left.dumps for of in dump.members.values() for rank in of}
     without = ranks - {dump.rank for dump in left.dumps}
     if waits and not left.dumps:

@@ -321,3 +321,100 @@ def test_an_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_folder_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "/no/such"]) == 2
     assert "/no/such: no such file or folder" in capsys.readouterr().err
+
+
+NO_ANSWER = (
+    "elm{node}:7:9 [0] transport/net_ib.cc:9 NCCL WARN NET/IB : Got completion from peer "
+    "10.9.0.2<5000> with status=12 opcode=0 len=0 vendor err 129 (Send) hca mlx5_0\n"
+)
+LINK_DOWN = "[Sat Nov 21 {time} 2026] mlx5_core 0000:5e:00.0 eth1: Link down\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("rank_5.log", "KeyError: 'labels'\n", ("Python error", [5], [])),
+        ("job.out", "srun: error: elm1: task 5: Killed\n", ("killed", [5], [])),
+        ("job.out", "srun: error: elm1: task 5: Segmentation fault\n", ("crashed", [5], [])),
+        (
+            "job.out",
+            "srun: error: elm1: task 5: Exited with exit code 1\n",
+            ("RDMA peer did not answer", [0], [5]),
+        ),
+        ("elm1/dmesg", LINK_DOWN.format(time="01:58:00"), ("port went down", [], [])),
+        ("rank_1.log", "KeyError: 'labels'\n", ("RDMA peer did not answer", [0], [])),
+    ],
+)
+def test_who_ended_comes_before_who_misses_an_answer(
+    file: str,
+    text: str,
+    expected: tuple[str, list[int], list[int]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files: dict[str, str | bytes] = {f"rank_{r}.log": NO_ANSWER.format(node=r) for r in range(4)}
+    files[file] = f"{files.get(file, '')!s}{text}"
+    found = why(capsys, left(tmp_path, files))[1]
+    cause = found["cause"]
+    assert (cause["cause"], cause["ranks"], found["suspects"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name"),
+    [
+        (
+            "job.out",
+            "JOB 7 ON elm4 CANCELLED AT 2026-11-21T02:01:00 DUE TO TIME LIMIT\n",
+            "time limit",
+        ),
+        (
+            "job.out",
+            "JOB 7 ON elm4 CANCELLED AT 2026-11-21T02:01:00 DUE TO PREEMPTION",
+            "preempted",
+        ),
+        ("rank_1.log", "torch.OutOfMemoryError: one retry\n", "GPU out of memory"),
+        ("rank_0.log", "OSError: [Errno 28] No space left on device\n", "disk full"),
+        ("elm1/dmesg", LINK_DOWN.format(time="02:30:00"), "port went down"),
+        ("elm1/dmesg", LINK_DOWN.format(time="01:00:00").replace("21", "3"), "port went down"),
+    ],
+)
+def test_what_explains_no_wait_is_listed_beside_it(
+    file: str, text: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = watchdogs(0, 1, 2, 4)
+    logs = {one: f"2026-11-21 01:00:00 start\n{log!s}" for one, log in waits.items()}
+    files: dict[str, str | bytes] = {**logs, "rank_3.log": "step 1\n"}
+    files[file] = f"{text}{files.get(file, '')!s}"
+    found = why(capsys, left(tmp_path, files))[1]
+    assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", [3])
+    assert [one["cause"] for one in found["others"]] == [name]
+
+
+def test_a_cause_that_comes_again_within_the_job_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = LINK_DOWN.format(time="01:00:00").replace("21", "3") + LINK_DOWN.format(time="01:58:00")
+    logs = {one: f"2026-11-21 01:00:00 start\n{log!s}" for one, log in watchdogs(0, 1).items()}
+    found = why(capsys, left(tmp_path, {**logs, "elm1/dmesg": lines}))[1]
+    assert (found["cause"]["cause"], found["cause"]["host"]) == ("port went down", "elm1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JOB 7 ON elm4 CANCELLED AT 2026-11-21T02:01:00 DUE TO TIME LIMIT\n",
+        "JOB 7 ON elm4 CANCELLED AT 2026-11-21T02:01:00\n",
+        "  host      : elm4\n  rank      : 1 (local_rank: 1)\n  exitcode  : -6 (pid: 101)\n",
+    ],
+)
+def test_whom_a_scheduler_or_a_watchdog_ended_is_no_culprit(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", str(left(tmp_path, {"job.out": text}))]) == 0
+    assert capsys.readouterr().out.startswith("culprit: not named\n")
+
+
+def test_source_and_notes_are_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files: dict[str, str | bytes] = {"README.md": FELL_OFF, "train.py": FELL_OFF}
+    folder = left(tmp_path, files)
+    assert (why(capsys, folder)[0], why(capsys, folder / "README.md")[0]) == (1, 0)

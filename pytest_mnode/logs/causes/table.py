@@ -22,7 +22,8 @@ Words = tuple[frozenset[str], ...]
 _SHOWN = 300
 _BY_VICTIMS = (
     *("collective timed out", "rank waited in vain", "store key not set", "gloo not connected"),
-    *("store connection lost", "connection closed by peer"),
+    *("store connection lost", "connection closed by peer", "aborted"),
+    *("ended by the launcher", "RDMA peer did not answer", "RDMA failed"),
 )
 
 

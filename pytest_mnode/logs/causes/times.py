@@ -27,3 +27,18 @@ def time_of(line: str) -> float | None:
             text = f"{NO_YEAR}-{found[1]}-{found[2]} {found[3]}"
             return datetime.strptime(text, "%Y-%m-%d %H:%M:%S").timestamp()
     return None
+
+
+def elapsed_s(earlier: float, later: float) -> float:
+    """From one time to another, both of `time_of`; without a year, it is the nearest one."""
+    first, second = datetime.fromtimestamp(earlier), datetime.fromtimestamp(later)
+    if (first.year == NO_YEAR) == (second.year == NO_YEAR):
+        return later - earlier
+    apart = []
+    for years in (-1, 0, 1):
+        with suppress(ValueError):  # 29 February
+            if first.year == NO_YEAR:
+                apart.append((second - first.replace(year=second.year + years)).total_seconds())
+            else:
+                apart.append((second.replace(year=first.year + years) - first).total_seconds())
+    return min(apart, key=abs, default=0.0)
