@@ -32,6 +32,7 @@ LEASE_LIMIT_S = 3600.0
 """Longest wait for nodes that other tests use; with pytest-xdist all of them may be long."""
 ANSWER_LIMIT_S = 450.0
 """Longer than the hub's limits for importing torch and for starting ranks."""
+_ORDINALS_OF_A_CLIENT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,22 @@ class _Opened:
 class Client:
     """A client of the hub; one per pytest process, used by its main thread only."""
 
-    def __init__(self, name: str, line: PeerLine, *, alone: bool = False) -> None:
+    def __init__(
+        self, name: str, line: PeerLine, *, alone: bool = False, number: int = 0
+    ) -> None:
         """alone: no other client can want its nodes. Then nodes and a world that are given back are
-        kept until its next request, and beyond it if that would get the same again."""
+        kept until its next request, and beyond it if that would get the same again.
+
+        number: unique among the clients of a hub. So are then their ordinals, by which a client
+        knows whether a rank died in a test of its own.
+        """
         self.name = name
         self._alone = alone
         self._lease_asked: tuple[int | None, bool, tuple[str, ...]] = (None, False, ())
         self._open: dict[str, _Opened] = {}
         self._kept: _Opened | None = None
         self.line = line
-        self.ordinals = itertools.count(1)
+        self.ordinals = itertools.count(number * _ORDINALS_OF_A_CLIENT + 1)
         self._seq = itertools.count(1)
         self._inbox: deque[Any] = deque()
         self._deferred: list[Death | PartLost] = []

@@ -17,12 +17,11 @@ from pytest_mnode.controller.world_test import WorldTest, may_run_exit_handlers,
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, asks_for
 from pytest_mnode.other_plugins import collected_id, give_controller_hooks
-from pytest_mnode.outcome.describe import death_line
+from pytest_mnode.outcome.describe import late_death_line
 from pytest_mnode.outcome.failures import left_out
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol.agent_messages import Death
-from pytest_mnode.protocol.world import WorldInfo
 from pytest_mnode.report_record import error_report
 
 _BEGIN_AGAIN = 2
@@ -39,8 +38,6 @@ class ItemRunner:
         self._warner = Warner(run.config)
         self.quits = False
         """Whether the user ended the run from the debugger of the last test."""
-        self._last_in: dict[str, str] = {}
-        """Node id of the last test in each world."""
         self._only_in_ranks: dict[str, None] = {}
         self._given: set[str] = set()
 
@@ -122,6 +119,7 @@ class ItemRunner:
                     i: None for i in world.only_in_ranks if i not in self._given
                 }
                 driven = WorldTest(client, world, limits_s[0], run.console, limits_s[1])
+                run.tests[driven.ordinal] = item.nodeid
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
                 outcome = driven.run_item(collected_id(item), following, *keeps)
@@ -133,9 +131,8 @@ class ItemRunner:
                 client.close_world(world, clean, outcome.new_group, held)
                 if not outcome.stillborn:
                     break
-                self._warn_of_late_deaths(outcome.stillborn, world)
+                self._warn_of_late_deaths(outcome.stillborn)
             self._held_worlds.note(item, need, world, keep if clean else NOTHING)
-            self._last_in[world.id] = item.nodeid
         finally:
             client.release(lease)
         return outcome
@@ -145,11 +142,11 @@ class ItemRunner:
         run, ask = self._run, need.on_failure
         return None if ask is None else lambda: ask(run.all_nodes(), run.spec)
 
-    def _warn_of_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
+    def _warn_of_late_deaths(self, deaths: Sequence[Death]) -> None:
         """Warn of ranks that died after the end of the test that killed them, before the next."""
-        nodeid = self._last_in.get(world.id, "")
         for death in deaths:
-            self._warn(f"{death_line(death)} after {nodeid or 'a test'} had ended in it", nodeid)
+            nodeid = self._run.test_of(death)
+            self._warn(late_death_line(death, nodeid), nodeid)
 
     def _warn(self, text: str, nodeid: str) -> None:
         self._warner.warn(b"", text, str(self._run.config.rootpath), 0, "runtest", nodeid, None)

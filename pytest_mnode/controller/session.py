@@ -29,6 +29,7 @@ from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, world_request
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
 from pytest_mnode.protocol.rank_messages import CallFunction
 from pytest_mnode.protocol.world import Lease, Shape, WorldInfo
@@ -76,6 +77,8 @@ class Run:
         self._gone: dict[str, str] = {}
         self.switched_off: set[str] = set()
         """Nodes that tests switched off on purpose, since the criterion began."""
+        self.tests: dict[int, str] = {}
+        """Node ids of the tests that this process ran in ranks, by ordinal."""
         self.exit_notices: list[str] = []
         """What handlers of atexit raised in ranks, a line each."""
         self.console = Console(config, settings.debug_rank)
@@ -89,6 +92,10 @@ class Run:
             settings.history_dir, facts, spec=self.spec, key=settings.history_key
         ).coverage
         return {name: date.isoformat() for name, date in last_passes(kept).items()}
+
+    def test_of(self, death: Death) -> str:
+        """Node id of the test that a rank had begun last; "" if this process did not run it."""
+        return "" if death.ordinal is None else self.tests.get(death.ordinal, "")
 
     # The pool.
 

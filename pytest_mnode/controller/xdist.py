@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import asdict
 from typing import Any
@@ -23,7 +24,8 @@ def join(run: Run, workerinput: dict[str, Any]) -> None:
     """In a worker: connect to the hub of the process that started it, if that has one."""
     if (given := workerinput.get(_INPUT)) is not None:
         name, keys = given["client"], Keys(**given["keys"])
-        run.client = Client(name, connect(name, given["endpoint"], keys))
+        line = connect(name, given["endpoint"], keys)
+        run.client = Client(name, line, number=given["number"])
         run.launcher, run.reason = given["launcher"], given["reason"]
 
 
@@ -50,6 +52,7 @@ class XdistController:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._numbers = itertools.count(1)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -71,6 +74,7 @@ class XdistController:
             "endpoint": pool.address.endpoint,
             "keys": asdict(pool.address.keys),
             "client": f"client/{node.gateway.id}-{os.getpid()}",
+            "number": next(self._numbers),
             "launcher": run.launcher,
             "reason": run.reason,
         }

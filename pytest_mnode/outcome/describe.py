@@ -58,6 +58,13 @@ def death_line(death: Death) -> str:
     return f"rank {death.rank} on {death.node} {died_of(death)}"
 
 
+def late_death_line(death: Death, test: str) -> str:
+    """Like `death_line`, of a rank that died after its last report of a test. test: its node id;
+    "" if it was none of this process."""
+    ended = test or "a function, or a test of another pytest process,"
+    return f"{death_line(death)} after {ended} had ended in it"
+
+
 def died_of(death: Death) -> str:
     """How a rank ended, and the cause if known."""
     text = ended_text(death.code, death.signal)

@@ -192,3 +192,9 @@ def test_what_is_kept_is_given_back_before_any_other_request() -> None:
     with pytest.raises(ClusterError, match="no"):
         hub.client.ask_launcher(PowerOn("n0"))
     assert hub.kinds() == [*GIVEN_BACK, AskLauncher]
+
+
+def test_clients_of_a_hub_share_no_ordinal() -> None:
+    clients = [Client("client/1", LocalLine(lambda _, __: None), number=n) for n in range(3)]
+    drawn = [ordinal for one in clients for ordinal in itertools.islice(one.ordinals, 1000)]
+    assert len(set(drawn)) == 3000

@@ -1,0 +1,28 @@
+"""What pytest-xdist workers get from the process that started them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pytest_mnode.controller.xdist import XdistController, join
+from pytest_mnode.protocol.channel import Switchboard, new_keys
+
+
+def test_workers_share_no_ordinal(tmp_path: Path) -> None:
+    """Otherwise the death of a rank would be charged to the test of another worker."""
+    secret, keys = new_keys()
+    hub = Switchboard(f"ipc://{tmp_path}/hub", secret, keys)
+    pool = SimpleNamespace(address=SimpleNamespace(endpoint=f"ipc://{tmp_path}/hub", keys=keys))
+    run: Any = SimpleNamespace(nodes=2, launcher="", reason="", make_pool=lambda: pool)
+    controller, spec = XdistController(run), SimpleNamespace(popen=True, via=None)
+    found = []
+    for name in ("gw0", "gw1"):
+        node = SimpleNamespace(gateway=SimpleNamespace(id=name, spec=spec), workerinput={})
+        controller.pytest_configure_node(node)
+        join(run, node.workerinput)
+        found.append(next(run.client.ordinals))
+        run.client.close()
+    hub.close()
+    assert found[0] != found[1]
