@@ -18,6 +18,7 @@ from pytest_mnode.protocol.hub_messages import (
     Answer,
     AskLauncher,
     CloseWorld,
+    LeaseIdleWorlds,
     LeaseNodes,
     OpenWorld,
     Refused,
@@ -65,9 +66,7 @@ class _Opened:
 class Client:
     """A client of the hub; one per pytest process, used by its main thread only."""
 
-    def __init__(
-        self, name: str, line: PeerLine, *, alone: bool = False, number: int = 0
-    ) -> None:
+    def __init__(self, name: str, line: PeerLine, *, alone: bool = False, number: int = 0) -> None:
         """alone: no other client can want its nodes. Then nodes and a world that are given back are
         kept until its next request, and beyond it if that would get the same again.
 
@@ -90,15 +89,27 @@ class Client:
         self.give_back()
         self.line.send(HUB, message)
 
-    def give_back(self) -> bool:
-        """Tell the hub of what is kept; whether there was anything."""
+    def give_back(self) -> None:
+        """Tell the hub of what is kept."""
         kept, self._kept = self._kept, None
         if kept is None:
-            return False
+            return
         self.line.send(HUB, kept.closing)
         if kept.released:
             self.line.send(HUB, ReleaseNodes(kept.lease.id))
-        return True
+
+    def take_kept(self) -> tuple[Lease, tuple[WorldInfo, ...]] | None:
+        """The kept world, which was not given back, and its lease; None if there is none."""
+        kept, self._kept = self._kept, None
+        return None if kept is None else (kept.lease, (kept.world,))
+
+    def lease_idle_worlds(self) -> tuple[Lease, tuple[WorldInfo, ...]]:
+        """All worlds that are idle at the hub, which reports deaths there to this client then."""
+        seq = next(self._seq)
+        self.tell(LeaseIdleWorlds(seq))
+        why = "the hub did not name the idle worlds"
+        lease, worlds = self._answer(seq, ANSWER_LIMIT_S, why)
+        return lease, worlds
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
         self.line.send(f"world/{world.id}", message)

@@ -39,6 +39,7 @@ from pytest_mnode.protocol.hub_messages import (
     ClientGone,
     CloseWorld,
     Collect,
+    LeaseIdleWorlds,
     LeaseNodes,
     OpenWorld,
     ReleaseNodes,
@@ -125,6 +126,8 @@ class Hub(Exchange):
             case LeaseNodes():
                 self._start(ranks=message.ranks or self._ranks_are_cheap)
                 self.requests.lease(source, message)
+            case LeaseIdleWorlds(seq):
+                self.requests.lease_idle_worlds(source, seq)
             case ReleaseNodes(lease):
                 self.requests.release(lease)
             case OpenWorld():

@@ -127,7 +127,7 @@ class ItemRunner:
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None
                 if not clean and may_run_exit_handlers(outcome):
-                    run.exit_notices += run_exit_handlers(client, world)
+                    run.exit_notices += run_exit_handlers(client, world, run.test_of)
                 client.close_world(world, clean, outcome.new_group, held)
                 if not outcome.stillborn:
                     break

@@ -67,6 +67,11 @@ class Leases:
     def ask(self, client: str, request: LeaseNodes) -> None:
         self.queue.append((client, request))
 
+    def lease_no_node(self, client: str, seq: int) -> Lease:
+        lease = LeaseState(next(self._ids), client, seq, (), exclusive=False)
+        self.out[lease.id] = lease
+        return Lease(lease.id, ())
+
     def give_back(self, lease_id: int) -> None:
         """Free the nodes of a lease; does nothing if the lease is not out."""
         self.out.pop(lease_id, None)

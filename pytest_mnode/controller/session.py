@@ -184,14 +184,16 @@ class Run:
 
     def run_exit_handlers(self) -> None:
         """Call the handlers of atexit in the ranks that are left; only in the pool's process."""
-        if self.pool is None or self.client is None:
+        if (client := self.client) is None or self.pool is None:
             return
-        if self.client.give_back():
-            with contextlib.suppress(MnodeError):  # the hub knows of it when it answers
-                self.client.ask_launcher(DescribeRun())
-        for state in list(self.pool.hub.worlds.worlds.values()):
-            if state.idle:
-                self.exit_notices += run_exit_handlers(self.client, state.info)
+        leased = [client.take_kept()]
+        if any(state.idle for state in list(self.pool.hub.worlds.worlds.values())):
+            with contextlib.suppress(MnodeError):
+                leased.append(client.lease_idle_worlds())
+        for lease, worlds in filter(None, leased):
+            for world in worlds:
+                self.exit_notices += run_exit_handlers(client, world, self.test_of)
+            client.release(lease)
 
     def close(self) -> None:
         self.console.close()

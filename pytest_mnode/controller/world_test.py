@@ -13,7 +13,7 @@ import contextlib
 import math
 import pickle
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -23,9 +23,10 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.world_messages import Settled, WorldMessages, waited_for
 from pytest_mnode.outcome.calls import absent, agree, ahead, is_deadlock, passed_difference
+from pytest_mnode.outcome.describe import died_of, late_death_line
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
-from pytest_mnode.protocol.agent_messages import StackTexts
+from pytest_mnode.protocol.agent_messages import Death, StackTexts
 from pytest_mnode.protocol.rank_messages import (
     CallFunction,
     EndFixtures,
@@ -107,6 +108,14 @@ class WorldTest(WorldMessages):
             self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
             self._learn_calls()
             self._take_last()
+        return self.outcome
+
+    def run_in_each(self, message: CallFunction) -> Outcome:
+        """Call a function in all ranks, each of which has the whole limit, whatever others do."""
+        self.client.tell_ranks(self.world, message)
+        self._apply_deferred()
+        settled: Settled = lambda s: s.returned is not None  # noqa: E731
+        self._wait_for(waited_for(self.states.values(), settled), settled, self.timeout_s)
         return self.outcome
 
     @contextlib.contextmanager
@@ -281,8 +290,9 @@ class WorldTest(WorldMessages):
     def _take_last(self) -> None:
         """Take what arrived after the ranks' last reports, such as a death, and their last output.
 
-        Each rank's last report is its last act in this test. If it dies after that report, and the
-        death is not known by now, the death is one of an idle rank.
+        With its last report each rank acknowledges the end of this test. A death after it that is
+        not known by now does not change the outcome, whenever it comes and whatever caused it: it
+        is a warning that names this test.
         """
         if self._console is not None and self._console.shows_live:
             self._poll_calls_and_wait()  # nodes send the remaining live output before they answer
@@ -301,19 +311,31 @@ def may_run_exit_handlers(outcome: Outcome) -> bool:
     return not outcome.quit and all(s.torn_down and not s.gone and not s.stuck_in for s in states)
 
 
-def run_exit_handlers(client: Client, world: WorldInfo) -> list[str]:
-    """Call the handlers of atexit in all ranks of an idle world, which would else end by SIGKILL
-    without them; returns lines on what they raised."""
+def run_exit_handlers(
+    client: Client, world: WorldInfo, test_of: Callable[[Death], str]
+) -> list[str]:
+    """Call the handlers of atexit in all ranks of a world that this client has, which would else
+    end by SIGKILL without them; returns lines on what they raised, and on ranks that have died.
+
+    test_of: see `Run.test_of`.
+    """
     driven = WorldTest(client, world, EXIT_HANDLERS_LIMIT_S)
     blob = cloudpickle.dumps((exit_handlers.run, (), {}))
-    outcome = driven.run_function(CallFunction(driven.ordinal, client.name, blob, group=False))
+    outcome = driven.run_in_each(CallFunction(driven.ordinal, client.name, blob, group=False))
+    lines = [late_death_line(death, test_of(death)) for death in outcome.stillborn]
     found: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():
-        if (end := state.returned) is None:
+        if state.died_before_test or state.lost:
+            continue
+        if state.death is not None:
+            found.setdefault(f"ended its rank: {died_of(state.death)}", []).append(rank)
+        elif (end := state.returned) is None:
             found.setdefault(f"did not end within {EXIT_HANDLERS_LIMIT_S:g} s", []).append(rank)
         elif end.value is None:
             found.setdefault(f"failed: {end.summary}", []).append(rank)
         else:
             for line in pickle.loads(end.value):
                 found.setdefault(f"raised {line}", []).append(rank)
-    return [f"{outcome.places(ranks)}: a handler of atexit {what}" for what, ranks in found.items()]
+    return lines + [
+        f"{outcome.places(ranks)}: a handler of atexit {what}" for what, ranks in found.items()
+    ]

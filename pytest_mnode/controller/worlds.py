@@ -138,6 +138,13 @@ class Worlds:
         idle = [world for world in self.worlds.values() if world.idle]
         return [w for w in idle if (w.info.shape, w.info.nodes, w.info.own_imports) == alike]
 
+    def lease_idle(self, lease: int) -> tuple[WorldInfo, ...]:
+        """Give all idle worlds to the client of this lease."""
+        idle = [world for world in self.worlds.values() if world.idle]
+        for world in idle:
+            world.lease = lease
+        return tuple(world.info for world in idle)
+
     def _can_launch(self, names: Sequence[str]) -> bool:
         states = [self.nodes[name] for name in names]
         return all(s.booted for s in states) and states[0].store_port is not None
@@ -321,6 +328,10 @@ class RequestQueue:
     def open_world(self, client: str, request: OpenWorld) -> None:
         self._worlds.opening.append((client, request))
         self._worlds.open()
+
+    def lease_idle_worlds(self, client: str, seq: int) -> None:
+        lease = self._leases.lease_no_node(client, seq)
+        self._send(client, Answer(seq, (lease, self._worlds.lease_idle(lease.id))))
 
     def release(self, lease: int) -> None:
         self._worlds.stop_leased(lease)

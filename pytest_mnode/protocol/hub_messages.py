@@ -59,6 +59,13 @@ class LeaseNodes:
 
 
 @dataclass(frozen=True)
+class LeaseIdleWorlds:
+    """Request all idle worlds, as they are; their nodes stay free."""
+
+    seq: int
+
+
+@dataclass(frozen=True)
 class ReleaseNodes:
     lease: int
 
@@ -119,7 +126,8 @@ class StopHub:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to LeaseNodes (a Lease), to OpenWorld (a WorldInfo) or to AskLauncher."""
+    """The answer to LeaseNodes (a Lease), to OpenWorld (a WorldInfo), to LeaseIdleWorlds (a Lease
+    of no node, and a tuple of WorldInfo) or to AskLauncher."""
 
     seq: int
     value: Any

@@ -126,9 +126,22 @@ def test_the_next_test_of_the_same_shape_costs_the_hub_no_message() -> None:
     second = hub.test()
     assert (hub.kinds(), second.id) == ([], first.id)
     assert (first.new_group, second.new_group) == (True, False)
-    assert hub.client.give_back()
+    hub.client.give_back()
     assert hub.kinds() == GIVEN_BACK
-    assert not hub.client.give_back()
+    hub.client.give_back()
+    assert hub.kinds() == []
+
+
+def test_what_is_kept_can_be_taken_at_the_end() -> None:
+    hub = Hub()
+    world = hub.test()
+    taken = hub.client.take_kept()
+    assert taken is not None
+    assert [one.id for one in taken[1]] == [world.id]
+    assert hub.kinds() == ASKED
+    assert hub.client.take_kept() is None
+    hub.client.release(taken[0])
+    assert hub.kinds() == [ReleaseNodes]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_mnode.protocol.agent_messages import PartLost, StopWorld
+from pytest_mnode.protocol.agent_messages import Death, PartLost, StopWorld
 from pytest_mnode.protocol.hub_messages import CloseWorld, Refused
 from tests.controller.desk import Desk
 
@@ -47,6 +47,20 @@ def test_a_world_without_a_user_is_ended(
     end(desk, name)
     assert desk.to_agents[sent:] == [StopWorld("n1", name)]
     assert set(desk.worlds.worlds) == {kept}
+
+
+def test_idle_worlds_can_be_leased_without_their_nodes() -> None:
+    """Then the client learns of deaths there, and ends them with its lease."""
+    desk = Desk()
+    used, name = up(desk, 0), idle(desk, 1)
+    lease = desk.worlds.leases.lease_no_node("client/end", 1)
+    assert [world.id for world in desk.worlds.lease_idle(lease.id)] == [name]
+    died = Death("n1", name, 0, 1, None, 9)
+    desk.worlds.broke(died)
+    assert desk.sent[-1] == ("client/end", died)
+    desk.worlds.stop_leased(lease.id)
+    assert set(desk.worlds.worlds) == {used}
+    assert desk.worlds.notices == []
 
 
 def test_a_world_that_does_not_start_is_ended() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import pickle
 import sys
 import time
 from collections import deque
@@ -358,9 +359,31 @@ def test_ranks_whose_handlers_of_atexit_never_end_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(conduct, "EXIT_HANDLERS_LIMIT_S", 0.1)
-    [line] = conduct.run_exit_handlers(cast(Client, Stage(silent, silent)), WORLD)
+    [line] = exit_lines(silent, silent)
     assert line.startswith("ranks 0-1 of 2")
     assert "did not end within 0.1 s" in line
+
+
+@pytest.mark.parametrize(("ordinal", "named"), [(6, "a.py::test_6"), (7, "a handler of atexit")])
+def test_a_rank_that_died_is_not_waited_for_at_the_end(ordinal: int, named: str) -> None:
+    """Rank 1 dies after its last test, or in a handler; rank 0 answers later."""
+
+    def dies(rank: int, message: Any) -> list[Any]:
+        return [
+            Death("node1", "w1", 1, 1, None, 9, ordinal=ordinal, phase="after"),
+            Returned(0, 7, pickle.dumps(["OSError: full"])),
+        ]
+
+    line, of_rank_0 = sorted(exit_lines(silent, dies), key=lambda one: "OSError" in one)
+    assert named in line
+    assert "rank 1" in line
+    assert "SIGKILL" in line
+    assert of_rank_0.startswith("rank 0 of 2")
+
+
+def exit_lines(*ranks: Answer) -> list[str]:
+    stage = cast(Client, Stage(*ranks))
+    return conduct.run_exit_handlers(stage, WORLD, lambda death: f"a.py::test_{death.ordinal}")
 
 
 def test_the_answer_to_an_older_poll_is_ignored() -> None:
