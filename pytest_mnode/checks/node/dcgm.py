@@ -21,6 +21,12 @@ _WARNED, _SKIPPED, _REASON = "warnings of DCGM", "skipped tests of DCGM", "reaso
 _LEVEL_S = {1: 120.0, 2: 600.0, 3: 3600.0, 4: 4 * 3600.0}
 """Limits by level; it takes seconds, 2 min, 30 min, and 1 to 2 h by NVIDIA's guide, on all GPUs at
 the same time, however many. Source: NVIDIA, "DCGM User Guide", run levels."""
+_ADDED_BY = {
+    2: {"pcie", "memory", "gpu_memory"},
+    3: {"diagnostic", "targeted_stress", "targeted_power"},
+    4: {"memtest", "pulse", "pulse_test"},
+}
+"""Tests that a level has and lower ones lack, by the names of DCGM 3 and 4. Source: the same."""
 _NODES_S = 3600.0
 _MARGIN_S = 15.0
 """Time in which dcgmi has ended, after its own limit; the reading ends later."""
@@ -82,8 +88,9 @@ class DcgmDiagnosticPasses(Check):
 
     def read(self, root: Path) -> Iterator[Row]:
         host = ("--host", self.promise.host) if self.promise.host else ()
-        argv = ("dcgmi", "diag", "-r", str(self.promise.level), "--json", *host)
-        for one in _asked(argv, self._within_s, root):
+        level = self.promise.level
+        argv = ("dcgmi", "diag", "-r", str(level), "--json", *host)
+        for one in _asked(argv, self._within_s, root, level=level):
             yield from one
 
     def rule(self, rows: Rows) -> Iterator[Measurement]:
@@ -154,9 +161,17 @@ class DcgmNodesPass(Check):
 
 
 def _asked(
-    argv: tuple[str, ...], limit_s: float, root: Path, hosts: dict[str, str] | None = None
+    argv: tuple[str, ...],
+    limit_s: float,
+    root: Path,
+    hosts: dict[str, str] | None = None,
+    level: int = 1,
 ) -> Iterator[Iterable[Row]]:
-    """Rows of each device. hosts: names of nodes, by what mndiag calls them."""
+    """Rows of each device. hosts: names of nodes, by what mndiag calls them.
+
+    level: of the tests that must be among them, passed, skipped or failed: a service may have run
+    fewer. What has failed counts in any case.
+    """
     if root != Path("/"):
         raise OSError("diagnostics are not part of a recorded machine")
     said = output_of(*argv, package=_PACKAGE, may_fail=True, limit_s=limit_s)
@@ -168,6 +183,10 @@ def _asked(
         lost = [one for one in results if not one.host and one.status != "pass"]
         if lost and not any(one.host for one in results):
             raise OSError(f"dcgmi {argv[1]}: {listed(r for one in lost for r in one.reasons)}")
+    names = {one.test.lower().replace(" ", "_") for one in results}
+    levels = [number for number, added in _ADDED_BY.items() if names & added]
+    if max(levels, default=1) < level and not any(one.status == "fail" for one in results):
+        raise OSError(f"{' '.join(argv[:4])}: none of its tests is of level {level}")
     by_device: dict[tuple[str, str], list[DcgmResult]] = {}
     for one in results:
         by_device.setdefault((one.host, one.device), []).append(one)

@@ -46,6 +46,9 @@ def prints(folder: Path, text: str, status: int = 0) -> None:
         ("{level: 1, warnings: allowed}", (gpu(0), gpu(1, "Warn")), "pp", ""),
         ("{level: 1, skipped: none}", (gpu(0), gpu(1, "Skip")), "pipf", "accelerator 1"),
         (LEVEL, (gpu(0), gpu(1, "Aborted")), "pii", "unknown"),
+        ("{level: 2}", (gpu(0), gpu(1)), "ppp", ""),
+        ("{level: 3}", (gpu(0), gpu(1)), "iii", "none of its tests is of level 3"),
+        ("{level: 3}", (gpu(0), gpu(1, "Fail")), "fpp", ""),
     ],
 )
 def test_every_test_passes_on_every_gpu(
