@@ -146,8 +146,9 @@ class _Reader:
                 self._end()
             self._note(program=match[1])
         elif match := _DEVICE.match(text):
-            if self._test.closed:
-                self._end()  # another test in the same output
+            headed = self._table.headed and self._rows
+            if self._test.closed or headed:
+                self._end()  # another test in the same output, also if this one broke off
             self._anything = True
             self._devices[match[1], match[2] or "0", match[3], match[4]] = None
         elif facts := _facts_of(text):
@@ -156,7 +157,7 @@ class _Reader:
             if self._test.closed:
                 self._end()
             self._anything = True
-            self._table = Table(columns)
+            self._table = Table(columns, headed=True)
         elif row := self._table.read(text):
             self._anything = True
             self._rows.update([row])  # a scheduler may print a line twice

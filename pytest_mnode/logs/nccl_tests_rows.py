@@ -171,7 +171,7 @@ class NcclTest:
 
 @dataclass(slots=True)
 class Table:
-    """A table with these columns.
+    """A table with these columns, which a heading named if `headed`.
 
     guess: whether columns are those that a row fits if no heading names them.
     part: cells of a row whose end is missing. nccl-tests writes the beginning of a row, then runs,
@@ -180,6 +180,7 @@ class Table:
 
     columns: tuple[str, ...] = ()
     guess: bool = True
+    headed: bool = False
     part: list[str] = field(default_factory=list)
 
     def read(self, line: str) -> tuple[tuple[str, ...], NcclTestsRow] | None:

@@ -60,6 +60,7 @@ SLOW = table(row(1 << 20, 30.0), row(8 * GIB, 155.6), ranks=devices())
 BROKEN = table(row(1 << 20, 30.0), ranks=devices()).replace(END, "oak1: Test NCCL failure a.cu:9\n")
 
 
+TOP = f"{devices()}{COLUMNS}"
 SEVERAL = "run,coll,nodes,ranks,size,busbw\n" + "".join(
     f"{run},all_reduce,2,16,{8 * GIB},{rate}\n"
     for run, rate in enumerate((391, 390, 197, 392, 391))
@@ -129,6 +130,9 @@ def verdict(text: str | bytes, spec: Spec = H100, **said: Any) -> Verdict:
         (table(row(8 * GIB, 3118.4), ranks=devices()), Verdict.INCONCLUSIVE),
         (GOOD + table(ranks=devices()).replace(END, ""), Verdict.INCONCLUSIVE),
         ("oak1: Test CUDA failure common.cu:7\n" + GOOD, Verdict.INCONCLUSIVE),
+        # Of older versions, whose first line is the list of ranks.
+        (f"{TOP}{row(1 << 20, 30.0)}{TOP}{row(8 * GIB, 391.0)}{END}", Verdict.INCONCLUSIVE),
+        (f"{TOP}{row(8 * GIB, 391.0)}{END}" * 2, Verdict.PASS),
         (GOOD + SLOW.replace("8589934592", "4294967296"), Verdict.FAIL),
     ],
 )
