@@ -373,14 +373,22 @@ class Line:
         raise NotImplementedError
 
 
-def connect(name: str, endpoint: str, keys: Keys, context: zmq.Context[Any] | None = None) -> Line:
+def connect(
+    name: str,
+    endpoint: str,
+    keys: Keys,
+    context: zmq.Context[Any] | None = None,
+    *,
+    reconnects: bool = True,
+) -> Line:
     """A connection to the hub at ipc://PATH on this machine, else by zmq. Raises OSError.
 
     context: one that is shared with other peers of this process; None: a context of its own.
+    reconnects: whether zmq connects again by itself, which loses messages without a word.
     """
     if endpoint.startswith(IPC):
         return _UnixLine(name, endpoint, keys)
-    return _ZmqLine(name, endpoint, keys, context)
+    return _ZmqLine(name, endpoint, keys, context, reconnects=reconnects)
 
 
 class _UnixLine(Line):
@@ -416,7 +424,13 @@ class _UnixLine(Line):
 
 class _ZmqLine(Line):
     def __init__(
-        self, name: str, endpoint: str, keys: Keys, context: zmq.Context[Any] | None
+        self,
+        name: str,
+        endpoint: str,
+        keys: Keys,
+        context: zmq.Context[Any] | None,
+        *,
+        reconnects: bool,
     ) -> None:
         super().__init__()
         self._own_context = context is None
@@ -430,6 +444,8 @@ class _ZmqLine(Line):
         self.source.sndhwm = 0
         self.source.rcvhwm = 0
         self.source.ipv6 = True
+        if not reconnects:
+            self.source.reconnect_ivl = -1
         self.source.connect(endpoint)
 
     def send_bytes(self, destination: str, payload: bytes) -> None:

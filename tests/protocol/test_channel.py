@@ -7,7 +7,9 @@ import select
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from socket import create_server
 from typing import Any
 
 import pytest
@@ -213,3 +215,17 @@ def test_a_line_of_this_process_waits_no_longer_than_it_may() -> None:
     assert line.receive(0.1) is None
     assert 0.1 <= time.monotonic() - began < LONG_S / 2
     line.close()
+
+
+@pytest.mark.parametrize("reconnects", [True, False])
+def test_whether_a_connection_is_made_again_by_itself(reconnects: bool) -> None:
+    _, keys = new_keys()
+    with create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        line = connect("n1", f"tcp://127.0.0.1:{port}", keys, reconnects=reconnects)
+        server.settimeout(30.0)
+        server.accept()[0].close()
+        server.settimeout(30.0 if reconnects else 0.5)  # zmq's own interval is 0.1 s
+        with nullcontext() if reconnects else pytest.raises(TimeoutError):
+            server.accept()[0].close()
+        line.close()

@@ -117,10 +117,12 @@ class DialedIn(remote_exec.Stdio):
 def main(file: str) -> None:
     remote_exec.adopt_orphans(b"mnode-node")
     order = read_order(Path(file))
-    line = connect(f"node/{uuid.uuid4().hex}", way_to(order), order.keys)
-    for name in [] if order.step else list(os.environ):
-        if name.startswith(_OF_STARTERS) and name not in OF_THE_JOB:
-            del os.environ[name]
+    name = f"node/{uuid.uuid4().hex}"
+    # With a gap in its frames the stream is lost: silence then ends both sides.
+    line = connect(name, way_to(order), order.keys, reconnects=False)
+    for one in [] if order.step else list(os.environ):
+        if one.startswith(_OF_STARTERS) and one not in OF_THE_JOB:
+            del os.environ[one]
     try:
         remote_exec.RemoteExec(DialedIn(line), order.silence_s).serve()
     finally:

@@ -147,8 +147,12 @@ class RemoteLauncher(Launcher):
             self._gone[host] = POWERED_OFF
         self._bridge.end(host, POWERED_OFF)
 
+    def _stream_lost(self, host: str, why: str) -> None:
+        """Handle that a host's stream has ended, in a thread of the bridge's client."""
+        self._lose(host, why)
+
     def _lose(self, host: str, why: str) -> None:
-        """Record that a host's stream has ended, and report it. Called from the bridge's thread."""
+        """Record that a host is lost, and report it once."""
         with self._lock:
             known = host in self._gone
             self._gone.setdefault(host, why)
@@ -217,7 +221,7 @@ class RemoteLauncher(Launcher):
         """Handle what the bridge reports, in a thread of its client."""
         match event:
             case {"lost": host, "why": why}:
-                self._lose(host, why)
+                self._stream_lost(host, why)
             case {"ended": why}:
                 for host in self._hosts_by_name.values():
                     self._lose(host, f"the connection to the nodes ended: {why}")

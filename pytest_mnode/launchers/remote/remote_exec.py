@@ -51,6 +51,8 @@ if __package__:  # on a node, the sources of these modules may precede this one
 GRACE_S = 6.0
 """Time for a command to end by itself after its input ended; a supervisor takes a second."""
 DRAIN_S = 2.0
+PIPE_BYTES = 1 << 20
+"""Most that a pipe holds, unless root has raised pipe-max-size."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -221,9 +223,9 @@ class Command:
         self.status = int(data or -signal.SIGKILL)  # without data, its keeper was killed
         self.ended_at = time.monotonic()
 
-    def read_output(self, fd: int) -> bytes:
+    def read_output(self, fd: int, most: int = CHUNK_BYTES) -> bytes:
         try:
-            data = os.read(fd, CHUNK_BYTES)
+            data = os.read(fd, most)
         except BlockingIOError:
             return b""
         if not data:
@@ -268,13 +270,16 @@ class Command:
         # While no output is read, time does not count.
         if self.ahead >= ROOM_BYTES and not self.unread:
             self.ended_at = time.monotonic()
+        rest = b""
         if time.monotonic() > self.ended_at + DRAIN_S:
             for fd in list(self.outputs):  # held by a process that is no descendant
-                self.close_output(fd)
+                rest += self.read_output(fd, PIPE_BYTES)  # this program may have stood still
+                if fd in self.outputs:
+                    self.close_output(fd)
         if self.outputs:
             return b""
         self.reported = True
-        return frame(EXIT, self.number, str(self.status).encode())
+        return rest + frame(EXIT, self.number, str(self.status).encode())
 
     def signal(self, numbers: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.node import Watchers, count
+from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.slurm.allocation import Allocation, Granted
 from pytest_mnode.launchers.slurm.commands import NodesHidden, Slurm
 from pytest_mnode.launchers.slurm.jobs import JobState
@@ -107,52 +107,44 @@ def lost(
 
 
 class Watch:
-    """A thread that asks Slurm for lost nodes every POLL_NODES_S, from `start` to `close`."""
+    """A thread that asks Slurm for lost nodes every POLL_NODES_S, from `start` to `close`.
+
+    on_lost(name, why) is called at each look for each lost node, by its own name.
+    """
 
     def __init__(
-        self, slurm: Slurm, allocation: Allocation, job_id: int, watchers: Watchers
+        self,
+        slurm: Slurm,
+        allocation: Allocation,
+        job_id: int,
+        on_lost: Callable[[str, str], None],
     ) -> None:
-        self._watchers = watchers
+        self._on_lost = on_lost
         self._slurm, self._allocation, self._job_id = slurm, allocation, job_id
         self._names: Mapping[str, str] = {}
-        self._gone: dict[str, str] = {}
-        self._lock = threading.Lock()
         self._closing = threading.Event()
 
     def start(self, names: Mapping[str, str]) -> None:
         """Start the thread. names: Slurm's names by the nodes' own names."""
         self._names = names
-        threading.Thread(target=self._look, name="slurm-look", daemon=True).start()
+        threading.Thread(target=self._run, name="slurm-look", daemon=True).start()
 
     def close(self) -> None:
         """Stop the thread, without waiting for a command that Slurm has not answered yet."""
         self._closing.set()
 
-    def why_gone(self, name: str) -> str | None:
-        """Why a node is lost; None if it is not, as far as is known."""
-        with self._lock:
-            return self._gone.get(name)
-
-    def note(self, name: str, why: str | None) -> None:
-        """Record that a node is off, or (None) back, without calling the watchers."""
-        with self._lock:
-            self._gone.pop(name, None)
-            if why is not None:
-                self._gone[name] = why
-
-    def _look(self) -> None:
-        """If Slurm does not answer, ask it again: that does not mean that nodes are lost."""
+    def _run(self) -> None:
         while not self._closing.wait(POLL_NODES_S):
-            try:
-                found = self._found()
-            except ClusterError:
-                continue
-            for name, why in found.items():
-                with self._lock:
-                    known = name in self._gone
-                    self._gone.setdefault(name, why)
-                if not known:
-                    self._watchers.lost(name, why)
+            self.look()
+
+    def look(self) -> None:
+        """Ask now. If Slurm does not answer, that does not mean that nodes are lost."""
+        try:
+            found = self._found()
+        except ClusterError:
+            return
+        for name, why in found.items():
+            self._on_lost(name, why)
 
     def _found(self) -> dict[str, str]:
         if (why := self._allocation.gone()) is not None:

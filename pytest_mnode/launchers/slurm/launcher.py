@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,7 @@ from pytest_mnode.launchers import slurm
 from pytest_mnode.launchers.dial_in.bridge import DialSettings
 from pytest_mnode.launchers.dial_in.launcher import BRIDGE, END_S, NODE, SLACK_S
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
+from pytest_mnode.launchers.remote.launcher import RECONNECT_S, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.launchers.slurm.allocation import (
     Allocation,
@@ -99,7 +100,7 @@ class Slurm(RemoteLauncher):
         if problems:
             raise unusable_nodes(problems, len(names), what)
         self._take({name: reports[name] for name in names}, addresses, what)
-        self._watch = Watch(self.slurm, self.allocation, self._job, self._watchers)
+        self._watch = Watch(self.slurm, self.allocation, self._job, self._slurm_lost)
         self._watch.start(self._hosts_by_name)
 
     def _start_steps(self, names: Sequence[str], addresses: Mapping[str, str]) -> None:
@@ -145,27 +146,30 @@ class Slurm(RemoteLauncher):
             return dict(self._hosts_by_name)
         return super().ask(request)
 
-    def _why_gone(self, node: Node) -> str | None:
-        if self._closed:
-            return "the run is over"
-        return None if self._watch is None else self._watch.why_gone(node.name)
+    def _slurm_lost(self, name: str, why: str) -> None:
+        self._lose(self._host_of(name), why)
 
-    def _lose(self, host: str, why: str) -> None:
-        """Commands on the node fail with the reason; whether the node is lost is Slurm's to say."""
+    def _stream_lost(self, host: str, why: str) -> None:
+        """See RemoteLauncher. In a thread: the bridge's own hears whether a step has started."""
+        threading.Thread(
+            target=self._start_again, args=(host, why), name="mnode-step", daemon=True
+        ).start()
 
-    def _went_off(self, node: Node) -> None:
-        if self._watch is not None:
-            self._watch.note(node.name, POWERED_OFF)
-        super()._went_off(node)
-
-    def _power_on(self, node: Node) -> None:
-        """The node must be up again within SlurmdTimeout: Slurm removes a node that it reports as
-        DOWN from the allocation for good."""
-        super()._power_on(node)
-        if self._watch is not None:
-            self._watch.note(node.name, None)
+    def _start_again(self, host: str, why: str) -> None:
+        """Start a step on the host again: Slurm may still have the node. If not, it is lost."""
+        if self._closed or self._watch is None or host in self._gone:
+            return
+        try:
+            problem = self._open([host], RECONNECT_S).get(host)
+        except ClusterError as error:
+            problem = str(error)
+        if problem:
+            self._watch.look()  # a reason of Slurm's comes first
+            self._lose(host, f"{why}; a new step did not start: {problem}")
 
     def _problem_with(self, node: Node, limit_s: float) -> str | None:
+        """The node must be up again within SlurmdTimeout: Slurm removes a node that it reports as
+        DOWN from the allocation for good."""
         name = self._host_of(node.name)
         try:
             job, states = self.slurm.job(self._job), (self._states([name]) or {}).values()

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pwd
+import select
 import subprocess
 import sys
 import time
@@ -179,6 +180,20 @@ def test_output_that_is_held_by_a_process_elsewhere_is_not_awaited(
     for fd in kept:
         os.close(fd)
     assert wire.Frames().feed(frames)[-1] == (wire.EXIT, 3, b"0")
+
+
+def test_output_of_a_command_that_ended_while_this_program_stood_still_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All time for the output is over once the command's end is known."""
+    monkeypatch.setattr(remote_exec, "DRAIN_S", -1.0)
+    argv = ["head", "-c", "60000", "/dev/zero"]
+    command = remote_exec.Command(3, ORDER | {"argv": argv, "env": dict(os.environ)})
+    assert select.select([command.control], [], [], LIMIT_S)[0]
+    frames = wire.Frames().feed(command.turn({command.control.fileno()}))
+    command.close()
+    sizes = [(kind, len(payload)) for kind, _, payload in frames]
+    assert sizes == [(wire.OUT, 60000), (wire.EXIT, 1)]
 
 
 def a_near_end() -> Any:

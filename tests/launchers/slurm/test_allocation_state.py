@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.node import Watchers
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 from pytest_mnode.launchers.slurm import allocation_state as module
 from pytest_mnode.launchers.slurm.allocation import CurrentAllocation, Granted
@@ -43,7 +42,7 @@ def test_a_watch_of_hidden_nodes_looks_at_the_job(
     script = f'#!/bin/sh\ncase "$*" in *node*) {denied};; *) {job};; esac\n'
     write_program(tmp_path / "scontrol", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    watch = Watch(Slurm(), CurrentAllocation(), 7, Watchers("x"))
+    watch = Watch(Slurm(), CurrentAllocation(), 7, lambda *_: None)
     watch._names = NAMES
     assert watch._found() == {"host2": "Slurm removed it from allocation 7"}
 
@@ -158,62 +157,46 @@ def allocation() -> Ended:
     return Ended({})
 
 
-Lost = list[tuple[str, str]]
+Lost = dict[str, str]
 
 
 @pytest.fixture
-def watch(slurm: AnsweringSlurm, allocation: Ended) -> Iterator[Watch]:
-    watch = Watch(slurm, allocation, 7, Watchers("watch"))
+def losses() -> Lost:
+    return {}
+
+
+@pytest.fixture
+def watch(slurm: AnsweringSlurm, allocation: Ended, losses: Lost) -> Iterator[Watch]:
+    watch = Watch(slurm, allocation, 7, losses.__setitem__)
+    watch.start(BOTH)
     yield watch
     watch.close()
 
 
-@pytest.fixture
-def losses(watch: Watch) -> Lost:
-    found: Lost = []
-    watch._watchers.add(lambda *loss: found.append(loss))
-    watch._watchers.start()
-    watch.start(BOTH)
-    return found
-
-
-def test_a_loss_is_reported_once(slurm: AnsweringSlurm, watch: Watch, losses: Lost) -> None:
+@pytest.mark.usefixtures("watch")
+def test_a_loss_is_reported(slurm: AnsweringSlurm, losses: Lost) -> None:
     slurm.await_looks()
-    assert losses == []
+    assert losses == {}
     slurm.states["n1"] = NodeState("n1", "DOWN", reason="Not responding")
     until(lambda: losses)
-    slurm.await_looks()
-    assert losses == [("host1", "Slurm says DOWN: Not responding")]
-    assert watch.why_gone("host1") == "Slurm says DOWN: Not responding"
-    assert watch.why_gone("host0") is None
+    assert losses == {"host1": "Slurm says DOWN: Not responding"}
 
 
+@pytest.mark.usefixtures("watch")
 def test_a_silent_slurm_reports_no_loss(slurm: AnsweringSlurm, losses: Lost) -> None:
     slurm.silent = True
     slurm.await_looks()
-    assert losses == []
+    assert losses == {}
     slurm.silent, slurm.answer = False, None
     until(lambda: len(losses) == 2)
-    assert losses[0] == ("host0", "allocation 7 ended: it is unknown to Slurm")
+    assert losses["host0"] == "allocation 7 ended: it is unknown to Slurm"
 
 
-def test_a_node_switched_off_by_the_run_is_not_reported(
-    slurm: AnsweringSlurm, watch: Watch, losses: Lost
-) -> None:
-    watch.note("host1", "powered off")
-    slurm.states["n1"] = NodeState("n1", "DOWN")
-    slurm.await_looks()
-    assert losses == []
-    assert watch.why_gone("host1") == "powered off"
-    slurm.states["n1"] = NodeState("n1", "ALLOCATED")
-    watch.note("host1", None)
-    assert watch.why_gone("host1") is None
-
-
+@pytest.mark.usefixtures("watch")
 def test_an_allocation_that_ended_watch(allocation: Ended, losses: Lost) -> None:
     allocation.why = "job has been revoked"
     until(lambda: len(losses) == 2)
-    assert {why for _, why in losses} == {"allocation 7 ended: job has been revoked"}
+    assert set(losses.values()) == {"allocation 7 ended: job has been revoked"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState, SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.protocol.launcher_requests import SchedulerNames
+from tests.waiting import until
 
 RUNS = JobState(7, "x", "RUNNING", nodes=("n1",))
 
@@ -70,3 +71,46 @@ def test_a_node_removed_from_the_allocation_never_returns() -> None:
     out = JobState(7, "x", "RUNNING", nodes=("n0",))
     with pytest.raises(ClusterError, match="removed it from allocation 7"):
         back("ALLOCATED", job=lambda _: out)
+
+
+@pytest.mark.parametrize(
+    ("event", "starts", "slurm_says", "lost"),
+    [
+        ({"lost": "n1", "why": "cut"}, {}, "", {}),
+        (
+            {"lost": "n1", "why": "cut"},
+            {"n1": "no"},
+            "",
+            {"host1": "cut; a new step did not start: no"},
+        ),
+        ({"lost": "n1", "why": "cut"}, {"n1": "no"}, "DOWN", {"host1": "DOWN"}),
+        ({"ended": "killed"}, {}, "", {"host1": "the connection to the nodes ended: killed"}),
+    ],
+    ids=["started-again", "not-started", "reason-of-slurm", "bridge-ended"],
+)
+def test_a_step_that_ends(
+    event: dict[str, str], starts: dict[str, str], slurm_says: str, lost: dict[str, str]
+) -> None:
+    """It is started again; the node is lost if that fails, and all nodes are with the bridge."""
+    made, found = Slurm.__new__(Slurm), dict[str, str]()
+    tried = threading.Event()
+    made._gone, made._lock, made._closed = {}, threading.Lock(), False
+    made._hosts_by_name = {"host1": "n1"}
+    made._watchers = SimpleNamespace(lost=found.__setitem__)  # type: ignore[assignment]
+
+    def look() -> None:
+        if slurm_says:
+            made._slurm_lost("host1", slurm_says)
+
+    def start(*_: object) -> dict[str, str]:
+        tried.set()
+        return starts
+
+    made._watch = SimpleNamespace(look=look)  # type: ignore[assignment]
+    made._open = start  # type: ignore[method-assign, assignment]
+    made._hear(event)
+    if "lost" in event:
+        assert tried.wait(30.0)
+    until(lambda: found == lost)
+    node: Any = SimpleNamespace(name="host1")
+    assert made._why_gone(node) == lost.get("host1")
