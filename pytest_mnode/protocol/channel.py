@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -396,6 +397,10 @@ class _UnixLine(Line):
         super().__init__()
         end = socket.socket(socket.AF_UNIX)
         end.connect(endpoint.removeprefix(IPC))
+        self._end = end
+        self._unsent: tuple[bytes, list[int]] = b"", []
+        """Bytes of frames, and how many of them were sent, by each call."""
+        self._lock = threading.RLock()  # a signal's handler may send, too
         self._pipe = Pipe(end)
         self.source = self._pipe.fileno()
         self._poll = select.poll()
@@ -404,8 +409,19 @@ class _UnixLine(Line):
         self.send_bytes(name, keys.client_secret.encode())
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the hub has ended
-            self._pipe.send_bytes(_frame(destination, payload))
+        """If a signal's handler raises here, the rest of the message precedes the next one."""
+        with self._lock:
+            data, sent = self._unsent
+            self._unsent = data[sum(sent) :] + Pipe.framed(_frame(destination, payload)), []
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the hub has ended
+                while left := self._left():
+                    # One call of C, so that no handler raises before the number is kept.
+                    self._unsent[1].extend(map(self._end.send, (left,)))
+            self._unsent = b"", []
+
+    def _left(self) -> memoryview:
+        data, sent = self._unsent
+        return memoryview(data)[sum(sent) :]
 
     def receive_bytes(self, timeout_s: float | None) -> bytes | None:
         """Raises EOFError if the hub has ended."""

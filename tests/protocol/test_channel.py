@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import select
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -101,6 +102,33 @@ def test_messages_larger_than_any_buffer_arrive_whole_and_in_order(
     while reading.is_alive():
         assert receive(switchboard, 0.02) is None
     assert answers == [(number, large) for number in range(messages)]
+    line.close()
+
+
+def test_a_signal_that_raises_in_a_send_cuts_no_message(
+    switchboard: Switchboard, keys: tuple[bytes, Keys]
+) -> None:
+    line = connect("rank/1", switchboard.endpoint, keys[1])
+    large = b"x" * 3_000_000
+
+    def expire(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeoutError):  # nobody reads, so it waits for room
+            line.send("hub", large)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    speaking = threading.Thread(target=line.send, args=("hub", "next"))
+    speaking.start()
+    for message in (large, "next"):
+        heard = receive(switchboard, LONG_S)
+        assert heard is not None
+        assert pickle.loads(heard[2]) == message
+    speaking.join()
     line.close()
 
 
