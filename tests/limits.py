@@ -372,6 +372,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/cleanup/bridge_task.py POLL_S",
         "launchers/dial_in/bridge.py _POLL_S",
         "launchers/remote/stdio_bridge.py AGAIN_S",
+        "launchers/remote/bridge_server.py ACCEPT_AGAIN_S",
         "launchers/remote/stdio_bridge.py _POLL_S",
         "launchers/kubernetes/bridge.py AGAIN_S",
         "launchers/kubernetes/bridge.py EVENTS_S",

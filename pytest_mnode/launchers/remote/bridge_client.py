@@ -47,8 +47,11 @@ class BridgeClient:
             self._news.wait_for(lambda: self._up is not None, limit_s + _SLACK_S)
             if why := "not up in time" if self._up is None else self._up:
                 raise ClusterError(why)
-        with reachable(self._path) as short:
-            self._events.connect(short)
+        try:
+            with reachable(self._path) as short:
+                self._events.connect(short)
+        except OSError as error:
+            raise ClusterError(f"the bridge has ended: {self._why or error.strerror}") from None
         self.ask(events=True)
         threading.Thread(target=self._listen, name="mnode-bridge", daemon=True).start()
 

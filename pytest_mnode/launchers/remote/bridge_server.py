@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -17,7 +18,8 @@ from pytest_mnode.launchers.remote.node_command import reachable
 STDIN, STDOUT, STDERR = 0, 1, 2
 CHUNK_BYTES = 1 << 15
 LOST = 255
-
+ACCEPT_AGAIN_S = 0.2
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 ATOMIC_BYTES = 4096
 """A pipe that is ready for writing takes this many bytes without blocking (PIPE_BUF)."""
@@ -116,7 +118,13 @@ class BridgeServer:
             server.listen(512)
             draft.rename(path)  # whoever finds the path can connect
             while True:
-                connection, _ = await loop.sock_accept(server)
+                try:
+                    connection, _ = await loop.sock_accept(server)
+                except OSError as error:
+                    if error.errno not in _NO_FILES:
+                        raise
+                    await asyncio.sleep(ACCEPT_AGAIN_S)  # callers wait in the queue
+                    continue
                 connection.setblocking(False)
                 task = asyncio.ensure_future(self._take(connection))
                 self._tasks.add(task)
@@ -124,28 +132,40 @@ class BridgeServer:
 
     async def _take(self, connection: socket.socket) -> None:
         """Read the first line and the descriptors of a connection, and serve it."""
-        loop, data, fds = asyncio.get_running_loop(), b"", []
-        while b"\n" not in data:
-            ready = asyncio.Event()
-            loop.add_reader(connection, ready.set)
-            await ready.wait()
-            loop.remove_reader(connection)
-            more, given, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-            fds += given
-            if not more:
-                break
-            data += more
-        line, _, more = data.partition(b"\n")
-        order = json.loads(line or b"{}")
-        if "exec" in order and len(fds) == 3:
-            caller = Caller(fds)
-            if more:
-                caller.signals.put_nowait(more)
-            await self._exec(connection, order, caller)
-        elif order:
-            await self._other(connection, order, more)
-        else:
-            connection.close()
+        loop, data, fds, cut = asyncio.get_running_loop(), b"", list[int](), False
+        try:
+            while b"\n" not in data:
+                ready = asyncio.Event()
+                loop.add_reader(connection, ready.set)
+                await ready.wait()
+                loop.remove_reader(connection)
+                more, given, flags, _ = socket.recv_fds(connection, 1 << 20, 3)
+                fds += given
+                cut = cut or bool(flags & socket.MSG_CTRUNC)
+                data += more
+                if not more:  # the caller has ended in the middle of its request
+                    connection.close()
+                    return
+            line, _, more = data.partition(b"\n")
+            order = json.loads(line)
+            if cut:
+                await self._answer(connection, LOST, "out of open files here; raise ulimit -n")
+            elif "exec" in order and len(fds) == 3:
+                caller, fds = Caller(fds), []
+                if more:
+                    caller.signals.put_nowait(more)
+                await self._exec(connection, order, caller)
+            else:
+                await self._other(connection, order, more)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _answer(self, connection: socket.socket, status: int, problem: str) -> None:
+        """Tell a caller how its command ended."""
+        with connection, contextlib.suppress(OSError):
+            answer = f"{status} {problem}".encode(errors="replace")
+            await asyncio.get_running_loop().sock_sendall(connection, answer)
 
     async def _exec(
         self, connection: socket.socket, asked: Mapping[str, Any], caller: Caller
@@ -153,19 +173,16 @@ class BridgeServer:
         """Run a command, and report its exit status. The command ends with its caller."""
         running = asyncio.ensure_future(self._run(asked["exec"], asked, caller))
         gone = asyncio.ensure_future(self._hear(connection, caller))
-        with connection:
+        try:
             await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
             for task in (running, gone):
-                if not task.done():
-                    task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                status, problem = await running
-                await caller.write(STDERR, f"{problem}\n".encode() if problem else b"")
-                with contextlib.suppress(OSError):
-                    loop = asyncio.get_running_loop()
-                    await loop.sock_sendall(connection, str(status).encode())
-            await asyncio.gather(gone, return_exceptions=True)
-        caller.close()
+                task.cancel()
+            await asyncio.gather(running, gone, return_exceptions=True)
+            if not running.cancelled():
+                await self._answer(connection, *await running)
+        finally:
+            connection.close()
+            caller.close()
 
     async def _hear(self, connection: socket.socket, caller: Caller) -> None:
         """Until the caller has ended."""

@@ -67,13 +67,16 @@ def main(path: str, host: str, *argv: str) -> int:
             bridge.sendall(asked[sent:])
         for number in PASSED_ON:
             signal.signal(number, pass_on)
-        while data := bridge.recv(64):
+        while data := bridge.recv(4096):
             answer += data
     except OSError:
         pass
-    if not answer:
-        sys.stderr.write(f"{host}: the run that made this command is over\n")
-    return int(answer or LOST)
+    status, _, why = answer.decode(errors="replace").partition(" ")
+    if not status:
+        why = "the run's connection to its nodes has ended"
+    if why:
+        sys.stderr.write(f"{host}: {why}\n")
+    return int(status or LOST)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ class NodeStreams:
         """Run a command on a node; see BridgeServer."""
         stream = self.at.get(host)
         if stream is None or stream.lost:
-            return LOST, f"{host}: {stream.lost if stream else 'no connection'}"
+            return LOST, stream.lost if stream else "no connection"
         argv: Sequence[str] = asked["argv"]
         order = bootstrap.order(host, argv, asked["cwd"], asked["environ"], self._inherited)
         number = next(self._numbers)
@@ -145,7 +145,7 @@ class NodeStreams:
                 *(self._show(stream, number, kind, command, caller) for kind in (OUT, ERR))
             )
             if command.status is None:
-                return LOST, f"{host}: {stream.lost}"
+                return LOST, stream.lost
             return command.status, ""
         finally:
             for task in beside:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +18,7 @@ import psutil
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.launchers.remote import bridge_server, node_command
 from pytest_mnode.launchers.remote.node_command import LOST
 from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, SLEEPS, Way, ready, run
 from tests.waiting import until
@@ -233,10 +237,10 @@ def test_the_command_ends_with_the_run(way: Way) -> None:
     with ready(command, stderr=subprocess.PIPE) as program:
         os.kill(way.streams.daemon, signal.SIGKILL)
         _, err = program.communicate(timeout=LIMIT_S)
-        assert err == "n1: the run that made this command is over\n"
+        assert err == "n1: the run's connection to its nodes has ended\n"
     done = run(command)
     assert done.returncode == LOST
-    assert done.stderr == "n1: the run that made this command is over\n"
+    assert done.stderr == "n1: the run's connection to its nodes has ended\n"
 
 
 def test_no_variable_appears_in_an_argument_list(way: Way) -> None:
@@ -260,3 +264,40 @@ def test_a_callers_streams_stay_as_they_were(way: Way) -> None:
     with os.fdopen(reads, "rb"), os.fdopen(writes, "wb"):
         run(way(["echo", "x"]), capture_output=False, stdout=writes)
         assert os.get_blocking(writes)
+
+
+def test_a_request_that_breaks_off_leaves_no_stream_open(way: Way) -> None:
+    way(["true"])
+    reads, writes = os.pipe()
+    with socket.socket(socket.AF_UNIX) as caller, os.fdopen(reads, "rb"):
+        with node_command.reachable(way.streams.socket) as short:
+            caller.connect(short)
+        socket.send_fds(caller, [b'{"exec": "n1", '], [writes])
+        os.close(writes)
+        caller.close()
+        assert select.select([reads], [], [], LIMIT_S)[0], "the bridge holds the other end"
+
+
+def test_a_bridge_that_is_out_of_open_files_refuses_commands_and_goes_on(way: Way) -> None:
+    command = way(["echo", "on"])
+    bridge = way.streams.bridge()
+    limits = resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE)
+
+    def leave(count: int) -> None:
+        used = {int(one.name) for one in Path(f"/proc/{bridge.pid}/fd").iterdir()}
+        free = [fd for fd in range(max(used) + 10) if fd not in used]
+        resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, (free[count], limits[1]))
+
+    leave(2)
+    done = run(command)
+    assert (done.returncode, done.stderr) == (
+        LOST,
+        "n1: out of open files here; raise ulimit -n\n",
+    )
+    leave(0)
+    with socket.socket(socket.AF_UNIX) as caller:
+        with node_command.reachable(way.streams.socket) as short:
+            caller.connect(short)
+        time.sleep(3 * bridge_server.ACCEPT_AGAIN_S)
+    resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, limits)
+    assert run(command).stdout == "on\n"
