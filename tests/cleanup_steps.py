@@ -50,7 +50,7 @@ EXCEPTIONS = {
         "namespaces.die_with_parent",
     ): "its parent waits for it",
     (
-        "launchers/remote/stdio_bridge.py:StdioBridge._end",
+        "launchers/remote/stdio_bridge.py:StdioBridge.end",
         "end_programs",
     ): "reaps what os.killpg has killed",
     (

@@ -2,7 +2,8 @@
 
 The cleanup daemon holds it. Commands reach it over its socket (node_command), and so does the
 launcher (bridge_client), whose first line is {"events": true}. It gets lines of JSON:
-{"up": host}, {"failed": host, "why": …} and {"lost": host, "why": …}; its own open a host's stream,
+{"up": host}, {"failed": host, "why": …}, {"lost": host, "why": …}, and {"beat": …} every BEAT_S;
+its own open a host's stream,
 {"open": host, "argv": […], "within_s": …}, or close it, {"close": host, "why": …}.
 """
 
@@ -15,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -23,6 +25,7 @@ from typing import Any
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.remote.bridge_server import BridgeServer
 from pytest_mnode.launchers.remote.node_streams import NodeStreams
+from pytest_mnode.launchers.remote.wire import BEAT_S
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -89,20 +92,31 @@ class Bridge:
         for number in _ENDING:
             loop.add_signal_handler(number, ended.set)
         starting = asyncio.ensure_future(self.start())
-        tasks = [asyncio.ensure_future(ended.wait()), asyncio.ensure_future(self.nodes.beat())]
-        await asyncio.wait([*tasks, starting], return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            await starting
-            server = BridgeServer(self.nodes.run, self._hear)
-            tasks.append(asyncio.ensure_future(server.serve(path)))
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if ended.is_set():
-            await self.ending()
-        for task in (starting, *tasks):
-            if task.done():
-                await task
-            else:
-                task.cancel()
+        every = (ended.wait(), self.nodes.beat(), self._beat())
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in every]
+        try:
+            await asyncio.wait([*tasks, starting], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                server = BridgeServer(self.nodes.run, self._hear)
+                tasks.append(asyncio.ensure_future(server.serve(path)))
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if ended.is_set():
+                await self.ending()
+            for task in (starting, *tasks):
+                if task.done():
+                    await task
+                else:
+                    task.cancel()
+        finally:
+            if self._launcher is not None:  # it expects no beat while this program ends
+                with contextlib.suppress(OSError):
+                    self._launcher.get_extra_info("socket").shutdown(socket.SHUT_WR)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self.tell({"beat": time.monotonic()})
 
     async def _hear(self, connection: socket.socket, order: dict[str, Any], more: bytes) -> None:
         """Serve the launcher's connection."""

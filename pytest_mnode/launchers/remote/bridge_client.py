@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
+import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +17,11 @@ from typing import Any
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.cleanup.client import ENDED, CleanupDaemon
 from pytest_mnode.launchers.remote.node_command import reachable
+from pytest_mnode.launchers.remote.wire import BEAT_S, CHUNK_BYTES, SILENCE_S
+from pytest_mnode.protocol.listening_clock import ListeningClock
 
 _SLACK_S = 5.0
+_PEER = (socket.SOL_SOCKET, socket.SO_PEERCRED)
 
 
 class BridgeClient:
@@ -38,8 +45,13 @@ class BridgeClient:
         self._daemon = CleanupDaemon(self._heard_daemon)
         self.start_daemon = self._daemon.start
 
-    def start(self, argv: Sequence[str], limit_s: float, end_s: float) -> None:
-        """Start the bridge, and wait until its socket is there. Raises ClusterError."""
+    def start(
+        self, argv: Sequence[str], limit_s: float, end_s: float, silence_s: float = SILENCE_S
+    ) -> None:
+        """Start the bridge, and wait until its socket is there. Raises ClusterError.
+
+        silence_s: how long it may report nothing, not even a beat, before it is killed.
+        """
         self._daemon.order(
             bridge="bridge", argv=list(argv), socket=self._path, within_s=limit_s, end_s=end_s
         )
@@ -53,7 +65,10 @@ class BridgeClient:
         except OSError as error:
             raise ClusterError(f"the bridge has ended: {self._why or error.strerror}") from None
         self.ask(events=True)
-        threading.Thread(target=self._listen, name="mnode-bridge", daemon=True).start()
+        listening = threading.Thread(
+            target=self._listen, args=(silence_s,), name="mnode-bridge", daemon=True
+        )
+        listening.start()
 
     def ask(self, **order: object) -> None:
         """Send an order. Raises ClusterError if the bridge has ended."""
@@ -96,16 +111,30 @@ class BridgeClient:
         self._daemon.close(remove)
         self._events.close()
 
-    def _listen(self) -> None:
-        try:
-            with self._events.makefile("rb") as lines:
+    def _listen(self, silence_s: float) -> None:
+        """Until the end of the stream, of which the daemon tells the reason, or silence."""
+        clock, poll, data = ListeningClock(), select.poll(), b""
+        heard = clock.now()
+        with contextlib.suppress(OSError, ValueError):
+            poll.register(self._events, select.POLLIN)
+            pid, _, _ = struct.unpack("3i", self._events.getsockopt(*_PEER, struct.calcsize("3i")))
+            while clock.now() <= heard + silence_s:
+                if not poll.poll(1000 * BEAT_S):
+                    continue
+                more = self._events.recv(CHUNK_BYTES)
+                if not more:
+                    return
+                *lines, data = (data + more).split(b"\n")
                 for line in lines:
                     self._heard(json.loads(line))
-        except (OSError, ValueError):
-            pass
+                heard = clock.now()
+            self._ended(f"no sign of life for {silence_s:g} s")
+            os.kill(pid, signal.SIGKILL)
 
     def _heard(self, event: Mapping[str, Any]) -> None:
         match event:
+            case {"beat": _}:
+                pass
             case {"up": host}:
                 self._note(host, "")
             case {"failed": host, "why": why}:
@@ -119,17 +148,26 @@ class BridgeClient:
             self._news.notify_all()
 
     def _heard_daemon(self, event: Mapping[str, Any] | None) -> None:
+        match event:
+            case {"ended": why}:
+                self._ended(why)
+            case None:
+                self._started(ENDED)
+                self._ended(ENDED)
+            case {"up": _}:
+                self._started("")
+            case {"failed": why}:
+                self._started(why)
+
+    def _started(self, why: str) -> None:
         with self._news:
-            match event:
-                case {"up": _}:
-                    self._up = ""
-                case {"failed": why}:
-                    self._up = why
-                case {"ended": why}:
-                    self._why = why
-                case None:
-                    self._why = ENDED
-                    self._up = self._up or ENDED
+            self._up = self._up or why
             self._news.notify_all()
-        if self._why and not self._closing:
-            self._on_event({"ended": self._why})
+
+    def _ended(self, why: str) -> None:
+        """Record the first reason, and report it once."""
+        with self._news:
+            known, self._why = self._why, self._why or why
+            self._news.notify_all()
+        if not known and not self._closing:
+            self._on_event({"ended": why})

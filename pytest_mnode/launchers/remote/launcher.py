@@ -215,7 +215,7 @@ class RemoteLauncher(Launcher):
         file = Path(f"{self._socket}.json")
         file.write_text(json.dumps(settings))
         argv = [sys.executable, "-P", "-m", module, str(file), self._socket]
-        self._bridge.start(argv, limit_s, end_s)
+        self._bridge.start(argv, limit_s, end_s, self.silence_limit_s)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         """Handle what the bridge reports, in a thread of its client."""

@@ -153,6 +153,7 @@ class StdioBridge(bridge.Bridge):
         """End the host's command, with its own ssh to a jump host."""
         if (held := self._held.pop(host, None)) is not None:
             self._end([held])
+            self.do(asyncio.to_thread(end_programs, [held.program], KILLED_S))
 
     def end(self) -> None:
         """See Bridge."""
@@ -166,6 +167,7 @@ class StdioBridge(bridge.Bridge):
         while any(one.program.poll() is None for one in every) and time.monotonic() < end:
             time.sleep(_POLL_S)
         self._end(every)
+        end_programs([held.program for held in every], KILLED_S)
 
     def _end(self, every: Sequence[Opened]) -> None:
         for held in every:
@@ -176,7 +178,6 @@ class StdioBridge(bridge.Bridge):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(held.program.pid, signal.SIGKILL)
             held.program.stdout.close()
-        end_programs([held.program for held in every], KILLED_S)
 
 
 def why_over(code: int | None, printed: Sequence[str], *, greeted: bool) -> str:

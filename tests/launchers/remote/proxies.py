@@ -55,7 +55,7 @@ class Streams:
         settings = directory / "bridge.json"
         settings.write_text(f'{{"silence_s": {silence_s}, "late": "{late}"}}')
         argv = [sys.executable, "-P", "-m", BRIDGE, str(settings), self.socket]
-        self.client.start(argv, LIMIT_S, 8.0)
+        self.client.start(argv, LIMIT_S, 8.0, silence_s)
 
     def open(self, ways: Mapping[str, Sequence[str]], within_s: float = LIMIT_S) -> dict[str, str]:
         return self.client.open(ways, within_s, 4 * LIMIT_S)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.remote import bridge_server, node_command
 from pytest_mnode.launchers.remote.node_command import LOST
 from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, SLEEPS, Way, ready, run
@@ -206,17 +207,17 @@ def test_silence_ends_both_sides(way: Way, mark: Marked) -> None:
         mark.until_none()
 
 
-def test_a_bridge_that_hangs_is_noticed(way: Way, mark: Marked) -> None:
+def test_a_bridge_that_hangs_is_noticed_on_both_sides(way: Way, mark: Marked) -> None:
     with ready(way(SLEEPS, silence_s=2.0), env=mark.env) as program:
         # The shell becomes the remote end after its output.
         until(lambda: "sleep" in mark.names())
-        bridge = way.streams.bridge()
-        bridge.suspend()
-        try:
-            until(lambda: "sleep" not in mark.names())  # it would run for 300 s
-        finally:
-            bridge.resume()
-        assert program.wait(LIMIT_S) == LOST
+        way.streams.bridge().suspend()
+        why = "no sign of life for 2 s"
+        assert way.streams.events.get(timeout=LIMIT_S) == {"ended": why}
+        assert program.wait(LIMIT_S) == LOST, "the bridge is killed"
+        until(lambda: "sleep" not in mark.names())  # it would run for 300 s
+        with pytest.raises(ClusterError, match=why):
+            way.streams.open({"n2": ["true"]})
 
 
 @pytest.mark.parametrize(
