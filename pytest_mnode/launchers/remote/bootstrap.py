@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.launchers.node_env import DEFAULTS, SET, is_passed
+from pytest_mnode.launchers.node_env import DEFAULTS, SET, is_passed, node_env
 from pytest_mnode.launchers.remote import command_process, remote_exec, wire
 from pytest_mnode.launchers.remote.node_command import as_sent
 from pytest_mnode.protocol import listening_clock
@@ -46,11 +46,13 @@ class Sent:
     """Variables for a command on a node, by what they count there (see launchers.node_env).
 
     env: what the user set for the run. passed: of pytest's environment. defaults: what counts last.
+    removed: of pytest's environment when the run began, and not of the command's.
     """
 
     env: Mapping[str, str]
     passed: Mapping[str, str]
     defaults: Mapping[str, str]
+    removed: Mapping[str, str] = field(default_factory=dict)
 
 
 def sent(environ: Mapping[str, str], inherited: Mapping[str, str]) -> Sent:
@@ -72,7 +74,9 @@ def sent(environ: Mapping[str, str], inherited: Mapping[str, str]) -> Sent:
             env[name] = value
         elif is_passed(name, value):
             passed[name] = value
-    return Sent(env, passed, defaults)
+    began = node_env(inherited)
+    removed = {n: v for n, v in began.items() if n not in environ and is_passed(n, v)}
+    return Sent(env, passed, defaults, removed)
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -87,15 +87,21 @@ def node_env(
     own: Mapping[str, str],
     passed: Mapping[str, str],
     defaults: Mapping[str, str],
+    removed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The command's environment, by the rule of launchers.node_env.
 
     env: what the user set for the run. own: the node's. passed: of pytest's environment. defaults:
-    what counts last.
+    what counts last. removed: what srun has passed on, and the command does not have.
     """
     found = {**defaults, **of_user(), **passed, **own}
     if "SLURM_STEP_ID" in own:  # srun has passed them on, without what Slurm takes away
-        kept = {n: v for n, v in own.items() if n in OF_THE_JOB or not n.startswith(OF_A_TASK)}
+        without = removed or {}  # another value is the node's own
+        kept = {
+            name: value
+            for name, value in own.items()
+            if name in OF_THE_JOB or not (name.startswith(OF_A_TASK) or without.get(name) == value)
+        }
         found = {**defaults, **of_user(), **kept}
     folder, path = os.path.dirname(sys.executable), found.get("PATH", os.defpath)  # noqa: PTH120
     if folder and folder not in path.split(os.pathsep):  # as in an activated environment
@@ -150,7 +156,7 @@ def run(order: dict[str, object], parent: int) -> tuple[int, str]:
     argv = [encoded(word) for word in words]
     sent, passed, defaults = (variables(order, kind) for kind in ("env", "passed", "defaults"))
     own = {decoded(name): decoded(value) for name, value in os.environb.items()}
-    merged = node_env(sent, own, passed, defaults)
+    merged = node_env(sent, own, passed, defaults, variables(order, "removed"))
     env = {encoded(n): encoded(value) for n, value in merged.items()}
     close_all_but(set())
     signal.set_wakeup_fd(-1)

@@ -177,7 +177,8 @@ class Command:
             for _ in range(3):
                 pipes += os.pipe()
             ours, its = [pipes[1], pipes[2], pipes[4]], [pipes[0], pipes[3], pipes[5]]
-            if os.fork() == 0:
+            self.keeper = os.fork()
+            if self.keeper == 0:
                 keep(order, its, theirs)
         except OSError:
             for fd in pipes:
@@ -340,6 +341,7 @@ class RemoteExec:
         self.frames = Frames()
         self.out = bytearray(stream.greeting)
         self.commands: dict[int, Command] = {}
+        self.keepers: set[int] = set()
         self.clock = ListeningClock()
         self.heard = self.clock.now()
         self.beaten = 0.0
@@ -386,11 +388,26 @@ class RemoteExec:
             if command.reported:
                 command.close()
                 del self.commands[command.number]
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        self.reap()
         self.beat()
         self.flush()
+
+    def reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self.keepers:
+                    self.keepers.remove(pid)
+                    if status:
+                        self.kill_orphans()
+
+    def kill_orphans(self) -> None:
+        """Kill what a killed keeper has left: this program is its parent now."""
+        found = descendants(os.getpid())
+        kept = {pid for keeper in self.keepers for pid in (keeper, *descendants(keeper))}
+        for pid in found:
+            if pid not in kept:
+                kill(pid, signal.SIGKILL)
 
     def receive(self) -> None:
         data = self.stream.read()
@@ -421,7 +438,8 @@ class RemoteExec:
 
     def start(self, number: int, order: dict[str, object]) -> None:
         try:
-            self.commands[number] = Command(number, order)
+            command = self.commands[number] = Command(number, order)
+            self.keepers.add(command.keeper)
         except OSError as error:
             why = f"{order.get('where')}: cannot run it: {error.strerror}\n"
             self.out += frame(ERR, number, why.encode()) + frame(EXIT, number, b"125")

@@ -193,6 +193,17 @@ def test_background_processes_end_with_the_command(way: Way, mark: Marked) -> No
     mark.until_none()
 
 
+def test_what_a_killed_keeper_leaves_is_ended_and_nothing_else(way: Way, mark: Marked) -> None:
+    script = "setsid sleep 300 & echo ready; wait"
+    with ready(way(["sh", "-c", script]), env=mark.env) as program:
+        [keeper] = [one for one in way.streams.below() if one.name() == "mnode-exec"]
+        with ready(way.streams.command("n1", SLEEPS)) as other:
+            keeper.kill()
+            assert program.wait(LIMIT_S) == 128 + signal.SIGKILL
+            mark.until_none()
+            assert other.poll() is None
+
+
 def test_silence_ends_both_sides(way: Way, mark: Marked) -> None:
     """The remote end hangs, like behind a cut link: the proxy reports it."""
     apart = f"setsid --wait {shlex.join(REMOTE_END)}"  # no signal to ssh reaches it

@@ -44,7 +44,11 @@ def test_a_nodes_own_variables_come_first_and_the_users_replace_them() -> None:
 def test_a_step_has_what_slurm_gave_it() -> None:
     """srun has passed variables on already; Slurm took some away, as in a step without GPUs."""
     own = OWN | {"SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "PMI_RANK": "0"}
-    assert node_env({}, own, PASSED, DEFAULTS) == OWN | DEFAULTS | {"SLURM_JOB_ID": "7"}
+    expected = OWN | DEFAULTS | {"SLURM_JOB_ID": "7"}
+    assert node_env({}, own, PASSED, DEFAULTS) == expected
+    del expected["NCCL_DEBUG"]
+    removed = {"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "other", "SLURM_JOB_ID": "7"}
+    assert node_env({}, own, PASSED, DEFAULTS, removed) == expected
 
 
 def test_a_node_without_a_login_has_its_users_home_and_the_pythons_folder_in_path() -> None:
@@ -70,6 +74,8 @@ def test_what_is_sent_to_a_node() -> None:
         passed={"NCCL_IB_HCA": "mlx5_9", "HF_HOME": "/hf"},
         defaults={"OMP_NUM_THREADS": "1"},
     )
+    del environ["NCCL_IB_HCA"]
+    assert bootstrap.sent(environ, inherited).removed == {"NCCL_IB_HCA": "mlx5_9"}
 
 
 ORDER: dict[str, object] = {"argv": ["true"], "cwd": "/", "where": "n1"}
