@@ -73,6 +73,8 @@ class Slurm(RemoteLauncher):
         self._gpus: Mapping[str, int] = {}
         """GPUs that the allocation holds on nodes without having requested them, by node."""
         self._watch: Watch | None = None
+        self._starting: dict[str, threading.Thread] = {}
+        """The last thread that started a step again, by host."""
 
     @property
     def _job(self) -> int:
@@ -151,9 +153,17 @@ class Slurm(RemoteLauncher):
 
     def _stream_lost(self, host: str, why: str) -> None:
         """See RemoteLauncher. In a thread: the bridge's own hears whether a step has started."""
-        threading.Thread(
+        starting = threading.Thread(
             target=self._start_again, args=(host, why), name="mnode-step", daemon=True
-        ).start()
+        )
+        self._starting[host] = starting
+        starting.start()
+
+    def _why_gone(self, node: Node) -> str | None:
+        """See RemoteLauncher. Waits for a step that is being started again."""
+        if (starting := self._starting.get(self._host_of(node.name))) is not None:
+            starting.join(2 * RECONNECT_S)
+        return super()._why_gone(node)
 
     def _start_again(self, host: str, why: str) -> None:
         """Start a step on the host again: Slurm may still have the node. If not, it is lost."""

@@ -13,7 +13,6 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState, SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.protocol.launcher_requests import SchedulerNames
-from tests.waiting import until
 
 RUNS = JobState(7, "x", "RUNNING", nodes=("n1",))
 
@@ -93,24 +92,17 @@ def test_a_step_that_ends(
 ) -> None:
     """It is started again; the node is lost if that fails, and all nodes are with the bridge."""
     made, found = Slurm.__new__(Slurm), dict[str, str]()
-    tried = threading.Event()
     made._gone, made._lock, made._closed = {}, threading.Lock(), False
-    made._hosts_by_name = {"host1": "n1"}
+    made._hosts_by_name, made._starting = {"host1": "n1"}, {}
     made._watchers = SimpleNamespace(lost=found.__setitem__)  # type: ignore[assignment]
 
     def look() -> None:
         if slurm_says:
             made._slurm_lost("host1", slurm_says)
 
-    def start(*_: object) -> dict[str, str]:
-        tried.set()
-        return starts
-
     made._watch = SimpleNamespace(look=look)  # type: ignore[assignment]
-    made._open = start  # type: ignore[method-assign, assignment]
+    made._open = lambda *_: starts  # type: ignore[method-assign]
     made._hear(event)
-    if "lost" in event:
-        assert tried.wait(30.0)
-    until(lambda: found == lost)
     node: Any = SimpleNamespace(name="host1")
-    assert made._why_gone(node) == lost.get("host1")
+    assert made._why_gone(node) == lost.get("host1"), "a command waits for the new step"
+    assert found == lost
