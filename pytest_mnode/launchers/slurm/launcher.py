@@ -156,8 +156,8 @@ class Slurm(RemoteLauncher):
         starting = threading.Thread(
             target=self._start_again, args=(host, why), name="mnode-step", daemon=True
         )
-        self._starting[host] = starting
         starting.start()
+        self._starting[host] = starting  # started: others join it
 
     def _why_gone(self, node: Node) -> str | None:
         """See RemoteLauncher. Waits for a step that is being started again."""
