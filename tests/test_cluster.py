@@ -208,13 +208,14 @@ def test_worlds_and_jobs_end_with_their_test(monkeypatch: pytest.MonkeyPatch) ->
         spec=SimpleNamespace(accelerators=SimpleNamespace(per_node=0)),
         open_world=lambda *_: SimpleNamespace(new_group=True, id="w1"),
         close_world=lambda info, *_: ended.append(info.id),
-        ask_launcher=lambda _: None,
+        ask_launcher=lambda _: SimpleNamespace(backend="rack"),
         release=lambda lease: ended.append(lease.id),
     )
     cluster = Cluster(run, Lease(1, ("node0",)), 1, 1.0)
     cluster.world()
     job = SimpleNamespace(close=lambda: ended.append("job"))
-    monkeypatch.setattr("pytest_mnode.cluster.launch", lambda *_: job)
+    backend = SimpleNamespace(submit=lambda *_: job)
+    monkeypatch.setattr("pytest_mnode.cluster.named", lambda _: backend)
     cluster.launch(["t.py"])
     cluster.close()
     assert ended == ["job", "w1", 1]

@@ -105,10 +105,10 @@ def test_a_node_that_hears_nothing_ends(make: Make, tmp_path: Path) -> None:
 def test_what_a_killed_command_leaves_ends_with_its_node(make: Make, tmp_path: Path) -> None:
     launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
     launcher.start()
-    each(launcher, "setsid sleep 300.5 & kill -9 $PPID; wait")
-    until(lambda: len(sleeping()) == 2)
-    launcher.close()
+    each(launcher, f"setsid sleep 300.5 & touch {tmp_path}/$$.left; kill -9 $PPID; wait")
+    until(lambda: len(list(tmp_path.glob("*.left"))) == 2)
     until(lambda: not sleeping())
+    launcher.close()
 
 
 def test_a_sites_command_that_stays_is_ended(
