@@ -9,7 +9,7 @@ from random import Random
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang.engine import Capacity, Engine, GangRequest, Refused
-from pytest_mnode.gang.judge_rounds import LARGE, REFUSED, Lost, Round, filled_turn, race_turn
+from pytest_mnode.gang.judge_rounds import LARGE, Lost, Round, filled_turn, race_turn
 from pytest_mnode.gang.watch import Clock, Watch
 from pytest_mnode.gang.window import KEY, SMALL, Gang, State, Window
 from pytest_mnode.spec.gang import GangCriterion
@@ -193,7 +193,8 @@ def oversize(stage: Stage, title: str) -> Window:
         try:
             watch.submit(GangRequest(LARGE, size, request.runs_s, request.limit_s))
         except Refused as refused:
-            watch.note(f"{LARGE} ({size} nodes) {REFUSED}{refused}")
+            watch.refused = str(refused) or "without a reason"
+            watch.note(f"{LARGE} ({size} nodes) refused: {refused}")
         others = [watch.submit(stage.gang("B")), watch.submit(stage.small())]
         limit_s = 2 * stage.turn_s + stage.promise.runs_s
         watch.until(lambda: watch.all_in_state(others, State.OVER), limit_s)

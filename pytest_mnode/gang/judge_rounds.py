@@ -228,7 +228,6 @@ LARGE = "too large"
 NO_REASON = "gangs larger than the cluster without a refusal or a reason"
 BLOCKED = "jobs that a gang larger than the cluster keeps from running"
 OTHERS = "longest time to the start of jobs beside a gang larger than the cluster"
-REFUSED = "refused: "
 _SOURCE = "a job that can never run is refused or waits with a reason, and blocks no other job"
 
 
@@ -252,11 +251,10 @@ def _reason(window: Window, others: list[Gang]) -> Measurement:
     def known(note: str) -> Measurement:
         return counted(NO_REASON, [], _SOURCE, note=note)
 
-    refused = [text.partition(REFUSED)[2] for _, text in window.notes if REFUSED in text]
-    if refused and not others:
-        return unknown(f"the other jobs were refused too: {refused[0]}")
-    if refused:
-        return known(f"refused: {refused[0]}")
+    if window.refused and not others:
+        return unknown(f"the other jobs were refused too: {window.refused}")
+    if window.refused:
+        return known(f"refused: {window.refused}")
     large = next((gang for gang in window.gangs if gang.name == LARGE), None)
     if large is None:
         return unknown(window.problem or "the gang was not submitted")

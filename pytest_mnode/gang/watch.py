@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.gang.engine import Engine, GangRequest, Observation, Phase
-from pytest_mnode.gang.window import BLIND_S, CLEARED, Gang, Sighting, State, Window, sightings
+from pytest_mnode.gang.window import BLIND_S, Gang, Sighting, State, Window, sightings
 from pytest_mnode.launchers.node import count
 from pytest_mnode.progress import progress
 
@@ -55,7 +55,8 @@ class Watch:
         self._notes: list[tuple[float, str]] = []
         self._not_free: tuple[str, ...] | None = ()
         self._pause_s = _LEAST_PAUSE_S
-        self.problem = ""
+        self._cleared_s: float | None = None
+        self.problem = self.refused = ""
 
     def submit(self, request: GangRequest) -> Gang:
         """Submit a gang. Raises Refused, ClusterError."""
@@ -162,7 +163,8 @@ class Watch:
         """Cancel all jobs, and watch until jobs and ranks are gone and the nodes are free again."""
         self._other_users(self._arena)
         # Noted first, because a watch reports the effects while the request is still running.
-        self.note(CLEARED)
+        self._cleared_s = self._clock.time()
+        self.note("cleared up")
         try:
             self._engine.cancel([job for gang in self._gangs for job in gang.jobs])
         except MnodeError as error:
@@ -193,6 +195,8 @@ class Watch:
             self._taken,
             self._arena,
             tuple(f"{node}: {who}" for node, who in sorted(self._others.items())),
+            self._cleared_s,
+            self.refused,
         )
 
     def _all_gone(self) -> bool:

@@ -222,8 +222,6 @@ def _gaps(observations: Sequence[Observation], since_s: float) -> list[tuple[flo
 KEY = "criteria.gang"
 SMALL = "small"
 """Name of the job of one node that may run while a gang waits."""
-CLEARED = "cleared up"
-"""Note that marks the end of the experiment and the beginning of clearing up."""
 
 
 def only_blocked(waits: Iterable[Sighting]) -> str:
@@ -240,7 +238,8 @@ class Window:
     proves nothing; "" if it does. notes: (time, event), in order. not_free: nodes that were free at
     first but not at the end; None if the scheduler did not show them. taken: nodes that others use
     at the end, with their users. arena: the only nodes of all jobs. others: nodes that others used,
-    or that were away, at any time, with the user or the reason.
+    or that were away, at any time, with the user or the reason. cleared_s: when clearing up began;
+    None if it did not. refused: why the scheduler refused a gang; "" if it refused none.
     """
 
     title: str
@@ -252,6 +251,8 @@ class Window:
     taken: tuple[str, ...] = ()
     arena: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    cleared_s: float | None = None
+    refused: str = ""
 
     @property
     def began_s(self) -> float:
@@ -262,8 +263,9 @@ class Window:
     @property
     def over_s(self) -> float:
         """Time when clearing up began; no waiting gang was cancelled before."""
-        cleared = [at for at, text in self.notes if text == CLEARED]
-        return cleared[0] if cleared else max(one.answered_s for one in self.observations)
+        if self.cleared_s is not None:
+            return self.cleared_s
+        return max(one.answered_s for one in self.observations)
 
     @property
     def known_until_s(self) -> float:

@@ -11,7 +11,7 @@ from pytest_mnode.gang.engine import Heartbeat, JobRecord, Phase
 from pytest_mnode.gang.judge_rounds import Lost
 from pytest_mnode.gang.judging import judged_lost, judged_size
 from pytest_mnode.gang.slurm import record_of
-from pytest_mnode.gang.window import CLEARED, Gang, Window
+from pytest_mnode.gang.window import Gang, Window
 from pytest_mnode.launchers.slurm import JobState
 from pytest_mnode.spec.gang import GangCriterion
 from tests.gang.simulated import Job, Scheduler
@@ -73,7 +73,7 @@ def lost(
 
     before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
     observations = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
-    window = Window("loss", (gang,), observations, notes=((200.0, CLEARED),))
+    window = Window("loss", (gang,), observations, cleared_s=200.0)
     return faults(judged_lost(Lost(window, "n2", 110.0), REQUEUED))
 
 
@@ -123,7 +123,7 @@ def test_a_gang_that_waits_for_nodes_of_others() -> None:
         return course("1", 101, 125)(t) if t < 125 else {"1": waits("1", restarts=1)}
 
     beats = [b for b in all_ran("1", 101.5, 109.5) if b.what == "beat"]
-    window = Window("loss", (gang,), watched(shown, beats, 204), notes=((200.0, CLEARED),))
+    window = Window("loss", (gang,), watched(shown, beats, 204), cleared_s=200.0)
     promise = GangCriterion.model_validate({"node_loss": "either", "lost_within": "60 s"})
 
     def fate(window: Window) -> list[str]:
@@ -149,7 +149,7 @@ def test_the_start_that_ran_is_the_one_that_lost_its_node() -> None:
 
     def found(shown: Shown, beats: list[Heartbeat]) -> dict[str, tuple[str, str]]:
         observations = watched(shown, [b for b in beats if b.what == "beat"], 304)
-        window = Window("loss", (gang,), observations, notes=((300.0, CLEARED),))
+        window = Window("loss", (gang,), observations, cleared_s=300.0)
         return faults(judged_lost(Lost(window, "n2", 150.0), REQUEUED))
 
     old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 299.5, 1)]
@@ -321,7 +321,7 @@ def test_a_blocked_job_beside_a_gang_that_is_too_large(blocked: bool, expected: 
         return {"9": waits("9"), "2": waits("2", blocked=blocked), "3": waits("3", blocked=blocked)}
 
     observations = watched(shown, [], 195)
-    window = Window("too large", (large, B, small), observations, notes=((190.0, CLEARED),))
+    window = Window("too large", (large, B, small), observations, cleared_s=190.0)
     found = faults(judged_size(window, PROMISE))
     assert (found[BLOCKED][0], found[OTHERS][0]) == (expected, expected)
     assert A.size == B.size

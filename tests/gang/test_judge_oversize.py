@@ -6,7 +6,7 @@ import pytest
 
 from pytest_mnode.gang.engine import GangRequest, Heartbeat, JobRecord, Phase, Refused
 from pytest_mnode.gang.judging import judged_size
-from pytest_mnode.gang.window import CLEARED, Gang, Window
+from pytest_mnode.gang.window import Gang, Window
 from tests.gang.simulated import Scheduler, ran
 from tests.gang.windows import (
     FAIL,
@@ -39,8 +39,8 @@ def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, 
         return {**large(t), **course("2", 101, 107)(t), "3": waits("3") if t < 101 else first}
 
     observations = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
-    gangs, cleared = (large_gang, B, small), ((120.0, CLEARED),)
-    window = Window("too large", gangs, observations, notes=cleared, arena=WIDE[:4])
+    gangs = (large_gang, B, small)
+    window = Window("too large", gangs, observations, cleared_s=120.0, arena=WIDE[:4])
     return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 

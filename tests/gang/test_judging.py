@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.gang.engine import Heartbeat, JobRecord
 from pytest_mnode.gang.judge_rounds import Round, filled_turn
 from pytest_mnode.gang.judging import judged_rounds, judged_size, parts_held
-from pytest_mnode.gang.window import CLEARED, Gang, Window
+from pytest_mnode.gang.window import Gang, Window
 from tests.gang.simulated import Scheduler
 from tests.gang.simulated import ran as run
 from tests.gang.windows import (
@@ -162,7 +162,7 @@ def test_the_longest_partial_states_are_blamed_first_and_short_ones_never() -> N
     gangs = tuple(Gang(f"G{n}", 3, (str(n),), 5.0, 100.0) for n in range(7))
     starts = [(101.0 + 10 * n, 101.5 + 10 * n) for n in range(5)]
     shown = both(*[bound(str(n), *at) for n, at in enumerate([*starts, (151, 155), (161, 168)])])
-    window = Window("w", gangs, watched(shown, [], 180), notes=((178.0, CLEARED),))
+    window = Window("w", gangs, watched(shown, [], 180), cleared_s=178.0)
     found = parts_held(window, PROMISE.model_copy(update={"settle_s": 2.0}))
     assert found.value == pytest.approx(6.7, abs=0.3)
     assert found.culprit is not None
@@ -181,7 +181,7 @@ def test_the_first_of_several_gangs_that_were_never_seen_whole_is_named() -> Non
     gangs = Gang("filler 1", 3, ("1",), 500.0, 100.0), Gang("B", 3, ("2",), 5.0, 100.2)
     beats = [Heartbeat("1", 0, 0, "n0", 103.9), Heartbeat("2", 0, 0, "n0", 135.9)]
     observations = watched(both(unseen("1", 104), unseen("2", 136)), beats, 150)
-    window = Window("filled 1", gangs, observations, notes=((148.0, CLEARED),))
+    window = Window("filled 1", gangs, observations, cleared_s=148.0)
     turn = filled_turn(window, "B", ["filler 1"], ["filler 1"])
     found = faults(judged_rounds([Round(window, turn)], PROMISE))
     assert found[NEVER] == (
@@ -202,7 +202,7 @@ def test_a_gang_that_failed_between_two_observations() -> None:
     large, small = Gang("too large", 5, ("9",), 5.0, 100.0), Gang("small", 1, ("3",), 1.0, 100.2)
     shown = both(lambda _: {"9": waits("9")}, fails_unseen("2"), fails_unseen("3"))
     observations = watched(shown, [], 200)
-    window = Window("large", (large, B, small), observations, notes=((190.0, CLEARED),))
+    window = Window("large", (large, B, small), observations, cleared_s=190.0)
     blocked = faults(judged_size(window, PROMISE))[BLOCKED]
     assert "large: B: FAILED (NonZeroExitCode)" in blocked[1]
 

@@ -9,7 +9,7 @@ from pytest_mnode.gang.engine import Heartbeat, JobRecord, Observation, Phase
 from pytest_mnode.gang.judge_rounds import Round, filled_turn, race_turn
 from pytest_mnode.gang.judging import judged_rounds
 from pytest_mnode.gang.site import Report
-from pytest_mnode.gang.window import CLEARED, Gang, Window
+from pytest_mnode.gang.window import Gang, Window
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -133,7 +133,7 @@ def judged_race(
     promise: GangCriterion = PROMISE,
     **more: object,
 ) -> Sequence[Measurement]:
-    window = Window("race 1", (A, B), observations, notes=((cleared, CLEARED),))
+    window = Window("race 1", (A, B), observations, cleared_s=cleared)
     window = replace(window, **more)  # type: ignore[arg-type]
     return judged_rounds([Round(window, race_turn(window, ("A", "B")))], promise)
 
@@ -161,7 +161,7 @@ def filled(
         return first if t < 105.2 else {**first, **second(t), **small(t)}
 
     observations = watched(shown, beats, cleared + 2, off)
-    window = Window("filled 1", gangs, observations, notes=((cleared, CLEARED),))
+    window = Window("filled 1", gangs, observations, cleared_s=cleared)
     turn = filled_turn(window, "B", ["filler 1"], ("filler 1", "small"))
     return faults(judged_rounds([Round(window, turn)], PROMISE))
 
