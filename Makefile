@@ -2,10 +2,12 @@
 #                    .venv/bin/python -m pytest_mnode certificate mnode-report
 # make test          formatting, lint, types, unit tests, tests on the rack
 # make check         formatting, lint and types alone
-# make test-bare     those of them that mention other programs or faults, where the programs are absent
+# make cases         unit tests and tests on the rack alone
+# make test-bare     those of them that may start other programs, where these are absent
 # make test-odd      a few of them as other users and under other conditions: tests/odd.py lists them
 # make test-versions a few of them with the oldest and newest versions of Python, torch and pytest
 # make test-red      the acceptance suite on racks with a fault: each criterion turns red
+# make frameworks    install training programs of others, once, for make test-red
 # make engines       build a Kubernetes from its Go modules, once, for make test-engines
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
 # make machines      make the image of virtual machines from Debian packages, once
@@ -30,6 +32,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Plugins and libraries that tests run beside ours: their lists may change, and the environment stays.
 BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
+# Training programs of others, half a GB, which only tests/acceptance runs.
+FRAMEWORKS := $(VENV)/frameworks/.ready
 
 # A test that hangs ends its worker after 15 minutes, shows all stacks, and has failed.
 HANG := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
@@ -46,23 +50,33 @@ GPU := tests/gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test check test-bare test-odd test-versions test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
+.PHONY: certify test check style types cases test-bare test-odd test-versions frameworks test-red engines test-engines machines test-machines test-gpu mutants lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
 
-test: check
+# Types beside the cases, which mostly wait.
+test: style
+	+$(MAKE) --no-print-directory --jobs=2 types cases
+
+cases: environment
 	$(PYTEST) $(or $(TESTS),--ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU)) $(AGAIN)
 
-check: environment
+check: style types
+
+style: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: environment
 	$(BIN)/mypy
 
-# Tests that mention another program or a fault, which may need one: without the program a test is
-# skipped and says why, unless CI is true. Other tests run nothing but Python.
-PROGRAMS := mnode-fault|faults|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|ps|pgrep|tc|ip|openssl
-BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' $(if $(TESTS),$(filter %.py,$(TESTS)) /dev/null,tests) | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
+# Files that mention another program, or inject a fault that may need one, and start programs: without
+# the program a test is skipped and says why, unless CI is true. Other tests run nothing but Python, or
+# read what programs printed; and tests.inner asks a fault of --mnode-fault which program it needs.
+PROGRAMS := faults\.inject|injected|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|ps|pgrep|tc|ip|openssl
+STARTS := subprocess|tests\.(inner|scenario|programs|watched)|pytester|[Rr]ack|PATH
+BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' $(if $(TESTS),$(filter %.py,$(TESTS)) /dev/null,tests) | grep -vE '^tests/(acceptance|engines|machines|gpu)/' | xargs grep -lE '$(STARTS)' /dev/null)
 test-bare: environment
 	$(if $(BARE),env -u CI .ci/bare $(PYTEST) -rs $(BARE) $(AGAIN:||=|| env -u CI .ci/bare))
 
@@ -98,7 +112,7 @@ $(VERSIONS)/%/.ready: pyproject.toml
 # A quarter of the time of all tests: each of these runs the acceptance suite, or files of it.
 # Two at a time: rates and step times are measured.
 test-red: WORKERS := 2
-test-red: environment
+test-red: environment frameworks
 	$(PYTEST) $(or $(TESTS),$(RED)) $(AGAIN)
 
 engines: environment
@@ -138,12 +152,23 @@ mutants: environment
 
 environment: $(READY) $(BESIDE)
 
+frameworks: $(FRAMEWORKS)
+
 # torch first and alone: its version is fixed here, and what follows takes the one that is there.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "pytest-mnode needs Python 3.11 or later, and %s is %d.%d; name another: make PYTHON=/path/to/python3.12" % (sys.executable, v[0], v[1]))'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# With what they import, which may change with them, beside the torch of the environment: pip takes
+# it as installed.
+$(FRAMEWORKS): tests/frameworks.txt $(READY)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	$(BIN)/python -c 'import site; print(*site.getsitepackages())' >$(@D)/torch.pth
+	mv $(@D)/torch.pth $(@D)/lib/python3*/site-packages
+	$(BIN)/python -m pip --python $(@D) install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 $(BESIDE): $(VENV)/%/.ready: tests/%.txt $(READY)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.criteria.launching import rendezvous
+from pytest_mnode.criteria.launching.own_ranks import measured_settings
 from pytest_mnode.criteria.launching.starting import (
     elsewhere,
     job_of,
@@ -41,6 +42,7 @@ def test_job_gets_the_right_environment(
     limit_s = 2 * promise.within_s
     started = started_by_path(cluster, spec, job, nodes, what=style, limit_s=limit_s)
     measure.record(judged_start(started, promise, f"criteria.launch.{style}"))
+    measure.record(measured_settings(cluster, spec, started, JOBS / "contract.py"))
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -26,4 +26,4 @@ def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure)
     return NodeJudgement(request.node, spec, node, measure)
 
 
-globals().update({one.case(): case_of(one, __file__) for one in catalogue()})
+globals().update({one.case(): case_of(one, __file__) for one in catalogue("preflight")})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.scaling.job import JobOnce
+from pytest_mnode.criteria.scaling.job import run_job
 from pytest_mnode.criteria.scaling.judge import ScalingResult, judge_efficiency, judge_parts
 from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.table import charts, table
@@ -29,23 +29,32 @@ pytestmark = pytest.mark.criterion
 
 
 @pytest.fixture(scope="session")
-def job() -> JobOnce:
-    """The one job that all tests judge."""
-    return JobOnce()
+def done() -> list[ScalingResult | MnodeError]:
+    """What the one job gave that all tests judge; one that failed is not started again."""
+    return []
 
 
 @pytest.fixture
-def found(cluster: Cluster, spec: Spec, job: JobOnce, pytestconfig: pytest.Config) -> ScalingResult:
+def found(
+    cluster: Cluster,
+    spec: Spec,
+    done: list[ScalingResult | MnodeError],
+    pytestconfig: pytest.Config,
+) -> ScalingResult:
     """The result of the training job on 1, 2, 4, … of these nodes."""
     promised(spec, "scaling")
     if len(cluster.nodes) < 2:
         pytest.skip("one node scales to nothing; give --mnode-nodes=2 or more")
-    try:
+    if not done:
         budget_s = locating_s(locate_budget_s(pytestconfig), spec, len(cluster.nodes))
-        return job.result(cluster, spec, budget_s)
-    except MnodeError as error:
-        why = str(error)
-    pytest.fail(why, pytrace=False)
+        try:
+            done.append(run_job(cluster, spec, budget_s=budget_s))
+        except MnodeError as error:
+            done.append(error)
+    [result] = done
+    if isinstance(result, MnodeError):
+        pytest.fail(str(result), pytrace=False)
+    return result
 
 
 def test_throughput_grows_with_the_nodes(found: ScalingResult, measure: Measure) -> None:

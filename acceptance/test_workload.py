@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.criteria import workload
+from pytest_mnode.options import read_settings
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.criterion
 
 
 @pytest.fixture(scope="session")
-def runs() -> workload.Runs:
+def runs(pytestconfig: pytest.Config) -> workload.Runs:
     """Runs of the command, which all tests judge."""
-    return workload.Runs()
+    return workload.Runs(read_settings(pytestconfig).report_dir)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_workload_is_as_fast_as_promised(
     """Does the training command reach the rate, the MFU and the efficiency promised?"""
     promise = promised(spec, "workload")
     per = "an accelerator" if spec.accelerators.per_node else "a rank"
-    measure.record(workload.judge_rates(ran, promise, per))
+    measure.record(workload.judge_rates(ran, promise, per, spec.accelerators.peak_tflops))
 
 
 def test_the_workload_spends_its_time_on_steps(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from benchmarks import (
     cold,
     deaths,
+    evidence,
     growth,
     idle,
     kills,
@@ -36,6 +37,7 @@ PARTS = (
     "losses",
     "growth",
     "page",
+    "evidence",
     "logs",
     "rank-rates",
     "rehearsals",
@@ -75,6 +77,7 @@ def _table(part: str, options: argparse.Namespace) -> str:
         "losses": lambda: losses.measure(trials=2 if quick else 20),
         "workload": lambda: workload.measure(7 if quick else 100, options.seconds),
         "page": lambda: page.measure(repeats=1 if quick else 7),
+        "evidence": lambda: evidence.measure(64 if quick else 1024),
         "logs": lambda: logs.measure(repeats=1 if quick else 3),
         "rehearsals": lambda: (
             rehearsals.measure(1, 1, rehearsals.SIZES[:4], rehearsals.QUICK)

@@ -32,6 +32,21 @@ tests). Plain pytest takes 370 µs of CPU time for such a test in one process th
 torch, 160 µs of them to attach its log handlers: it does so six times a test, and looks at each of
 torch's 120 loggers.
 
+Since then what passed plainly in all ranks is not merged, no adaptor of a plugin that no test uses
+is called, and what the end of a test found is the next begin of the leak check. In three runs of
+200 tests, in turns with the state before, in two ranks on busy cores, the CPU time of the
+controller was 14 % less, and that of the ranks 9 and 5 %.
+
+Since then ranks that all passed a test begin the next one while the controller reports the first,
+where no code of others comes between the two: the controller's work is no longer between two tests,
+if it has a core of its own. From body to body in ms, 10th percentiles of 590 tests and more, in
+turns, at real-time priority beside other work:
+
+| | before | now | MultiProcContinuousTest |
+| --- | --- | --- | --- |
+| one rank on two cores | 3.23 | 2.59 | 2.38 |
+| two ranks on two cores, which also run the controller | 3.57 | 3.52 | 2.51 |
+
 A test in four fresh ranks costs 140 ms, and 178 ms where forks copy small pages (medians of 60
 tests on two quiet cores): 180 ms of CPU time, of which forks, and the pages that a child then
 writes to, are nearly half.

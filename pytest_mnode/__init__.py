@@ -12,10 +12,11 @@ TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING, whose import costs mil
 if TYPE_CHECKING:
     from typing import Any
 
+    from pytest_mnode.checks.world_check import RowsOfRanks, WorldCheck
     from pytest_mnode.cluster import Cluster, RankWorld
     from pytest_mnode.culprit import Culprit
     from pytest_mnode.evidence.check import Check, check
-    from pytest_mnode.evidence.row import Row, row
+    from pytest_mnode.evidence.row import RankRows, Row, row
     from pytest_mnode.evidence.rules import Rows
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.launchers.node import CommandResult
@@ -40,23 +41,27 @@ __all__ = [
     "Measure",
     "Measurement",
     "Point",
+    "RankRows",
     "RankWorld",
     "Row",
     "Rows",
+    "RowsOfRanks",
     "RunningJob",
     "Spec",
     "Verdict",
     "World",
+    "WorldCheck",
     "check",
     "not_promised",
     "row",
 ]
 
 _HOMES = {
+    "checks.world_check": ("RowsOfRanks", "WorldCheck"),
     "cluster": ("Cluster", "RankWorld"),
     "culprit": ("Culprit",),
     "evidence.check": ("Check", "check"),
-    "evidence.row": ("Row", "row"),
+    "evidence.row": ("RankRows", "Row", "row"),
     "evidence.rules": ("Rows",),
     "jobs": ("Job", "JobResult", "LaunchedJob", "RunningJob"),
     "launchers.node": ("CommandResult",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_mnode.evidence.row import MeasuredRows
 from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.path_rates import PathRates
@@ -210,8 +211,18 @@ class Advice:
 
 
 Chart = (
-    Curve | Lines | Bars | Matrix | Timeline | Map | Advice | PathRates | Installed | RequestedKeys
+    Curve
+    | Lines
+    | Bars
+    | Matrix
+    | Timeline
+    | Map
+    | Advice
+    | PathRates
+    | Installed
+    | RequestedKeys
+    | MeasuredRows
 )
 """Every type that `measure.chart` accepts. A `Curve` is the bus bandwidth of a collective by size;
 `PathRates` go to the certificate's coverage, `Installed` to its facts,
-`RequestedKeys` to the promises of a case."""
+`RequestedKeys` to the promises of a case; `MeasuredRows` stay in the evidence of the run."""

@@ -217,7 +217,7 @@ class RankWorld:
         if not outcome.returned:
             raise function_error(outcome)
         self._clean = True
-        return [cloudpickle.loads(s.returned.value) for s in states if s.returned is not None]
+        return [cloudpickle.loads(s.torn_down.value) for s in states if s.torn_down is not None]
 
     def close(self) -> None:
         if not self._closed:

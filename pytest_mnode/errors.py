@@ -23,6 +23,14 @@ from typing import Any
 class MnodeError(Exception):
     """Base of all errors of this package; its text is meant for the user as it stands."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by the constructor, whose parameters are not the arguments of every class.
+        return _made, (type(self), *self.args), self.__dict__
+
+
+def _made(kind: type[MnodeError], *args: Any) -> MnodeError:
+    return kind.__new__(kind, *args)
+
 
 class UsageError(MnodeError):
     """A setting or a file the user wrote is wrong: names it, its value and the accepted form."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode import option_texts
+from pytest_mnode.limits import Limits
 from pytest_mnode.option_texts import Given, Option
 
 RUN: pytest.StashKey[Any] = pytest.StashKey()
@@ -29,6 +30,7 @@ REUSE = ("warm", "group", "fresh")
 UNEQUAL_CALLS = ("fail", "allow")
 NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
+_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,10 @@ class Settings:
     k8s_template: Path | None = None
     k8s_image: str = ""
     k8s_wait_s: float = 300.0
-    start_limit_s: float = 60.0
-    silence_limit_s: float = 6.0
+    start_limit_s: float = _LIMITS.start_s
+    report_limit_s: float = _LIMITS.report_s
+    connect_limit_s: float = _LIMITS.connect_s
+    silence_limit_s: float = _LIMITS.silence_s
     python: str = ""
     prologue: Path | None = None
     shared_dir: Path | None = None
@@ -78,6 +82,12 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     debug_rank: int | None = None
     unequal_calls: str = "fail"
+
+    def limits(self, nodes: int) -> Limits:
+        """The limits of a run on so many nodes."""
+        return Limits(
+            self.start_limit_s, self.report_limit_s, self.connect_limit_s, self.silence_limit_s
+        ).of(nodes)
 
     @property
     def certifies(self) -> bool:
@@ -176,9 +186,21 @@ OPTIONS = {  # by field of Settings
     ),
     "start_limit_s": Option(
         "start-limit", "SECONDS",
-        "how long a node may take to start a command, or to dial in: Slurm's Prolog, "
-        "the login, and Python from storage that is slow at the first access",
+        "how long a node may take to start a command, or to dial in: Slurm's Prolog, the login, "
+        "and Python from storage that is slow at the first access; five times as long to import "
+        "torch and the tests; as long again for every 256 nodes",
         option_texts.seconds, initial="60", see="slurm.md#slow-starts",
+    ),
+    "report_limit_s": Option(
+        "report-limit", "SECONDS",
+        "how long a node may take to report what it is, once its program has started",
+        option_texts.seconds, initial="30", see="slurm.md#slow-starts",
+    ),
+    "connect_limit_s": Option(
+        "connect-limit", "SECONDS",
+        "how long a connection may take: ssh's, a stream to a pod, one from a node to this "
+        "machine, and that to a node that has come back",
+        option_texts.seconds, initial="15", see="slurm.md#slow-starts",
     ),
     "silence_limit_s": Option(
         "silence-limit", "SECONDS",
@@ -235,8 +257,8 @@ OPTIONS = {  # by field of Settings
     ),
     "report_dir": Option(
         "report", "DIR",
-        "append evidence.jsonl in DIR as the run goes, write certificate.json, .xml and .html at "
-        "its end, and fail a run that is not certified",
+        "append evidence.jsonl.gz in DIR as the run goes, write certificate.json, .xml and .html "
+        "at its end, and fail a run that is not certified",
         option_texts.directory, see="certificate.md",
     ),
     "history_dir": Option(

@@ -128,6 +128,16 @@ def in_ranks(item: pytest.Item) -> bool:
     return isinstance(item, _WithHooks)
 
 
+def others_come_between(item: pytest.Item) -> bool:
+    """Whether hooks of others run in the controller between this test's ranks and the next's."""
+    own = ("_pytest", "pytest_mnode", _RANKS_ALONE)
+    return any(
+        not _is_of(impl.plugin, own)
+        for name in ("pytest_runtestloop", "pytest_runtest_protocol", *_PHASES, *_REPORTS)
+        for impl in getattr(item.ihook, name).get_hookimpls()
+    )
+
+
 def _is_of_others(impl: Any) -> bool:
     is_conftest = PurePath(impl.plugin_name).name == "conftest.py"
     not_here = ("_pytest", "pytest_mnode", _RANKS_ALONE)

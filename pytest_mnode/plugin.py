@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode import marks, options, stop_rules, suites
+from pytest_mnode import contrib, marks, options, stop_rules, suites
 from pytest_mnode.controller.narrowing import Narrowing
 from pytest_mnode.env_reads import READS
 from pytest_mnode.errors import MnodeError, UsageError
@@ -77,6 +77,10 @@ def pytest_make_collect_report(
     return report
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(contrib.Hooks)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marks.MARKER)
     config.addinivalue_line("markers", marks.CRITERION)
@@ -86,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _check_faults(config, settings)
     config.pluginmanager.register(JudgeHooks(in_rank=_follows(config)), "mnode-judge")
     if _follows(config):
+        contrib.register(config, in_rank=True)
         return
     if _is_xdist_worker(config) or config.getoption("dist", "no") != "no":
         from pytest_mnode.worker_errors import WorkerErrors
@@ -193,8 +198,8 @@ def _make_run(config: pytest.Config) -> Run:
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
     if not (_is_xdist_worker(config) or _only_shows(config)):
         from pytest_mnode.controller.live_plugin import LivePlugin
-        from pytest_mnode.controller.suite_properties import SuitePropertiesPlugin
         from pytest_mnode.controller.xdist import XdistController
+        from pytest_mnode.report_record import SuitePropertiesPlugin
 
         config.pluginmanager.register(LivePlugin(run), "mnode-live")
         config.pluginmanager.register(XdistController(run), "mnode-xdist")
@@ -290,10 +295,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             from pytest_mnode.criteria.port_counters.watching import PortWatch
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
+        contrib.register(config, in_rank=False)
         from pytest_mnode.controller.rank_tests import Guard, RankTests
         from pytest_mnode.controller.trial import trial
 
-        config.stash[STOP_RULES].trial = functools.partial(trial, run)
+        config.stash[STOP_RULES].trial = functools.partial(trial, run, {})
         rank_tests = RankTests(run, config.stash[STOP_RULES])
         config.pluginmanager.register(rank_tests, RANK_TESTS)
         config.pluginmanager.register(rank_tests.held_worlds, "mnode-held-worlds")

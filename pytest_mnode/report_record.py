@@ -16,6 +16,7 @@ from pytest_mnode.measurement import Measurement
 
 FURTHER = "mnode_further"
 """Attribute of an extra report besides setup, body and teardown, such as a subtest's."""
+_SUITE_PROPERTIES = "mnode_suite_properties"
 _ERROR = re.compile(r"(?:[\w.]*\.)?([A-Z]\w*)(?:: (.*))?$", re.DOTALL)
 
 
@@ -27,20 +28,24 @@ def describe(
     charts: Sequence[Chart] = (),
 ) -> None:
     """Attach the certificate's record to a test's last report; it survives pytest-xdist."""
-    from pytest_mnode.certificate import measurement_properties
-    from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
-
-    if measurements:
-        report.user_properties.extend(measurement_properties(measurements))
     function = getattr(item, "obj", None)
     question = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
     report.mnode = {  # type: ignore[attr-defined]
         "question": question,
         "runs": item.stash.get(marks.RUNS, 0),
         "nodes": list(nodes),
-        "measurements": measurements_to_json(measurements),
-        "charts": charts_to_json(charts),
+        "measurements": [],
+        "charts": [],
     }
+    if measurements or charts:
+        from pytest_mnode.certificate import measurement_properties
+        from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
+
+        report.user_properties.extend(measurement_properties(measurements))
+        report.mnode |= {  # type: ignore[attr-defined]
+            "measurements": measurements_to_json(measurements),
+            "charts": charts_to_json(charts),
+        }
 
 
 def error_report(
@@ -65,6 +70,27 @@ def error_report(
     )
     describe(report, item, (), ())
     return report
+
+
+def attach_suite_properties(report: pytest.TestReport, recorded: Sequence[tuple[str, Any]]) -> None:
+    """Add what ranks recorded by `record_testsuite_property` to a report, which pytest-xdist sends
+    to the process that writes junit."""
+    if recorded:
+        setattr(report, _SUITE_PROPERTIES, [list(one) for one in recorded])
+
+
+class SuitePropertiesPlugin:
+    """pytest plugin of the process that the user started: adds them to the run's junit file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in getattr(report, _SUITE_PROPERTIES, ()):
+            for plugin in self._config.pluginmanager.get_plugins():
+                if hasattr(plugin, "add_global_property"):  # pytest's own, with --junitxml
+                    plugin.add_global_property(name, value)
 
 
 def is_further(report: pytest.TestReport) -> bool:

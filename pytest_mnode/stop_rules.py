@@ -58,8 +58,8 @@ class StopRules:
     """pytest plugin: records failures of tests marked `stops`, and which tests they stop.
 
     A hang may be transient. After one hang each test that it would stop has a trial in its own
-    shape, and runs if the trial ends. After a second hang there are no trials: they do not show
-    what makes tests hang.
+    shape, and runs if the trial ends. After a second hang, or two such trials that do not end,
+    there are no trials: they do not show what makes tests hang.
     """
 
     def __init__(self) -> None:

@@ -41,6 +41,7 @@ EXCEPTIONS = {
     ("jobs/node_processes.py:send_signal", "kill"): "signals of the user's test",
     ("jobs/slurm/submitted.py:SubmittedJob.preempt", "self._queued.slurm.run"): "a preemption",
     ("launchers/cleanup/daemon.py:main", "ctypes.CDLL(None).prctl"): "its name",
+    ("launchers/cleanup/queue_cleanup.py:main", "ctypes.CDLL(None).prctl"): "its name",
     ("launchers/remote/remote_exec.py:adopt_orphans", "ctypes.CDLL(None).prctl#2"): "its name",
     ("launchers/remote/remote_exec.py:keep", "adopt_orphans"): "one step with its prctl",
     ("launchers/remote/remote_exec.py:main", "adopt_orphans"): "each command's keeper does it too",
@@ -64,9 +65,9 @@ EXCEPTIONS = {
         "end_programs",
     ): "its process ends next, and with it the program: die_with_parent",
     ("processes.py:set_name", "_libc.prctl"): "its name",
-    ("rank/coverage_plugin.py:RankCoverage.take", "path.unlink"): "its files go with the run",
+    ("contrib/coverage.py:RankCoverage.take", "path.unlink"): "its files go with the run",
     (
-        "rank/suites.py:Suites._have_child.run",
+        "contrib/test_classes.py:Suites._have_child.run",
         "processes.die_with_parent",
     ): "the elastic launcher adopts and ends it; only the kill of both at once would show it",
 }

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,9 +84,15 @@ def released_libraries() -> Path:
     return _installed("libraries")
 
 
-def _installed(beside: str) -> Path:
+def released_frameworks() -> Path:
+    """Path of released training programs, with what they import; skip without, in CI fail."""
+    directory = str(_installed("frameworks", "frameworks"))
+    return Path(sysconfig.get_path("purelib", vars={"base": directory}))
+
+
+def _installed(beside: str, target: str = "environment") -> Path:
     directory = Path(sys.prefix, beside)
-    need(None if directory.is_dir() else f"no {directory}: make environment")
+    need(None if Path(directory, ".ready").exists() else f"no {directory}: make {target}")
     return directory
 
 

@@ -39,20 +39,16 @@ LIMITS: Mapping[str, str] = {
         "agent/test_rank_stacks.py::test_stacks_that_are_never_written_are_not_awaited",
     "agent/rank_stacks.py _LIMIT_S":
         "agent/test_rank_stacks.py::test_stacks_that_are_never_written_are_not_awaited",
-    "agent/world_part.py LIMIT_S":
-        "agent/test_world_part.py::test_a_process_that_outlives_sigkill_is_not_waited_for",
+    "agent/agent.py LIMIT_S":
+        "agent/test_ended_parts.py::test_a_process_that_outlives_sigkill_is_not_waited_for",
     "certificate/run_facts.py _GIT_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[commit]",
     "certificate/statement.py _CHECK_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[signature that is checked]",
     "certificate/statement.py _LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[signature that is made]",
-    "controller/agents.py _FIRST_WORD_S":
-        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
     "controller/agents.py _STOP_LIMIT_S":
         "controller/test_agents.py::test_an_agent_that_outlives_its_input_is_killed",
-    "controller/client.py ANSWER_LIMIT_S":
-        "controller/test_client.py::test_missing_answers_are_named",
     "controller/client.py LEASE_LIMIT_S":
         "controller/test_client.py::test_missing_answers_are_named",
     "controller/world_test.py UNCLEAN_TEARDOWN_LIMIT_S":
@@ -64,25 +60,19 @@ LIMITS: Mapping[str, str] = {
     "controller/hub.py _SUSPICION_S":
         "controller/test_hub.py::"
         "test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why",
-    "controller/launcher_calls.py BOOT_LIMIT_S":
-        "controller/test_hub.py::test_a_node_whose_ranks_never_come_is_named",
-    "controller/live_line.py _GUARD_END_S":
+    "controller/console.py _GUARD_END_S":
         "controller/test_live_plugin.py::test_a_guard_of_the_terminal_that_stays_is_ended",
     "controller/pool.py _STOP_LIMIT_S":
         "controller/test_pool.py::test_a_hub_that_never_ends_does_not_keep_a_pool_open",
-    "controller/world_messages.py DEATH_GRACE_S":
+    "controller/world_test.py DEATH_GRACE_S":
         "controller/test_world_test.py::test_a_death_leaves_other_ranks_less_time_than_a_failure",
-    "controller/world_messages.py GRACE_S":
+    "controller/world_test.py GRACE_S":
         "controller/test_world_test.py::test_a_failure_starts_the_grace_not_the_limit",
-    "controller/world_messages.py MOST_GRACE_S":
+    "controller/world_test.py MOST_GRACE_S":
         "controller/test_world_test.py::test_the_grace_of_a_running_rank_is_limited",
-    "controller/world_messages.py STACKS_LIMIT_S":
+    "controller/world_test.py STACKS_LIMIT_S":
         "controller/test_world_test.py::"
         "test_a_rank_without_an_answer_is_in_the_phase_of_the_others",
-    "controller/worlds.py LAUNCH_LIMIT_S":
-        "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
-    "controller/worlds.py _IMPORT_LIMIT_S":
-        "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
     "criteria/launching/direct.py _END_S":
         "criteria/launching/test_left_behind.py::test_logins_that_are_closed_are_ended",
     "criteria/launching/meeting.py _ROLL_S":
@@ -93,14 +83,12 @@ LIMITS: Mapping[str, str] = {
     "criteria/launching/login.py _KILL_S":
         "criteria/launching/test_left_behind.py::"
         "test_processes_beside_a_failed_one_are_not_awaited_for_long",
-    "criteria/launching/sbatch.py _STEP_END_S":
+    "criteria/launching/slurm/submission.py _STEP_END_S":
         "criteria/launching/test_sbatch.py::test_a_step_that_does_not_end_is_named",
     "criteria/storage/asked.py _SEEN_S":
         "criteria/storage/test_asked.py::test_limits_grow_with_what_is_written",
     "criteria/storage/asked.py _START_S":
         "criteria/storage/test_asked.py::test_limits_grow_with_what_is_written",
-    "criteria/port_counters/watching.py LIMIT_S":
-        "test_silent_nodes.py::test_a_node_that_never_answers[counters]",
     "measuring/limits.py SCAN_S":
         "test_silent_programs.py::test_a_program_that_never_answers[program that asks switches]",
     "machine/programs.py LIMIT_S":
@@ -129,26 +117,20 @@ LIMITS: Mapping[str, str] = {
         "criteria/preflight/test_survey.py::test_a_survey_that_nobody_goes_on_with_ends_itself",
     "criteria/preflight/survey.py END_LIMIT_S":
         "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
-    "criteria/preflight/survey.py LOOK_LIMIT_S":
-        "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
     "criteria/preflight/survey.py PROBE_SLACK_S":
         "criteria/preflight/test_survey.py::test_surveys_that_fall_silent_later_are_named",
     "criteria/preflight/survey.py _STATUS_S":
         "criteria/preflight/test_survey.py::test_surveys_that_fall_silent_later_are_named",
+    "criteria/preflight/tcp.py _LOOPBACK_LIMIT_S":
+        "criteria/preflight/test_node_probe.py::test_a_loopback_that_never_answers",
     "criteria/preflight/tcp.py _RESOLVE_LIMIT_S":
         "criteria/preflight/test_node_probe.py::test_a_name_that_is_never_resolved",
-    "criteria/restart/run_files.py _LIMIT_S":
-        "test_silent_nodes.py::test_a_node_that_never_answers[records of a run]",
     "criteria/restart/run_files.py _SPARE_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[step of a run]",
-    "discover/nodes.py READ_LIMIT_S":
-        "test_silent_nodes.py::test_a_node_that_never_answers[discovery]",
     "discover/nodes.py _LOOK_UP_LIMIT_S":
         "discover/test_session.py::"
         "test_a_lookup_that_hangs_leaves_only_its_node_without_an_address",
     "faults/tools.py LIMIT_S": "test_silent_nodes.py::test_a_node_that_never_answers[fault]",
-    "gang/kubernetes/engine.py _CLEANUP_LIMIT_S": "gang/test_cleanup_limit.py",
-    "gang/slurm.py _CLEANUP_LIMIT_S": "gang/test_cleanup_limit.py",
     "jobs/job_processes.py _END_LIMIT_S":
         "jobs/test_job_processes.py::test_processes_that_outlive_sigkill_are_named",
     "jobs/job_processes.py _LIMIT_S":
@@ -171,10 +153,8 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_observer.py::test_ranks_that_say_nothing_are_not_awaited",
     "jobs/running.py _FOLLOW_S":
         "jobs/test_running.py::test_local_commands_of_a_job_end_without_their_nodes",
-    "jobs/slurm/files.py NFS_DELAY_S":
+    "jobs/launched.py NFS_DELAY_S":
         "jobs/test_submitted.py::test_a_status_file_that_never_arrives",
-    "jobs/slurm/on_node.py _ASK_S":
-        "test_silent_programs.py::test_a_program_that_never_answers[nodes of a job]",
     "jobs/slurm/on_node.py _REQUEUE_S":
         "jobs/test_slurm_programs.py::test_a_requeue_that_slurm_never_makes_ends_the_job",
     "jobs/slurm/queued.py SILENCE_S":
@@ -187,8 +167,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/dial_in/test_ended.py::test_why_nodes_are_missing[true--0]",
     "launchers/dial_in/bridge.py TERM_S":
         "launchers/dial_in/test_ended.py::test_a_sites_command_that_stays_is_ended",
-    "launchers/dial_in/node.py CONNECT_S":
-        "launchers/dial_in/test_ended.py::test_an_address_that_never_answers_is_given_up",
     "launchers/cleanup/client.py _CLOSE_S":
         "launchers/cleanup/test_client.py::test_a_daemon_that_does_not_end_is_killed",
     "launchers/cleanup/client.py _ENDS_S":
@@ -205,13 +183,10 @@ LIMITS: Mapping[str, str] = {
         "jobs/test_slurm_programs.py::test_an_unreachable_scheduler_is_tried_again",
     "launchers/cleanup/queue_cleanup.py SOON_S":
         "jobs/test_slurm_programs.py::test_an_unreachable_scheduler_is_tried_again",
-    "launchers/cleanup/queue_cleanup.py _END_S":
+    "launchers/cleanup/leftovers.py ENDED_S":
         "jobs/test_slurm_programs.py::test_a_cleanup_that_does_not_end_is_killed",
-    "launchers/cleanup/salloc.py ASK_END_S":
-        "launchers/slurm/test_allocation.py::"
-        "test_an_allocation_that_does_not_end_is_cancelled_again",
-    "launchers/cleanup/salloc.py SCANCEL_S":
-        "launchers/slurm/test_allocation.py::test_a_scancel_that_never_ends_is_given_up",
+    "launchers/cleanup/leftovers.py _END_S":
+        "jobs/test_slurm_programs.py::test_a_cleanup_that_does_not_end_is_killed",
     "launchers/kubernetes/api.py REQUEST_S":
         "launchers/kubernetes/test_silence.py::test_a_request_without_an_answer",
     "launchers/kubernetes/api.py WATCH_S":
@@ -220,8 +195,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/kubernetes/test_broken_off.py::test_a_delete_is_given_up_at_its_limit",
     "launchers/kubernetes/bridge.py PULL_S":
         "launchers/kubernetes/test_start.py::test_the_longest_pull_has_a_limit",
-    "launchers/kubernetes/launcher.py CONNECT_S":
-        "launchers/kubernetes/test_silence.py::test_a_bridge_that_is_never_up",
     "launchers/kubernetes/launcher.py RELAY_S":
         "launchers/kubernetes/test_silence.py::test_a_bridge_that_starts_no_relay",
     "launchers/kubernetes/launcher.py REPLACED_S":
@@ -238,8 +211,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/kubernetes/test_silence.py::test_a_watch_whose_thread_never_ends_is_closed",
     "launchers/kubernetes/relay.py OPEN_S":
         "launchers/kubernetes/test_silence.py::test_a_pod_that_opens_no_port",
-    "launchers/kubernetes/streams.py CONNECT_S":
-        "launchers/kubernetes/test_silence.py::test_a_stream_that_is_never_opened",
     "launchers/power.py ANSWER_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[recovery]",
     "launchers/rack/cgroups.py EMPTY_LIMIT_S":
@@ -263,21 +234,21 @@ LIMITS: Mapping[str, str] = {
         "launchers/remote/test_commands.py::test_the_command_ends_with_its_local_end",
     "launchers/remote/bridge_client.py _SLACK_S":
         "launchers/cleanup/test_client.py::test_a_bridge_of_a_silent_daemon_is_given_up",
-    "launchers/remote/launcher.py RECONNECT_S":
-        "launchers/test_ssh.py::test_a_node_that_cannot_be_connected_again_in_time",
+    "launchers/remote/launcher.py _SLACK_S":
+        "launchers/kubernetes/test_silence.py::test_a_bridge_that_is_never_up",
     "launchers/remote/stdio_bridge.py END_S":
         "launchers/remote/test_stdio_bridge.py::test_streams_end_with_the_run",
     "launchers/remote/stdio_bridge.py STATUS_S":
         "launchers/remote/test_stdio_streams.py::"
         "test_an_ssh_that_outlives_its_connection_is_not_awaited",
-    "launchers/remote/run_all.py REPORT_LIMIT_S":
-        "launchers/remote/test_run_all.py::test_nodes_whose_report_never_comes_are_unusable",
     "launchers/remote/wire.py SILENCE_S":
         "launchers/remote/test_remote_exec.py::"
         "test_time_in_which_one_end_was_stopped_is_no_silence_of_the_other",
-    "launchers/slurm/allocation.py _CLOSE_S":
+    "launchers/slurm/allocation.py _RELEASED_S":
+        "launchers/slurm/test_allocation.py::test_an_allocation_that_is_left_at_the_end_is_said",
+    "launchers/slurm/allocation.py _WITHDRAWN_S":
         "launchers/slurm/test_allocation.py::"
-        "test_a_daemon_that_never_releases_an_allocation_is_named",
+        "test_an_allocation_that_does_not_end_is_cancelled_again",
     "launchers/slurm/command_lines.py QUEUE_LIMIT_S":
         "launchers/slurm/test_command_lines.py::test_limit_for_a_pending_request",
     "launchers/slurm/commands.py COMMAND_LIMIT_S":
@@ -299,14 +270,10 @@ LIMITS: Mapping[str, str] = {
     "measuring/locating/locate.py BUDGET_S":
         "measuring/locating/test_locate.py::"
         "test_at_its_time_limit_the_search_stops_and_accuses_no_node",
-    "measuring/tools/__init__.py LOOK_UP_LIMIT_S":
-        "test_silent_nodes.py::test_a_node_that_never_answers[program]",
     "measuring/tools/beside_nic.py _CONNECT_LIMIT_S":
         "measuring/tools/test_perftest.py::test_a_connection_without_an_answer_times_out",
     "measuring/tools/beside_nic.py _HELP_LIMIT_S":
         "test_silent_programs.py::test_a_program_that_never_answers[perftest]",
-    "measuring/tools/perftest.py _READ_LIMIT_S":
-        "test_silent_nodes.py::test_a_node_that_never_answers[RDMA devices]",
     "criteria/tuning/in_ranks.py MTU_S":
         "measuring/test_port_meanwhile.py::test_a_port_is_restored_whoever_is_killed[mtu0-nobody-0.2-]",
     "measuring/port_meanwhile.py TRIES_S":
@@ -328,11 +295,11 @@ LIMITS: Mapping[str, str] = {
         "test_a_server_that_never_does_is_not_waited_for[has a client that never ends]",
     "processes.py KILLED_S":
         "test_processes.py::test_a_program_that_outlives_sigkill_is_not_waited_for",
-    "rank/examples.py LATE_S":
+    "contrib/examples.py LATE_S":
         "worlds/test_examples.py::"
         "test_an_example_is_not_shrunk_if_other_ranks_wait_in_a_collective",
     "rank/leaks.py _SETTLE_S":
-        "rank/test_leak_check.py::test_a_child_that_does_not_end_is_left_after_a_moment",
+        "rank/test_leaks.py::test_a_child_that_does_not_end_is_left_after_a_moment",
     "rank/trial.py _FINALIZERS_S":
         "rank/test_trial.py::test_finalizers_of_an_import_have_a_limit",
 }  # fmt: skip
@@ -348,9 +315,9 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "controller/world_test.py MOST_POLL_S",
         "controller/world_test.py POLL_S",
         "controller/debugging.py _TURN_S",
-        "controller/exchange.py CHECK_S",
-        "controller/live_line.py _TURN_S",
-        "controller/world_messages.py _TURN_S",
+        "controller/hub.py CHECK_S",
+        "controller/console.py _TURN_S",
+        "controller/world_test.py _TURN_S",
         "criteria/launching/meeting.py _POLL_S",
         "criteria/preflight/node_probe.py _HEARD_EVERY_S",
         "criteria/storage/meeting.py _POLL_OF_A_RANK_S",
@@ -406,6 +373,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     "how long something is done, whoever answers": (
         "criteria/port_counters/reading.py _BETWEEN_S",
         "criteria/preflight/datagrams.py _OVERTAKEN_S",
+        "criteria/preflight/survey.py COUNTED_S",
         "criteria/scaling/program.py _SWEEP_S",
         "criteria/soak/rounds.py LOAD_S",
         "criteria/soak/rounds.py PAIRS_S",
@@ -439,7 +407,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/goodput.py _CLOCK_S",
         "checks/node/names.py _STALL_S",
         "certificate/run_facts.py DEFAULT_VALIDITY_S",
-        "controller/live_line.py FIRST_S",
+        "controller/console.py FIRST_S",
         "criteria/launching/rendezvous.py _LEAST_S",
         "criteria/storage/meeting.py _STALE_S",
         "criteria/launching/rendezvous.py _LONG_S",
@@ -451,6 +419,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "gang/window.py BLIND_S",
         "logs/aftermath.py AFTER_S",
         "logs/aftermath.py BEFORE_S",
+        "logs/causes/find.py _BOOTED_S",
         "measuring/busbw.py _VALID_S",
         "measuring/checked_calls.py _SPOT_S",
         "measuring/latency.py _FLOOR_S",
@@ -478,9 +447,10 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "virtual/storage.py _SEEN_S",
     ),
     "no time: a rate": (
-        "controller/world_messages.py STACKS_RANKS_PER_S",
+        "controller/world_test.py STACKS_RANKS_PER_S",
         "launchers/rack/plan.py MAX_RATE_MBIT_S",
         "logs/perftest.py _GBITS_S",
+        "spec/alpha_beta.py _PCIE_BYTES_S",
         "measuring/tools/own_results.py _CLEAR_GBYTES_S",
         "virtual/cluster.py TCP_GBYTES_S",
     ),
@@ -491,7 +461,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/kubernetes/launcher.py SILENCE_S",
         "launchers/kubernetes/manifest.py KEPT_S",
         "launchers/kubernetes/manifest.py MOST_RUN_S",
-        "launchers/remote/openssh.py CONNECT_S",
         "launchers/slurm/command_lines.py IMMEDIATE_S",
     ),
     "given to a wait of worlds, jobs, commands or a store, which has a test of its own": (
@@ -508,9 +477,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "criteria/tuning/running.py LIMIT_S",
         "gang/experiments.py _SPARE_S",
         "jobs/kubernetes/pod_start.py PLACED_S",
-        "launchers/dial_in/launcher.py SLACK_S",
-        "launchers/remote/launcher.py _SLACK_S",
-        "launchers/remote/run_all.py REPORT_S",
         "measuring/limits.py CONNECT_OF_A_RANK_S",
         "measuring/limits.py CONNECT_PAIRS_S",
         "measuring/limits.py CONNECT_S",
@@ -531,24 +497,42 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
 GIVEN: Mapping[str, str] = {
     "jobs/job.py Job.back_within_s":
         "jobs/test_running.py::test_a_job_waits_for_a_lost_node_as_long_as_promised",
-    "launchers/kubernetes/options.py KubernetesOptions.wait_s":
-        "launchers/kubernetes/test_start.py::test_other_waits_end_in_time_and_name_the_option",
-    "launchers/node.py Launcher.silence_limit_s":
-        "launchers/remote/test_commands.py::test_silence_ends_both_sides",
-    "launchers/node.py Launcher.start_limit_s":
-        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
     "spec/devices.py MemoryTestPromise.within_s":
         "measuring/test_memory_test.py::test_patterns_after_the_limit_are_left_out",
+    "limits.py Limits.connect_s":
+        "launchers/test_ssh.py::test_a_node_that_cannot_be_connected_again_in_time",
+    "limits.py Limits.report_s":
+        "test_silent_nodes.py::test_a_node_that_never_answers[discovery]",
+    "limits.py Limits.silence_s":
+        "launchers/remote/test_commands.py::test_silence_ends_both_sides",
+    "limits.py Limits.start_s":
+        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+    "limits.py Limits.agent_silence_s":
+        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+    "limits.py Limits.first_word_s":
+        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+    "limits.py Limits.imported_s":
+        "controller/test_hub.py::test_a_node_whose_ranks_never_come_is_named",
+    "limits.py Limits.ranks_s":
+        "controller/test_waits.py::test_a_world_that_never_becomes_ready_is_given_up",
+    "limits.py Limits.reported_s":
+        "criteria/preflight/test_survey.py::test_the_other_nodes_go_on_without_a_silent_node",
+    "limits.py Limits.world_s":
+        "controller/test_client.py::test_missing_answers_are_named",
     "marks.py WorldRequest.still_s":
         "controller/test_world_test.py::test_ranks_without_progress_are_hung_before_the_limit",
     "marks.py WorldRequest.timeout_s":
         "worlds/test_hanging.py::test_every_report_came_at_its_limit",
     "options.py Settings.budget_s": "controller/test_free_nodes.py",
+    "options.py Settings.connect_limit_s":
+        "launchers/test_ssh.py::test_a_node_that_cannot_be_connected_again_in_time",
     "options.py Settings.k8s_wait_s":
         "launchers/kubernetes/test_start.py::test_other_waits_end_in_time_and_name_the_option",
     "options.py Settings.locate_budget_s":
         "measuring/locating/test_locate.py::"
         "test_at_its_time_limit_the_search_stops_and_accuses_no_node",
+    "options.py Settings.report_limit_s":
+        "test_silent_nodes.py::test_a_node_that_never_answers[discovery]",
     "options.py Settings.silence_limit_s":
         "launchers/remote/test_commands.py::test_silence_ends_both_sides",
     "options.py Settings.start_limit_s":
@@ -626,11 +610,11 @@ _GIVEN = (
     "options.py",
     "marks.py",
     "jobs/job.py",
-    "launchers/node.py",
+    "limits.py",
     "spec/*.py",
     "checks/node/*.py",
 )
-_GIVEN_BY_CALLERS = ("launchers/kubernetes/options.py", "protocol/*.py")
+_GIVEN_BY_CALLERS = ("protocol/*.py",)
 _ENDINGS = ("limit_s", "timeout_s", "still_s", "silence_s", "budget_s", "wait_s", "waits_s")
 
 
@@ -642,6 +626,9 @@ def all_given() -> list[str]:
             if isinstance(kind, ast.ClassDef):
                 names = [name for node in kind.body for name in _assigned(node)]
                 ours = [name for name in names if name.endswith((*_ENDINGS, "within_s"))]
+                if path == PACKAGE / "limits.py":
+                    of = [node.name for node in kind.body if isinstance(node, ast.FunctionDef)]
+                    ours = [name for name in names + of if name.endswith("_s")]
                 found += [f"{path.relative_to(PACKAGE)} {kind.name}.{name}" for name in ours]
     return found
 

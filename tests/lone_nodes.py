@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.limits import Limits
 
 
 class LoneNodes(Nodes):
@@ -13,6 +14,10 @@ class LoneNodes(Nodes):
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(_no_launcher, tuple(names))
+
+    @property
+    def limits(self) -> Limits:
+        return Limits()
 
     def env(
         self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None

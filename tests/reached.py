@@ -63,7 +63,7 @@ UNUSED = frozenset({"CHANGELOG.md"})
 """Files that no test depends on."""
 COMMON = re.compile(
     r"(\.ci/|Makefile|pyproject\.toml|\.git\w+|(tests/)?conftest\.py|tests/(__init__|again|reached|red)\.py"
-    r"|tests/(libraries|plugins)\.txt)"
+    r"|tests/(frameworks|libraries|plugins)\.txt)"
 )
 """Files that all tests depend on, or that choose them."""
 

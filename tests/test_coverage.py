@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller.coverage_plugin import RanksCoverage, mapped
+from pytest_mnode.contrib.coverage import NAME, Measured, RanksCoverage, mapped
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.protocol.rank_messages import CoverageData, TornDown
+from pytest_mnode.protocol.rank_messages import TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
 from tests.inner import (
     InnerRun,
@@ -25,6 +25,7 @@ from tests.inner import (
     run_to_end,
     write_files,
 )
+from tests.watched import Watch
 
 LIB = """\
 def by_rank(rank):
@@ -132,10 +133,12 @@ def covered(
     env = {"PYTHONPATH": str(released_plugins()), "COLUMNS": "200"}
     args = ["--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly"]
     if how == "coverage run":  # with `patch`, the data files must be combined
-        env = clean_env() | env
+        watch = Watch(directory / "tmp")
+        env = clean_env() | env | watch.env
         python, *argv = junit_command(directory, *args)
         coverage = [python, "-m", "coverage"]
         run = run_to_end([*coverage, "run", *argv], directory, env, limit_s=120)
+        watch.expect_nothing_left()
         for words in (["combine"], ["json", "--show-contexts"]):
             subprocess.run([*coverage, *words], cwd=directory, env=env, timeout=60, check=False)
     else:
@@ -241,8 +244,8 @@ def test_data_that_cannot_be_read_are_said_for_every_test(
     ranks = RanksCoverage(None, pytestconfig)
     monkeypatch.setattr(ranks, "_warn", lambda text, nodeid: said.append(nodeid))
     world = WorldInfo("w1", Shape(1, 1), ("node0",))
-    torn_down = TornDown(0, 7, coverage=CoverageData((b"no data of coverage",)))
+    torn_down = TornDown(0, 7, data={NAME: Measured((b"no data of coverage",))})
     outcome = Outcome(world, {0: RankState(0, "node0", torn_down=torn_down)}, 1.0)
     for nodeid in ("test_a", "test_b"):
-        ranks.take(nodeid, outcome)
+        ranks.pytest_mnode_of_ranks(nodeid, outcome)
     assert said == ["test_a", "test_b"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.inner import clean_env, need_rack
+from tests.watched import Watch
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "first-steps.md"
@@ -71,8 +72,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, text in files.items():
         (folder / name).write_text(text)
     site = tmp_path_factory.mktemp("site")
+    watch = Watch(site / "tmp")
     env = {
         **clean_env(),
+        **watch.env,
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
         # Really installed, into a temporary place, with the dependencies of this environment. The
         # variable turns build isolation off: 0 means none.
@@ -99,6 +102,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         )
         found[command.line] = done.stdout
         assert command.shown or done.returncode == 0, done.stdout
+        watch.expect_nothing_left()
     assert (site / "pytest_mnode" / "acceptance" / "test_mesh.py").is_file()
     return found
 

@@ -12,7 +12,7 @@ import pytest_mnode
 FLOORS = (
     {"pytest_mnode", "plugin", "__main__"},
     {"commands", "fixtures"},
-    {"controller", "virtual"},
+    {"contrib", "controller", "virtual"},
     {
         *(
             "backends",
@@ -37,6 +37,7 @@ FLOORS = (
     {"measure", "table"},
     {
         *("charts", "culprit", "detection", "env_reads", "errors", "installed", "intervals"),
+        "limits",
         *("evidence", "measurement", "path_rates", "processes", "progress"),
     },
 )

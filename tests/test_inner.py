@@ -48,24 +48,20 @@ def test_a_run_without_a_junit_shows_its_output(tmp_path: Path) -> None:
         run.outcomes()
 
 
-def facts(directory: Path, launcher: str, *, cold: bool) -> dict[str, Any]:
+def facts(directory: Path, *, cold: bool) -> dict[str, Any]:
     directory.mkdir()
     write_files(directory, test_it=FACTS)
     kinds = {f"NS_{one.name}": str(one.readlink()) for one in Path("/proc/self/ns").iterdir()}
-    args = ("--mnode-nodes=2", f"--mnode-launcher={launcher}")
+    args = ("--mnode-nodes=2", "--mnode-launcher=rack")
     run = run_pytest(directory, *args, env={**kinds, "OF_THE_TEST": "1"}, cold=cold)
     assert run.outcomes() == {"test_facts": "passed"}, run.output
     found: dict[str, Any] = json.loads((directory / "facts.json").read_text())
     return found
 
 
-@pytest.mark.parametrize("launcher", ["local", "rack"])
-def test_ranks_have_the_same_of_an_agent_that_was_there_before(
-    tmp_path: Path, launcher: str
-) -> None:
-    if launcher == "rack":
-        need_rack()
-    cold = facts(tmp_path / "cold", launcher, cold=True)
-    warm = facts(tmp_path / "warm", launcher, cold=False)
+def test_ranks_have_the_same_of_an_agent_that_was_there_before(tmp_path: Path) -> None:
+    need_rack()
+    cold = facts(tmp_path / "cold", cold=True)
+    warm = facts(tmp_path / "warm", cold=False)
     assert (cold.pop("warm"), warm.pop("warm")) == (False, True)
     assert warm == cold

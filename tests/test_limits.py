@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.limits import Limits
 from tests.limits import (
     GIVEN,
     JUDGED,
@@ -108,7 +109,7 @@ FOR_EVER = {
         "measuring/host_memory.py one.result",
     ),
     "the thread has just been told to end, and waits for nothing else": (
-        "controller/live_line.py self._thread.join",
+        "controller/console.py self._thread.join",
         "faults/tools.py thread.join",
         "criteria/tuning/in_ranks.py thread.join",
         "machine/load_readings.py self._thread.join",
@@ -143,3 +144,13 @@ FOR_EVER = {
 def test_waits_have_limits_that_a_test_can_shorten() -> None:
     found = [wait for path in sorted(PACKAGE.rglob("*.py")) for wait in bare_waits(path)]
     assert sorted(found) == sorted(one for some in FOR_EVER.values() for one in some)
+
+
+def test_starts_have_longer_where_many_nodes_start_at_the_same_time() -> None:
+    one = Limits(start_s=60.0, report_s=30.0, connect_s=15.0, silence_s=6.0)
+    assert [one.of(nodes) for nodes in (1, 255)] == [one, one]
+    many = one.of(512)
+    assert (many.start_s, many.reported_s, many.first_word_s) == (180.0, 210.0, 210.0)
+    assert (many.imported_s, many.world_s) == (900.0, 900.0 + 360.0 + 30.0)
+    assert (many.silence_s, many.connect_s, many.report_s) == (6.0, 15.0, 30.0)
+    assert many.world_s > many.imported_s + many.ranks_s(imports=True)

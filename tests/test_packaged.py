@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tarfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import clean_env, command, need_rack, run_pytest
+from tests.inner import clean_env, command
 
 pytest.importorskip("hatchling")
 ROOT = Path(__file__).parents[1]
@@ -28,49 +27,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def installed(built: Path) -> dict[str, str]:
-    """An environment in which the wheel's package is imported first."""
+def test_the_suite_is_found_by_name(tmp_path: Path, built: Path) -> None:
+    """It is the clone's; tests/test_first_steps.py certifies a criterion of an installed one."""
     [wheel] = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(built / "site")
-    return {"PYTHONPATH": str(built / "site")}
-
-
-def collected(directory: Path, env: dict[str, str], *args: str) -> list[str]:
-    """Ids of tests, without the folders of their files."""
-    argv = command("--collect-only", "-q", "--mnode-nodes=2", "-p", "no:cacheprovider", *args)
+    argv = command("--collect-only", "-q", "--mnode-nodes=2", "-p", "no:cacheprovider")
     done = subprocess.run(
-        argv, cwd=directory, env=clean_env() | env, capture_output=True, text=True, check=False
+        [*argv, "--pyargs", SUITE],
+        cwd=tmp_path,
+        env=clean_env() | {"PYTHONPATH": str(built / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    ids = [line.rpartition("/test_")[2] for line in done.stdout.splitlines() if "::" in line]
-    assert ids, done.stdout + done.stderr
-    return sorted(line.removeprefix("test_") for line in ids)
-
-
-def test_the_suite_is_found_by_name(tmp_path: Path, installed: dict[str, str]) -> None:
-    in_clone = collected(tmp_path, {"PYTHONPATH": str(ROOT)}, "--pyargs", SUITE)
-    assert collected(tmp_path, installed, "--pyargs", SUITE) == in_clone
-    assert {line.partition(".py")[0] for line in in_clone} == {
-        path.stem.removeprefix("test_") for path in (ROOT / "acceptance").glob("test_*.py")
-    }
-
-
-def test_a_criterion_is_certified_without_a_clone(
-    tmp_path: Path, installed: dict[str, str]
-) -> None:
-    need_rack()
-    some = ("-k", "every_rank_meets or stay_up")
-    mesh = f"{SUITE}.test_mesh"
-    args = ("--pyargs", mesh, *some, "--mnode-nodes=2", "--mnode-report=report")
-    run = run_pytest(tmp_path, *args, env=installed)
-    assert run.outcomes() == {
-        "test_every_rank_meets_every_other": "passed",
-        "test_fabric_ports_stay_up_and_free_of_errors": "passed",
-    }, run.output
-    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
-    ran = {c["name"]: c["verdict"] for c in certificate["criteria"] if c["cases"]}
-    assert ran == {"mesh": "pass"}
-    assert certificate["run"]["spec"]["name"] == "rack"
+    lines = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
+    found = {Path(line).name for line in lines}
+    in_clone = {path.name: path.read_bytes() for path in (ROOT / "acceptance").glob("*.py")}
+    assert found == {name for name in in_clone if name.startswith("test_")}, done.stdout
+    suite = built / "site/pytest_mnode/acceptance"
+    assert {path.name: path.read_bytes() for path in suite.glob("*.py")} == in_clone
 
 
 def test_the_sdist_has_the_files_of_the_wheel(built: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.launchers.remote import command_process
-from tests.waiting import until
+from tests.waiting import soon, until
 
 STAYS = "import time; print(flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {STAYS}"
@@ -44,7 +44,7 @@ def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
             one.stdout.readline()
         assert set(processes.started_with("MARK", value)) == {deaf.pid, slow.pid, meant.pid}
         processes.end_started_with("MARK", value, grace_s=1.5)
-        ended = [one.wait(5) for one in (deaf, slow, meant)]
+        ended = [one.wait(60) for one in (deaf, slow, meant)]
         assert ended == [-signal.SIGKILL, 7, -signal.SIGTERM]
         assert (longer.poll(), other.poll()) == (None, None)
     finally:
@@ -78,7 +78,7 @@ def test_an_ended_process_counts_as_ending_reaped_or_not() -> None:
     child = subprocess.Popen(["true"])
     until(lambda: processes.has_ended(child.pid))
     assert processes.is_ending(child.pid)
-    child.wait(10.0)
+    child.wait(60.0)
     assert processes.is_ending(child.pid)
     assert not processes.is_ending(os.getpid())
 
@@ -101,13 +101,12 @@ class _Stuck:
 
 
 def test_a_program_that_outlives_sigkill_is_not_waited_for() -> None:
-    began = time.monotonic()
     ends = subprocess.Popen(["sleep", "60"])
     stuck: list[Any] = [_Stuck(), _Stuck()]
-    processes.end_programs([*stuck, ends], 0.5)
-    assert time.monotonic() - began < 5.0
+    with soon():
+        processes.end_programs([*stuck, ends], 0.5)
     assert [one.returncode for one in stuck] == [None, None]
-    assert ends.wait(5.0) == -signal.SIGKILL
+    assert ends.wait(60.0) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("among", ["started", "below"])
@@ -119,11 +118,12 @@ def test_processes_that_outlive_sigkill_are_not_waited_for(
     monkeypatch.setattr(processes, "started_with", lambda *_: [7])
     monkeypatch.setattr(processes, "descendants", lambda _: [7])
     began = time.monotonic()
-    if among == "started":
-        processes.end_started_with("MARK", "7", grace_s=0.1, limit_s=0.3)
-    else:
-        processes.kill_descendants(limit_s=0.3)
-    assert 0.3 <= time.monotonic() - began < 5.0
+    with soon():
+        if among == "started":
+            processes.end_started_with("MARK", "7", grace_s=0.1, limit_s=0.3)
+        else:
+            processes.kill_descendants(limit_s=0.3)
+    assert time.monotonic() - began >= 0.3
 
 
 def test_no_wait_after_a_kill_is_without_a_limit() -> None:

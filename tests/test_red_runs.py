@@ -26,7 +26,10 @@ EXCEPTIONS: dict[str, str] = {
 
 def _cases() -> set[str]:
     """By their text: some of these modules import torch where ranks are forked from."""
-    checks = {case_name(f"acceptance/test_preflight.py::{one.case()}") for one in catalogue()}
+    checks = {
+        case_name(f"acceptance/test_{one.key.partition('.')[0]}.py::{one.case()}")
+        for one in catalogue()
+    }
     return checks | {
         case_name(f"{path}::{test.name}")
         for path in (ROOT / "acceptance").glob("test_*.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,13 +17,13 @@ from pytest_mnode.faults import tools as fault_tools
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.nodes import Nodes, RunDescription
+from pytest_mnode.limits import Limits
 from pytest_mnode.measuring import tools
 from pytest_mnode.measuring.tools import perftest
 from pytest_mnode.protocol.launcher_requests import DescribeRun
 from pytest_mnode.spec import profile_spec
+from tests.waiting import soon
 
-SOON_S = 20.0
-"""Far less than the command takes."""
 SLEEP = ["sleep", "60"]
 NODE = Node("n1", 0, "127.0.0.1")
 
@@ -32,7 +31,7 @@ NODE = Node("n1", 0, "127.0.0.1")
 def silent(request: Any) -> Any:
     """A launcher's answers; any command on its node sleeps."""
     if isinstance(request, DescribeRun):
-        return RunDescription((NODE,), True, True, "", "", "python", None)
+        return RunDescription((NODE,), True, True, "", "", "python", None, limits=Limits(0.0, 0.2))
     return [SLEEP for _ in request.nodes]
 
 
@@ -47,23 +46,24 @@ class Asleep(Launcher):
 
 NODES: Any = Nodes(silent, ("n1",))
 RACK: Any = SimpleNamespace(agent_command=lambda _: SLEEP)
-CASES: dict[str, tuple[ModuleType, str, Callable[[Path], object], str]] = {
+# None: the limit of the nodes themselves holds.
+CASES: dict[str, tuple[ModuleType | None, str, Callable[[Path], object], str]] = {
     "counters": (
-        *(watching, "LIMIT_S"),
+        *(None, ""),
         lambda _: watching.read_ports(NODES, profile_spec("rack").fabric),
         "{'n1': 'its counters were not read within 0.2 s'}",
     ),
     "discovery": (
-        *(discovered, "READ_LIMIT_S"),
+        *(None, ""),
         lambda _: discovered.read_nodes(NODES, "ssh", "").nodes[0].problem,
         "no answer within 0.2 s",
     ),
     "records of a run": (
-        *(run_files, "_LIMIT_S", lambda path: run_files.read_history(NODES, "n1", "/", path)),
+        *(None, "", lambda path: run_files.read_history(NODES, "n1", "/", path)),
         "n1: no answer",
     ),
     "checkpoints of a run": (
-        *(run_files, "_LIMIT_S", lambda _: run_files.list_store(NODES, "n1", "/")),
+        *(None, "", lambda _: run_files.list_store(NODES, "n1", "/")),
         "None",
     ),
     "step of a run": (
@@ -74,11 +74,11 @@ CASES: dict[str, tuple[ModuleType, str, Callable[[Path], object], str]] = {
         "None",
     ),
     "program": (
-        *(tools, "LOOK_UP_LIMIT_S", lambda _: tools.missing_on(NODES, "ib_write_bw")),
+        *(None, "", lambda _: tools.missing_on(NODES, "ib_write_bw")),
         "('n1',)",
     ),
     "RDMA devices": (
-        *(perftest, "_READ_LIMIT_S", lambda _: perftest.devices_of(NODES)),
+        *(None, "", lambda _: perftest.devices_of(NODES)),
         "{'n1': ()}",
     ),
     "fault": (
@@ -97,11 +97,11 @@ def test_a_node_that_never_answers(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, limit, call, outcome = CASES[what]
-    monkeypatch.setattr(module, limit, 0.2)
-    began = time.monotonic()
-    try:
-        found = call(tmp_path)
-    except MnodeError as error:
-        found = error
+    if module is not None:
+        monkeypatch.setattr(module, limit, 0.2)
+    with soon():
+        try:
+            found = call(tmp_path)
+        except MnodeError as error:
+            found = error
     assert outcome in str(found)
-    assert time.monotonic() - began < SOON_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,17 +13,14 @@ import pytest
 from pytest_mnode.certificate import run_facts, statement
 from pytest_mnode.certificate.statement import signature_path, statement_path, statement_text
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.jobs.job import Job
-from pytest_mnode.jobs.slurm import files, on_node, sbatch
+from pytest_mnode.jobs.slurm import sbatch
 from pytest_mnode.logs import kernel_log
 from pytest_mnode.machine import model, nvidia_smi, programs, threads
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measuring import switches
 from pytest_mnode.measuring.tools import beside_nic
 from tests.programs import write_program
-
-SOON_S = 20.0
-"""Far less than the program takes."""
+from tests.waiting import soon
 
 
 def signed_file(directory: Path) -> Path:
@@ -45,11 +41,6 @@ def kernel_log_of_dmesg(_: Path) -> object:
     """As where /dev/kmsg shows nothing."""
     with mock.patch.multiple(kernel_log, _kmsg=str, COMMANDS=(("dmesg",),)):
         return kernel_log.read()
-
-
-def requested_host_names(directory: Path) -> object:
-    """As in the batch script of a job; the plan is read first."""
-    return on_node.batch(files.Plan("abc", Job(["t.py"]), {}).write(directory))
 
 
 CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
@@ -97,7 +88,6 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
         *(sbatch, "COMMAND_LIMIT_S", "sbatch", lambda _: sbatch.submit("", os.environ, [])),
         "sbatch: no answer in",
     ),
-    "nodes of a job": (on_node, "_ASK_S", "scontrol", requested_host_names, "1"),
     "perftest": (
         *(beside_nic, "_HELP_LIMIT_S", "ib_write_bw"),
         lambda _: beside_nic.run("mlx5_9", "none", "gpu", ["ib_write_bw"]),
@@ -117,10 +107,9 @@ def test_a_program_that_never_answers(
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setattr(module, limit, 0.2)
-    began = time.monotonic()
-    try:
-        found = call(tmp_path)
-    except (MnodeError, OSError) as error:
-        found = error
+    with soon():
+        try:
+            found = call(tmp_path)
+        except (MnodeError, OSError) as error:
+            found = error
     assert outcome in str(found)
-    assert time.monotonic() - began < SOON_S

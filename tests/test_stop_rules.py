@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_mnode.controller.trial import trial
+from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.protocol.world import Shape
 from pytest_mnode.stop_rules import StopRules, _Finding
 from tests.inner import InnerRun, need_rack, run_here, run_pytest, write_files
 
@@ -257,7 +263,7 @@ def test_a_hang_that_recurs_stops_the_rest_of_its_criterion(tmp_path: Path) -> N
     """
     write_files(tmp_path, test_mesh=collectives)
     fault = "--mnode-fault=mtu_hole:node1"
-    run = run_pytest(tmp_path, "--mnode-nodes=2", fault, "--mnode-timeout=2")
+    run = run_pytest(tmp_path, "--mnode-nodes=2", fault, "--mnode-timeout=4")
     assert run.outcomes() == {
         "test_hangs": "failure",
         "test_after": "error",
@@ -267,7 +273,7 @@ def test_a_hang_that_recurs_stops_the_rest_of_its_criterion(tmp_path: Path) -> N
     assert run.output.count(reason) >= 2, run.output
     # The trial is ended at about the time when its packets have been sent often enough to say so.
     found = r"rank \d on node\d gets no TCP acknowledgement from |waits? in all_reduce at trial\.py"
-    trials = re.findall(rf"no end within 2 s: (?:{found})", run.output)
+    trials = re.findall(rf"no end within 4 s: (?:{found})", run.output)
     assert len(trials) >= 2, run.output
 
 
@@ -300,6 +306,30 @@ def test_a_trial_decides_only_after_one_hang(
     }
     assert rules.stop_reason(kept) == reason
     assert asked == (["test_kept"] if hung == [True] and trial is not None else [])
+
+
+def test_a_shape_whose_trial_failed_twice_is_not_tried_again() -> None:
+    """A fault that lasts would cost each remaining test the limit of a trial."""
+    opened = list[Shape]()
+
+    def open_world(lease: Any, *_: object, **__: object) -> None:
+        opened.append(lease.shape)
+        raise TimeLimitError(f"no end of {lease.shape.nodes}")
+
+    run: Any = SimpleNamespace(
+        console=SimpleNamespace(shows_line=lambda _: nullcontext()),
+        open_world=open_world,
+        shape_of=lambda item: item.shape,
+        **dict.fromkeys(("request_of", "procs_of", "repair", "release"), lambda given: given),
+        seconds_of=lambda _, need: need,
+        lease=lambda need, _: need,
+    )
+    failed = dict[Shape, list[str]]()
+    shapes = (Shape(4, 1), Shape(4, 1), Shape(4, 1), Shape(2, 1))
+    items: list[Any] = [SimpleNamespace(nodeid="test_it", shape=shape) for shape in shapes]
+    found = [trial(run, failed, item) for item in items]
+    assert found == ["no end of 4", "no end of 4", "no end of 4", "no end of 2"]
+    assert opened == [Shape(4, 1), Shape(4, 1), Shape(2, 1)]
 
 
 def test_marks_say_what_is_first_and_last(pytester: pytest.Pytester) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+SOON_S = 20.0
+"""Far above what a wait with a short limit takes on a busy machine, and less than the minute that
+silent peers sleep."""
 
 
 def until(
@@ -16,3 +21,11 @@ def until(
     while not condition():
         assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def soon() -> Iterator[None]:
+    """Fails if what is done here ends only with a peer that sleeps, and not by a short limit."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < SOON_S, "it was waited for"

@@ -20,15 +20,15 @@ from pytest_mnode.outcome.call_record import INSIDE, RETURNED, SEPARATOR
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentOrder,
+    Collect,
     Launch,
-    NodeBooted,
+    NodeEntry,
     NodeReady,
     StackTexts,
     StopWorld,
     TakeStacks,
 )
 from pytest_mnode.protocol.channel import Keys, Line, connect
-from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     Hello,
@@ -108,7 +108,7 @@ class _Cluster:
             case Collect():
                 for port, entry in enumerate(self.order.nodes, start=1):
                     self.line.send(HUB, NodeReady(entry.name, port))
-            case NodeBooted(entry=entry):
+            case NodeEntry() as entry:
                 self.line.send(HUB, NodeReady(entry.name, 1))
             case Launch():
                 self._launch(message)

@@ -56,7 +56,7 @@ def main(folder: Path, fault: str, rank_of_fault: int) -> None:
     if saved.exists():
         begun, state = torch.load(saved)
         model.load_state_dict(state)
-    batches = iter(DataLoader(Lines(0.04 if mine and fault == "input" else 0.0), 2))
+    batches = iter(DataLoader(Lines(0.12 if mine and fault == "input" else 0.0), 2))
     took: list[list[float]] = []
     for step in range(begun + 1, STEPS + 1):
         clock = [time.perf_counter()]
@@ -71,7 +71,7 @@ def main(folder: Path, fault: str, rank_of_fault: int) -> None:
             (folder / f"resumed{rank}").write_text(str(time.time()))
         loss = model(batch).square().mean()
         loss.backward()
-        time.sleep(0.1 if mine and fault == "slow" else 0.05)
+        time.sleep(0.3 if mine and fault == "slow" else 0.05)
         clock.append(time.perf_counter())
         for one in model.parameters():
             dist.all_reduce(one.grad)

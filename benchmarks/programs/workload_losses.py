@@ -29,7 +29,10 @@ PART_OF: dict[str, PartName] = {
     "restart": "restarting",
     "hang": "stalled",
     "crash": "ending",
+    "none": "slow rank",
 }
+"""By loss. Without one nobody may be named: what the machine's other work takes is the slow rank's.
+"""
 JOB = Path(__file__).with_name("training_job.py")
 _SLOWER = 0.1
 
@@ -38,7 +41,8 @@ def test_losses(
     cluster: Cluster, spec: Spec, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     link, line = spec.fabric.interfaces[0], spec.fabric.line_rate_mbits_s
-    for trial in range(int(os.environ["TRIALS"])):
+    first = int(os.environ.get("FIRST", "0"))  # so that one of a kind can be run again
+    for trial in range(first, first + int(os.environ["TRIALS"])):
         fault = list(PART_OF)[trial % len(PART_OF)]
         rank = trial // len(PART_OF) % len(cluster.nodes)
         folder = tmp_path / str(trial)
@@ -46,10 +50,12 @@ def test_losses(
         promise = WorkloadCriterion.model_validate(
             {
                 "command": [str(JOB), str(folder), fault, str(rank)],
-                "at_most": {PART_OF[fault]: 0.01},
-                "stalled_after": "5 s" if fault == "hang" else "100 s",
+                "at_most": dict.fromkeys(PART_OF.values(), 0.05)
+                if fault == "none"
+                else {PART_OF[fault]: 0.01},
+                "stalled_after": "10 s" if fault == "hang" else "100 s",
                 "restarts": int(fault == "restart"),
-                "within": "120 s",
+                "within": "400 s",
             }
         )
         if fault == "network":
@@ -65,6 +71,8 @@ def test_losses(
             "said": ran.ledger.parts[PART_OF[fault]],
             "wall": ran.ledger.wall,
             "named": _named(ran, promise, fault, cluster.nodes[rank]),
+            "parts": {name: round(s, 3) for name, s in ran.ledger.parts.items() if s},
+            "why": ran.why,
         }
         with capfd.disabled():
             print(f"\nTRIAL {json.dumps(found)}", flush=True)
@@ -85,7 +93,7 @@ def _truth(folder: Path, fault: str, ended: float) -> float | None:
     )
     if fault == "network":
         return sum(min(rank[2] for rank in step) for step in steps)
-    if fault == "slow":
+    if fault in ("slow", "none"):
         own = [[rank[1] for rank in step] for step in steps]
         return sum(max(step) - median_low(step) for step in own)
     return sum(max(rank[{"input": 0, "checkpoint": 3}[fault]] for rank in step) for step in steps)
@@ -97,6 +105,8 @@ def _named(ran: Ran, promise: WorkloadCriterion, fault: str, node: str) -> bool:
         judged = list(judge_end([ran]))
     else:
         judged = [one for one in judge_goodput(ran, promise) if one.expected is not None]
+    if fault == "none":
+        return not any(one.culprit for one in judged if not one.passed)
     culprits = [one.culprit for one in judged if one.culprit is not None]
     nodes = {name for one in culprits for name in one.nodes}
     return nodes == ({"node0"} if fault == "checkpoint" else {node})

@@ -8,6 +8,7 @@ processes below, has the fork server start each node's part of a world, and ends
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +25,76 @@ import zmq
 from pytest_mnode import processes
 from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.orders import read_order, settled, sys_path_here
-from pytest_mnode.agent.world_part import WorldPart
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.address import family_of
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
-    AgentFailed,
     AgentOrder,
-    ForkLauncher,
-    ForkServerFailed,
-    ForkServerReady,
+    Collected,
     Launch,
     LauncherForked,
-    NodeBooted,
     NodeEntry,
-    NodeGone,
     NodeReady,
-    OwnImports,
+    OpenTerminal,
     PartLost,
     StopWorld,
     TakeStacks,
+    TerminalData,
 )
-from pytest_mnode.protocol.channel import Keys, Line, connect
+from pytest_mnode.protocol.channel import Keys, Line, Pipe, connect
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.pipe import Pipe
 from pytest_mnode.protocol.rank_files import agent_log
-from pytest_mnode.protocol.terminal_messages import ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB, RUN
+
+LIMIT_S = 5.0
+"""How long to wait until killed processes have ended."""
+
+
+@dataclass(slots=True)
+class WorldPart:
+    """A node's part of a world.
+
+    pid: its first process, which only enters the namespaces of the node if it has any; 0 until the
+    fork server has reported it. end_by: deadline once it must end (time.monotonic), else infinite.
+    """
+
+    launch: Launch
+    pipe: Pipe
+    pid: int = 0
+    end_by: float = math.inf
+
+    def end(self) -> None:
+        """Set the deadline for `has_ended`, which kills the processes."""
+        self.end_by = time.monotonic() + LIMIT_S
+
+    def has_ended(self) -> bool:
+        """Kill the part's processes; whether all have ended. Call it until it returns True.
+
+        The elastic launcher is killed last, because it adopts processes that lose their parents
+        meanwhile.
+        """
+        in_time = time.monotonic() < self.end_by
+        if self.pid == 0:  # nothing is known to be below it; the launcher ends with its pipe
+            if not in_time:
+                self.pipe.close()
+            return not in_time
+        enters = self.launch.namespace_pid is not None  # then its child is the launcher
+        launchers = [self.pid, *(processes.children(self.pid) if enters else [])]
+        below = [
+            pid
+            for pid in processes.descendants(self.pid)
+            if pid not in launchers and not processes.has_ended(pid)
+        ]
+        for pid in below:
+            processes.kill(pid)
+        if below and in_time:
+            return False
+        for pid in launchers:
+            processes.kill(pid)
+        self.pipe.close()
+        return True
+
 
 _BEAT_S = 1.0
 _ENDING_TURN_S = 0.02
@@ -176,16 +219,16 @@ class Agent:
             case StopWorld(node, world):
                 if (part := self.parts.pop((node, world), None)) is not None:
                     self._end(part)
-            case TakeStacks(node=node, world=world) | ToTerminal(node=node, world=world):
-                part = self.parts.get((node, world))
+            case TakeStacks() | OpenTerminal() | TerminalData():
+                part = self.parts.get((message.node, message.world))
                 # A launcher that does not read its pipe is stopped and would send no stacks.
                 if part is not None and part.pipe.has_room():
                     with contextlib.suppress(OSError):
                         part.pipe.send_bytes(payload)
-            case NodeBooted(entry):
-                self.nodes[entry.name] = entry
+            case NodeEntry(name):
+                self.nodes[name] = message
                 if self._ready:
-                    self._offer(entry)
+                    self._offer(message)
             case _:
                 with contextlib.suppress(OSError):  # it ended; its EOF is handled elsewhere
                     self.fork_server.send_bytes(payload)
@@ -199,14 +242,13 @@ class Agent:
             return
         for payload in payloads:
             match pickle.loads(payload):
-                case ForkServerReady(own_imports):
+                case Collected(failure=str(text)) if text:
+                    self._fail(text)
+                case Collected():
                     self._ready = True
-                    if own_imports:
-                        self._send(OwnImports(own_imports))
+                    self.line.send_bytes(HUB, payload)
                     for entry in self.nodes.values():
                         self._offer(entry)
-                case ForkServerFailed(text):
-                    self._fail(text)
                 case LauncherForked(node, world, pid):
                     parts = [*self.parts.values(), *self.ending]
                     for part in parts:
@@ -214,7 +256,7 @@ class Agent:
                             part.pid = pid
 
     def _fail(self, text: str) -> None:
-        self._send(AgentFailed(self.order.agent, text, self.order.incarnation))
+        self._send(AgentAlive(self.order.agent, self.order.incarnation, text))
 
     def _send(self, message: Any) -> None:
         self.line.send(HUB, message)
@@ -252,7 +294,7 @@ class Agent:
             if entry.namespace_pid is None:  # the node itself exists
                 self._fail(f"{entry.name} cannot listen at its address {entry.address}: {error}")
             else:
-                self._send(NodeGone(entry.name))
+                self._send(NodeReady(entry.name, None))
             return
         if (old := self._stores.pop(entry.name, None)) is not None:
             old.close()
@@ -261,8 +303,8 @@ class Agent:
 
     def _launch(self, launch: Launch) -> None:
         # The controller may be on another machine, with another log directory.
-        launch = replace(launch, world=replace(launch.world, log_dir=self.order.log_dir))
-        entry = self.nodes[launch.node]
+        entry, world = self.nodes[launch.node], replace(launch.world, log_dir=self.order.log_dir)
+        launch = replace(launch, world=world, namespace_pid=entry.namespace_pid)
         leads = launch.node_rank == 0
         store = self._stores.pop(launch.node, None) if leads else None
         if leads and store is None:
@@ -271,15 +313,13 @@ class Agent:
         ours, theirs = Pipe.pair()
         fds = [theirs.fileno(), *([store.fileno()] if store is not None else [])]
         try:
-            self.fork_server.send(ForkLauncher(launch, entry.namespace_pid), fds)
+            self.fork_server.send(launch, fds)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it ended; handling its EOF fails this world too
         except OSError as error:
             self._send(PartLost(launch.node, launch.world.id, f"fork server unreachable: {error}"))
         else:
-            self.parts[launch.node, launch.world.id] = WorldPart(
-                launch, ours, entry.namespace_pid is not None
-            )
+            self.parts[launch.node, launch.world.id] = WorldPart(launch, ours)
             self._poller.register(ours.fileno(), zmq.POLLIN)
         theirs.close()
         if store is not None:
@@ -297,7 +337,7 @@ class Agent:
             self._end(part)
             namespace_pid = self.nodes[node].namespace_pid
             if namespace_pid is not None and processes.is_ending(namespace_pid):
-                self._send(NodeGone(node))  # the nodes' launcher reports the reason
+                self._send(NodeReady(node, None))  # the nodes' launcher reports the reason
             else:
                 self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 

@@ -6,47 +6,39 @@ affect the fork server.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
+import re
 import select
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_mnode import processes
-from pytest_mnode.agent import huge_pages
-from pytest_mnode.agent.forking import fork_launcher
 from pytest_mnode.env_reads import READS
+from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.own_threads import lost_by_fork
 from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
-    ForkLauncher,
-    ForkServerFailed,
-    ForkServerReady,
+    Collect,
+    Collected,
+    Launch,
+    LauncherForked,
 )
-from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain
     from pytest_mnode.rank.trial import Trial
 
+
 _REAP_S = 1.0
 _MORE_TO_COME = 2
 """Forks after which huge pages pay off, because some worlds need new ranks for each test."""
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """Last message of a collector that no rank can be forked from.
-
-    files: the files that cause this, as far as known, each with the reason. Without them, another
-    collector may be fit.
-    """
-
-    files: dict[str, str]
 
 
 class Collector:
@@ -74,12 +66,12 @@ class Collector:
                 lambda session: self._serve(
                     entry.rank_main(self.order, session), trial, collect.files
                 ),
-                lambda text: self.server.send(ForkServerFailed(text)),
+                lambda text: self.server.send(Collected(failure=text)),
                 trial,
             )
         except BaseException:
             text = f"could not import or collect the tests:\n{traceback.format_exc()}"
-            self.server.send(ForkServerFailed(text))
+            self.server.send(Collected(failure=text))
         _end()
 
     def _serve(self, rank_main: RankMain, trial: Trial | None, files: frozenset[str]) -> None:
@@ -93,14 +85,14 @@ class Collector:
             self._unfit(readers)
         gc.collect()
         gc.freeze()  # a garbage collection in a child would write to, and so copy, every page
-        self.server.send(ForkServerReady(trial.found if trial else {}))
-        forks, joined = 0, huge_pages.joined_one_by_one()
+        self.server.send(Collected(trial.found if trial else {}))
+        forks, joined = 0, joined_one_by_one()
         while True:
             processes.reap()
             more = forks >= _MORE_TO_COME and next(joined, False)
             if select.select([self.server], [], [], 0 if more else _REAP_S)[0]:
                 for message in map(pickle.loads, self._orders()):
-                    assert isinstance(message, ForkLauncher)
+                    assert isinstance(message, Launch)
                     self.server.send(fork_launcher(self.order, message, self.server, rank_main))
                     forks += 1
 
@@ -112,7 +104,7 @@ class Collector:
             _end()
 
     def _unfit(self, files: dict[str, str]) -> NoReturn:
-        self.server.send(Unfit(files))
+        self.server.send(Collected(files, fit=False))
         _end()
 
 
@@ -131,3 +123,82 @@ def lost() -> str:
     if torch is not None and torch.cuda.is_initialized():
         found.append("a CUDA device in use")
     return ", ".join(found)
+
+
+def fork_launcher(
+    order: AgentOrder,
+    launch: Launch,
+    source: Pipe,
+    rank_main: RankMain,
+    others: Sequence[Pipe] = (),
+) -> LauncherForked:
+    """Fork the elastic launcher of a node's part of a world, in the namespaces of the node.
+
+    source: pipe of the message and its descriptors, which the child closes. others: further pipes
+    that the child closes.
+    """
+    namespace_pid = launch.namespace_pid
+    to_agent, store = take_fds(launch, source)
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        for pipe in (source, *others):
+            pipe.close()
+        processes.die_with_parent(server_pid)
+
+        def elastic() -> None:
+            from pytest_mnode.agent import elastic
+
+            elastic.main(order, launch, Pipe.from_fd(to_agent), store, rank_main)
+
+        if namespace_pid is None:
+            processes.run_and_exit(elastic)
+        processes.run_and_exit(lambda: _inside(namespace_pid, elastic))
+    os.close(to_agent)
+    if store is not None:
+        os.close(store)
+    return LauncherForked(launch.node, launch.world.id, pid)
+
+
+def take_fds(launch: Launch, source: Pipe) -> tuple[int, int | None]:
+    """The descriptors of a message: its pipe to the agent and, on the first node, its store."""
+    return source.fds.popleft(), source.fds.popleft() if launch.node_rank == 0 else None
+
+
+def _inside(namespace_pid: int, function: Callable[[], None]) -> None:
+    """Call `function` in a child inside the namespaces of a node, and stay as its parent."""
+    namespaces.enter(namespace_pid)
+    outside = os.getpid()
+    inside = os.fork()
+    if inside == 0:  # only a child is inside the PID namespace
+        processes.die_with_parent(outside)
+        processes.run_and_exit(function)
+    processes.close_all_but(set())
+    processes.set_name("mnode-enter")
+    os.waitpid(inside, 0)
+
+
+_MADV_COLLAPSE = 25
+_BYTES = 1 << 21
+_PRIVATE = re.compile(r"(\w+)-(\w+) rw-p \w+ 00:00 0 *(?:\[heap\])?$")
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def joined_one_by_one() -> Iterator[bool]:
+    """Join pages of this process into huge pages, 2 MiB at each step, which takes some
+    milliseconds; yields True per step.
+
+    A process that has imported torch has some 70,000 private pages, and a fork copies an entry for
+    each: 9 ms per rank, one rank after another. With huge pages a fork takes 2.5 ms. The cost of
+    the pages that a child writes to stays the same.
+
+    A step has no effect on kernels without MADV_COLLAPSE (before Linux 6.1) or without free memory
+    for a huge page.
+    """
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        if (match := _PRIVATE.match(line)) is not None:
+            first, end = (int(word, 16) for word in match.groups())
+            for start in range(-(-first // _BYTES) * _BYTES, end - _BYTES + 1, _BYTES):
+                _libc.madvise(start, _BYTES, _MADV_COLLAPSE)
+                yield True

@@ -49,10 +49,12 @@ from pytest_mnode.protocol.agent_messages import (
     BindingOrder,
     Death,
     Launch,
+    OpenTerminal,
     PartLost,
     TakeStacks,
+    TerminalData,
 )
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.rank_files import (
     RankFiles,
     end_of_output,
@@ -63,7 +65,6 @@ from pytest_mnode.protocol.rank_files import (
     tail,
     take_output,
 )
-from pytest_mnode.protocol.terminal_messages import ToTerminal
 
 
 class Rendezvous(RendezvousHandler):
@@ -193,8 +194,8 @@ class WatchfulAgent(LocalElasticAgent):
                 case TakeStacks():
                     self._show_live()  # before the answer, which implies that all output was sent
                     self.agent.send(rank_stacks.take(order, self.launch, self._pids))
-                case ToTerminal(rank=rank):
-                    local = rank - self._first_rank
+                case OpenTerminal() | TerminalData():
+                    local = order.rank - self._first_rank
                     self._terminal.obey(order, self._pids.get(local))
 
     def _show_live(self, dead: int | None = None) -> None:

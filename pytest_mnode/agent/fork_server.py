@@ -20,19 +20,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_mnode import processes
-from pytest_mnode.agent.collector import Collector, Unfit, lost
-from pytest_mnode.agent.forking import fork_launcher, take_fds
+from pytest_mnode.agent.collector import Collector, fork_launcher, lost, take_fds
 from pytest_mnode.agent.orders import sys_path_here
 from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
-    ForkLauncher,
-    ForkServerFailed,
-    ForkServerReady,
+    Collect,
+    Collected,
+    Launch,
     StartForkServer,
 )
-from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain
@@ -87,7 +85,7 @@ class ForkServer:
         self._collector_pid = 0
 
     def fail(self, text: str) -> None:
-        self.agent.send(ForkServerFailed(text))
+        self.agent.send(Collected(failure=text))
 
     def end(self) -> None:
         """Wait until the collector has removed its temporary directories; the agent has a limit."""
@@ -127,7 +125,7 @@ class ForkServer:
             collect = replace(collect, basetemp=f"{self.order.run_dir}/tmp")
         os.chdir(collect.cwd)
         sys.path[:] = sys_path_here(collect.sys_path, self.order)
-        self.agent.send(ForkServerReady(self._have_collected(collect)))
+        self.agent.send(Collected(self._have_collected(collect)))
         from pytest_mnode.rank import entry
 
         own = entry.importing_rank_main(self.order, collect)
@@ -139,12 +137,12 @@ class ForkServer:
                         self.agent.send_bytes(payload)
                     continue
                 for message in map(pickle.loads, self.agent.receive()):
-                    if isinstance(message, ForkLauncher):
+                    if isinstance(message, Launch):
                         self._launch(message, own)
             self._reap()
 
-    def _launch(self, message: ForkLauncher, own: RankMain) -> None:
-        if self._collector is None or message.launch.own_imports:
+    def _launch(self, message: Launch, own: RankMain) -> None:
+        if self._collector is None or message.own_imports:
             others = [self._collector] if self._collector else []
             self.agent.send(fork_launcher(self.order, message, self.agent, own, others))
             return
@@ -164,22 +162,19 @@ class ForkServer:
         own: dict[str, str] = {}
         tries = False
         while files := collect.files - own.keys():
-            match self._first_word_of_collector(collect.only(files), tries):
-                case ForkServerReady(more):
-                    return own | more
-                case Unfit(more):
-                    if tries and not more.keys() & files:
-                        raise WorldError(
-                            "ranks cannot be forked from the process that collects tests"
-                        )
-                    own |= more
-                    tries = True
-                case ForkServerFailed(text):
-                    raise WorldError(text)
+            word = self._first_word_of_collector(collect.only(files), tries)
+            if word.failure:
+                raise WorldError(word.failure)
+            own |= word.own_imports
+            if word.fit:
+                return own
+            if tries and not word.own_imports.keys() & files:
+                raise WorldError("ranks cannot be forked from the process that collects tests")
+            tries = True
         self._collector = None
         return own
 
-    def _first_word_of_collector(self, collect: Collect, tries: bool) -> object:
+    def _first_word_of_collector(self, collect: Collect, tries: bool) -> Collected:
         ours, theirs = Pipe.pair()
         server_pid = os.getpid()
         self._collector_pid = os.fork()
@@ -192,7 +187,8 @@ class ForkServer:
         self._collector = ours
         while not (payloads := self._from_collector()):
             pass
-        return pickle.loads(payloads[0])
+        word: Collected = pickle.loads(payloads[0])
+        return word
 
     def _from_collector(self) -> list[bytes]:
         assert self._collector is not None

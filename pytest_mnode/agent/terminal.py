@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pytest_mnode import processes
-from pytest_mnode.protocol.terminal_messages import (
-    CloseTerminal,
-    OpenTerminal,
-    TerminalClosed,
-    TerminalInput,
-    TerminalOpened,
-    TerminalOutput,
-    ToTerminal,
-)
+from pytest_mnode.protocol.agent_messages import DebuggerAnswer, OpenTerminal, TerminalData
 
 _INTERRUPT = b"\x03"
 _LOCAL_FLAGS, _OUTPUT_FLAGS = 3, 1
@@ -35,7 +27,7 @@ class Terminal:
 
     def __init__(self, order: OpenTerminal, pid: int) -> None:
         """Open the terminal. Raises OSError if the node has no pseudo-terminals."""
-        self.place = order.world, order.rank
+        self.order = order
         self._pid = pid
         self._typed = bytearray()
         self._ended = False
@@ -116,15 +108,15 @@ class TerminalHolder:
     def has_input(self) -> bool:
         return self._held is not None and self._held.has_input
 
-    def obey(self, order: ToTerminal, pid: int | None) -> None:
+    def obey(self, order: OpenTerminal | TerminalData, pid: int | None) -> None:
         """Carry out an order. pid: the rank's pid, None if the rank has died."""
         match order:
             case OpenTerminal() if pid is not None:
                 self._open_for(order, pid)
-            case TerminalInput(data=data) if self._held is not None:
-                self._held.type(data)
-            case CloseTerminal():
+            case TerminalData(data=None):
                 self.close(order.rank)
+            case TerminalData(data=bytes(data)) if self._held is not None:
+                self._held.type(data)
 
     def _open_for(self, order: OpenTerminal, pid: int) -> None:
         self._drop()  # an earlier terminal that nobody waits for any more
@@ -132,26 +124,30 @@ class TerminalHolder:
             held = self._held = Terminal(order, pid)
         except OSError as error:
             why = f"no pseudo-terminal on {order.node}: {error.strerror}"
-            self._send(TerminalOpened(order.world, order.rank, error=why))
+            self._send(DebuggerAnswer(order.world, order.rank, error=why))
             return
         self._poll.register(held.output, select.POLLIN)
-        self._send(TerminalOpened(*held.place, held.reads, held.writes))
+        place = order.world, order.rank
+        self._send(DebuggerAnswer(*place, held.reads, held.writes, order.term))
 
     def pass_on(self) -> None:
         """Forward the user's input and the rank's output."""
         if (held := self._held) is not None:
             held.pass_on()
             for data in held.read():
-                self._send(TerminalOutput(*held.place, data))
+                self._send_data(held.order, data)
 
     def close(self, rank: int) -> None:
         """Close this rank's terminal, if it is the one held."""
         held = self._held
-        if held is None or held.place[1] != rank:
+        if held is None or held.order.rank != rank:
             return
         self.pass_on()
         self._drop()
-        self._send(TerminalClosed(*held.place))
+        self._send_data(held.order, None)
+
+    def _send_data(self, order: OpenTerminal, data: bytes | None) -> None:
+        self._send(TerminalData(order.node, order.world, order.rank, data))
 
     def _drop(self) -> None:
         if self._held is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.running import RunningJob
+from pytest_mnode.launchers.cleanup.leftovers import Leftovers
 from pytest_mnode.launchers.hosts import read_hostfile, slots_of
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
@@ -105,6 +106,11 @@ class Backend:
         on = [host for host in hosts if not settings.on or host.name in settings.on]
         return slots_of(on[: settings.nodes])
 
+    def requests_nodes(self, here: Here) -> bool:  # noqa: ARG002
+        """Whether the run requests its nodes from a scheduler, which then cannot give them to
+        others."""
+        return False
+
     def free(self, settings: Settings, spec: Spec) -> FreeNodes | None:  # noqa: ARG002
         """The nodes that the run could request now; None if it makes its own.
 
@@ -112,9 +118,22 @@ class Backend:
         """
         return None
 
+    def scheduler(self, environ: Mapping[str, str]) -> Mapping[str, str]:  # noqa: ARG002
+        """For the spec's `scheduler`: the kind of what gives the nodes, and names of the run's own
+        allocation by their keys, and `cluster`; {} if the spec can name none."""
+        return {}
+
     def launcher(self, request: NodeRequest) -> Launcher:
         """An unstarted launcher. Raises UsageError if it cannot work here."""
         raise NotImplementedError
+
+    def leftovers(self, name: str, *where: str) -> Leftovers | None:  # noqa: ARG002
+        """What of this name the scheduler may still have when the run has ended: a `Cleanup` is
+        started with it before anything is submitted. None if the scheduler is given nothing.
+
+        where: in words of the scheduler, what else it takes to find it.
+        """
+        return None
 
     def submit(self, cluster: Nodes, job: Job) -> LaunchedJob:
         """Start a torchrun job: by the scheduler that gave the nodes if it would start it now, else

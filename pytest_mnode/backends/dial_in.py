@@ -11,7 +11,7 @@ from pytest_mnode.backends.backend import Backend, Here, NodeRequest
 from pytest_mnode.backends.registry import scheduler_of
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.dial_in.launcher import DialIn
-from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.hosts import Host, first_hosts
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.options import Settings
@@ -51,15 +51,14 @@ class DialInBackend(Backend):
         raise NotImplementedError
 
     def launcher(self, request: NodeRequest) -> Launcher:
-        names = self.names(Here(request.settings, os.environ))
+        settings = request.settings
+        here = Here(settings, os.environ)
+        names = self.names(here)
         if names is None:
             raise UsageError(f"--mnode-launcher={self.name}: {self.outside}")
-        on = request.settings.on
-        used = [name for name in names if not on or name in on][: request.nodes]
-        if len(used) < request.nodes:
-            raise UsageError(
-                f"{request.nodes} nodes are needed, but there are {len(names)}: {compress(names)}"
-            )
+        where = settings.hostfile or (self.inside(here) or self.name).removeprefix("inside of ")
+        there = [Host(name, None, 0) for name in names]
+        used = [one.name for one in first_hosts(there, request.nodes, settings.on, str(where))]
         made = self.dialing(request, used)
         made.unused = [name for name in names if name not in used]
         return made
@@ -87,4 +86,4 @@ def printed(*argv: str, package: str) -> str:
     try:
         return output_of(*argv, package=package)
     except NoOutput as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{' '.join(argv)}: {error}") from None

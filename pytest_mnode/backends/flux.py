@@ -10,9 +10,7 @@ from pathlib import Path
 
 from pytest_mnode.backends.backend import Here
 from pytest_mnode.backends.dial_in import DialInBackend, Start, printed
-from pytest_mnode.launchers.hosts import expand
-
-_OF_OTHERS = ("FLUX_TASK_RANK", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+from pytest_mnode.launchers.hosts import expand, parse_hosts
 
 
 class FluxBackend(DialInBackend):
@@ -20,13 +18,9 @@ class FluxBackend(DialInBackend):
     outside = "no Flux instance here (no FLUX_URI); start pytest in one, such as flux alloc -N 4"
 
     def inside(self, here: Here) -> str | None:
-        """Not in a task of a job: there FLUX_URI is the instance around it, for all users.
-
-        Nor in a job of another scheduler: FLUX_URI may be left of the shell that submitted it.
-        """
+        """Not in a task of a job: there FLUX_URI is the instance around it, for all users."""
         uri = here.environ.get("FLUX_URI", "")
-        other = not here.environ.keys().isdisjoint(_OF_OTHERS)
-        inside = uri and not other and not _is_of_another(uri)
+        inside = uri and "FLUX_TASK_RANK" not in here.environ and not _is_of_another(uri)
         return f"inside of the Flux instance {uri}" if inside else None
 
     def names(self, here: Here) -> tuple[str, ...] | None:
@@ -51,4 +45,7 @@ def _is_of_another(uri: str) -> bool:
 
 def _hostlist() -> tuple[str, ...]:
     """The host of each broker. Raises UsageError."""
-    return expand(printed("flux", "getattr", "hostlist", package="flux-core").strip())
+    words = ("flux", "getattr", "hostlist")
+    text = printed(*words, package="flux-core").strip()
+    parse_hosts(text, " ".join(words))  # raises
+    return expand(text)

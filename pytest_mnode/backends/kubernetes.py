@@ -6,6 +6,7 @@ are not meant to create pods.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from pytest_mnode.backends.backend import (
     NodeRequest,
 )
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.cleanup.leftovers import Leftovers
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.nodes import NO_SHARED_DIR, Nodes
 from pytest_mnode.options import Settings
@@ -33,7 +34,13 @@ class KubernetesBackend(Backend):
     name = "kubernetes"
 
     def option(self, settings: Settings) -> str | None:
-        return KubernetesOptions.of(settings).given
+        named = {
+            "context": settings.k8s_context,
+            "namespace": settings.k8s_namespace,
+            "image": settings.k8s_image,
+            "template": settings.k8s_template,
+        }
+        return next((f"--mnode-k8s-{n}={value}" for n, value in named.items() if value), None)
 
     def free(self, settings: Settings, spec: Spec) -> FreeNodes:
         """The nodes whose allocatable resources, minus all requests, fit a pod of the run."""
@@ -42,10 +49,9 @@ class KubernetesBackend(Backend):
         from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
         from pytest_mnode.launchers.kubernetes.template import read_manifest
 
-        options = KubernetesOptions.of(settings)
-        template = pod_template(read_manifest(options, spec.accelerators.per_node))
+        template = pod_template(read_manifest(settings, spec.accelerators.per_node))
         try:
-            api = Api(options.context, options.namespace)
+            api = Api(settings.k8s_context, settings.k8s_namespace)
             pod, views = admitted(api, template), served_views(api, {RUN_LABEL: ""})
         except ApiError as error:
             raise ClusterError(
@@ -61,9 +67,22 @@ class KubernetesBackend(Backend):
     def launcher(self, request: NodeRequest) -> Launcher:
         from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 
-        settings = request.settings
-        options = KubernetesOptions.of(settings)
-        return Kubernetes(request.nodes, request.spec, request.remote, options, settings.on)
+        settings, given = request.settings, (request.nodes, request.spec, request.remote)
+        return Kubernetes(*given, settings, settings.on, leftovers=self.leftovers)
+
+    def leftovers(self, name: str, *where: str) -> Leftovers:
+        """Objects of a run, by their label. where: context, namespace, and GROUP/PLURAL of each
+        kind; "" for the kubeconfig's own context and namespace."""
+        from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL
+
+        context, namespace, *kinds = where
+        program = (sys.executable, "-m", "pytest_mnode.launchers.kubernetes.cleanup")
+        show, end = ((*program, what, name, *where) for what in ("show", "delete"))
+        options = f"--context={context} " * bool(context) + f"-n {namespace} " * bool(namespace)
+        names = ",".join(kind.rpartition("/")[2] for kind in kinds)
+        what = f"objects labelled {RUN_LABEL}={name}{namespace and f' in namespace {namespace}'}"
+        by_hand = f"kubectl {options}delete {names} -l {RUN_LABEL}={name}"
+        return Leftovers(name, what, show, end, by_hand)
 
     def submit(self, cluster: Nodes, job: Job) -> LaunchedJob:
         """In its own pods if they would start beside the run's pods, else in those."""
@@ -72,25 +91,23 @@ class KubernetesBackend(Backend):
         from pytest_mnode.jobs.running import RunningJob
 
         why = NO_SHARED_DIR
-        assert cluster.pods is not None
         if cluster.share_files:
             try:
-                return PodJob.launch(cluster, job, cluster.pods)
+                return PodJob.start(cluster, job, cluster.job_facts)
             except NotPlaced as error:
                 why = str(error)
         return RunningJob.start(cluster, job, f"in the run's own pods: {why}")
 
     def path(self, cluster: Nodes) -> SubmissionPath:
-        from pytest_mnode.criteria.launching.pods import Pods
+        from pytest_mnode.criteria.launching.kubernetes import Pods
 
-        assert cluster.pods is not None
-        return Pods(cluster, cluster.pods)
+        return Pods(cluster, cluster.job_facts)
 
     def gangs(self, spec: Spec, settings: Settings, root: Path) -> Engine:  # noqa: ARG002
         from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
         from pytest_mnode.launchers.kubernetes.template import read_manifest
 
-        options = KubernetesOptions.of(settings)
-        manifest = read_manifest(options, spec.accelerators.per_node)
+        manifest = read_manifest(settings, spec.accelerators.per_node)
         assert spec.scheduler is not None
-        return KubernetesEngine(spec.scheduler, options, manifest, python=settings.python)
+        given = spec.scheduler, settings, manifest
+        return KubernetesEngine(*given, leftovers=self.leftovers, python=settings.python)

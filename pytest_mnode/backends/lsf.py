@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 
 from pytest_mnode.backends.backend import Here
 from pytest_mnode.backends.dial_in import DialInBackend, Start
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import Host, parse_hosts, read_hostfile
 
 
 class LsfBackend(DialInBackend):
@@ -27,20 +28,7 @@ class LsfBackend(DialInBackend):
         job = here.environ.get("LSB_JOBID")
         if not job:
             return None
-        file, pairs = (
-            here.environ.get(f"LSB_{one}", "") for one in ("DJOB_HOSTFILE", "MCPU_HOSTS")
-        )
-        words: list[str] = []
-        try:
-            words = Path(file).read_text().split() if file else []
-        except OSError as error:  # on another host than the job's first
-            if not pairs:
-                raise UsageError(f"LSB_DJOB_HOSTFILE={file}: {error.strerror}") from None
-        slots = Counter(words)
-        if not slots:
-            for host, number in zip_longest(pairs.split()[::2], pairs.split()[1::2], fillvalue=""):
-                slots[host] += int(number) if number.isdecimal() else 1
-        slots = slots or Counter(here.environ.get("LSB_HOSTS", "").split())
+        slots = {host.name: host.slots or 1 for host in _hosts(here.environ)}
         if not slots:
             lists = "LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS and LSB_HOSTS name no host"
             raise UsageError(f"LSB_JOBID={job}: {lists}; start pytest in the job")
@@ -54,3 +42,22 @@ class LsfBackend(DialInBackend):
     def commands(self, start: Start) -> list[list[str]]:
         """Without a shell, as arguments are not for one."""
         return [["blaunch", "-no-shell", "-z", " ".join(start.hosts), *start.argv]]
+
+
+def _hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts of the job with their slots. Raises UsageError."""
+    file, words = environ.get("LSB_DJOB_HOSTFILE"), environ.get("LSB_MCPU_HOSTS", "").split()
+    pairs = zip_longest(words[::2], words[1::2], fillvalue="1")
+    lists = {
+        "LSB_MCPU_HOSTS": "\n".join(f"{host} slots={number}" for host, number in pairs),
+        "LSB_HOSTS": "\n".join(environ.get("LSB_HOSTS", "").split()),
+    }
+    given = [(name, text) for name, text in lists.items() if text]
+    try:
+        if file and Path(file).stat().st_size:
+            return read_hostfile(Path(file))
+    except (OSError, UsageError) as error:  # it may be on the job's first host only
+        if not given:
+            why = f"{file}: {error.strerror}" if isinstance(error, OSError) else error
+            raise UsageError(f"LSB_DJOB_HOSTFILE={why}") from None
+    return next((parse_hosts(text, name) for name, text in given), ())

@@ -14,6 +14,7 @@ from pathlib import Path
 from pytest_mnode.backends.backend import Here
 from pytest_mnode.backends.dial_in import DialInBackend, Start
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import Host, read_hostfile
 
 
 class PbsBackend(DialInBackend):
@@ -25,21 +26,20 @@ class PbsBackend(DialInBackend):
         return f"inside of PBS job {job}" if job and here.environ.get("PBS_NODEFILE") else None
 
     def names(self, here: Here) -> tuple[str, ...] | None:
-        lines = _lines(here.environ)
-        return tuple(dict.fromkeys(lines)) if lines else None
+        return tuple(host.name for host in _hosts(here.environ)) or None
 
     def commands(self, start: Start) -> list[list[str]]:
         """One pbsdsh where each host has one line, else one for each host."""
-        lines = _lines(os.environ)
-        if sorted(lines) == sorted(start.hosts):
+        hosts = _hosts(os.environ)
+        if len(hosts) == len(start.hosts) and all(host.slots is None for host in hosts):
             return [["pbsdsh", "--", *start.argv]]
-        return [["pbsdsh", "-n", str(lines.index(host)), "--", *start.argv] for host in start.hosts]
+        lines = {host.name: str(host.line - 1) for host in hosts}
+        return [["pbsdsh", "-n", lines[host], "--", *start.argv] for host in start.hosts]
 
 
-def _lines(environ: Mapping[str, str]) -> list[str]:
-    file = environ.get("PBS_NODEFILE", "")
+def _hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts of the job; () outside of one. Raises UsageError."""
     try:
-        text = Path(file).read_text() if file else ""
-    except OSError as error:
-        raise UsageError(f"PBS_NODEFILE={file}: {error.strerror}") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
+        return read_hostfile(Path(file)) if (file := environ.get("PBS_NODEFILE")) else ()
+    except UsageError as error:
+        raise UsageError(f"PBS_NODEFILE={error}") from None

@@ -26,10 +26,11 @@ from pytest_mnode.spec import Spec
 
 _BUILT_IN = (
     "pytest_mnode.backends.site_command:SiteCommandBackend",
-    "pytest_mnode.backends.flux:FluxBackend",
     "pytest_mnode.backends.slurm:SlurmBackend",
     "pytest_mnode.backends.pbs:PbsBackend",
     "pytest_mnode.backends.lsf:LsfBackend",
+    # FLUX_URI may be left of the shell that submitted a job to another scheduler.
+    "pytest_mnode.backends.flux:FluxBackend",
     "pytest_mnode.backends.ssh:SshBackend",
     "pytest_mnode.backends.mpi:MpiBackend",
     "pytest_mnode.backends.kubernetes:KubernetesBackend",
@@ -95,13 +96,12 @@ def choose(
         root,
         settings.shared_dir,
         settings.python,
-        settings.start_limit_s,
         prologue=str(settings.prologue or ""),
     )
     launcher = backend.launcher(NodeRequest(settings, nodes, spec, remote, cleanup_dirs))
     launcher.name = backend.name
     launcher.env = RunEnv.of_launcher(launcher.name, settings.env)
-    launcher.silence_limit_s = settings.silence_limit_s
+    launcher.limits = settings.limits(nodes)
     return launcher, why
 
 
@@ -112,8 +112,11 @@ def unused_option(settings: Settings, environ: Mapping[str, str], spec: Spec) ->
     accepts an unused hostfile, because the hostfile may come from an ini file.
     """
     wanted, file = settings.launcher, settings.hostfile
-    if file is not None and (refused := hostfile_without_users(file, wanted)) is not None:
-        return refused
+    if file is not None and wanted != "auto" and not named(wanted).reads_hostfile:
+        return (
+            f"--mnode-hostfile={file}: --mnode-launcher={wanted} uses other nodes; leave one of "
+            "them out, or give --mnode-launcher=ssh"
+        )
     backend, why = chosen(settings, environ)
     by = why if wanted == "auto" else f"--mnode-launcher={wanted}"
     if wanted == "auto" and backend.name == "ssh":
@@ -133,10 +136,10 @@ def listed_nodes(here: Here) -> tuple[str, ...] | None:
         return next((names for names in found if names is not None), None)
     hosts = read_hostfile(file)
     for host in hosts:
-        if host.user or host.port is not None:
+        if host.user or host.port is not None or host.python:
             raise UsageError(
-                f"{file}:{host.line}: {host.target}: only ssh takes a user or a port; leave it "
-                "out, or give --mnode-launcher=ssh"
+                f"{file}:{host.line}: {host.target}: only ssh takes a user, a port or a Python; "
+                "leave it out, or give --mnode-launcher=ssh"
             )
     return tuple(host.name for host in hosts)
 
@@ -160,13 +163,3 @@ def _allocations(here: Here) -> Iterator[Backend]:
 
 def _short(host: str) -> str:
     return host if host.replace(".", "").isdecimal() else host.lower().partition(".")[0]
-
-
-def hostfile_without_users(path: Path, wanted: str) -> str | None:
-    """Error, with remedy, for a hostfile that --mnode-launcher=`wanted` does not read; else None"""
-    if wanted == "auto" or named(wanted).reads_hostfile:
-        return None
-    return (
-        f"--mnode-hostfile={path}: --mnode-launcher={wanted} uses other nodes; leave one of "
-        "them out, or give --mnode-launcher=ssh"
-    )

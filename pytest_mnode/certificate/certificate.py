@@ -3,14 +3,19 @@ chance that it accuses a healthy cluster, and the buyer's clauses that its tests
 
 from __future__ import annotations
 
+import json
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
+from statistics import NormalDist
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticSerializationError
 
 from pytest_mnode.certificate.coverage import Coverage, coverage_of, merged
 from pytest_mnode.certificate.history import History
@@ -29,6 +34,10 @@ from pytest_mnode.measurement import Measurement, listed
 
 _AT_ONCE = 1 - PROBABILITY
 """Chance that noise alone takes a value across its bound from the end of its interval."""
+_MANY = 30
+"""So many intervals of two degrees of freedom each, or more, show their noise to a tenth."""
+_ERRORS = NormalDist().inv_cdf(PROBABILITY)
+"""Half an interval is at least so many standard errors: with few repeats it is some times more."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,42 @@ def false_alarms(criteria: Sequence[CriterionResult]) -> FalseAlarms:
 
 def _families(criteria: Sequence[CriterionResult]) -> Iterator[Family]:
     for criterion in criteria:
-        judged = (one for case in criterion.judged for one in case.measurements)
-        chances = [chance for one in judged if (chance := chance_of(one)) is not None]
+        chances = [chance for case in criterion.judged for chance in _chances(case.measurements)]
         if chances:
             yield Family(criterion.name, len(chances), min(1.0, sum(chances)))
+
+
+def _chances(of_case: Iterable[Measurement]) -> Iterator[float]:
+    """Chances of the values of one test that rest on noise, at most.
+
+    Few repeats do not show how far the noise of a value reaches, so that thousands of values would
+    add up to certainty. Many values with one bound show it together: their noise is normal, by the
+    root mean square of their intervals. An interval counts by itself that is so much longer that
+    chance makes it so in 1 of 100 certificates, of three repeats.
+    """
+    alike = defaultdict[tuple[float, str], list[Measurement]](list)
+    for one in of_case:
+        if one.expected is not None:
+            alike[one.expected.limit, one.unit].append(one)
+    for those in alike.values():
+        halves = [half for one in those if (half := _half_interval(one))]
+        usual = math.hypot(*halves) / math.sqrt(len(halves)) if len(halves) >= _MANY else None
+        # The square of the deviation of three normal values is exponential.
+        by_chance = math.sqrt(math.log(len(halves) / _AT_ONCE)) if halves else 1.0
+        for one in those:
+            chance = chance_of(one)
+            if chance is not None and usual and (own := _half_interval(one)):
+                error = max(own / by_chance, usual) / _ERRORS
+                chance = min(chance, NormalDist().cdf(-max(0.0, one.margin or 0.0) / error))
+            if chance is not None:
+                yield chance
+
+
+def _half_interval(one: Measurement) -> float | None:
+    """The longer part of a value's interval; None if it has none."""
+    if one.interval is None or one.known is None:
+        return None
+    return max(abs(end - one.known) for end in one.interval)
 
 
 def chance_of(one: Measurement) -> float | None:
@@ -106,9 +147,8 @@ def chance_of(one: Measurement) -> float | None:
         return None
     at_bound = _AT_ONCE if one.false_alarm is None else one.false_alarm
     margin = max(0.0, one.margin or 0.0)
-    if one.interval is not None and one.known is not None:
+    if (half := _half_interval(one)) is not None:
         # A value breaks its bound if its whole interval does.
-        half = max(abs(end - one.known) for end in one.interval)
         return at_bound / (1 + margin / half) ** 2 if half else 0.0
     if one.false_alarm is not None:
         return one.false_alarm
@@ -122,7 +162,9 @@ def chance_of(one: Measurement) -> float | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share >= 1e-4 else "less than 0.01 %"
+    if share < 1e-4:
+        return "less than 0.01 %"
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 _WORST_FIRST = (
@@ -423,6 +465,14 @@ def certificate_json(certificate: Certificate) -> dict[str, Any]:
     """Plain values for certificate.json."""
     data: dict[str, Any] = _ADAPTER.dump_python(certificate, mode="json")
     return data
+
+
+def certificate_text(certificate: Certificate) -> str:
+    """The same as text, indented: of a thousand nodes it has 80 MB, a third as long to write so."""
+    try:
+        return _ADAPTER.dump_json(certificate, indent=2).decode()
+    except PydanticSerializationError:  # text that is no UTF-8, which a file has with "?"
+        return json.dumps(certificate_json(certificate), indent=2, ensure_ascii=False)
 
 
 def certificate_schema() -> dict[str, Any]:

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from pytest_mnode.certificate.certificate import (
     SCHEMA_VERSION,
     Certificate,
-    certificate_json,
     certificate_schema,
+    certificate_text,
 )
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.page import page_text
@@ -72,8 +72,7 @@ def replace_file(path: Path, text: str) -> None:
 
 def json_text(certificate: Certificate) -> str:
     """The text of certificate.json."""
-    data = certificate_json(certificate)
-    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return certificate_text(certificate) + "\n"
 
 
 def schema_text() -> str:

@@ -5,9 +5,12 @@ A run and `python -m pytest_mnode certificate` make their certificates here, fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +28,19 @@ from pytest_mnode.certificate.results import (
 )
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import Recorded
+from pytest_mnode.criteria.preflight import answers as answers_of_nodes
+from pytest_mnode.criteria.preflight import environment
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.environment import RankEnvironment, Ranks
 from pytest_mnode.criteria.soak.found import KEY as SOAK
 from pytest_mnode.criteria.soak.found import kept_in
 from pytest_mnode.criteria.soak.judging import judge
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence import file
-from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.check import Place
+from pytest_mnode.evidence.row import MeasuredRows, Row
 from pytest_mnode.installed import Installed, RequestedKeys
+from pytest_mnode.machine.encoding import decode
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.spec.soak import SoakCriterion
 
@@ -81,7 +90,7 @@ class CaseRecord:
         report a phase that Ctrl-C ends."""
         cut_off = self.outcome == "passed" and not {"call", "teardown"} <= set(self.phases)
         charts = charts_from_json(self.facts.get("charts", ()))
-        beside = PathRates | Installed | RequestedKeys
+        beside = PathRates | Installed | RequestedKeys | MeasuredRows
         return CaseResult(
             test=test,
             question=self.facts.get("question", ""),
@@ -182,20 +191,86 @@ def _add_killed_soak(cases: Mapping[str, CaseRecord], rows: Sequence[Row], facts
             record.facts = {"measurements": measurements_to_json(found)}
 
 
-def rows_of(directory: Path, run: RunFacts) -> dict[str, list[Row]]:
-    """Rows by check that a run read, from the evidence in the directory of its report.
+@dataclass(slots=True)
+class Kept:
+    """What was read in a run. rows: of checks that ranks measured together, by their test, and of
+    other checks. nodes: what the survey found on them. ranks: their environments, or `why` not."""
 
-    {} if that has none, or that of another run. Raises UsageError, one line, for damaged evidence.
-    """
-    path, rows, same = directory / file.NAME, dict[str, list[Row]](), False
-    for values in file.read(path) if path.is_file() else ():
-        match values["kind"]:
-            case file.RUN:
-                same = same or _FACTS.validate_python(values["facts"]).start == run.start
-            case file.ROWS:
-                check, row = file.rows_from_json(values)
-                rows.setdefault(check, []).append(row)
-    return rows if same else {}
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    nodes: dict[str, NodeSurvey] = field(default_factory=dict)
+    ranks: dict[int, RankEnvironment] = field(default_factory=dict)
+    why: str = ""
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add a row of the file. Raises UsageError for one that is none."""
+        answers = json.dumps(values.get("answers"))
+        try:
+            match values.get("check"):
+                case answers_of_nodes.KEPT:
+                    node = decode(NodeSurvey, answers)
+                    self.nodes[node.name] = node
+                case environment.KEPT if "why" in values:
+                    self.why = str(values["why"])
+                case environment.KEPT:
+                    rank = decode(RankEnvironment, answers)
+                    self.ranks[rank.number] = rank
+                case _:
+                    check, row = file.rows_from_json(values)
+                    self.rows.setdefault(check, []).append(row)
+        except ValueError as error:
+            first = " ".join(str(error).split())[:200]
+            raise UsageError(f"a row of {file.NAME}: {first}") from None
+
+    def has(self, on: Place) -> bool:
+        """Whether anything of nodes, or of ranks, is there."""
+        return bool(self.nodes) if on == "node" else bool(self.ranks or self.why)
+
+    def survey(self, names: Sequence[str]) -> Survey | None:
+        """The survey of these nodes; None if one of them is not there."""
+        there = all(name in self.nodes for name in names)
+        return Survey(tuple(self.nodes[name] for name in names)) if there else None
+
+    def environments(self, names: Sequence[str], ranks: int) -> Ranks | None:
+        """Those of all ranks; None if one is not there."""
+        every = sorted(self.ranks.items())
+        if not self.why and [number for number, _ in every] != [*range(ranks)]:
+            return None
+        return Ranks(names, tuple(rank for _, rank in every), self.why)
+
+
+def kept_of(directory: Path, run: RunFacts) -> Kept:
+    """What a run read, from the evidence in the directory of its report; nothing if that has none,
+    or that of another run. Raises UsageError, one line, for damaged evidence."""
+    path, kept, same = directory / file.NAME, Kept(), False
+    with _one_line(path):
+        for values in file.read(path) if path.is_file() else ():
+            match values["kind"]:
+                case file.RUN:
+                    same = same or _FACTS.validate_python(values["facts"]).start == run.start
+                case file.ROWS:
+                    kept.add(values)
+                case file.TEST:
+                    charts = charts_from_json(values["record"]["facts"].get("charts", ()))
+                    if measured := [one.rows for one in charts if isinstance(one, MeasuredRows)]:
+                        kept.rows[values["test"].partition("::")[2]] = [*chain(*measured)]
+    return kept if same else Kept()
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Raise UsageError, one line, for values in a file that no run writes."""
+    try:
+        yield
+    except KeyError as error:
+        raise UsageError(f"{path}: no {error}; accepted: the evidence of a run") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}: {at}: {first['msg'].lower()}") from None
+    except (AttributeError, OSError, OverflowError, TypeError, ValueError) as error:
+        # Such as a number where a text is, or a time after the last year.
+        why = " ".join(str(error).split())
+        raise UsageError(f"{path}: {why}; accepted: the evidence of a run") from None
 
 
 def certificate_from(path: Path) -> FromEvidence:
@@ -209,7 +284,7 @@ def certificate_from(path: Path) -> FromEvidence:
     rows = torn = 0
     last, run, kind, due = 0.0, dict[str, Any](), "", set[str]()
     soak = list[Row]()
-    try:
+    with _one_line(path):
         for values in file.read(path):
             kind, last = values["kind"], values.get("at", last)
             match kind:
@@ -240,9 +315,3 @@ def certificate_from(path: Path) -> FromEvidence:
         _add_killed_soak(begun, soak, facts)
         gathered = Gathered(facts, tuple(run["promised"]), run["not_promised"], begun)
         return FromEvidence(gathered.certificate(), len(begun), rows, torn, ended)
-    except KeyError as error:
-        raise UsageError(f"{path}: no {error}; accepted: the evidence of a run") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {at}: {first['msg'].lower()}") from None

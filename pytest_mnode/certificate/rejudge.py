@@ -11,19 +11,31 @@ that had none, is not judged again where a key of its promise differs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from pytest_mnode.certificate.certificate import Certificate, build_certificate
+from pytest_mnode.certificate.gathered import Kept
 from pytest_mnode.certificate.results import CaseResult, criterion_name
-from pytest_mnode.certificate.run_facts import SpecFacts, changes, facts_of, leaves, unconfirmed
+from pytest_mnode.certificate.run_facts import (
+    RunFacts,
+    SpecFacts,
+    changes,
+    facts_of,
+    leaves,
+    unconfirmed,
+)
+from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.criteria.preflight.survey_check import of_node
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
-from pytest_mnode.evidence.check import CHECKS, load
+from pytest_mnode.evidence.check import CHECKS, CRITERIA, Check, load
+from pytest_mnode.evidence.file import NAME
 from pytest_mnode.evidence.row import Row
-from pytest_mnode.evidence.rules import Rows, from_evidence
 from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, Relation, Term
 from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.spec.alpha_beta import MODEL_KEYS, expected_again
@@ -39,8 +51,9 @@ Leaves = Mapping[str, Any]
 """Values of a spec by dotted key, such as "criteria.fabric.all_reduce_busbw.repeats"."""
 
 
-ByRule = Callable[[CaseResult], tuple[Measurement, ...]]
-"""What the rule of a check finds in the rows of a case; () for one that has no such rows."""
+ByRule = Callable[[CaseResult], tuple[Measurement, ...] | str]
+"""What the rule of a check finds in the rows of a case, or why it cannot judge them; () for a case
+without such rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +112,22 @@ def rejudge(
     }
     found, undecided = [], []
     for case in cases:
-        if measured := by_rule(case):
+        measured = by_rule(case)
+        unusable = measured if isinstance(measured, str) else ""
+        if measured and not isinstance(measured, str):
             found.append(_with(case, measured))
             continue
-        if why := _unmeasured(case, specs):
+        if not unusable and (why := _unmeasured(case, specs)):
             why = f"cannot be judged again: {why}"
             undecided.append(f"{criterion_name(case.test)}: {why}")
             found.append(replace(case, outcome="skipped", message=why))
             continue
-        again = [_judge(one, case, specs, bounds) for one in case.measurements]
+        again = [
+            _undecided(one, unusable)
+            if unusable and one.expected
+            else _judge(one, case, specs, bounds)
+            for one in case.measurements
+        ]
         undecided += [
             f"{criterion_name(case.test)}: {new.name}: {new.note}"
             for old, new in zip(case.measurements, again, strict=True)
@@ -171,6 +191,7 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     return replace(
         one,
         expected=Bound(one.expected.relation, limit, terms=_terms(one.expected, named, specs)),
+        culprit=_culprit(one.culprit, one.expected, limit),
         headline=_headline(one.headline, one.expected, hits, specs),
         source=f"{one.source}; judged again: {values}",
         detection=one.detection if one.detection and one.detection.too_noisy else None,
@@ -199,6 +220,16 @@ def _limit(
         else:
             return None
     return limit if math.isfinite(limit) else None
+
+
+def _culprit(named: Culprit | None, bound: Bound, limit: float) -> Culprit | None:
+    """Who may break another limit: besides those who broke the bound, anybody breaks a stricter
+    one, and of several perhaps not all break a looser one."""
+    if named is None or limit == bound.limit:
+        return named
+    if (limit < bound.limit) is (bound.relation is Relation.AT_MOST):
+        return Culprit.merged(named, [named, Culprit("")])
+    return named.suspected if len(named.nodes) > 1 else named
 
 
 def _modelled(bound: Bound, specs: _Specs) -> tuple[float, float] | None:
@@ -265,8 +296,10 @@ def _with(case: CaseResult, measurements: tuple[Measurement, ...]) -> CaseResult
 
 
 def _asked(case: CaseResult) -> tuple[str, ...]:
-    """Keys of the spec that the test requested, else all of its criterion's."""
-    return case.promises or (criterion_name(case.test),)
+    """Keys of the spec that the test requested, else all of its criterion's, but of a criterion of
+    checks none: a test there that requests none, as that of ports, depends on none."""
+    name = criterion_name(case.test)
+    return case.promises or (() if name in CRITERIA else (name,))
 
 
 def _is_below(leaf: str, key: str) -> bool:
@@ -282,44 +315,101 @@ def by_facts(certificate: Certificate, after: SpecFacts, by_rule: ByRule = lambd
     return rejudge(cases, page, after.page, by_rule)
 
 
-def _rules(spec: Spec, nodes: Sequence[str], rows: Mapping[str, Sequence[Row]]) -> ByRule:
-    """Judges by a spec the rows of checks that nodes read, whatever the spec was that they were
-    judged by before."""
-    if rows:
-        load()
-    preflight = spec.criteria.preflight
+def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
+    """Judges by a spec what was read on nodes and measured by ranks, whatever the spec was that it
+    was judged by before, if it was to be read alike. specs: the other one, and this."""
+    load()
+    nodes, environments = kept.survey(run.nodes), kept.environments(run.nodes, run.ranks)
+    of_nodes: dict[tuple[str, str], Check] = {}
 
-    def judged(case: CaseResult) -> tuple[Measurement, ...]:
-        name = case.test.partition("::")[2].partition("[")[0]
+    def judged(case: CaseResult) -> tuple[Measurement, ...] | str:
+        try:
+            return of_rule(case)
+        except Exception as error:  # rows of any origin, and the rules of sites
+            return f"its rows in {NAME}: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+
+    def of_rule(case: CaseResult) -> tuple[Measurement, ...] | str:
+        whole = case.test.partition("::")[2]
+        name, _, part = whole.removesuffix("]").partition("[")
         check = CHECKS.get(name)
-        if check is None or check.each or not check.reads() or name not in rows:
-            return ()
-        promise = getattr(preflight, check.key.removeprefix("preflight."), None)
         measured = case.stopped_by is None and case.outcome != "not promised"
-        if promise is None or not measured or len(case.nodes) != 1:
+        if check is None or check.of_paths or not measured:
             return ()
-        by_node = from_evidence(rows[name], nodes)
-        return tuple(check(promise, spec).rule(Rows(case.nodes[0], check.key, promise, by_node)))
+        key = check.key.format(part=part)
+        if (promise := spec.value_of(key)) is None or not (
+            whole in kept.rows
+            if issubclass(check, WorldCheck)
+            else len(case.nodes) == 1 and kept.has(check.on)
+        ):
+            return ()
+        if others := _read_otherwise(check, key, case, specs):
+            return f"measured with another {', '.join(sorted(others)[:3])}"
+        if issubclass(check, WorldCheck):
+            return of_world(check(promise, spec, part), kept.rows[whole], case.nodes)
+        evidence: Any = environments if check.on == "rank" else nodes
+        if evidence is None:
+            return f"{NAME} does not have what all {check.on}s read"
+        [node] = case.nodes
+        part = part.removesuffix(node).removesuffix("-")
+        # All its cases share what the rule compares.
+        one = of_nodes.setdefault((name, part), check(promise, spec, part))
+        return tuple(of_node(node, found) for found in one.judge(evidence, node))
+
+    def of_world(
+        check: WorldCheck, rows: Sequence[Row], of: Sequence[str]
+    ) -> tuple[Measurement, ...] | str:
+        if not _whole(rows, of):
+            return f"{NAME} does not have the rows of all its ranks"
+        return tuple(one for value in check.from_rows(rows) for one in check.by_rule(value))
 
     return judged
+
+
+def _whole(rows: Sequence[Row], nodes: Sequence[str]) -> bool:
+    """Whether these are rows of all nodes of a test, of as many ranks of each, and of no rank
+    without the one before it."""
+    each = {(one.node, one.rank) for one in rows if one.node}
+    ranks = Counter(node for node, _ in each)
+    numbers = sorted(rank for _, rank in each if rank is not None)
+    alike = ranks.keys() == set(nodes) and len(set(ranks.values())) == 1
+    return alike and numbers == [*range(len(numbers))]
+
+
+def _read_otherwise(one: type[Check], key: str, case: CaseResult, specs: _Specs) -> list[str]:
+    """Keys with another value that decide what was read: see `Check.read_by`."""
+
+    def whole(names: Iterable[str]) -> list[str]:
+        return [(n if "." in n else f"criteria.{key}.{n}").rstrip(".") for n in names]
+
+    def below(leaf: str, keys: Iterable[str]) -> bool:
+        return any(_is_below(leaf, key) for key in keys)
+
+    others, read, ruled = list[str](), whole(one.read_by - {"*"}), whole(one.compared_only)
+    if "*" in one.read_by:
+        others = specs.measured_with(key.partition(".")[0])
+        asked = [f"criteria.{name}" for name in (key, *case.promises)]
+        read += [k for k in specs.changed if k != f"criteria.{key}" and below(k, asked)]
+    return others + [k for k in specs.changed if below(k, read) and not below(k, ruled)]
 
 
 def rejudge_certificate(
     certificate: Certificate,
     spec: Spec,
     path: Path,
-    rows: Mapping[str, Sequence[Row]] | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Certificate, tuple[str, ...]]:
     """The certificate of the same measurements judged by `spec`, and what cannot be judged again.
 
-    rows: by check, from the evidence of the run. The rules of checks with rows judge them anew.
+    kept: what was read, from the evidence of the run, which the rules of checks judge anew.
     Paths and earlier runs are left out, because they were judged by the other spec. Raises
     UsageError if the certificate does not contain the spec that it was judged by.
     """
     if not certificate.run.spec.page:
         raise UsageError("the certificate does not have the spec that it was judged by")
     facts = facts_of(spec, path)
-    found = by_facts(certificate, facts, _rules(spec, certificate.run.nodes, rows or {}))
+    specs = _Specs(dict(leaves(certificate.run.spec.page)), dict(leaves(facts.page)))
+    rules: tuple[ByRule, ...] = (_rules(spec, certificate.run, kept, specs),) if kept else ()
+    found = by_facts(certificate, facts, *rules)
     run = replace(
         certificate.run,
         spec=facts,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import fields, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -163,8 +164,13 @@ def measurements_from_json(data: Sequence[dict[str, Any]]) -> tuple[Measurement,
 
 
 def charts_to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    """Charts as plain values."""
+    """Charts as plain values; rows without empty ones, of which thousands of ranks have many."""
     data: list[dict[str, Any]] = _CHARTS.dump_python(list(charts), mode="json")
+    for one in data:
+        if one["kind"] == "rows":
+            one["rows"] = [
+                {k: v for k, v in row.items() if v not in (None, "")} for row in one["rows"]
+            ]
     return data
 
 
@@ -210,7 +216,7 @@ class CaseResult:
     lacks: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @cached_property
     def verdict(self) -> CriterionVerdict:
         """Fail before inconclusive; pass only for a test that passed with nothing unmeasured.
 
@@ -291,7 +297,7 @@ class CriterionResult:
     not_rehearsed: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @cached_property
     def verdict(self) -> CriterionVerdict:
         """The worst verdict of its promised cases.
 
@@ -361,19 +367,29 @@ class CriterionResult:
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """The culprits, each once; () if it passed."""
+        """The culprits, each once; () if it passed.
+
+        Suspects are left out where each may be the victim of a node that is to blame for sure: the
+        paths to a slow node are slow.
+        """
         if self.verdict is CriterionVerdict.PASS:
             return ()
         named = [
-            one_line(name)
+            Culprit.of(one)
             for case in self.deciding
-            for name in (
+            for one in (
                 *(m.culprit for m in case.measurements if _has(m, case.verdict)),
-                case.culprit,
+                case.own_culprit,
             )
-            if name
+            if one
         ]
-        return tuple(dict.fromkeys(named))
+        sure = frozenset(node for one in named for node in one.nodes)
+        shown = (
+            one_line(one)
+            for one in named
+            if one.nodes or not one.either or not all(map(sure.intersection, one.either))
+        )
+        return tuple(dict.fromkeys(shown))
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -1,6 +1,6 @@
 """Make the certificate of a run that was cut short, from the evidence that it left.
 
-A run with --mnode-report=DIR appends what it finds to DIR/evidence.jsonl as it finds it. If its
+A run with --mnode-report=DIR appends what it finds to DIR/evidence.jsonl.gz as it finds it. If its
 controller was killed, it wrote no certificate: this command writes certificate.json, .xml and .html
 as if the run had been interrupted there, which never certifies. The exit status is 0 for the
 evidence of a run that ended, kept every promise and has not expired, else 1.
@@ -16,7 +16,7 @@ from pytest_mnode.commands.asked import add_at
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("evidence", type=Path, help="evidence.jsonl, or its directory")
+    parser.add_argument("evidence", type=Path, help="evidence.jsonl.gz, or its directory")
     parser.add_argument("--report", type=Path, help="a directory to write into; default: beside it")
     add_at(parser)
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", type=Path, help="the cluster's page; default: the rack's")
-    parser.add_argument(
-        "--nodes", type=int, help="2 or more; with --of also 1; default: the file's"
-    )
+    parser.add_argument("--nodes", type=int, help="1 or more; with --of by default the file's")
     parser.add_argument(
         "--procs-per-node",
         type=int,
@@ -58,9 +56,8 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.spec.fabric import USUAL_FRACTIONS
 
     spec = load_spec(options.spec or default_spec_path())
-    least = 2 if options.of is None else 1
-    if options.nodes is not None and options.nodes < least:
-        raise UsageError(f"--nodes={options.nodes}: accepted: {least} or more")
+    if options.nodes is not None and options.nodes < 1:
+        raise UsageError(f"--nodes={options.nodes}: accepted: 1 or more")
     if options.procs_per_node is not None and options.procs_per_node < 1:
         raise UsageError(f"--procs-per-node={options.procs_per_node}: accepted: 1 or more")
     if (named := options.collective) is not None:
@@ -76,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name}: only with --of, whose file it is about")
     if options.nodes is None:
-        raise UsageError("--nodes: missing; accepted: 2 or more")
+        raise UsageError("--nodes: missing; accepted: 1 or more")
     _expect(options, spec)
     return 0
 
@@ -164,6 +161,7 @@ def _reasons(one: Result) -> Iterator[str]:
 
 
 def _expect(options: argparse.Namespace, spec: Spec) -> None:
+    from pytest_mnode.errors import UsageError
     from pytest_mnode.spec.alpha_beta import DIRECT, Platform
     from pytest_mnode.spec.expect import COLLECTIVES, SIZES_BYTES, Expectation
     from pytest_mnode.spec.quantity import SIZE
@@ -173,25 +171,32 @@ def _expect(options: argparse.Namespace, spec: Spec) -> None:
     measured = [_measured(text, COLLECTIVES) for text in options.measured]
     pinned = ("ring pinned",) if spec.accelerators.per_node else ()
     rows = [("collective", "size", "the wire allows", "usual", "bound", *pinned)]
+    if options.nodes * per_node < 2:
+        raise UsageError("one rank on one node sends nothing; accepted: 2 ranks or more")
     found = {name: Expectation(spec, name, options.nodes, per_node) for name in COLLECTIVES}
+    usual_only = [name for name, one in found.items() if one.promise is None]
     for name, one in found.items():
-        promise = spec.criteria.fabric.busbw(name) if spec.criteria.fabric else None
-        for size in promise.sizes_bytes if promise else SIZES_BYTES:
+        held_to, why_not = one.held_to
+        if held_to is None and options.nodes == 1:
+            raise UsageError(f"--nodes=1: {why_not}")
+        for size in one.promise.sizes_bytes if one.promise else SIZES_BYTES:
             of = one.of_size(size)
             usual = f"{of.low:.4g} to {of.high:.4g}"
             rings = [replace(one, algorithm="ring").of_size(size).bound] if pinned else []
             bounds = [of.bound, *(None if name in DIRECT else bound for bound in rings)]
             shown = ["" if bound is None else f"{bound:.4g}" for bound in bounds]
             rows.append((name, SIZE.text(size), f"{of.wire:.4g}", usual, *shown))
-    print(f"{spec.name}: {options.nodes} nodes of {per_node} ranks, bus bandwidth in GB/s\n")
+    plural = "s" * (options.nodes > 1)
+    print(f"{spec.name}: {options.nodes} node{plural} of {per_node} ranks, bus bandwidth in GB/s\n")
     print("\n".join(aligned(rows)), end="\n\n")
     for name, one in found.items():
         left = f" × {one.payload_share:.1%} left by headers" if one.payload_share < 1 else ""
         print(f"{name}: the wire allows {one.line.text}{left}")
     usual_of, alpha = found[COLLECTIVES[0]].usual, Platform.of(spec).alpha
+    held = f", or of {', '.join(usual_only)} what is usual" * bool(usual_only)
     print(
-        f"usual: {usual_of.low:g} of the model to all of it; bound: the spec's promise, a fraction "
-        f"of the model\nsteps: {alpha.source}\nsources: {usual_of.source}"
+        f"usual: {usual_of.low:g} of the model to all of it; bound: the spec's promise{held}, a "
+        f"fraction of the model\nsteps: {alpha.source}\nsources: {usual_of.source}"
     )
     for name, size, busbw in measured:
         print(f"\n{name} {SIZE.text(size)}, measured {busbw:g} GB/s:")

@@ -1,9 +1,9 @@
 """Judge the measurements of a certificate by another spec, without a new run.
 
 Bounds are computed anew from their terms; what checks read on the nodes is judged by their rules,
-from the evidence.jsonl of the same run beside the certificate, if it is there. Prints the resulting
-certificate, and what cannot be judged again. The exit status is 0 if every promise of the other
-spec is kept and the certificate has not expired, else 1.
+from the evidence.jsonl.gz of the same run beside the certificate, if it is there. Prints the
+resulting certificate, and what cannot be judged again. The exit status is 0 if every promise of the
+other spec is kept and the certificate has not expired, else 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate import summary_lines
     from pytest_mnode.certificate.files import certificate_path, read_certificate
-    from pytest_mnode.certificate.gathered import rows_of
+    from pytest_mnode.certificate.gathered import kept_of
     from pytest_mnode.certificate.headline import headline
     from pytest_mnode.certificate.rejudge import rejudge_certificate
     from pytest_mnode.spec import load_spec
@@ -33,8 +33,8 @@ def run(options: argparse.Namespace) -> int:
     certificate = read_certificate(options.certificate)
     note_version(certificate, options.certificate)
     spec = load_spec(options.spec)
-    rows = rows_of(certificate_path(options.certificate).parent, certificate.run)
-    found, undecided = rejudge_certificate(certificate, spec, options.spec, rows)
+    kept = kept_of(certificate_path(options.certificate).parent, certificate.run)
+    found, undecided = rejudge_certificate(certificate, spec, options.spec, kept)
     for line in summary_lines(found, shutil.get_terminal_size().columns, asked=options.at):
         print(line)
     for what in undecided[:20]:

@@ -25,8 +25,6 @@ from pytest_mnode.protocol.rank_files import agent_log
 from pytest_mnode.protocol.world import RUN
 
 _STOP_LIMIT_S = 10.0
-_FIRST_WORD_S = 30.0
-"""Time for an agent on another machine to connect to the hub, once its node has started it."""
 _MOST_CHARS = 300
 _OF_COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 """Make coverage.py measure any Python. Removed: agents are not user code, and ranks start it."""
@@ -86,10 +84,6 @@ class Agents:
         self.nodes: list[tuple[Node, ...]] = []
         self._agents: list[_Agent] = []
         self._own_id = uuid.uuid4().hex
-
-    @property
-    def run_dir(self) -> str:
-        return self.place_of_run.run_dir
 
     @property
     def known(self) -> list[str]:
@@ -157,13 +151,13 @@ class Agents:
 
     def _order(self, number: int, incarnation: int) -> AgentOrder:
         place, remote = self.place_of_run, not self.launcher.shared_kernel
-        first = self.nodes[number][0].name
-        other = remote and self.launcher.python != sys.executable
+        first = self.nodes[number][0]
+        other = remote and self.launcher.python_of(first) != sys.executable
         own_logs = remote and place.logs_are_temporary
         return AgentOrder(
             agent=number,
             incarnation=incarnation,
-            endpoint=place.endpoints.get(first, place.endpoint),
+            endpoint=place.endpoints.get(first.name, place.endpoint),
             keys=asdict(self.keys),
             run_dir="" if remote else place.run_dir,
             log_dir="" if own_logs else place.log_dir,
@@ -173,7 +167,7 @@ class Agents:
             remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
             open_files=None if remote else place.open_files,
-            silence_s=self.launcher.agent_silence_s,
+            silence_s=self.launcher.limits.agent_silence_s,
         )
 
     def entry(self, node: Node) -> NodeEntry:
@@ -205,11 +199,8 @@ class Agents:
         for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
             first = remote and not agent.known
-            limit = (
-                self.launcher.start_limit_s + _FIRST_WORD_S
-                if first
-                else self.launcher.agent_silence_s
-            )
+            limits = self.launcher.limits
+            limit = limits.first_word_s if first else limits.agent_silence_s
             if now - agent.heard > limit:
                 found[number] = f"no message for {limit:.0f} s"
                 if first:

@@ -41,7 +41,6 @@ from pytest_mnode.spec import doubts
 if TYPE_CHECKING:
     from pytest_mnode.controller.pool import Pool
     from pytest_mnode.controller.session import Run
-    from pytest_mnode.evidence.row import Row
 
 
 class CertificatePlugin:
@@ -137,8 +136,8 @@ class CertificatePlugin:
             self._noted = facts
             self._append(file.RUN, self._gathered(facts).run_to_json())
 
-    def _record(self, check: str, rows: Iterable[Row]) -> None:
-        self._append(file.ROWS, *file.rows_to_json(check, rows))
+    def _record(self, values: Iterable[Mapping[str, Any]]) -> None:
+        self._append(file.ROWS, *values)
 
     def _append(self, kind: str, *rows: Mapping[str, Any]) -> None:
         """Append rows to the evidence; after an error none, as a row may have been cut."""

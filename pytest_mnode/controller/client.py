@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_mnode import errors
 from pytest_mnode.launchers.node import count
-from pytest_mnode.protocol.agent_messages import Death, PartLost, TakeStacks
-from pytest_mnode.protocol.channel import PeerLine
-from pytest_mnode.protocol.hub_messages import (
-    Answer,
-    AskLauncher,
-    CloseWorld,
-    LeaseIdleWorlds,
-    LeaseNodes,
-    OpenWorld,
-    Refused,
-    ReleaseNodes,
-    StopHub,
-    Withdraw,
-)
+from pytest_mnode.limits import Limits
+from pytest_mnode.protocol.agent_messages import Answer, Call, Death, PartLost, TakeStacks
+from pytest_mnode.protocol.channel import Line
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
 from pytest_mnode.protocol.world import HUB, Lease, WorldInfo
 
 LEASE_LIMIT_S = 3600.0
 """Longest wait for nodes that other tests use; with pytest-xdist all of them may be long."""
-ANSWER_LIMIT_S = 450.0
-"""Longer than the hub's limits for importing torch and for starting ranks."""
 _ORDINALS_OF_A_CLIENT = 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Opened:
     """A world with its lease, and the requests that were granted: `nodes`, `exclusive`, `on` of
-    LeaseNodes; `procs_per_node`, `nodes`, `file` of OpenWorld.
+    `lease`; `procs_per_node`, `nodes`, `file` of `open_world`.
 
-    closing, released: what of it was given back, of which the hub has not been told.
+    held, released: what of it was given back, of which the hub has not been told.
     """
 
     lease: Lease
     lease_asked: tuple[int | None, bool, tuple[str, ...]]
     world: WorldInfo
     world_asked: tuple[int, tuple[str, ...] | None, str]
-    closing: CloseWorld | None = None
+    held: bool = False
     released: bool = False
 
     def has_nodes(self, nodes: int | None, exclusive: bool, on: tuple[str, ...]) -> bool:
@@ -59,14 +44,15 @@ class _Opened:
 
     def is_world(self, held: str, *asked: Any) -> bool:
         """Whether such a request, of its lease, would get this world."""
-        is_held = self.closing is not None and self.closing.held
-        return asked == self.world_asked and (held == self.world.id or not (held or is_held))
+        return asked == self.world_asked and (held == self.world.id or not (held or self.held))
 
 
 class Client:
     """A client of the hub; one per pytest process, used by its main thread only."""
 
-    def __init__(self, name: str, line: PeerLine, *, alone: bool = False, number: int = 0) -> None:
+    def __init__(
+        self, name: str, line: Line, limits: Limits, *, alone: bool = False, number: int = 0
+    ) -> None:
         """alone: no other client can want its nodes. Then nodes and a world that are given back are
         kept until its next request, and beyond it if that would get the same again.
 
@@ -74,6 +60,7 @@ class Client:
         knows whether a rank died in a test of its own.
         """
         self.name = name
+        self._limits = limits
         self._alone = alone
         self._lease_asked: tuple[int | None, bool, tuple[str, ...]] = (None, False, ())
         self._open: dict[str, _Opened] = {}
@@ -84,19 +71,19 @@ class Client:
         self._inbox: deque[Any] = deque()
         self._deferred: list[Death | PartLost] = []
 
-    def tell(self, message: Any) -> None:
-        """Send a message to the hub."""
+    def tell(self, method: str, *args: Any, seq: int = 0) -> None:
+        """Call a method of the hub; see Call."""
         self.give_back()
-        self.line.send(HUB, message)
+        self.line.send(HUB, Call(seq, method, args))
 
     def give_back(self) -> None:
         """Tell the hub of what is kept."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
-        self.line.send(HUB, kept.closing)
+        self.tell("close_world", kept.world.id, True, kept.world.new_group, kept.held)
         if kept.released:
-            self.line.send(HUB, ReleaseNodes(kept.lease.id))
+            self.tell("release", kept.lease.id)
 
     def take_kept(self) -> tuple[Lease, tuple[WorldInfo, ...]] | None:
         """The kept world, which was not given back, and its lease; None if there is none."""
@@ -105,14 +92,12 @@ class Client:
 
     def lease_idle_worlds(self) -> tuple[Lease, tuple[WorldInfo, ...]]:
         """All worlds that are idle at the hub, which reports deaths there to this client then."""
-        seq = next(self._seq)
-        self.tell(LeaseIdleWorlds(seq))
         why = "the hub did not name the idle worlds"
-        lease, worlds = self._answer(seq, ANSWER_LIMIT_S, why)
+        lease, worlds = self._ask("lease_idle_worlds", limit_s=self._limits.world_s, why=why)
         return lease, worlds
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
-        self.line.send(f"world/{world.id}", message)
+        self.line.send(f"world/{world.id}/{world.shape.size}", message)
 
     def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
         self.line.send(f"rank/{world.id}/{rank}", message)
@@ -142,27 +127,27 @@ class Client:
         *,
         ranks: bool = True,
     ) -> Lease:
-        """Wait until this client has its nodes. on, ranks: see LeaseNodes.
+        """Wait until this client has its nodes. on, ranks: see NodesRequest.
 
         Raises the hub's error if the nodes cannot be leased.
         """
         kept, asked = self._kept, (nodes, exclusive, on)
         if kept is not None and kept.has_nodes(*asked) and self._is_intact(kept.world):
-            self._kept = replace(kept, released=False)
+            kept.released = False
             return kept.lease
         wanted = "all nodes" if nodes is None else count(nodes)
-        with self._request() as seq:
-            self.tell(LeaseNodes(seq, nodes, exclusive, label, on, ranks))
-            lease = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
-            self._lease_asked = asked
-            assert isinstance(lease, Lease)
-            return lease
+        request = nodes, exclusive, label, on, ranks
+        why = f"{label} was not given {wanted}"
+        lease = self._ask("lease", *request, limit_s=LEASE_LIMIT_S, why=why)
+        self._lease_asked = asked
+        assert isinstance(lease, Lease)
+        return lease
 
     def release(self, lease: Lease) -> None:
         if self._kept is not None and self._kept.lease == lease:
-            self._kept = replace(self._kept, released=True)
+            self._kept.released = True
         else:
-            self.tell(ReleaseNodes(lease.id))
+            self.tell("release", lease.id)
 
     def _is_intact(self, world: WorldInfo) -> bool:
         """Whether no message has arrived that a rank or a node of this world was lost."""
@@ -189,83 +174,60 @@ class Client:
         if kept is not None and not fresh and kept.lease == lease and kept.is_world(held, *asked):
             self._kept, self._open[kept.world.id] = None, kept
             return kept.world
-        with self._request() as seq:
-            names = nodes, held, file
-            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, *names))
-            world = self._answer(seq, ANSWER_LIMIT_S, "no world was started")
-            assert isinstance(world, WorldInfo)
-            if self._alone:
-                self._open[world.id] = _Opened(lease, self._lease_asked, world, asked)
-            return world
-
-    @contextlib.contextmanager
-    def _request(self) -> Iterator[int]:
-        """The number of a new request, which is withdrawn if the block raises."""
-        seq = next(self._seq)
-        try:
-            yield seq
-        except BaseException:
-            self.tell(Withdraw(seq))
-            raise
+        request = lease.id, procs_per_node, fresh, nodes, held, file
+        why = "no world was started"
+        world = self._ask("open_world", *request, limit_s=self._limits.world_s, why=why)
+        assert isinstance(world, WorldInfo)
+        if self._alone:
+            self._open[world.id] = _Opened(lease, self._lease_asked, world, asked)
+        return world
 
     def close_world(
         self, world: WorldInfo, reusable: bool, new_group: bool, held: bool = False
     ) -> None:
         """Give a world back. new_group: see WorldInfo; held: its ranks stay reserved for this
         client, but not its nodes."""
-        closing, opened = (
-            CloseWorld(world.id, reusable, new_group, held),
-            self._open.pop(world.id, None),
-        )
+        opened = self._open.pop(world.id, None)
         if reusable and opened is not None and self._kept is None:
-            world = replace(opened.world, new_group=new_group)
-            self._kept = replace(opened, world=world, closing=closing)
+            if opened.world.new_group != new_group:
+                opened.world = replace(opened.world, new_group=new_group)
+            opened.held, self._kept = held, opened
         else:
-            self.tell(closing)
+            self.tell("close_world", world.id, reusable, new_group, held)
 
     def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
         """Request stacks and calls of all ranks (see TakeStacks): one StackTexts per node."""
         for node in world.nodes:
-            self.tell(TakeStacks(node, world.id, poll_id))
+            self.tell("order", TakeStacks(node, world.id, poll_id))
 
     def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
         """Request the C stacks of ranks of a node: one StackTexts with nothing else."""
-        self.tell(TakeStacks(node, world.id, native=ranks))
+        self.tell("order", TakeStacks(node, world.id, native=ranks))
 
     def ask_launcher(self, request: LauncherRequest) -> Any:
         """The launcher's answer. Raises ClusterError if it does not support the request."""
-        seq = next(self._seq)
-        self.tell(AskLauncher(seq, request))
         why = f"the launcher did not {request.does}"
-        return self._answer(seq, request.limit_s, why)
-
-    def stop_hub(self) -> None:
-        self.tell(StopHub())
+        return self._ask("ask_launcher", request, limit_s=request.limit_s, why=why)
 
     def close(self) -> None:
         self.line.close()
 
-    def _answer(self, seq: int, limit_s: float, why: str) -> Any:
-        """The value that answers request `seq`. why: what did not happen, for a timeout."""
-        end = time.monotonic() + limit_s
-        while True:
-            message = self.line.receive(max(0.0, end - time.monotonic()))
-            match message:
-                case None:
-                    raise errors.TimeLimitError(f"{why} within {limit_s:.0f} s")
-                case Answer() if message.seq == seq:
-                    return message.value
-                case Refused() if message.seq == seq:
-                    raise _error(message)
-                case Answer() | Refused():
-                    continue  # the answer to a request that was withdrawn
-                case _:
+    def _ask(self, method: str, *args: Any, limit_s: float, why: str) -> Any:
+        """The hub's answer to a call. why: what did not happen, for a timeout.
+
+        Raises the hub's error, or TimeLimitError; the call is withdrawn then.
+        """
+        seq, end = next(self._seq), time.monotonic() + limit_s
+        try:
+            self.tell(method, *args, seq=seq)
+            while (message := self.line.receive(max(0.0, end - time.monotonic()))) is not None:
+                if not isinstance(message, Answer):
                     self._inbox.append(message)
-
-
-def _error(message: Refused) -> errors.MnodeError:
-    if message.kind == "NodeLostError":
-        return errors.NodeLostError(message.node, message.text)
-    kind = getattr(errors, message.kind, errors.WorldError)
-    assert issubclass(kind, errors.MnodeError)
-    return kind(message.text)
+                elif message.seq == seq:  # otherwise the answer to a call that was withdrawn
+                    if isinstance(message.value, errors.MnodeError):
+                        raise message.value
+                    return message.value
+            raise errors.TimeLimitError(f"{why} within {limit_s:.0f} s")
+        except BaseException:
+            self.tell("forget", self.name, seq)
+            raise

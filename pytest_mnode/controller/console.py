@@ -1,20 +1,160 @@
-"""Live information on ranks for the user: their output lines, and where they are."""
+"""Live information on ranks for the user: their output lines, where they are, and a live line."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from pytest_mnode.controller.live_line import LiveLine
 from pytest_mnode.outcome.outcome import RankState
+from pytest_mnode.processes import end_programs
 from pytest_mnode.rank.live_output import logs_live, prints_live
+
+FIRST_S = 1.0
+"""A test that ends sooner shows no line."""
+_TURN_S = 0.5
+_GUARD_END_S = 2.0
+# Makes a row below (ESC D scrolls if the cursor is in the last row) and clears it.
+_BELOW, _BACK = "\x1bD\x1b[A\x1b7\x1b[B\r\x1b[K", "\x1b8"
+_CLEAR = "\x1b[J"
+_GUARD = "read -r _; printf '\\033[J'"
+"""Clears the line if this process is killed, because its standard input then ends."""
+
+
+def _on_ci() -> bool:
+    """Whether this is a CI run, by pytest's own rule."""
+    return any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER"))
+
+
+def terminal_of(config: pytest.Config) -> int | None:
+    """A descriptor of the terminal to write the line to; None if no line may be written.
+
+    pytest's own reporter must write in colour to a terminal, with all output captured: no -q or -s,
+    no other reporter, no CI log, no pytest-xdist worker.
+    """
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+    if type(reporter) is not pytest.TerminalReporter or _on_ci():
+        return None
+    shown = reporter.isatty and reporter.hasmarkup and config.getoption("verbose", 0) >= 0
+    if not shown or config.getoption("capture", "no") != "fd" or sys.__stdout__ is None:
+        return None
+    fd = os.dup(sys.__stdout__.fileno())
+    if os.isatty(fd):
+        return fd
+    os.close(fd)
+    return None
+
+
+class LiveLine:
+    """A line below pytest's output: while entered, `text(columns)`, and nothing if that is empty.
+
+    It is shown only while nothing else writes to the terminal: while pytest captures output, and
+    while ranks run a test (pytest then captures nothing here). Code that is about to write makes
+    pytest suspend capturing, and the line is cleared before that. The cursor stays where pytest
+    left it, so that pytest continues its own line there.
+    """
+
+    def __init__(self, fd: int, config: pytest.Config, text: Callable[[int], str]) -> None:
+        """fd: from `terminal_of`; it is closed at the end."""
+        self._fd, self._text = fd, text
+        self._writer: Any = config.pluginmanager.getplugin("terminalreporter")
+        self._capture: Any = config.pluginmanager.getplugin("capturemanager")
+        self._lock = threading.RLock()
+        self._shown = ""
+        self._may_show = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mnode-live-line", daemon=True)
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._suspend = self._capture.suspend_global_capture
+        self._capture.suspend_global_capture = self._clear_and_suspend
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._capture.suspend_global_capture  # restores the method of the class
+        self._over.set()
+        self._thread.join()
+        self._clear()
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(_GUARD_END_S)
+            end_programs([self._guard])
+        os.close(self._fd)
+
+    @contextlib.contextmanager
+    def may_show(self, may: bool) -> Iterator[None]:
+        """Set, for a block, whether the line may be shown although pytest captures nothing."""
+        before = self._may_show
+        self._set_may_show(may)
+        try:
+            yield
+        finally:
+            self._set_may_show(before)
+
+    def _set_may_show(self, may: bool) -> None:
+        with self._lock:
+            self._may_show = may
+            if not may:
+                self._clear()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            while not self._over.wait(_TURN_S):
+                with self._lock:
+                    self._paint()
+
+    def _paint(self) -> None:
+        columns = os.get_terminal_size(self._fd).columns
+        written = self._writer._tw.width_of_current_line
+        full = written and written % columns == 0  # then the cursor's place depends on the terminal
+        free = self._may_show or self._capture._global_capturing.is_started()
+        if full or not free or self._in_background():
+            return
+        text = self._text(columns - 1)
+        if text == self._shown:
+            return
+        if self._guard is None:
+            self._guard = self._started_guard()
+        os.write(self._fd, (f"{_BELOW}{text}{_BACK}" if text else _CLEAR).encode())
+        self._shown = text
+
+    def _in_background(self) -> bool:
+        with contextlib.suppress(OSError):  # it is not this process's controlling terminal
+            return os.tcgetpgrp(self._fd) != os.getpgrp()
+        return False
+
+    def _clear_and_suspend(self, *args: Any, **kwargs: Any) -> None:
+        with self._lock:
+            self._clear()
+            self._suspend(*args, **kwargs)
+
+    def _clear(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._shown:
+                os.write(self._fd, _CLEAR.encode())
+            self._shown = ""
+
+    def _started_guard(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=self._fd,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C must not reach it
+        )
+
 
 ASK_SIGNAL = signal.SIGUSR1
 """Makes this process print where its ranks are."""

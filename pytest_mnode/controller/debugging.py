@@ -14,18 +14,8 @@ from typing import Any
 
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
-from pytest_mnode.protocol.terminal_messages import (
-    AskDebugger,
-    CloseTerminal,
-    DebuggerAnswer,
-    DebuggerLeft,
-    FromTerminal,
-    OpenTerminal,
-    TerminalClosed,
-    TerminalInput,
-    TerminalOpened,
-    TerminalOutput,
-)
+from pytest_mnode.protocol.agent_messages import DebuggerAnswer, OpenTerminal, TerminalData
+from pytest_mnode.protocol.rank_messages import AskDebugger, DebuggerLeft
 from pytest_mnode.protocol.world import WorldInfo
 
 _TURN_S = 0.02
@@ -61,7 +51,7 @@ class DebuggerSession:
         """
         console = self._console
         if console is None or console.is_worker:
-            self._answer(ask, DebuggerAnswer(error=_NO_TERMINAL))
+            self._answer(ask, _NO_TERMINAL)
             return False
         size = self._world.shape.size
         if self._chosen is not None and self._chosen >= size and not self._told:
@@ -69,7 +59,7 @@ class DebuggerSession:
             most = f"this test has the ranks 0 to {size - 1}, and none is debugged"
             console.show([f"mnode: --mnode-debug-rank={self._chosen}: {most}"])
         if self._chosen not in (None, ask.rank):
-            self._answer(ask, DebuggerAnswer())
+            self._answer(ask)
             return False
         self._chosen = ask.rank
         with console.uncaptured(with_input=True), Keyboard() as keyboard:
@@ -82,13 +72,15 @@ class DebuggerSession:
                 console.leave_debugger()
         return quits
 
-    def _answer(self, ask: AskDebugger, answer: DebuggerAnswer) -> None:
+    def _answer(self, ask: AskDebugger, error: str = "") -> None:
+        """Answer without a terminal. error: see DebuggerAnswer."""
+        answer = DebuggerAnswer(self._world.id, ask.rank, error=error)
         self._client.tell_rank(self._world, ask.rank, answer)
 
     def _talk(self, ask: AskDebugger, hear: Hear, keyboard: Keyboard, console: Console) -> bool:
         place = self._world.node_of(ask.rank), self._world.id, ask.rank
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._client.tell(OpenTerminal(*place, keyboard.size))
+        self._client.tell("order", OpenTerminal(*place, keyboard.size, keyboard.term))
         limit: float | None = time.monotonic() + _ANSWER_LIMIT_S
         opened = quits = False
         while limit is None or time.monotonic() < limit:
@@ -97,29 +89,28 @@ class DebuggerSession:
                     pass
                 case AskDebugger(rank=rank) if rank == ask.rank:
                     self._asks_again = True  # requested before its last terminal was closed
-                case FromTerminal(rank=rank) if rank != ask.rank:
+                case DebuggerAnswer(rank=rank) | TerminalData(rank=rank) if rank != ask.rank:
                     pass  # from an earlier, abandoned session
-                case TerminalOpened(error=error) if error:
-                    self._answer(ask, DebuggerAnswer(error=error))
-                    return False
-                case TerminalOpened(reads=reads, writes=writes):
+                case DebuggerAnswer(error=error):
+                    self._client.tell_rank(self._world, ask.rank, message)
+                    if error:
+                        return False
                     opened, limit = True, None
-                    self._answer(ask, DebuggerAnswer(reads, writes, keyboard.term))
-                case TerminalOutput(data=data):
+                case TerminalData(data=None):
+                    return quits
+                case TerminalData(data=bytes(data)):
                     keyboard.heard_of_rank()
                     console.show_debugger(decode(data))
                 case DebuggerLeft(quit=quits):
-                    self._client.tell(CloseTerminal(*place))
+                    self._client.tell("order", TerminalData(*place, None))
                     limit = time.monotonic() + _ANSWER_LIMIT_S
-                case TerminalClosed():
-                    return quits
                 case _ if hear(message):
                     return False
             if opened and (typed := keyboard.read()) is not None:
-                self._client.tell(TerminalInput(*place, typed))
+                self._client.tell("order", TerminalData(*place, typed))
         if not opened:
             why = f"{place[0]} opened no terminal within {_ANSWER_LIMIT_S:g} s"
-            self._answer(ask, DebuggerAnswer(error=why))
+            self._answer(ask, why)
         return quits
 
 

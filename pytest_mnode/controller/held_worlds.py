@@ -14,7 +14,8 @@ import pytest
 
 from pytest_mnode.controller.world_test import WorldTest
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import WorldRequest, runs_in_ranks, wide_fixtures_node
+from pytest_mnode.marks import WorldRequest, wide_fixtures_node
+from pytest_mnode.other_plugins import in_ranks
 from pytest_mnode.outcome.merge import function_error
 from pytest_mnode.protocol.rank_messages import EndFixtures
 from pytest_mnode.protocol.world import Shape, WorldInfo
@@ -102,7 +103,7 @@ class HeldWorlds:
             self._held.pop(kind, None)
 
     def _runs_in(self, item: pytest.Item, shape: Shape) -> bool:
-        if not runs_in_ranks(item):
+        if not in_ranks(item):
             return False
         need = self._run.request_of(item)
         return need.reuse != "fresh" and self._run.shape_of(need) == shape
@@ -111,11 +112,18 @@ class HeldWorlds:
         """Whether a later test uses, or may use, ranks of this shape and fixtures of `node`."""
         if hasattr(item.config, "workerinput"):
             return True  # pytest-xdist has not yet decided which test comes after the next one
-        items = item.session.items
-        if not self._order:
-            self._order = {one: number for number, one in enumerate(items)}
-        later = items[self._order.get(item, -1) + 1 :]
+        later = item.session.items[self._place_after(item) :]
         return any(node in one.listchain() and self._runs_in(one, shape) for one in later)
+
+    def after(self, item: pytest.Item) -> pytest.Item | None:
+        """The test after this one in pytest's own order."""
+        items, place = item.session.items, self._place_after(item)
+        return items[place] if place < len(items) else None
+
+    def _place_after(self, item: pytest.Item) -> int:
+        if not self._order:
+            self._order = {one: number for number, one in enumerate(item.session.items)}
+        return self._order.get(item, -1) + 1
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
@@ -123,9 +131,8 @@ class HeldWorlds:
     ) -> Generator[None, object, object]:
         """When the run leaves a collector, end the fixtures of that collector in held worlds."""
         result = yield
-        stops = item.session.shouldstop or item.session.shouldfail
         for kind, held in list(self._held.items()):
-            chain = [] if stops else _shared(held.chain, nextitem)
+            chain = [] if stops(item.session) else _shared(held.chain, nextitem)
             if chain == held.chain:
                 continue
             if held.widest not in chain:
@@ -153,8 +160,7 @@ class HeldWorlds:
                 driven = WorldTest(client, world, run.settings.timeout_s, run.console)
                 order = EndFixtures(driven.ordinal, client.name, keep.nodeid)
                 outcome = driven.run_function(order)
-                if run.coverage is not None:
-                    run.coverage.take("", outcome)
+                run.give_to_others("", outcome)
                 error = "" if outcome.returned else str(function_error(outcome))
                 reusable = not error and not outcome.debugged
                 new_group = found.new_group or outcome.new_group
@@ -168,6 +174,11 @@ class HeldWorlds:
         if chain and reusable:
             self._held[kind] = Held(world, chain, held.widest, held.file)
         return error and f"{label}:\n{error}"
+
+
+def stops(session: pytest.Session) -> bool:
+    """Whether the run ends before its next test."""
+    return bool(session.shouldstop or session.shouldfail)
 
 
 def _shared(chain: Chain, nextitem: pytest.Item | None) -> Chain:

@@ -1,63 +1,217 @@
 """The hub: the part of the controller that owns nodes and worlds, in its own thread.
 
 Clients (this pytest process, or each pytest-xdist worker) lease nodes, open worlds on them and talk
-to the ranks by name through the hub.
+to the ranks by name through the hub. The hub's thread carries their messages, or a client of this
+process while it waits for one: during a test the client waits for its ranks nearly all the time,
+and a hop through another thread would cost more than the message.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
+import select
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from pytest_mnode.controller.agents import Agents, RunDirectories
-from pytest_mnode.controller.exchange import CHECK_S, Exchange
-from pytest_mnode.controller.launcher_calls import BOOT_LIMIT_S, LauncherCalls
-from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.worlds import PoolFacts, RequestQueue, Worlds
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
+from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
+from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError, WorldError
 from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.nodes import RunDescription
+from pytest_mnode.launchers.power import recover
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
-    AgentFailed,
+    Answer,
+    Call,
+    Collect,
+    Collected,
     Death,
-    NodeBooted,
-    NodeGone,
+    DebuggerAnswer,
+    LiveOutput,
     NodeReady,
-    OwnImports,
     PartLost,
     StackTexts,
     StartForkServer,
-    StopWorld,
-    TakeStacks,
+    TerminalData,
 )
-from pytest_mnode.protocol.channel import Keys, Switchboard
-from pytest_mnode.protocol.hub_messages import (
-    Answer,
-    AskLauncher,
-    ClientGone,
-    CloseWorld,
-    Collect,
-    LeaseIdleWorlds,
-    LeaseNodes,
-    OpenWorld,
-    ReleaseNodes,
-    StartPool,
-    StopHub,
-    Withdraw,
+from pytest_mnode.protocol.channel import (
+    Keys,
+    LocalLine,
+    Switchboard,
+    forget_wakes,
+    wake,
+    waking_pair,
 )
-from pytest_mnode.protocol.launcher_requests import DescribeRun, PowerOff, PowerOn
+from pytest_mnode.protocol.launcher_requests import (
+    DescribeRun,
+    LauncherRequest,
+    NodeCommands,
+    PowerOff,
+    PowerOn,
+    SwitchPower,
+)
 from pytest_mnode.protocol.rank_messages import Hello
-from pytest_mnode.protocol.terminal_messages import FromTerminal, LiveOutput, ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB
+
+CHECK_S = 0.25
+
+
+class Exchange:
+    """Routes messages by name, and passes those for the hub to its subclass, in the hub's thread.
+
+    Has a thread rather than being one: threads have private attributes, more with each Python, and
+    a subclass with an attribute of the same name breaks them or itself.
+    """
+
+    def __init__(self, switchboard: Switchboard) -> None:
+        self._thread = threading.Thread(target=self._run, name="mnode-hub", daemon=True)
+        self.switchboard = switchboard
+        self.running = True
+        self._calls: deque[Callable[[], None]] = deque()
+        self._local: dict[str, LocalLine] = {}
+        self._lock = threading.RLock()
+        """Guards the switchboard. A user of it must also read what has arrived, because its
+        descriptor does not signal again what had arrived at its last use."""
+        self._woken, self._waker = waking_pair()
+        self._client_carries = False
+        self._sleeps = False
+
+    def handle(self, source: str, payload: bytes) -> None:
+        """Handle a message for the hub."""
+        raise NotImplementedError
+
+    def check_limits(self) -> None:
+        """Called several times a second, after all arrived messages were read."""
+
+    def failed(self, error: Exception) -> None:
+        """Called with an error that was raised in the hub's thread; the thread continues."""
+
+    def close(self) -> None:
+        """Called once, at the end of the thread."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        own, all_sources = select.poll(), select.poll()
+        own.register(self._woken, select.POLLIN)
+        all_sources.register(self._woken, select.POLLIN)
+        all_sources.register(self.switchboard.descriptor, select.POLLIN)
+        while self.running:
+            try:
+                self._read()
+                self._sleeps = True  # set before the check: a call that the check misses wakes it
+                if not self._calls:
+                    (own if self._client_carries else all_sources).poll(CHECK_S * 1000)
+                self._sleeps = False
+                forget_wakes(self._woken)
+                self.turn()
+            except Exception as error:
+                traceback.print_exc()
+                self.failed(error)
+        with contextlib.suppress(Exception):
+            self.close()
+        with self._lock:
+            self.switchboard.close()
+        self._woken.close()
+        self._waker.close()
+
+    def turn(self) -> None:
+        """Handle all messages and calls; check limits last, after all messages were read."""
+        self._read()
+        while self._calls:
+            while self._calls:
+                self._calls.popleft()()
+            self._read()
+        self.check_limits()
+
+    def _read(self) -> None:
+        """Route the messages that have arrived; those for the hub are handled by `soon`."""
+        with self._lock:
+            while self.running and (received := self.switchboard.receive()) is not None:
+                source, destination, payload = received
+                if destination == HUB:
+                    self.soon(partial(self.handle, source, payload))
+                else:
+                    self._route(source, destination, payload)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have the hub's thread call `call`; may be used from any thread."""
+        self._calls.append(call)
+        if self._sleeps:
+            wake(self._waker)
+
+    def local_line(self, name: str) -> LocalLine:
+        """A line for a client in this process; only one thread may use it."""
+
+        def to_hub(destination: str, payload: bytes) -> None:
+            if destination == HUB:
+                self.soon(partial(self.handle, name, payload))
+                return
+            with self._lock:
+                self._route(name, destination, payload)
+                self._read()
+
+        line = self._local[name] = LocalLine(to_hub, self._carry)
+        return line
+
+    def _carry(self, line: LocalLine, wait_s: float | None) -> None:
+        """Route messages in a client's thread until one may have arrived for the client."""
+        if not self.is_alive():
+            line.wait(wait_s)
+            return
+        self._client_carries = True
+        try:
+            self._read()
+            if line.is_empty and wait_s != 0:
+                line.wait(wait_s, self.switchboard.descriptor)
+                self._read()
+        finally:
+            self._client_carries = False
+
+    def send(self, destination: str, message: Any) -> None:
+        """Send a message from the hub."""
+        self.deliver(destination, HUB, pickle.dumps(message))
+
+    def deliver(self, destination: str, source: str, payload: bytes) -> None:
+        local = self._local.get(destination)
+        if local is not None:
+            local.put(payload, wakes=threading.current_thread() is self._thread)
+            return
+        with self._lock:
+            self.switchboard.send(destination, source, payload)
+
+    def _route(self, source: str, destination: str, payload: bytes) -> None:
+        """Route a message that is not for the hub; the lock must be held."""
+        if destination.startswith("world/"):
+            _, name, size = destination.split("/")
+            for rank in range(int(size)):
+                self.switchboard.send(f"rank/{name}/{rank}", source, payload)
+        else:
+            self.deliver(destination, source, payload)
+
 
 _SUSPICION_S = 0.3
 _BEAT_S = 1.0
 
 
 class Hub(Exchange):
-    """The hub's thread: start it by `start()`, use it by a Client, end it by StopHub and `join`."""
+    """The hub's thread: start it by `start()`, use it by a Client, end it by `on_stop` and `join`.
+
+    failure: the error after which no request can be granted.
+    """
 
     def __init__(
         self,
@@ -79,23 +233,21 @@ class Hub(Exchange):
         )
         self.collect: Collect | None = None
         self._ranks_wanted = False
-        self.requests = RequestQueue(self.leases, self.worlds, self.send)
+        self.failure: MnodeError | None = None
         self._begun = False
         self._boot_deadline = 0.0
         self._next_check = 0.0
         self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
-        self._launcher_calls = LauncherCalls(launcher, self.nodes, self.soon)
+        self._gone_clients: set[str] = set()
+        self._switching: dict[str, threading.Thread] = {}
+        """The last thread that switches each node's power; the next one waits for it."""
         # Other machines may take a minute to import torch, so they do that only if ranks need it.
         self._ranks_are_cheap = launcher.shared_kernel
 
-    def world_size(self, world: str) -> int:
-        info = self.worlds.get(world)
-        return info.shape.size if info else 0
-
     def failed(self, error: Exception) -> None:
         # Clients of a hub that ended would wait for ever, so it reports the error and continues.
-        self.requests.fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
+        self._fail(WorldError(f"the hub failed: {type(error).__name__}: {error}"))
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -104,67 +256,143 @@ class Hub(Exchange):
 
     def handle(self, source: str, payload: bytes) -> None:
         message = pickle.loads(payload)
+        call = message if isinstance(message, Call) else None
+        if call is not None and source in self._gone_clients:
+            return  # sent before it ended, and read late: it would hold its nodes for ever
+        asked = [Asked(source, call.seq)] if call is not None and call.seq else []
         try:
-            self._handle(source, message)
+            if call is None:
+                self._from_below(message)
+            else:
+                getattr(self, f"on_{call.method}")(*asked, *call.args)
         except Exception as error:
-            # Whatever the error, the client waits for an answer to this request.
-            self.requests.refuse(source, getattr(message, "seq", 0), error)
+            for client in asked:  # waits for an answer, whatever the error
+                self._answer(client, error)
             if not isinstance(error, MnodeError):
                 raise
+
+    def _answer(self, asked: Asked, value: Any) -> None:
+        if isinstance(value, Exception) and not isinstance(value, MnodeError):
+            value = ClusterError(f"{type(value).__name__}: {value}")
+        try:
+            payload = pickle.dumps(Answer(asked.seq, value))
+        except Exception as error:  # it is a launcher's of other people, or holds theirs
+            text = f"an answer that cannot be sent: {type(error).__name__}: {error}"
+            known = ClusterError(str(value) if isinstance(value, MnodeError) else text)
+            payload = pickle.dumps(Answer(asked.seq, known))
+        self.deliver(asked.client, HUB, payload)
 
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)
         if state is not None:
             self.send(self.agents.peer(state.agent), message)
 
-    def _handle(self, source: str, message: Any) -> None:  # noqa: PLR0912  one case a message
-        match message:
-            case StartPool():
-                self._start(ranks=self._ranks_are_cheap)
-            case Collect():
-                self._set_collect(message)
-            case LeaseNodes():
-                self._start(ranks=message.ranks or self._ranks_are_cheap)
-                self.requests.lease(source, message)
-            case LeaseIdleWorlds(seq):
-                self.requests.lease_idle_worlds(source, seq)
-            case ReleaseNodes(lease):
-                self.requests.release(lease)
-            case OpenWorld():
+    # Calls of clients; see Call.
+
+    def on_start(self) -> None:
+        """Start nodes and agents; also import torch if nodes share this machine's kernel."""
+        self._start(ranks=self._ranks_are_cheap)
+
+    def on_collect(self, collect: Collect) -> None:
+        if self.collect is None:
+            self.collect = collect
+            self._boot_deadline = self._now() + self.launcher.limits.imported_s
+            self.agents.tell_all(collect)
+            if collect.ranks:
                 self._want_ranks()
-                self.requests.open_world(source, message)
-            case CloseWorld():
-                self.worlds.close(message)
-            case AskLauncher():
-                self._ask_launcher(source, message)
-            case ClientGone(client):
-                self.requests.forget(client)
-            case Withdraw(seq):
-                self.requests.forget(source, seq)
-            case StopHub():
-                self.running = False
-            case TakeStacks() | StopWorld() | ToTerminal():
-                self._to_agent(message.node, message)
-            case AgentAlive(agent, incarnation) if self.agents.is_current(agent, incarnation):
-                self.agents.heard(agent)
-                if not self._ranks_are_cheap and self.leases.speak(self.agents.nodes[agent]):
-                    self.requests.grant()
-            case _:
-                self._from_below(message)
+
+    def on_lease(self, asked: Asked, *request: Any) -> None:
+        """A Lease. request: see NodesRequest."""
+        wanted = NodesRequest(asked, *request)
+        self._start(ranks=wanted.ranks or self._ranks_are_cheap)
+        self.leases.queue.append(wanted)
+        self._grant()
+
+    def on_lease_idle_worlds(self, asked: Asked) -> None:
+        """A Lease of no node, and all idle worlds, as they are; their nodes stay free."""
+        lease = self.leases.lease_no_node(asked)
+        self._answer(asked, (lease, self.worlds.lease_idle(lease.id)))
+
+    def on_release(self, lease: int) -> None:
+        self.worlds.stop_leased(lease)
+        self.leases.give_back(lease)
+        self._grant()
+
+    def on_open_world(self, asked: Asked, *request: Any) -> None:
+        """A WorldInfo. request: see Opening."""
+        if self.failure is not None:
+            raise self.failure
+        self._want_ranks()
+        self.worlds.opening.append(Opening(asked, *request))
+        self.worlds.open()
+
+    def on_close_world(self, name: str, reusable: bool, new_group: bool, held: bool) -> None:
+        self.worlds.close(name, reusable, new_group, held)
+
+    def on_ask_launcher(self, asked: Asked, request: LauncherRequest) -> None:
+        self._start()
+        if not isinstance(request, DescribeRun):
+            self._ask_launcher(asked, request)
+        elif self.nodes:
+            self._answer(asked, self._description())
+        else:
+            raise self.failure or MnodeError("there are no nodes")
+
+    def on_forget(self, client: str, seq: int | None = None) -> None:
+        """Free what a client has that is gone, or no longer waits for the answer to `seq`."""
+        if seq is None:
+            self._gone_clients.add(client)
+        self.worlds.forget(client, seq)
+        for lease in self.leases.forget(client, seq):
+            self.on_release(lease)
+        self._grant()  # the next request in the queue may have waited behind the dropped one
+
+    def on_order(self, message: Any) -> None:
+        """Send a message to the agent of its node."""
+        self._to_agent(message.node, message)
+
+    def on_stop(self) -> None:
+        self.running = False
+
+    def _grant(self) -> None:
+        """Answer the requests for nodes that can be answered now."""
+        if self.failure is not None:
+            self._refuse_all(self.failure)
+            return
+        for asked, answer in self.leases.answers():
+            self._answer(asked, answer)
+
+    def _fail(self, error: MnodeError) -> None:
+        """Refuse every request, queued or later, with this error: the pool no longer works."""
+        self.failure = self.failure or error
+        self._refuse_all(self.failure)
+        self.worlds.fail_all(str(error))
+
+    def _refuse_all(self, failure: MnodeError) -> None:
+        waiting: list[NodesRequest | Opening] = [*self.leases.queue, *self.worlds.opening]
+        self.leases.queue.clear()
+        self.worlds.opening.clear()
+        for request in waiting:
+            self._answer(request.asked, failure)
 
     def _from_below(self, message: Any) -> None:
         match message:
-            case AgentFailed(agent, text, number) if self.agents.is_current(agent, number):
-                self._agent_lost(agent, text)
-            case OwnImports(files):
+            case AgentAlive(agent, number, failure) if self.agents.is_current(agent, number):
+                if failure:
+                    self._agent_lost(agent, failure)
+                    return
+                self.agents.heard(agent)
+                if not self._ranks_are_cheap and self.leases.speak(self.agents.nodes[agent]):
+                    self._grant()
+            case Collected(files):
                 root = self.collect.rootdir if self.collect else "/"
                 self.worlds.import_in_ranks(files, root)
-            case NodeReady(name, port):
+            case NodeReady(name, int(port)):
                 self.nodes[name].mark_booted(port)
                 self._suspects.pop(name, None)
-                self.requests.grant()
+                self._grant()
                 self.worlds.open()
-            case NodeGone(node=name):
+            case NodeReady(name):
                 # If the whole node is lost, its launcher will soon report a better reason.
                 self._suspects[name] = self._now() + _SUSPICION_S
                 self.nodes[name].booted = False
@@ -172,13 +400,13 @@ class Hub(Exchange):
                 self.worlds.hello(name, rank, tests)
             case Death() | PartLost():
                 self.worlds.broke(message)
-            case StackTexts() | FromTerminal() | LiveOutput():
+            case StackTexts() | DebuggerAnswer() | TerminalData() | LiveOutput():
                 self.worlds.to_owner(message.world, message)
 
     def _start(self, *, ranks: bool = False) -> None:
         if ranks:
             self._want_ranks()
-        if self._begun or self.requests.failure:
+        if self._begun or self.failure:
             return
         self._begun = True
         try:
@@ -189,21 +417,13 @@ class Hub(Exchange):
                 for node in nodes:
                     self.nodes[node.name] = NodeState(node, agent)
         except (MnodeError, OSError) as error:
-            self.requests.fail("ClusterError", f"could not start on the nodes: {error}")
+            self._fail(ClusterError(f"could not start on the nodes: {error}"))
 
     def _want_ranks(self) -> None:
         if not self._ranks_wanted:
             self._ranks_wanted = True
-            self._boot_deadline = self._now() + BOOT_LIMIT_S
+            self._boot_deadline = self._now() + self.launcher.limits.imported_s
             self.agents.tell_all(StartForkServer())
-
-    def _set_collect(self, collect: Collect) -> None:
-        if self.collect is None:
-            self.collect = collect
-            self._boot_deadline = self._now() + BOOT_LIMIT_S
-            self.agents.tell_all(collect)
-            if collect.ranks:
-                self._want_ranks()
 
     def check_limits(self) -> None:
         now = self._now()
@@ -211,7 +431,7 @@ class Hub(Exchange):
             return
         self._next_check = now + CHECK_S
         self.worlds.check_limits()
-        if not self._begun or self.requests.failure:
+        if not self._begun or self.failure:
             return
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
         due = self._ranks_wanted and self.collect is not None and now > self._boot_deadline
@@ -220,7 +440,9 @@ class Hub(Exchange):
             kept = f"see the logs in {place.log_dir}"
             logs = "--mnode-log-dir=DIR keeps their logs" if place.logs_are_temporary else kept
             text = f"torch and the tests were not imported on {', '.join(waiting)}"
-            self.requests.fail("TimeLimitError", f"{text} within {BOOT_LIMIT_S:.0f} s; {logs}")
+            limit = f"{self.launcher.limits.imported_s:.0f} s"
+            slow = "raise --mnode-start-limit if their storage is slow"
+            self._fail(TimeLimitError(f"{text} within {limit}; {logs}; {slow}"))
         for name in [n for n, due in self._suspects.items() if now > due]:
             del self._suspects[name]
             self._node_lost(name, "its namespaces ended")
@@ -238,7 +460,7 @@ class Hub(Exchange):
         """Handle an agent that ended or failed: the run ends if the agent served all nodes;
         otherwise only the agent's node is lost."""
         if self.launcher.shared_kernel:
-            self.requests.fail("WorldError", f"{self.agents.place(agent)}: {why}")
+            self._fail(WorldError(f"{self.agents.place(agent)}: {why}"))
             return
         for node in self.agents.nodes[agent]:
             self._node_lost(node.name, why)
@@ -251,35 +473,67 @@ class Hub(Exchange):
         if not self.launcher.shared_kernel:
             self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
-        self.requests.grant()
+        self._grant()
 
-    def _ask_launcher(self, source: str, message: AskLauncher) -> None:
-        self._start()
-        if isinstance(message.request, DescribeRun):
-            if not self.nodes:
-                raise MnodeError(
-                    self.requests.failure[1] if self.requests.failure else "there are no nodes"
-                )
-            description = self._launcher_calls.description(self.agents.run_dir)
-            self.send(source, Answer(message.seq, description))
-        else:
-            finish = partial(self._launcher_answered, source, message)
-            self._launcher_calls.start(message.request, finish)
+    def _ask_launcher(self, asked: Asked, request: LauncherRequest) -> None:
+        """Ask the launcher in a thread of its own, so that it does not block the hub."""
+
+        def work() -> None:
+            value, error = None, None
+            if before is not None:
+                before.join(self.launcher.limits.imported_s)
+            try:
+                value = self._of_launcher(request)
+            except Exception as caught:
+                error = caught
+            self.soon(partial(self._launcher_answered, asked, request, value, error))
+
+        name = f"mnode-{type(request).__name__}"
+        thread, before = threading.Thread(target=work, name=name, daemon=True), None
+        if isinstance(request, SwitchPower):
+            before = self._switching.get(request.node)
+            self._switching[request.node] = thread
+        thread.start()
+
+    def _of_launcher(self, request: LauncherRequest) -> Any:
+        match request:
+            case NodeCommands():
+                nodes = [self.nodes[name].node for name in request.nodes]
+                return self.launcher.commands(nodes, request.argv)
+            case PowerOn() if not self.launcher.shared_kernel:
+                return recover(self.launcher, self.nodes[request.node].node)
+            case _:
+                return self.launcher.ask(request)
+
+    def _description(self) -> RunDescription:
+        launcher, run_dir = self.launcher, self.agents.place_of_run.run_dir
+        return RunDescription(
+            nodes=tuple(state.node for state in self.nodes.values()),
+            shares_kernel=launcher.shared_kernel,
+            shares_files=launcher.shared_kernel or launcher.shared_dir is not None,
+            scratch=str(launcher.shared_dir or run_dir),
+            run_id=run_dir,
+            python=launcher.python,
+            allocation=launcher.job_id,
+            job_facts=launcher.job_facts,
+            env=launcher.env,
+            takes_no_jobs=launcher.takes_no_jobs,
+            backend=launcher.name,
+            limits=launcher.limits,
+        )
 
     def _launcher_answered(
-        self, source: str, message: AskLauncher, value: Any, error: Exception | None
+        self, asked: Asked, request: LauncherRequest, value: Any, error: Exception | None
     ) -> None:
         try:
-            if error is not None:
-                raise error
-            match message.request:
-                case PowerOn(node):
+            match request:
+                case PowerOn(node) if error is None:
                     self._boot_agent(node)
-                case PowerOff(node):
+                case PowerOff(node) if error is None:
                     self._node_lost(node, "powered off")
-            self.send(source, Answer(message.seq, value))
         except Exception as refused:
-            self.requests.refuse(source, message.seq, refused)
+            error = refused
+        self._answer(asked, error or value)
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
@@ -287,9 +541,9 @@ class Hub(Exchange):
             return  # it was on, or is already booting
         state.mark_booting()
         self._suspects.pop(name, None)
-        self._boot_deadline = self._now() + BOOT_LIMIT_S
+        self._boot_deadline = self._now() + self.launcher.limits.imported_s
         if self.launcher.shared_kernel:
-            self.send(self.agents.peer(state.agent), NodeBooted(self.agents.entry(state.node)))
+            self.send(self.agents.peer(state.agent), self.agents.entry(state.node))
             return
         try:
             state.node = self.agents.open_again(state.agent)

@@ -11,9 +11,39 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.hub_messages import Answer, LeaseNodes, Refused
 from pytest_mnode.protocol.world import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client, and the number of its call that waits for an answer."""
+
+    client: str
+    seq: int
+
+    def is_of(self, client: str, seq: int | None) -> bool:
+        """Whether it is of this client, and if given the call `seq`."""
+        return self.client == client and seq in (None, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class NodesRequest:
+    """A request for the lease of nodes.
+
+    nodes: number of nodes; None: all. exclusive: wait until no other lease is out, and be alone.
+    label: what needs the nodes, for errors. on: names of the only nodes that will do; empty if any
+    will do. ranks: the client will open a world on them at once; if false, nodes of other machines
+    are granted before torch is imported there.
+    """
+
+    asked: Asked
+    nodes: int | None
+    exclusive: bool
+    label: str
+    on: tuple[str, ...] = ()
+    ranks: bool = True
 
 
 @dataclass(slots=True)
@@ -49,8 +79,7 @@ class NodeState:
 @dataclass(frozen=True, slots=True)
 class LeaseState:
     id: int
-    client: str
-    seq: int
+    asked: Asked
     nodes: tuple[str, ...]
     exclusive: bool
 
@@ -61,14 +90,11 @@ class Leases:
     def __init__(self, nodes: dict[str, NodeState]) -> None:
         self.nodes = nodes
         self.out: dict[int, LeaseState] = {}
-        self.queue: deque[tuple[str, LeaseNodes]] = deque()
+        self.queue: deque[NodesRequest] = deque()
         self._ids = itertools.count(1)
 
-    def ask(self, client: str, request: LeaseNodes) -> None:
-        self.queue.append((client, request))
-
-    def lease_no_node(self, client: str, seq: int) -> Lease:
-        lease = LeaseState(next(self._ids), client, seq, (), exclusive=False)
+    def lease_no_node(self, asked: Asked) -> Lease:
+        lease = LeaseState(next(self._ids), asked, (), exclusive=False)
         self.out[lease.id] = lease
         return Lease(lease.id, ())
 
@@ -81,29 +107,25 @@ class Leases:
 
     def forget(self, client: str, seq: int | None = None) -> list[int]:
         """Drop a client's queued requests; returns the leases it holds. seq: only this request."""
+        self.queue = deque(one for one in self.queue if not one.asked.is_of(client, seq))
+        return [lease.id for lease in self.out.values() if lease.asked.is_of(client, seq)]
 
-        def meant(who: str, request: int) -> bool:
-            return who == client and seq in (None, request)
-
-        self.queue = deque((c, m) for c, m in self.queue if not meant(c, m.seq))
-        return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
-
-    def answers(self) -> list[tuple[str, Answer | Refused]]:
-        """The answers that can be given now, each with its client.
+    def answers(self) -> list[tuple[Asked, Lease | MnodeError]]:
+        """The answers that can be given now.
 
         A request that waits for a node to boot again does not hold up those behind it.
         """
-        answers: list[tuple[str, Answer | Refused]] = []
-        for client, request in list(self.queue):
-            answer = self._answer(client, request)
+        answers: list[tuple[Asked, Lease | MnodeError]] = []
+        for request in list(self.queue):
+            answer = self._answer(request)
             if answer is not None:
-                self.queue.remove((client, request))
-                answers.append((client, answer))
+                self.queue.remove(request)
+                answers.append((request.asked, answer))
             elif not self._needs_boot(request):
                 break
         return answers
 
-    def _needs_boot(self, request: LeaseNodes) -> bool:
+    def _needs_boot(self, request: NodesRequest) -> bool:
         """Whether a request can only be granted once a node has booted again."""
         away = [s for s in self.nodes.values() if s.boots_again]
         there = len([s for s in self.nodes.values() if not (s.lost or s.boots_again)])
@@ -117,7 +139,7 @@ class Leases:
             state.up = True
         return bool(new)
 
-    def _answer(self, client: str, request: LeaseNodes) -> Answer | Refused | None:
+    def _answer(self, request: NodesRequest) -> Lease | MnodeError | None:
         states = list(self.nodes.values())
         lost = [s for s in states if s.lost]
         ready = [s for s in states if s.booted or (s.up and not request.ranks)]
@@ -128,7 +150,7 @@ class Leases:
         if wanted > len(states) - len(lost):
             return _too_few(request, wanted, len(states), lost)
         if gone := [s for s in lost if s.node.name in request.on]:
-            return _lost(request, f"{request.label} needs {', '.join(request.on)}", gone)
+            return _lost(f"{request.label} needs {', '.join(request.on)}", gone)
         free = [s for s in ready if s.lease is None]
         if request.on:
             free = [s for s in free if s.node.name in request.on]
@@ -136,21 +158,20 @@ class Leases:
         if len(free) < wanted or occupied or (request.exclusive and self.out):
             return None
         names = tuple(s.node.name for s in free[:wanted])
-        lease = LeaseState(next(self._ids), client, request.seq, names, request.exclusive)
+        lease = LeaseState(next(self._ids), request.asked, names, request.exclusive)
         self.out[lease.id] = lease
         for state in free[:wanted]:
             state.lease = lease.id
-        return Answer(request.seq, Lease(lease.id, names))
+        return Lease(lease.id, names)
 
 
-def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:
+def _too_few(
+    request: NodesRequest, wanted: int, total: int, lost: Sequence[NodeState]
+) -> ClusterError:
     text = f"{request.label} needs {count(wanted)}, but the run has {total}"
-    if lost:
-        return _lost(request, text, lost)
-    text += f"; give --mnode-nodes={wanted}"
-    return Refused(request.seq, "ClusterError", text)
+    return _lost(text, lost) if lost else ClusterError(f"{text}; give --mnode-nodes={wanted}")
 
 
-def _lost(request: LeaseNodes, text: str, lost: Sequence[NodeState]) -> Refused:
+def _lost(text: str, lost: Sequence[NodeState]) -> NodeLostError:
     gone = "; ".join(f"{s.node.name} is lost: {s.lost}" for s in lost)
-    return Refused(request.seq, "NodeLostError", f"{text}, of which {gone}", lost[0].node.name)
+    return NodeLostError(lost[0].node.name, f"{text}, of which {gone}")

@@ -6,17 +6,76 @@ import contextlib
 import functools
 import time
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_mnode import marks, progress
 from pytest_mnode.certificate.results import criterion_name
-from pytest_mnode.controller.live_line import FIRST_S, LiveLine, terminal_of
-from pytest_mnode.controller.live_text import Facts, live_text
+from pytest_mnode.controller.console import FIRST_S, LiveLine, terminal_of
+from pytest_mnode.other_plugins import in_ranks
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
+
+
+_BAR_CELLS = 10
+_LEAST_TEXT = 16
+"""Least characters of the current action; the bar is left out if it leaves fewer."""
+_CUT = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about the running test.
+
+    question: the criterion or the test; "" if `doing` names it. expected_s: duration in an earlier
+    run. limit_s: duration at which the test is ended. awaited: the awaited ranks, as text.
+    """
+
+    question: str
+    doing: str
+    elapsed_s: float
+    done: int | None = None
+    total: int | None = None
+    expected_s: float | None = None
+    limit_s: float | None = None
+    awaited: str = ""
+
+
+def live_text(facts: Facts, width: int) -> str:
+    """One line of at most `width` characters; `doing` is shortened first, then the end is cut."""
+    head = f"{facts.question}: " if facts.question else ""
+    tail = f", {_time(facts)}" + (f", waiting for {facts.awaited}" if facts.awaited else "")
+    doing = "".join(c if c.isascii() and c.isprintable() else "?" for c in facts.doing)
+    counted = bar = ""
+    if facts.done is not None and facts.total:
+        done = min(facts.done, facts.total)
+        full = _BAR_CELLS * done // facts.total
+        counted = f" {done} of {facts.total}"
+        bar = f" [{'#' * full}{'.' * (_BAR_CELLS - full)}]"
+    room = width - len(head) - len(tail)
+    if room < min(len(doing), _LEAST_TEXT) + len(counted) + len(bar):
+        bar = ""
+    room -= len(counted) + len(bar)
+    if len(doing) > room:
+        doing = doing[: max(0, room - len(_CUT))] + _CUT
+    return f"{head}{doing}{bar}{counted}{tail}"[:width]
+
+
+def _time(facts: Facts) -> str:
+    if facts.expected_s is not None:
+        return f"{_clock(facts.elapsed_s)} of about {_clock(facts.expected_s)}"
+    limit = "" if facts.limit_s is None else f", limit {_clock(facts.limit_s)}"
+    return f"{_clock(facts.elapsed_s)}{limit}"
+
+
+def _clock(seconds: float) -> str:
+    """ "0:07", "12:34" or "1:02:03"."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
 class LivePlugin:
@@ -29,8 +88,6 @@ class LivePlugin:
         self._failed: set[str] = set()
         self._item: pytest.Item | None = None
         self._started_s = 0.0
-        self._limit_s: float | None = None
-        self._expected_s: float | None = None
         self._progress: tuple[str, int | None, int | None] = "", None, None
         self._announced = ""
         progress.listen(self._announce)
@@ -62,18 +119,10 @@ class LivePlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        in_ranks = marks.runs_in_ranks(item)
         of_criterion = item.get_closest_marker("criterion") is not None
-        if not (in_ranks or of_criterion or marks.controller_fixtures(item)):
+        if not (in_ranks(item) or of_criterion or marks.controller_fixtures(item)):
             return (yield)
         self._progress = "", None, None
-        self._expected_s = self._known.get(item.nodeid)
-        self._limit_s = None
-        if in_ranks and self._run.nodes is not None:
-            need = self._run.request_of(item)
-            # The mark's limit may be a function; its errors are reported as the test's failure.
-            with contextlib.suppress(Exception):
-                self._limit_s = self._run.seconds_of(need.timeout_s, need)
         self._started_s = time.monotonic()
         self._item = item
         try:
@@ -113,6 +162,14 @@ class LivePlugin:
     def _hear(self, text: str, done: int | None, total: int | None) -> None:
         self._progress = (text, *(self._progress[1:] if total is None else (done, total)))
 
+    def _limit_of(self, item: pytest.Item) -> float | None:
+        if in_ranks(item) and self._run.nodes is not None:
+            # The mark's limit may be a function; its errors are reported as the test's failure.
+            with contextlib.suppress(Exception):
+                need = self._run.request_of(item)
+                return self._run.seconds_of(need.timeout_s, need)
+        return None
+
     def _text(self, width: int) -> str:
         """The line's text, called in its thread; "" if none."""
         item, elapsed_s = self._item, time.monotonic() - self._started_s
@@ -129,8 +186,8 @@ class LivePlugin:
                 elapsed_s=elapsed_s,
                 done=done,
                 total=total,
-                expected_s=self._expected_s,
-                limit_s=self._limit_s,
+                expected_s=self._known.get(item.nodeid),
+                limit_s=self._limit_of(item),
                 awaited=self._run.console.awaited(),
             ),
             width,

@@ -29,6 +29,7 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.measuring import at_once, limits
 from pytest_mnode.measuring.failover import STEADY_S
+from pytest_mnode.protocol.world import Shape
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 from pytest_mnode.table import aligned
@@ -42,18 +43,10 @@ if TYPE_CHECKING:
 FLAG = "--mnode-plan"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The nodes of a run, and the ranks on each."""
-
-    nodes: int
-    ranks_per_node: int
-
-    @property
-    def start_s(self) -> float:
-        """Seconds until ranks of such a world are ready: forked, and a process group. Measured on
-        the rack; [choice] of the part that grows with ranks."""
-        return 1 + 0.02 * self.nodes * self.ranks_per_node
+def _start_s(shape: Shape) -> float:
+    """Seconds until ranks of a world are ready: forked, and a process group. Measured on the rack;
+    [choice] of the part that grows with ranks."""
+    return 1 + 0.02 * shape.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +62,21 @@ class Cost:
 
 def _longest_reading_s(spec: Spec) -> float:
     """Limit of the longest reading that has one of its own, such as a diagnostic of DCGM."""
-    promised = ((one, spec.value_of(one.key)) for one in catalogue())
+    promised = ((one, spec.value_of(one.key)) for one in catalogue("preflight"))
     limits_s = [one(promise).limit_s for one, promise in promised if promise is not None]
     return max((limit_s for limit_s in limits_s if limit_s is not None), default=0.0)
 
 
 def _fabric_s(spec: Spec, shape: Shape) -> float:
-    fabric, ranks = spec.criteria.fabric, shape.nodes * shape.ranks_per_node
+    fabric, ranks = spec.criteria.fabric, shape.size
     if fabric is None or ranks < 2:
-        return shape.start_s
-    found = shape.start_s
+        return _start_s(shape)
+    found = _start_s(shape)
     for collective in Collective:
         if (promise := fabric.busbw(collective)) is None:
             continue
         model = CollectiveModel(
-            Platform.of(spec), collective, shape.nodes, shape.ranks_per_node, "gloo"
+            Platform.of(spec), collective, shape.nodes, shape.procs_per_node, "gloo"
         )
         connect_s = limits.CONNECT_S + limits.CONNECT_OF_A_RANK_S * ranks
         once_s = promise.communicators * connect_s + limits.sweep_s(promise, model)
@@ -104,7 +97,7 @@ def _devices_s(spec: Spec, shape: Shape) -> float:
     # Walking bits pass over all of an accelerator's memory 500 times, at terabytes a second.
     memory_s = 60.0 if tests_memory and spec.accelerators.per_node else 0.0
     own_s = 20.0 if spec.accelerators.per_node else 6.0
-    return shape.start_s + own_s + memory_s + (promise.promised_s if promise else 0.0)
+    return _start_s(shape) + own_s + memory_s + (promise.promised_s if promise else 0.0)
 
 
 def _scaling_s(spec: Spec, shape: Shape) -> float:
@@ -113,14 +106,14 @@ def _scaling_s(spec: Spec, shape: Shape) -> float:
         return 0.0
     worlds = 1 + int(math.log2(shape.nodes))
     step_s = scaling.compute_s or 0.5
-    return worlds * (shape.start_s + scaling.rounds * (scaling.warmup + scaling.steps) * step_s)
+    return worlds * (_start_s(shape) + scaling.rounds * (scaling.warmup + scaling.steps) * step_s)
 
 
 def _storage_s(spec: Spec, shape: Shape) -> float:
     promise = spec.criteria.storage
     if promise is None:
         return 0.0
-    return shape.start_s + promise.expected_s(shape.nodes, spec.accelerators.per_node)
+    return _start_s(shape) + promise.expected_s(shape.nodes, spec.accelerators.per_node)
 
 
 def _workload_s(workload: WorkloadCriterion | None) -> float:
@@ -145,16 +138,16 @@ COSTS: Mapping[str, Cost] = {
         "nothing; with DCGM the same nodes' jobs",
         lambda spec, _: 10.0 + _longest_reading_s(spec),
     ),
-    "mesh": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 1),
-    "numa": Cost("memory, seconds", "nothing", lambda _, shape: shape.start_s + 1),
+    "mesh": Cost("fabric, little", "nothing", lambda _, shape: _start_s(shape) + 1),
+    "numa": Cost("memory, seconds", "nothing", lambda _, shape: _start_s(shape) + 1),
     "devices": Cost("all accelerators, fully", "the same nodes' jobs", _devices_s),
     "fabric": Cost(
         "all NICs, fully; with failover ports that go down",
         "jobs on the same fabric",
         _fabric_s,
     ),
-    "groups": Cost("fabric, little", "nothing", lambda _, shape: shape.start_s + 1),
-    "data": Cost("files, little", "nothing", lambda _, shape: shape.start_s + 7),
+    "groups": Cost("fabric, little", "nothing", lambda _, shape: _start_s(shape) + 1),
+    "data": Cost("files, little", "nothing", lambda _, shape: _start_s(shape) + 7),
     "storage": Cost("file servers, fully", "jobs that read and write there", _storage_s),
     "launch": Cost("jobs that start and end", "the queue", lambda *_: 45.0),
     "scaling": Cost("accelerators and NICs, fully", "jobs on the same fabric", _scaling_s),
@@ -171,7 +164,7 @@ COSTS: Mapping[str, Cost] = {
         lambda spec, _: _workload_s(spec.criteria.workload),
     ),
     "traffic": Cost(
-        "all NICs, fully", "jobs on the same fabric", lambda _, shape: shape.start_s + 30
+        "all NICs, fully", "jobs on the same fabric", lambda _, shape: _start_s(shape) + 30
     ),
     "tuning": Cost(
         "accelerators and NICs, fully; with mtu the interfaces' MTU",
@@ -190,7 +183,7 @@ COSTS: Mapping[str, Cost] = {
     ),
 }
 """Seconds as a night of the rack took them, where nothing of the spec says how long it takes."""
-_OWN = Cost("", "", lambda _, shape: shape.start_s)
+_OWN = Cost("", "", lambda _, shape: _start_s(shape))
 """A criterion of somebody else."""
 
 
@@ -245,7 +238,7 @@ class Plan:
                     cost.others if kept[name] else "",
                 )
             )
-        ranks = count(shape.ranks_per_node, "rank")
+        ranks = count(shape.procs_per_node, "rank")
         yield f"plan: {count(nodes)} × {ranks}, spec {spec.name}"
         yield from aligned(rows)
         measured = (
@@ -289,7 +282,7 @@ def _programs(spec: Spec, kept: Counter[str]) -> Iterator[tuple[str, str]]:
             rdma = spec.fabric.kind in ("infiniband", "roce")
             if rdma and given is not None and f"fabric.{key}" not in waived:
                 yield given.program, f"fabric.{key}"
-    for one in catalogue():
+    for one in catalogue("preflight"):
         promise = spec.value_of(one.key)
         if promise is not None:
             yield from ((program, one.key) for program in one.programs(promise))
@@ -328,7 +321,7 @@ def _is_promised(item: pytest.Item, spec: Spec) -> bool:
     function = getattr(item, "originalname", item.name)
     checks = {one.case(): one.key for one in catalogue()}
     if function in checks:
-        keys: Sequence[str] = [checks[function]]
+        keys: Sequence[str] = [checks[function].format(**parameters)]
     else:
         asked = _asked(item.module) if isinstance(item, pytest.Function) else {}
         keys = [key.format(**parameters) for key in asked.get(function, ())]

@@ -23,7 +23,6 @@ from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Keys, Switchboard, new_keys
-from pytest_mnode.protocol.hub_messages import StartPool
 from pytest_mnode.spec import Spec
 
 _STOP_LIMIT_S = 20.0
@@ -103,21 +102,24 @@ class Pool:
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
                 fabric=spec.fabric.interfaces if near_nics else (),
+                limits=self.launcher.limits,
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, place)
             name = f"client/{os.getpid()}"
-            self.client = Client(name, self.hub.local_line(name), alone=True)
+            self.client = Client(
+                name, self.hub.local_line(name), settings.limits(nodes), alone=True
+            )
             self._open_files = before
             undo.pop_all()  # from now on close() cleans up
             self.hub.start()
 
     def start_early(self) -> None:
         """Start nodes and import torch while pytest collects."""
-        self.client.tell(StartPool())
+        self.client.tell("start")
 
     def close(self) -> None:
         """End all processes and remove all files of the pool."""
-        self.client.stop_hub()
+        self.client.tell("stop")
         self.hub.join(_STOP_LIMIT_S)
         self.client.close()
         with contextlib.suppress(OSError):

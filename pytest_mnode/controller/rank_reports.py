@@ -13,17 +13,15 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_mnode.controller import suite_properties
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.measure import charts_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict, all_of
-from pytest_mnode.outcome.added import recorded_by_all
-from pytest_mnode.outcome.merge import merge
+from pytest_mnode.outcome.merge import merge, properties_of, recorded_by_all
 from pytest_mnode.outcome.outcome import PHASES, Outcome
 from pytest_mnode.outcome.stacks import is_hidden
 from pytest_mnode.protocol.rank_messages import TIMES, PhaseReport
-from pytest_mnode.report_record import describe
+from pytest_mnode.report_record import attach_suite_properties, describe
 
 Later = Callable[[], list[Measurement]] | None
 _LATER = "Measured after the ranks had failed"
@@ -46,17 +44,26 @@ class RankReports:
         """
         keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
         own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
+        plain: list[pytest.TestReport] = []
         for when in PHASES:
             sent = {r: s.reports[when] for r, s in outcome.states.items() if when in s.reports}
             passed = pytest.TestReport(item.nodeid, item.location, keywords, "passed", None, when)
             for rank, report in self._read_all(sent, passed).items():
                 own[rank][when] = report
+            if sent:
+                plain.append(passed)
         partial = {
             rank: [self._read({**r.data, "nodeid": item.nodeid}) for _, r in state.partial]
             for rank, state in outcome.states.items()
             if state.partial
         }
-        reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
+        shared = all(list(phases.values()) == plain for phases in own.values())
+        if shared and not partial and outcome.plainly_passed:
+            reports, properties = plain, properties_of(outcome)  # there is nothing to merge
+            for report in reports:
+                report.user_properties = [*properties]
+        else:
+            reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
         torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
         nodes = outcome.world.nodes
         measurements = summed_up(
@@ -67,7 +74,7 @@ class RankReports:
         if failed is not None and not measurements and later is not None:
             measurements = _measured_later(failed, later)
         recorded = {rank: t.suite_properties for rank, t in torn.items()}
-        suite_properties.attach(reports[-1], recorded_by_all(recorded, len(outcome.states)))
+        attach_suite_properties(reports[-1], recorded_by_all(recorded, len(outcome.states)))
         describe(reports[-1], item, measurements, nodes, charts)
         return reports
 

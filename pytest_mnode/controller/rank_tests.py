@@ -4,21 +4,257 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_mnode import marks
-from pytest_mnode.controller import of_plugins
-from pytest_mnode.other_plugins import OF_RANKS, in_ranks, other_loops
-from pytest_mnode.outcome.added import give_added
+from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds, Keep, stops
+from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
+from pytest_mnode.controller.session import Run
+from pytest_mnode.controller.shared_tmp import SharedTmp
+from pytest_mnode.controller.world_test import WorldTest, may_run_exit_handlers, run_exit_handlers
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.marks import WorldRequest, asks_for
+from pytest_mnode.other_plugins import (
+    OF_RANKS,
+    collected_id,
+    give_controller_hooks,
+    in_ranks,
+    other_loops,
+    others_come_between,
+)
+from pytest_mnode.outcome.describe import late_death_line
+from pytest_mnode.outcome.failures import left_out
+from pytest_mnode.outcome.merge import give_added
+from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.progress import progress
+from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.world import Lease, WorldInfo
 from pytest_mnode.report_record import error_report, is_further, raised_by
+from pytest_mnode.stop_rules import StopRules
 
-if TYPE_CHECKING:
-    from pytest_mnode.controller.item_runner import ItemRunner
-    from pytest_mnode.controller.session import Run
-    from pytest_mnode.stop_rules import StopRules
+_BEGIN_AGAIN = 2
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A test that the ranks of a leased world have begun; need, keep: of that test."""
+
+    lease: Lease
+    driven: WorldTest
+    need: WorldRequest
+    keep: Keep
+
+
+class ItemRunner:
+    """Runs the items of one pytest process."""
+
+    def __init__(self, run: Run, held_worlds: HeldWorlds) -> None:
+        self._run = run
+        self._held_worlds = held_worlds
+        self._shared_tmp = SharedTmp(run)
+        self._reports = RankReports(run.config)
+        self._warner = Warner(run.config)
+        self.quits = False
+        """Whether the user ended the run from the debugger of the last test."""
+        self.begun: _Begun | None = None
+        """The next test, if its ranks have begun it."""
+        self._parent: Any = None
+        self._undisturbed = False
+        self._only_in_ranks: dict[str, None] = {}
+        self._given: set[str] = set()
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        """Run a test in the ranks that it requests; returns the merged reports."""
+        began = time.time()
+        need = self.begun.need if self.begun is not None else self._run.request_of(item)
+        shared_tmp = None
+        try:
+            if asks_for(item, "shared_tmp_path"):
+                shared_tmp = self._shared_tmp.make(item)
+            with self._run.console.shows_line(True):
+                outcome = self._conduct(item, need, nextitem, shared_tmp)
+        except MnodeError as error:
+            report = error_report(item, str(error), began=began)
+            self._run.repair(error)
+            return [report]
+        except pytest.fail.Exception as error:  # another plugin's limit expired in this process
+            return [error_report(item, str(error), began=began)]
+        self.quits = outcome.quit
+        self._run.give_to_others(item.nodeid, outcome)
+        if self.quits and all(state.failed_at is None for state in outcome.states.values()):
+            reports = []
+        else:
+            reports = self._reports.merged(item, outcome, self._asked_later(need))
+        if shared_tmp is not None:
+            self._shared_tmp.end(shared_tmp, item, reports)
+        for state in outcome.states.values():
+            for warning in state.torn_down.warnings if state.torn_down else ():
+                self._warner.warn(*warning)
+        for text in left_out(outcome) if outcome.some_apart else ():
+            self._warn(f"{item.name}: {text}", item.nodeid)
+        return reports
+
+    def only_in_ranks(self, item: pytest.Item) -> list[pytest.Item]:
+        """Tests of this item's file that only its ranks have, each given once."""
+        module = item.getparent(pytest.Module)
+        if module is None:
+            return []
+        ids = [i for i in self._only_in_ranks if i.startswith(f"{module.nodeid}::")]
+        if not ids:
+            return []  # then the item may be none of ours, whose class must not be read
+        need = self._run.request_of(item)
+        shape = {"nodes": need.nodes, "procs_per_node": need.procs_per_node}
+        mark = pytest.mark.mnode(**{name: n for name, n in shape.items() if n is not None})
+        tests: list[pytest.Item] = []
+        for nodeid in ids:
+            del self._only_in_ranks[nodeid]
+            self._given.add(nodeid)
+            test = _OnlyInRanks.from_parent(module, name=nodeid.partition("::")[2], nodeid=nodeid)
+            test.add_marker(mark)
+            tests.append(test)
+        give_controller_hooks(tests)
+        return tests
+
+    def _conduct(
+        self,
+        item: pytest.Item,
+        need: WorldRequest,
+        nextitem: pytest.Item | None,
+        shared_tmp: Path | None,
+    ) -> Outcome:
+        run, client = self._run, self._run.have_client()
+        begun, self.begun = self.begun, None
+        held = self._held_worlds.get(item, need)
+        following = collected_id(nextitem) if nextitem is not None else None
+        on, held_id = (held.world.nodes, held.world.id) if held else ((), "")
+        if begun is not None:
+            lease, keep = begun.lease, begun.keep
+        else:
+            keep = self._held_worlds.keep(item, nextitem, need)
+            progress("waiting for nodes")
+            lease = run.lease(need, item.nodeid, on)
+        try:
+            fresh = need.reuse == "fresh"
+            for _ in range(_BEGIN_AGAIN):
+                if begun is not None:
+                    world, driven, begun = begun.driven.world, begun.driven, None
+                else:
+                    procs, file = run.procs_of(need), str(item.path)
+                    progress("starting ranks")
+                    world = client.open_world(lease, procs, fresh, held=held_id, file=file)
+                    progress("")
+                    self._only_in_ranks |= {
+                        i: None for i in world.only_in_ranks if i not in self._given
+                    }
+                    driven = self._driven(item, need, world)
+                    keep_group = need.reuse == "warm" and not world.new_group
+                    keeps = keep_group, keep.nodeid, str(shared_tmp or "")
+                    driven.begin_item(collected_id(item), following, *keeps)
+                outcome = driven.end_item()
+                outcome.allows_unequal = need.unequal_calls == "allow"
+                clean = outcome.clean and not fresh
+                self._held_worlds.note(item, need, world, keep if clean else NOTHING)
+                if outcome.plainly_passed and not outcome.new_group:
+                    self.begun = self._begun_next(item, nextitem, need, lease, world)
+                    if self.begun is not None:
+                        return outcome
+                if not clean and may_run_exit_handlers(outcome):
+                    run.exit_notices += run_exit_handlers(client, world, run.test_of)
+                client.close_world(world, clean, outcome.new_group, keep.widest is not None)
+                if not outcome.stillborn:
+                    break
+                self._warn_of_late_deaths(outcome.stillborn)
+        finally:
+            if self.begun is None:
+                client.release(lease)
+        return outcome
+
+    def _driven(self, item: pytest.Item, need: WorldRequest, world: WorldInfo) -> WorldTest:
+        run, limits = self._run, (need.timeout_s, need.still_s)
+        timeout_s, still_s = (run.seconds_of(limit, need) for limit in limits)
+        driven = WorldTest(run.have_client(), world, timeout_s, run.console, still_s)
+        run.tests[driven.ordinal] = item.nodeid
+        return driven
+
+    def _begun_next(
+        self,
+        item: pytest.Item,
+        nextitem: pytest.Item | None,
+        need: WorldRequest,
+        lease: Lease,
+        world: WorldInfo,
+    ) -> _Begun | None:
+        """Have ranks that all passed `item` begin the next test before `item` is reported.
+
+        None where something can come between the two. Otherwise no code of others runs in this
+        process until then, and a pass ends no run: -x still ends it before what follows a failure.
+        """
+        if (
+            nextitem is None
+            or stops(item.session)
+            or need.reuse != "warm"
+            or nextitem.parent is not item.parent
+            or self._held_worlds.after(item) is not nextitem
+            or not (in_ranks(nextitem) and self._is_undisturbed(item))
+            or asks_for(nextitem, "shared_tmp_path")
+            or nextitem.get_closest_marker("criterion") is not None
+            or self._run.request_of(nextitem) != need
+        ):
+            return None
+        after = self._held_worlds.after(nextitem)
+        keep = self._held_worlds.keep(nextitem, after, need)
+        driven = self._driven(nextitem, need, world)
+        following = collected_id(after) if after is not None else None
+        driven.begin_item(collected_id(nextitem), following, True, keep.nodeid)
+        return _Begun(lease, driven, need, keep)
+
+    def end_begun(self, item: pytest.Item) -> None:
+        """End the ranks that have begun the test after `item`, because the run ends before it."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            self._held_worlds.note(item, begun.need, begun.driven.world, NOTHING)
+            begun.driven.client.release(begun.lease)
+
+    def _is_undisturbed(self, item: pytest.Item) -> bool:
+        """Whether only pytest and this package act between this test and the next in its file."""
+        if item.parent is not self._parent:
+            config, settings = item.config, self._run.settings
+            debugs = config.getoption("usepdb", False) or config.getoption("trace", False)
+            watched = config.pluginmanager.has_plugin(marks.PORTS_FIXTURE)
+            alone = self._run.pool is not None and settings.budget_s is None
+            self._parent = item.parent
+            self._undisturbed = alone and not (debugs or watched or others_come_between(item))
+        return self._undisturbed
+
+    def _asked_later(self, need: WorldRequest) -> Later:
+        """Measures in place of failed ranks, without a lease, because they may still hold it."""
+        run, ask = self._run, need.on_failure
+        return None if ask is None else lambda: ask(run.all_nodes(), run.spec)
+
+    def _warn_of_late_deaths(self, deaths: Sequence[Death]) -> None:
+        """Warn of ranks that died after the end of the test that killed them, before the next."""
+        for death in deaths:
+            nodeid = self._run.test_of(death)
+            self._warn(late_death_line(death, nodeid), nodeid)
+
+    def _warn(self, text: str, nodeid: str) -> None:
+        self._warner.warn(b"", text, str(self._run.config.rootpath), 0, "runtest", nodeid, None)
+
+
+class _OnlyInRanks(pytest.Item):
+    """A test that the controller does not have, because its file decides by a rank's variables."""
+
+    def runtest(self) -> None:
+        """Do nothing: the body is in the ranks."""
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
 
 
 class RankTests:
@@ -29,20 +265,16 @@ class RankTests:
     """
 
     def __init__(self, run: Run, stop_rules: StopRules) -> None:
-        from pytest_mnode.controller.held_worlds import HeldWorlds
-
         self.run = run
         self.held_worlds = HeldWorlds(run)
         self._stop_rules = stop_rules
         self._pid = os.getpid()
-        self._runner: ItemRunner | None = None
+        self._runner = ItemRunner(run, self.held_worlds)
         self._next: pytest.Item | None = None
         self._reports: dict[str, pytest.TestReport] = {}
         """Reports of the running test by phase, without those already returned to pytest."""
         self._further: list[pytest.TestReport] = []
         self._raised: BaseException | None = None
-        self._times = 0.0, 0.0
-        """When the test began and ended, in seconds since 1970."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
@@ -50,7 +282,9 @@ class RankTests:
     ) -> Generator[None, Any, Any]:
         self._next = nextitem
         result = yield
-        if self._runner is not None and (nextitem is None or nextitem.path != item.path):
+        if stops(item.session):  # a handler of a signal may say so at any time
+            self._runner.end_begun(item)
+        if nextitem is None or nextitem.path != item.path:
             further = self._runner.only_in_ranks(item)
             if further and hasattr(item.config, "workerinput"):
                 text = (
@@ -61,7 +295,7 @@ class RankTests:
                 item.ihook.pytest_runtest_logreport(report=report)
                 return result
             for test in further:
-                if not (item.session.shouldstop or item.session.shouldfail):
+                if not stops(item.session):
                     test.ihook.pytest_runtest_protocol(item=test, nextitem=nextitem)
         return result
 
@@ -69,19 +303,19 @@ class RankTests:
         if not in_ranks(item):
             return
         item.stash[marks.RUNS] = item.stash.get(marks.RUNS, 0) + 1
-        run, missing = self.run, self._out_of_reach() or self._stop_rules.stop_reason(item)
-        missing = missing or marks.too_many_nodes(item, run.settings, run.nodes)
+        run, missing = self.run, None
+        if self._runner.begun is None:
+            missing = self._out_of_reach() or self._stop_rules.stop_reason(item)
+            missing = missing or marks.too_many_nodes(item, run.settings, run.nodes)
         reports = (
             [self._stop_rules.noted(item, error_report(item, missing))]
             if missing
-            else self._run_item(item)
+            else self._runner.run(item, self._next)
         )
         self._further = [report for report in reports if is_further(report)]
         self._reports = {str(r.when): r for r in reports if not is_further(r)}
-        own = self._reports.values()
-        if not own:
+        if not self._reports:
             self._quit_if_asked()
-        self._times = min(r.start for r in own), max(r.stop for r in own)
         self._end_as("setup")
 
     def pytest_runtest_call(self, item: pytest.Item) -> None:
@@ -91,13 +325,12 @@ class RankTests:
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         if in_ranks(item):
             _end_what_is_over(item, nextitem)
-            of_plugins.set_times(item.config, *self._times)
             self._quit_if_asked()
             self._end_as("teardown")
 
     def _quit_if_asked(self) -> None:
         """End the run if the user ended it from the debugger."""
-        if self._runner is not None and self._runner.quits:
+        if self._runner.quits:
             pytest.exit("Quitting debugger")
 
     def _out_of_reach(self) -> str:
@@ -135,17 +368,6 @@ class RankTests:
             return error_report(item, "its ranks sent no report of the body of this test")
         return report or pytest.TestReport.from_item_and_call(item, call)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        of_plugins.keep_benchmarks(self.run.config, report)
-
-    def _run_item(self, item: pytest.Item) -> list[pytest.TestReport]:
-        from pytest_mnode.controller.item_runner import ItemRunner
-
-        if self._runner is None:
-            self._runner = ItemRunner(self.run, self.held_worlds)
-        return self._runner.run(item, self._next)
-
 
 class Guard:
     """pytest plugin: makes a test for ranks that has no report an error."""
@@ -167,10 +389,10 @@ class Guard:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._reported.discard(item.nodeid)
-        if marks.runs_in_ranks(item):
+        if in_ranks(item):
             self._of_ranks.add(item.nodeid)
         result = yield
-        if marks.runs_in_ranks(item) and item.nodeid not in self._reported:
+        if in_ranks(item) and item.nodeid not in self._reported:
             text = (
                 f"pytest received no report of this test; {_takers(item.config)} may have "
                 "suppressed it"

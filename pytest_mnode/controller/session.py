@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import pickle
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_mnode.backends.backend import Here
+from pytest_mnode.backends.registry import chosen
 from pytest_mnode.certificate.coverage import last_passes
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.cluster import Cluster
-from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client
-from pytest_mnode.controller.collect_order import collect_order
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.controller.world_test import WorldTest, run_exit_handlers
@@ -26,10 +28,11 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, world_request
+from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, runs_in_ranks, world_request
 from pytest_mnode.options import RUN, Settings
+from pytest_mnode.other_plugins import collected_ids
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.agent_messages import Collect, Death
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
 from pytest_mnode.protocol.rank_messages import CallFunction
 from pytest_mnode.protocol.world import Lease, Shape, WorldInfo
@@ -71,7 +74,6 @@ class Run:
         self.backend = backend_of(settings, self.spec)
         self.procs_per_node = procs_per_node_of(settings, self.spec)
         self._collect_sent = False
-        self.coverage: coverage_plugin.RanksCoverage | None = None
         self._postponed: list[pytest.Item] = []
         self._pool_error = ""
         self._gone: dict[str, str] = {}
@@ -102,8 +104,10 @@ class Run:
     @property
     def holds_nodes(self) -> bool:
         """Whether the run's own allocation would leave the scheduler's tests no free node."""
-        asks = self.settings.launcher == "slurm" and "SLURM_JOB_ID" not in os.environ
-        return asks and self.spec.criteria.gang is not None
+        if self.spec.criteria.gang is None:
+            return False
+        backend, _ = chosen(self.settings)
+        return backend.requests_nodes(Here(self.settings, os.environ))
 
     def postpone(self, items: Sequence[pytest.Item]) -> None:
         """Delay making the pool until the first of these tests runs."""
@@ -162,9 +166,12 @@ class Run:
         assert self.client is not None
         if not self._collect_sent:
             self._collect_sent = True
-            self.coverage = coverage_plugin.make(self.config)
-            measured_as = self.coverage.config_data if self.coverage else ""
-            self.client.tell(collect_order(self.config, items, measured_as))
+            self.client.tell("collect", collect_order(self.config, items))
+
+    def give_to_others(self, nodeid: str, outcome: Outcome) -> None:
+        """Give other plugins their data of a test's ranks; nodeid "": of a function's."""
+        hook: Any = self.config.hook
+        hook.pytest_mnode_of_ranks(config=self.config, nodeid=nodeid, outcome=outcome)
 
     def header(self) -> list[str]:
         """Lines with the facts of the run that a reader needs to judge its results."""
@@ -180,7 +187,7 @@ class Run:
             + (f", fault injected: {self.settings.faults}" if self.settings.faults else "")
             + (f", logs in {logs}" if logs else "")
         )
-        return [facts, *([f"mnode: environment of nodes: {env}"] if env else [])]
+        return [facts, f"mnode: environment of nodes: {env}"]
 
     def run_exit_handlers(self) -> None:
         """Call the handlers of atexit in the ranks that are left; only in the pool's process."""
@@ -256,7 +263,7 @@ class Run:
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
             self.end(f"{error}; it could not be booted again: {why}")
-        elif self.pool is not None and self.pool.hub.requests.failure:
+        elif self.pool is not None and self.pool.hub.failure:
             self.end(f"no ranks can be started: {error}")
 
     def end(self, why: str) -> None:
@@ -321,8 +328,7 @@ class Run:
         driven = WorldTest(client, world, timeout_s, self.console)
         call = CallFunction(driven.ordinal, client.name, blob, group, keep_group)
         outcome = driven.run_function(call)
-        if self.coverage:
-            self.coverage.take("", outcome)
+        self.give_to_others("", outcome)
         if outcome.quit:
             pytest.exit("Quitting debugger")
         return outcome
@@ -333,3 +339,49 @@ def _shown(path: Path, config: pytest.Config) -> str:
         return str(path.relative_to(config.invocation_params.dir))
     except ValueError:
         return path.name
+
+
+def collect_order(config: pytest.Config, items: Sequence[pytest.Item]) -> Collect:
+    """The order that makes ranks collect the files of `items` as this process did."""
+    files = dict.fromkeys(item.path for item in items)
+    root, asked = config.rootpath, items[0].session._initialpaths
+    args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
+    options = dict(vars(config.option))
+    factory = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
+    if hasattr(config, "workerinput"):
+        options["capture"] = "fd"  # a worker of pytest-xdist has no terminal
+    return Collect(
+        args=tuple(args),
+        files=frozenset(map(str, files)),
+        options=_pickled(options),
+        inifile=str(config.inipath) if config.inipath else None,
+        rootdir=str(config.rootpath),
+        cwd=str(config.invocation_params.dir),
+        sys_path=tuple(sys.path),
+        markers=tuple(config.getini("markers")),
+        basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
+        ranks=any(map(runs_in_ranks, items)),
+        collected={} if _names_tests(config) else collected_ids(config, files),
+    )
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    """Whether the user selected single tests, so that further ones of their files are not meant."""
+    return any("::" in arg for arg in config.args)
+
+
+def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:
+    """The path to collect `file` from, so that its node ids are equal in another process.
+
+    Node ids are relative to the root directory or, outside of it, to pytest's own arguments.
+    """
+    below = () if file.is_relative_to(root) else asked
+    return next((path for path in below if file.is_relative_to(path)), file)
+
+
+def _pickled(options: dict[str, Any]) -> dict[str, bytes]:
+    kept = {}
+    for name, value in options.items():
+        with contextlib.suppress(Exception):
+            kept[name] = pickle.dumps(value)
+    return kept

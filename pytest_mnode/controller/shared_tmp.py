@@ -54,9 +54,9 @@ class SharedTmp:
         return Path(described.scratch) / "tmp" / client.name.replace("/", "-")
 
     @staticmethod
-    def end(made: Path | None, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+    def end(made: Path, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         """Remove a test's directory if tmp_path_retention_policy does not keep it."""
-        if made is None or not item.config.pluginmanager.hasplugin("tmpdir"):
+        if not item.config.pluginmanager.hasplugin("tmpdir"):
             return  # without that plugin there is no policy
         policy = item.config.getini("tmp_path_retention_policy")
         if policy == "failed" and not any(report.failed for report in reports):

@@ -10,41 +10,183 @@ of the ranks that have not ended are taken.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
 
-from pytest_mnode.controller import world_messages
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
-from pytest_mnode.controller.world_messages import Settled, WorldMessages, waited_for
+from pytest_mnode.controller.debugging import DebuggerSession
+from pytest_mnode.machine.threads import GDB_LIMIT_S
 from pytest_mnode.outcome.calls import absent, agree, ahead, is_deadlock, passed_difference
 from pytest_mnode.outcome.describe import died_of, late_death_line
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.stuck import awaited
-from pytest_mnode.protocol.agent_messages import Death, StackTexts
+from pytest_mnode.outcome.stacks import where_of_dump
+from pytest_mnode.outcome.stuck import awaited, whereabouts
+from pytest_mnode.progress import progress
+from pytest_mnode.protocol.agent_messages import Death, LiveOutput, PartLost, StackTexts
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.rank_messages import (
+    AskDebugger,
+    BodyDone,
     CallFunction,
     EndFixtures,
     Limit,
+    PhaseReport,
+    RankProgress,
     RunItem,
     TearDown,
+    TornDown,
 )
 from pytest_mnode.protocol.world import WorldInfo
 from pytest_mnode.rank import exit_handlers
 
+GRACE_S = 0.7
+"""Grace period of other ranks after the first failure; extended by this while one of them runs."""
+MOST_GRACE_S = 3.0
+"""Maximum of the extended grace period, because a rank in an endless loop runs too."""
+DEATH_GRACE_S = 0.3
+"""Grace period after a death, which the other ranks notice at once or not at all."""
+STACKS_LIMIT_S = 3.0
+"""How long to wait for stacks, plus the time for many ranks (STACKS_RANKS_PER_S)."""
+STACKS_RANKS_PER_S = 1000
+_TURN_S = 0.1
+"""Time counted for a longer gap in which this process was stopped or had no core."""
 POLL_S = 0.5
 """Delay before the calls of ranks are first compared; it doubles after each comparison."""
 MOST_POLL_S = 16.0
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 EXIT_HANDLERS_LIMIT_S = 5.0
 
+Settled = Callable[[RankState], Any]
+StartGrace = Callable[[], None]
+RankMessage = PhaseReport | BodyDone | TornDown
 
-class WorldTest(WorldMessages):
+
+class OutcomeUpdater:
+    """Updates the state of every rank; the cost of a message does not depend on the rank count.
+
+    on_failure, on_death: called when the other ranks can no longer be expected to end the test.
+    """
+
+    def __init__(
+        self, outcome: Outcome, ordinal: int, on_failure: StartGrace, on_death: StartGrace
+    ) -> None:
+        self.outcome = outcome
+        self.ordinal = ordinal
+        self._on_failure, self._on_death = on_failure, on_death
+        self._reported: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()
+        self._records: dict[str, str] = {}
+        """Records of calls and stacks; equal ones of many ranks are kept once."""
+
+    def apply_rank(self, message: RankMessage, now: float) -> int:
+        """Apply a message; returns its rank."""
+        state = self.outcome.states[message.rank]
+        match message:
+            case PhaseReport():
+                self._report(state, message, now)
+            case BodyDone():
+                for report in message.reports:
+                    self._report(state, report, now)
+                state.body_done = True
+            case TornDown():
+                for report in message.reports:
+                    self._report(state, report, now)
+                state.torn_down = message
+                self.outcome.some_apart |= message.absent
+                if (message.problem and not message.absent) or message.leaks:
+                    state.failed_at = state.failed_at or now
+                if message.problem and not message.absent:
+                    self._on_failure()
+        return message.rank
+
+    def apply_death(self, death: Death, now: float) -> Iterable[int]:
+        """Apply a death; returns the rank, or nothing if its death is already known."""
+        state = self.outcome.states.get(death.rank)
+        if state is None or state.death is not None:
+            return ()
+        state.death, state.failed_at = death, state.failed_at or now
+        state.died_before_test = death.ordinal is not None and death.ordinal != self.ordinal
+        if state.died_before_test:
+            self.outcome.stillborn.append(death)
+        self._on_death()
+        return (death.rank,)
+
+    def apply_lost(self, message: PartLost, now: float) -> list[int]:
+        """Apply the loss of a node; returns the ranks that are gone with it."""
+        gone = [
+            state
+            for state in self.outcome.states.values()
+            if not state.gone and message.node in ("", state.node)
+        ]
+        for state in gone:
+            state.lost, state.failed_at = message.text, state.failed_at or now
+        self._on_failure()
+        return [state.rank for state in gone]
+
+    def apply_stacks(self, message: StackTexts) -> Iterable[int]:
+        """Apply a node's stacks and calls; returns the ranks whose Python or C stack arrived."""
+        states = self.outcome.states
+        for rank, record in message.calls.items():
+            states[rank].calls = self._records.setdefault(record, record)
+        for rank, text in message.native.items():
+            states[rank].native = text
+        for rank, text in message.texts.items():
+            state = states[rank]
+            state.stack = self._records.setdefault(text, text)
+            state.output = message.outputs.get(rank, "")
+            state.state = message.states.get(rank, "")
+            state.children = message.children.get(rank, "")
+            state.kernel = message.kernel.get(rank, "")
+            state.tcp = message.tcp.get(rank, state.tcp)
+        for rank, place in message.places.items():
+            if place.ordinal == self.ordinal and place.phase != "setup":
+                self._passed_setup(states[rank])
+        return {*message.texts, *message.native}
+
+    def _passed_setup(self, state: RankState) -> None:
+        """Note that a rank has passed setup, which no report has shown yet."""
+        if state.stuck_in == "setup":
+            state.stuck_in = "call"
+        if state.past_setup or "setup" in state.reports:
+            return
+        state.past_setup = True
+        self._reported["setup"] += 1
+        if self._skipped["setup"]:
+            self._on_failure()
+
+    def _report(self, state: RankState, report: PhaseReport, now: float) -> None:
+        failed = report.outcome == "failed" and not report.unexpected_pass
+        if failed:
+            state.failed_at = state.failed_at or now
+        if report.partial:  # the test continues, so this starts no grace period
+            state.partial.append((now, report))
+            return
+        state.reports[report.when], state.at[report.when] = report, now
+        self.outcome.some_apart |= report.apart
+        xfailed = report.outcome == "skipped" and "wasxfail" in report.data
+        self._reported[report.when] += not (report.when == "setup" and state.past_setup)
+        self._skipped[report.when] += (
+            report.outcome == "skipped" and not xfailed and not report.apart
+        )
+        on_some = 0 < self._skipped[report.when] < self._reported[report.when]
+        if failed or xfailed or on_some:
+            self._on_failure()
+
+
+def waited_for(states: Iterable[RankState], settled: Callable[[RankState], Any]) -> set[int]:
+    """The ranks that are alive, not stuck, and not settled."""
+    return {s.rank for s in states if not s.gone and not s.stuck_in and not settled(s)}
+
+
+class WorldTest:
     """Runs one test, or one function, in a world of this client."""
 
     def __init__(
@@ -55,8 +197,26 @@ class WorldTest(WorldMessages):
         console: Console | None = None,
         still_s: float = math.inf,
     ) -> None:
-        """still_s: end a test's body if no rank calls torch.distributed for so many seconds."""
-        super().__init__(client, world, timeout_s, console)
+        """console: None if nothing is shown to a user. still_s: end a test's body if no rank calls
+        torch.distributed for so many seconds."""
+        self.client = client
+        # After this process was stopped, pending messages are read before any rank is judged.
+        self._clock = ListeningClock(_TURN_S)
+        self._now = self._clock.now
+        self.world = world
+        self.timeout_s = timeout_s
+        states = {rank: RankState(rank, world.node_of(rank)) for rank in range(world.shape.size)}
+        self.outcome = Outcome(world, states, timeout_s)
+        self.states = states
+        self.ordinal = next(client.ordinals)
+        self._console = console
+        self._updater = OutcomeUpdater(
+            self.outcome,
+            self.ordinal,
+            on_failure=lambda: self._start_grace(GRACE_S),
+            on_death=lambda: self._start_grace(DEATH_GRACE_S),
+        )
+        self._grace_end: float | None = None
         self._limit: tuple[float, Limit] | None = None
         """The shortest limit that ranks requested besides `timeout_s`: its end, and the message."""
         self._poll_at, self._poll_s = math.inf, POLL_S
@@ -78,24 +238,27 @@ class WorldTest(WorldMessages):
         self._running: set[int] = set()
         """Ranks that ran or waited for a core at the last poll."""
 
-    def run_item(
+    def begin_item(
         self,
         nodeid: str,
         next_nodeid: str | None,
         keep_group: bool,
         keep: str | None = None,
         shared_tmp: str = "",
-    ) -> Outcome:
-        """Run a test from setup to teardown. Arguments: see RunItem."""
+    ) -> None:
+        """Have the ranks begin a test. Arguments: see RunItem."""
         where = self.ordinal, self.client.name
-        order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
-        with self._watched(nodeid):
-            self.client.tell_ranks(self.world, order)
+        self._order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
+        self.client.tell_ranks(self.world, self._order)
+
+    def end_item(self) -> Outcome:
+        """Follow the test that was begun, from setup to teardown."""
+        with self._watched(self._order.nodeid):
             self._apply_deferred()
             self._wait(lambda s: s.body_done or s.torn_down is not None, self.timeout_s, "call")
             if self.outcome.stillborn or self.outcome.quit:
                 return self.outcome
-            self._tear_down(keep is None)
+            self._tear_down(self._order.keep is None)
             self._take_last()
             self._compare_passed()
         return self.outcome
@@ -105,7 +268,7 @@ class WorldTest(WorldMessages):
         with self._watched("a function"):
             self.client.tell_ranks(self.world, message)
             self._apply_deferred()
-            self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
+            self._wait(lambda s: s.torn_down is not None, self.timeout_s, "call")
             self._learn_calls()
             self._take_last()
         return self.outcome
@@ -114,7 +277,7 @@ class WorldTest(WorldMessages):
         """Call a function in all ranks, each of which has the whole limit, whatever others do."""
         self.client.tell_ranks(self.world, message)
         self._apply_deferred()
-        settled: Settled = lambda s: s.returned is not None  # noqa: E731
+        settled: Settled = lambda s: s.torn_down is not None  # noqa: E731
         self._wait_for(waited_for(self.states.values(), settled), settled, self.timeout_s)
         return self.outcome
 
@@ -170,7 +333,8 @@ class WorldTest(WorldMessages):
                 break
             if now >= self._poll_at and self._grace_end is None:
                 self._poll_calls()
-            self._listen(min(end, self._poll_at), waiting, settled)
+            due = self._poll_at if self._grace_end is None else end
+            self._listen(min(end, due), waiting, settled)
         self._still_limit_s = math.inf
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
@@ -190,34 +354,17 @@ class WorldTest(WorldMessages):
     def _has_more_grace(self, waiting: set[int], settled: Settled) -> bool:
         """Extend the grace period if an awaited rank still runs; only a sleeping one may hang."""
         outcome, grace_s = self.outcome, self.outcome.grace_s
-        if outcome.deadlocked or outcome.stalled or grace_s >= world_messages.MOST_GRACE_S:
+        if outcome.deadlocked or outcome.stalled or grace_s >= MOST_GRACE_S:
             return False
         self._poll_calls()
-        answered_by = self._now() + world_messages.GRACE_S
+        answered_by = self._now() + GRACE_S
         while self._unanswered and waiting and self._now() < answered_by:
             self._listen(answered_by, waiting, settled)
         if not waiting & self._running:
             return not waiting
-        self._grace_end = self._now() + world_messages.GRACE_S
-        outcome.grace_s = grace_s + world_messages.GRACE_S
+        self._grace_end = self._now() + GRACE_S
+        outcome.grace_s = grace_s + GRACE_S
         return True
-
-    def _take(self, message: Any) -> Iterable[int]:
-        match message:
-            case StackTexts(world=world, poll_id=int(poll_id)) if world == self.world.id:
-                ranks: Iterable[int] = ()
-                if poll_id == self._poll_id:  # otherwise the poll of an earlier test
-                    ranks = self._updater.apply_stacks(message)
-                    self._unanswered.discard(message.node)
-                    self._running.update(message.running)
-                    self._end_if_deadlocked(self._now())
-                return ranks
-            case Limit(ordinal=ordinal) if ordinal == self.ordinal:
-                end = self._now() + message.timeout_s
-                if self._limit is None or end < self._limit[0]:
-                    self._limit = end, message
-                return ()
-        return super()._take(message)
 
     # Calls, compared while ranks do not end.
 
@@ -296,9 +443,135 @@ class WorldTest(WorldMessages):
         """
         if self._console is not None and self._console.shows_live:
             self._poll_calls_and_wait()  # nodes send the remaining live output before they answer
-        end = self._now() + world_messages.DEATH_GRACE_S
+        end = self._now() + DEATH_GRACE_S
         while self._now() < end and (message := self.client.next_message(0.0)) is not None:
             self._take(message)
+
+    # Messages.
+
+    @functools.cached_property
+    def _debugger(self) -> DebuggerSession:
+        return DebuggerSession(self.client, self.world, self._console)
+
+    def _send_to(self, states: list[RankState], message: Any) -> None:
+        if len(states) == len(self.states):
+            self.client.tell_ranks(self.world, message)
+            return
+        for state in states:
+            self.client.tell_rank(self.world, state.rank, message)
+
+    def _alive(self) -> list[RankState]:
+        """Ranks that are neither gone nor stuck."""
+        return [s for s in self.states.values() if not s.gone and not s.stuck_in]
+
+    def _wait_for(self, waiting: set[int], settled: Settled, limit_s: float) -> None:
+        """Wait until the ranks in `waiting` are settled or gone, or until the limit ends."""
+        deadline = self._now() + limit_s
+        while waiting and self._now() < deadline:
+            self._listen(deadline, waiting, settled)
+
+    def _listen(self, until: float, waiting: set[int], settled: Settled) -> None:
+        """Take the next message and remove the ranks that it settles from `waiting`; return after
+        half a turn if no message comes."""
+        wait_s = min(until - self._now(), _TURN_S / 2)
+        for rank in self._take(self.client.next_message(max(0.0, wait_s))):
+            state = self.states[rank]
+            if state.gone or settled(state):
+                waiting.discard(rank)
+
+    def _take(self, message: Any) -> Iterable[int]:
+        """Apply a message; returns the ranks that it concerns."""
+        match message:
+            case Death() | PartLost() | StackTexts() | LiveOutput():
+                if message.world == self.world.id:
+                    return self._take_of_world(message)
+                if isinstance(message, Death | PartLost):
+                    self.client.defer(message)
+            case PhaseReport() | BodyDone() | TornDown():
+                if message.ordinal == self.ordinal:
+                    return (self._updater.apply_rank(message, self._now()),)
+            case AskDebugger(ordinal=ordinal) if ordinal == self.ordinal:
+                return self._debug(message)
+            case Limit(ordinal=ordinal) if ordinal == self.ordinal:
+                end = self._now() + message.timeout_s
+                if self._limit is None or end < self._limit[0]:
+                    self._limit = end, message
+            case RankProgress(ordinal=ordinal) if ordinal == self.ordinal:
+                progress(message.text, message.done, message.total)
+        return ()
+
+    def _take_of_world(self, message: Death | PartLost | StackTexts | LiveOutput) -> Iterable[int]:
+        match message:
+            case Death():
+                return self._updater.apply_death(message, self._now())
+            case PartLost():
+                return self._updater.apply_lost(message, self._now())
+            case StackTexts(poll_id=poll_id) if poll_id in (None, self._poll_id):
+                ranks = self._updater.apply_stacks(message)
+                if poll_id is not None:  # otherwise not of a poll; others are an earlier test's
+                    self._unanswered.discard(message.node)
+                    self._running.update(message.running)
+                    self._end_if_deadlocked(self._now())
+                return ranks
+            case LiveOutput(lines=by_rank) if self._console is not None:
+                for rank, lines in by_rank.items():
+                    self._console.show_output(self.states[rank], lines)
+        return ()
+
+    def _start_grace(self, grace_s: float) -> None:
+        now = self._now()
+        if self._grace_end is None or now + grace_s < self._grace_end:
+            self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
+
+    def _debug(self, ask: AskDebugger) -> set[int]:
+        """Debug a rank, if it is the chosen one; returns the ranks that sent messages meanwhile."""
+        heard: set[int] = set()
+        state = self.states[ask.rank]
+
+        def hear(message: Any) -> bool:
+            self._clock.skip()
+            heard.update(self._take(message))
+            return state.gone
+
+        if state.stuck_in:  # its test has ended
+            return heard
+        self.outcome.debugged = True
+        self.outcome.quit |= self._debugger.attach(ask, hear)
+        self._clock.skip()
+        return heard
+
+    def show_where(self, console: Console) -> None:
+        """Show the user where each rank is; the test continues."""
+        for state in self.states.values():
+            state.stack = None
+        self._collect_python_stacks(list(self.states.values()))
+        console.show_ranks(whereabouts(self.outcome))
+        for state in self.states.values():
+            state.stack = None  # a report of this test needs newer stacks
+
+    def _collect_stacks(self, wanted: list[RankState]) -> None:
+        self._collect_python_stacks(wanted)
+        self._collect_native(wanted)
+
+    def _collect_python_stacks(self, wanted: list[RankState]) -> None:
+        self.client.take_stacks(self.world)
+        waiting = {s.rank for s in wanted if s.stack is None and not s.gone}
+        self._wait_for(waiting, lambda s: s.stack is not None, self._stacks_limit_s)
+
+    def _collect_native(self, wanted: list[RankState]) -> None:
+        """Request the C stacks of ranks whose Python stacks have no line of the test."""
+        dark = [s for s in wanted if s.stack and where_of_dump(s.stack).frame is None]
+        by_node: dict[str, list[int]] = {}
+        for state in dark:
+            by_node.setdefault(state.node, []).append(state.rank)
+        for node, ranks in by_node.items():
+            self.client.take_native_stacks(self.world, node, tuple(ranks))
+        waiting = {s.rank for s in dark if not s.native and not s.gone}
+        self._wait_for(waiting, lambda s: s.native, GDB_LIMIT_S + self._stacks_limit_s)
+
+    @property
+    def _stacks_limit_s(self) -> float:
+        return STACKS_LIMIT_S + len(self.states) / STACKS_RANKS_PER_S
 
 
 def _never(_: RankState) -> bool:
@@ -329,9 +602,9 @@ def run_exit_handlers(
             continue
         if state.death is not None:
             found.setdefault(f"ended its rank: {died_of(state.death)}", []).append(rank)
-        elif (end := state.returned) is None:
+        elif (end := state.torn_down) is None:
             found.setdefault(f"did not end within {EXIT_HANDLERS_LIMIT_S:g} s", []).append(rank)
-        elif end.value is None:
+        elif end.problem:
             found.setdefault(f"failed: {end.summary}", []).append(rank)
         else:
             for line in pickle.loads(end.value):

@@ -1,5 +1,4 @@
-"""The worlds of a run: finds an idle world, or launches, watches and stops worlds; and the answers
-to clients' requests for nodes and worlds."""
+"""The worlds of a run: finds an idle world, or launches, watches and stops worlds."""
 
 from __future__ import annotations
 
@@ -9,18 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.controller.leases import Asked, Leases, NodeState
+from pytest_mnode.errors import MnodeError, NodeLostError, WorldError
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.limits import Limits
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.describe import death_line
-from pytest_mnode.protocol.agent_messages import BindingOrder, Death, Launch, PartLost, StopWorld
-from pytest_mnode.protocol.hub_messages import Answer, CloseWorld, LeaseNodes, OpenWorld, Refused
+from pytest_mnode.protocol.agent_messages import (
+    Answer,
+    BindingOrder,
+    Death,
+    Launch,
+    PartLost,
+    StopWorld,
+)
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
-LAUNCH_LIMIT_S = 60.0
-_IMPORT_LIMIT_S = 120.0
-"""Launch limit of a world whose ranks import modules."""
 _MOST_FILES = 8
 _NO_LEASE = "the test has ended and its nodes are released, so no world can be opened on them"
 
@@ -31,6 +34,7 @@ class PoolFacts:
 
     accelerators: number per node that the spec promises. idle_worlds: most idle worlds per node;
     each uses host memory, and much device memory. fabric: names and patterns of fabric interfaces.
+    limits: see Launcher.
     """
 
     backend: str
@@ -39,6 +43,23 @@ class PoolFacts:
     idle_worlds: int
     numa_bind: str = "auto"
     fabric: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A request for a world on `nodes` of a lease (None: all of its nodes, in order).
+
+    held: id of a held world that is preferred if it still exists. file: of the requesting test.
+    """
+
+    asked: Asked
+    lease: int
+    procs_per_node: int
+    fresh: bool
+    nodes: tuple[str, ...] | None = None
+    held: str = ""
+    file: str = ""
 
 
 @dataclass(slots=True)
@@ -51,7 +72,7 @@ class WorldState:
 
     info: WorldInfo
     lease: int | None
-    asked: tuple[str, OpenWorld]
+    asked: Asked
     deadline: float
     hello: set[int] = field(default_factory=set)
     broken: bool = False
@@ -84,7 +105,7 @@ class Worlds:
         self.facts = facts
         self.leases = leases
         self.worlds: dict[str, WorldState] = {}
-        self.opening: list[tuple[str, OpenWorld]] = []
+        self.opening: list[Opening] = []
         self.notices: list[str] = []
         self._own_imports: dict[str, str] = {}
         self._send = send
@@ -97,10 +118,6 @@ class Worlds:
     def nodes(self) -> dict[str, NodeState]:
         return self.leases.nodes
 
-    def get(self, name: str) -> WorldInfo | None:
-        world = self.worlds.get(name)
-        return world.info if world else None
-
     def import_in_ranks(self, files: dict[str, str], rootdir: str) -> None:
         """Make ranks import these files for themselves; `files` gives the reason for each."""
         new = {file: why for file, why in files.items() if file not in self._own_imports}
@@ -112,10 +129,10 @@ class Worlds:
     def open(self) -> None:
         """Serve the requests for worlds whose nodes are ready."""
         waiting, self.opening = self.opening, []
-        for client, request in waiting:
-            lease = self.leases.out.get(request.lease)
+        for request in waiting:
+            asked, lease = request.asked, self.leases.out.get(request.lease)
             if lease is None:
-                self._send(client, Refused(request.seq, "WorldError", _NO_LEASE))
+                self._answer(asked, WorldError(_NO_LEASE))
                 continue
             names = request.nodes or lease.nodes
             shape = Shape(len(names), request.procs_per_node)
@@ -123,15 +140,18 @@ class Worlds:
             fit = [] if request.fresh else self._idle(shape, names, own)
             idle = _best(fit, request.held)
             if idle is not None:
-                idle.lease, idle.asked = lease.id, (client, request)
-                self._send(client, Answer(request.seq, idle.info))
+                idle.lease, idle.asked = lease.id, asked
+                self._answer(asked, idle.info)
             elif lost := [n for n in names if self.nodes[n].lost]:
                 text = f"node {lost[0]} is lost: {self.nodes[lost[0]].lost}"
-                self._send(client, Refused(request.seq, "NodeLostError", text, lost[0]))
+                self._answer(asked, NodeLostError(lost[0], text))
             elif self._can_launch(names):
-                self._launch(client, request, lease.id, names, shape)
+                self._launch(request, names, shape)
             else:
-                self.opening.append((client, request))
+                self.opening.append(request)
+
+    def _answer(self, asked: Asked, value: WorldInfo | MnodeError) -> None:
+        self._send(asked.client, Answer(asked.seq, value))
 
     def _idle(self, shape: Shape, names: Sequence[str], own: bool) -> list[WorldState]:
         alike = (shape, tuple(names), own)
@@ -149,15 +169,13 @@ class Worlds:
         states = [self.nodes[name] for name in names]
         return all(s.booted for s in states) and states[0].store_port is not None
 
-    def _launch(
-        self, client: str, request: OpenWorld, lease: int, names: Sequence[str], shape: Shape
-    ) -> None:
+    def _launch(self, request: Opening, names: Sequence[str], shape: Shape) -> None:
         self._make_room(names)
         name = f"w{next(self._ids)}"
         own = request.file in self._own_imports
         info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir, own_imports=own)
-        deadline = self._now() + _limit_s(info)
-        self.worlds[name] = WorldState(info, lease, (client, request), deadline)
+        deadline = self._now() + self._limit_s(info)
+        self.worlds[name] = WorldState(info, request.lease, request.asked, deadline)
         leader = self.nodes[names[0]]
         port = leader.store_port
         assert port is not None
@@ -197,22 +215,24 @@ class Worlds:
             world.info = replace(world.info, only_in_ranks=tuple(tests))
         if len(world.hello) == world.info.shape.size and not world.broken:
             world.ready = True
-            client, request = world.asked
-            self._send(client, Answer(request.seq, world.info))
+            self._answer(world.asked, world.info)
 
-    def close(self, message: CloseWorld) -> None:
-        """Take a world back from its client: keep it idle if it is reusable, else stop it."""
-        world = self.worlds.get(message.world)
+    def close(self, name: str, reusable: bool, new_group: bool = False, held: bool = False) -> None:
+        """Take a world back from its client: keep it idle if it is reusable, else stop it.
+
+        new_group: see WorldInfo. held: only this client gets it, until it is closed without.
+        """
+        world = self.worlds.get(name)
         if world is None:
             return
-        if message.reusable and not world.broken:
-            world.held_by = world.asked[0] if message.held else ""
+        if reusable and not world.broken:
+            world.held_by = world.asked.client if held else ""
             world.lease = None
-            world.info = replace(world.info, new_group=message.new_group)
+            world.info = replace(world.info, new_group=new_group)
         else:
-            if message.reusable and world.notice:  # it died after its test, which does not know it
+            if reusable and world.notice:  # it died after its test, which does not know it
                 self.notices.append(world.notice)
-            self.stop(message.world)
+            self.stop(name)
 
     def stop(self, name: str) -> None:
         world = self.worlds.pop(name, None)
@@ -225,13 +245,9 @@ class Worlds:
 
     def forget(self, client: str, seq: int | None) -> None:
         """Stop worlds that a client requested (if given, by request `seq`) and will not use."""
-
-        def meant(asked: tuple[str, OpenWorld]) -> bool:
-            return asked[0] == client and seq in (None, asked[1].seq)
-
-        self.opening = [asked for asked in self.opening if not meant(asked)]
+        self.opening = [one for one in self.opening if not one.asked.is_of(client, seq)]
         for world in list(self.worlds.values()):
-            asked = world.lease is not None and meant(world.asked)
+            asked = world.lease is not None and world.asked.is_of(client, seq)
             if asked or (seq is None and world.held_by == client):
                 self.stop(world.info.id)
 
@@ -268,8 +284,12 @@ class Worlds:
             if not world.ready and now > world.deadline:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)
                 places = ", ".join(world.info.place(rank) for rank in missing)
-                limit = f"{_limit_s(world.info):.0f} s"
-                self._launch_failed(world, f"{places} did not start within {limit}")
+                limit = f"{self._limit_s(world.info):.0f} s"
+                slow = "raise --mnode-start-limit if slow"
+                self._launch_failed(world, f"{places} did not start within {limit}; {slow}")
+
+    def _limit_s(self, world: WorldInfo) -> float:
+        return self.facts.limits.ranks_s(imports=world.own_imports)
 
     def fail_all(self, text: str) -> None:
         """Report to all clients with a world, or waiting for one, that the pool has failed."""
@@ -280,18 +300,17 @@ class Worlds:
                 self._launch_failed(world, text)
 
     def _launch_failed(self, world: WorldState, why: str) -> None:
-        client, request = world.asked
         self.stop(world.info.id)
         nodes = ", ".join(world.info.nodes)
         text = f"a world of {world.info.shape} ranks on {nodes} did not start: {why}"
-        self._send(client, Refused(request.seq, "WorldError", text))
+        self._answer(world.asked, WorldError(text))
 
     def to_owner(self, name: str, message: Any) -> None:
         """Send a message to the client that has this world, if any."""
         world = self.worlds.get(name)
         lease = self.leases.out.get(world.lease) if world and world.lease is not None else None
         if lease is not None:
-            self._send(lease.client, message)
+            self._send(lease.asked.client, message)
 
 
 def _best(idle: Sequence[WorldState], held: str) -> WorldState | None:
@@ -300,78 +319,8 @@ def _best(idle: Sequence[WorldState], held: str) -> WorldState | None:
     return wanted[0] if wanted else None
 
 
-def _limit_s(world: WorldInfo) -> float:
-    return _IMPORT_LIMIT_S if world.own_imports else LAUNCH_LIMIT_S
-
-
 def _why(message: Death | PartLost) -> str:
     if isinstance(message, PartLost):
         return f"{message.node}: {message.text}"
     tail = message.error or message.log
     return death_line(message) + (f"\n{tail}" if tail else "")
-
-
-class RequestQueue:
-    """Answers clients' requests. send: sends a message to a client, given its name."""
-
-    def __init__(self, leases: Leases, worlds: Worlds, send: Callable[[str, Any], None]) -> None:
-        self.failure: tuple[str, str] | None = None
-        """Class name and text of the error after which no request can be granted."""
-        self._leases = leases
-        self._worlds = worlds
-        self._send = send
-
-    def lease(self, client: str, request: LeaseNodes) -> None:
-        self._leases.ask(client, request)
-        self.grant()
-
-    def open_world(self, client: str, request: OpenWorld) -> None:
-        self._worlds.opening.append((client, request))
-        self._worlds.open()
-
-    def lease_idle_worlds(self, client: str, seq: int) -> None:
-        lease = self._leases.lease_no_node(client, seq)
-        self._send(client, Answer(seq, (lease, self._worlds.lease_idle(lease.id))))
-
-    def release(self, lease: int) -> None:
-        self._worlds.stop_leased(lease)
-        self._leases.give_back(lease)
-        self.grant()
-
-    def forget(self, client: str, seq: int | None = None) -> None:
-        """Drop a client that is gone, or only its request `seq` that it no longer waits for."""
-        self._worlds.forget(client, seq)
-        for lease in self._leases.forget(client, seq):
-            self.release(lease)
-        self.grant()  # the next request in the queue may have waited behind the dropped one
-
-    def grant(self) -> None:
-        """Answer the requests for nodes that can be answered now."""
-        if self.failure:
-            self._refuse_all(self.failure)
-            return
-        for client, answer in self._leases.answers():
-            self._send(client, answer)
-
-    def fail(self, kind: str, text: str) -> None:
-        """Refuse every request, queued or later, with this error: the pool no longer works."""
-        if self.failure is None:
-            self.failure = (kind, text)
-        self._refuse_all(self.failure)
-        self._worlds.fail_all(text)
-
-    def refuse(self, client: str, seq: int, error: Exception) -> None:
-        kind, text = type(error).__name__, str(error)
-        if not isinstance(error, MnodeError):
-            kind, text = "ClusterError", f"{kind}: {text}"
-        self._send(client, Refused(seq, kind, text, getattr(error, "node", "")))
-
-    def _refuse_all(self, failure: tuple[str, str]) -> None:
-        waiting: list[tuple[str, LeaseNodes | OpenWorld]] = [
-            *self._leases.queue,
-            *self._worlds.opening,
-        ]
-        self._leases.queue.clear()
-        self._worlds.opening.clear()
-        for client, message in waiting:
-            self._send(client, Refused(message.seq, *failure))

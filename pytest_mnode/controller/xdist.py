@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,9 +13,8 @@ import pytest
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.evidence.file import RECORD, rows_to_json
+from pytest_mnode.evidence.file import RECORD
 from pytest_mnode.protocol.channel import Keys, connect
-from pytest_mnode.protocol.hub_messages import ClientGone
 
 _INPUT = "mnode"
 """Key of our data in the input that pytest-xdist sends to a worker."""
@@ -25,7 +25,8 @@ def join(run: Run, workerinput: dict[str, Any]) -> None:
     if (given := workerinput.get(_INPUT)) is not None:
         name, keys = given["client"], Keys(**given["keys"])
         line = connect(name, given["endpoint"], keys)
-        run.client = Client(name, line, number=given["number"])
+        limits = run.settings.limits(given["nodes"])
+        run.client = Client(name, line, limits, number=given["number"])
         run.launcher, run.reason = given["launcher"], given["reason"]
 
 
@@ -37,14 +38,14 @@ class WorkerRows:
     """pytest plugin of a worker: sends rows of checks with its next report."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._rows: list[dict[str, Any]] = []
-        config.stash[RECORD] = lambda check, rows: self._rows.extend(rows_to_json(check, rows))
+        self._rows: list[Mapping[str, Any]] = []
+        config.stash[RECORD] = self._rows.extend
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._rows:
-            setattr(report, ROWS_OF_WORKER, self._rows)
-            self._rows = []
+            setattr(report, ROWS_OF_WORKER, self._rows.copy())
+            self._rows.clear()
 
 
 class XdistController:
@@ -75,6 +76,7 @@ class XdistController:
             "keys": asdict(pool.address.keys),
             "client": f"client/{node.gateway.id}-{os.getpid()}",
             "number": next(self._numbers),
+            "nodes": run.nodes,
             "launcher": run.launcher,
             "reason": run.reason,
         }
@@ -84,4 +86,4 @@ class XdistController:
         """Free the nodes of a worker that ended."""
         given = node.workerinput.get(_INPUT)
         if given is not None and self._run.client is not None:
-            self._run.client.tell(ClientGone(given["client"]))
+            self._run.client.tell("forget", given["client"])

@@ -21,7 +21,7 @@ from pytest_mnode.measurement import (
 )
 from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import ALIKE, STANDS_OUT
-from pytest_mnode.measuring.naming import culprit_of
+from pytest_mnode.measuring.naming import culprit_of_collective
 from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
 from pytest_mnode.spec.alpha_beta import SLOW_STEPS
 from pytest_mnode.spec.alpha_beta import Algorithm as Moves
@@ -186,7 +186,9 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 "",
                 equals(0),
                 "copies and sums of whole numbers are exact",
-                culprit_of(found.world, row.wrong_ranks, row.wrong_senders),
+                culprit_of_collective(
+                    found.world, row.collective, row.wrong_ranks, row.wrong_senders
+                ),
                 f"{row.checked} calls checked",
                 detection=smallest_share_wrong(row.checked),
             )

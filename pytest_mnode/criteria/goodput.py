@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median, median_low
 from typing import Literal, NamedTuple, get_args
 
@@ -64,11 +65,13 @@ class Connection(NamedTuple):
 
 @dataclass(slots=True)
 class RankNotes:
-    """What a rank noted between its start and its end; times in seconds since 1970. steps: their
-    ends. forward: its first call of a module. traces: by the number of their last step."""
+    """What a rank noted between its start and its end; times in seconds since 1970. restarts: of
+    all ranks by torchrun, before. steps: their ends. forward: its first call of a module. traces:
+    by the number of their last step."""
 
     rank: int
     node: str = ""
+    restarts: int = 0
     began: float | None = None
     forward: float | None = None
     steps: list[float] = field(default_factory=list)
@@ -94,7 +97,9 @@ class Ledger:
     by the part in which they do. slow_link: nodes of which one has a slow link, by what TCP
     counted; none if all paths are alike. traces: number of traces of which communication is known.
     hidden: seconds per step of communication beside computing. lost: steps done twice. ranks: that
-    noted something. missing: why parts are not known."""
+    noted something. missing: why parts are not known. took: seconds of steps, without the first
+    after each start. traced: communication per step of each traced rank, exposed and hidden, in
+    seconds."""
 
     wall: float
     parts: Mapping[PartName, float]
@@ -107,6 +112,8 @@ class Ledger:
     ranks: int = 0
     missing: Mapping[PartName | Literal["goodput"], str] = field(default_factory=dict)
     slow_link: frozenset[str] = frozenset()
+    took: tuple[float, ...] = ()
+    traced: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def unseen(self, name: PartName | Literal["goodput"]) -> str:
         """Why a part is not known, though its seconds are 0; "" if it is known."""
@@ -125,7 +132,8 @@ def read_notes(files: Mapping[str, bytes]) -> list[list[RankNotes]]:
 
     All ranks of a start live at once. So a rank begins a new one if it is in the last one, or if
     all of that have ended: torchrun's own count of restarts differs from node to node. Programs
-    without a call of a module are no ranks, if there are others. Content is read file by file.
+    without a call of a module are no ranks, if there are others, unless torchrun has started them
+    again since. Content is read file by file.
     """
     found: dict[tuple[int, int], RankNotes] = {}
     traces: dict[tuple[int, int], dict[int, Traced]] = {}
@@ -139,7 +147,13 @@ def read_notes(files: Mapping[str, bytes]) -> list[list[RankNotes]]:
             traces.setdefault(key, {})[int(match[3])] = trace
     for key, one in found.items():
         one.traces = traces.get(key, {})
-    every = [one for one in found.values() if one.forward is not None] or list(found.values())
+    called = [one for one in found.values() if one.forward is not None]
+    known = {one.node: one.restarts for one in sorted(called, key=lambda one: one.restarts)}
+    every = [
+        one
+        for one in found.values()
+        if not called or one.forward is not None or one.restarts > known.get(one.node, 1 << 63)
+    ]
     starts: list[list[RankNotes]] = []
     for one in sorted(every, key=lambda one: one.began or 0.0):
         if (
@@ -168,6 +182,7 @@ def _notes(rank: int, text: str) -> RankNotes:
                 continue
             if kind == "begin":
                 notes.began, notes.node = begin, str(rest[0])
+                notes.restarts = int(rest[2]) if rest[2:] else 0
             elif kind == "forward":
                 notes.forward = begin
             elif kind == "sent":
@@ -202,7 +217,8 @@ def ledger(
     books: list[list[dict[PartName, float]]] = []
     between: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
     slow: dict[tuple[PartName, int], float] = defaultdict(float)
-    traces, hidden, at = 0, [], begin
+    traces, took, at = 0, list[float](), begin
+    traced: dict[int, list[Traced]] = defaultdict(list)
     for number, ranks in enumerate(starts):
         firsts = [one.forward for one in ranks if one.forward is not None]
         if not firsts:
@@ -213,14 +229,26 @@ def ledger(
         done = Steps.of(ranks, first)
         books.append(done.book(slow))
         traces += len(done.traced)
-        hidden += [one.hidden / TRACED_STEPS for some in done.traced.values() for one in some]
+        took += [after - before for before, after in pairwise(done.ends)]
+        for some in done.traced.values():
+            for rank, one in zip(ranks, some, strict=True):
+                traced[rank.rank].append(one)
         at = done.ends[-1] if done.ends else at
+    of_ranks = {
+        rank: (
+            fmean(one.exposed for one in some) / TRACED_STEPS,
+            fmean(one.hidden for one in some) / TRACED_STEPS,
+        )
+        for rank, some in sorted(traced.items())
+    }
     lost = _lose(books, last_step)
     steps = sum(map(len, books))
     if starts and (steps or hung):
         saved = max((one.during("save", at, end) for one in starts[-1]), default=0.0)
         between["checkpointing"] += saved
-        between["stalled" if hung else "ending"] += max(0.0, end - at - saved)
+        again = len(starts) > 1 and all(one.forward is None for one in starts[-1])
+        rest: PartName = "stalled" if hung else "restarting" if again else "ending"
+        between[rest] += max(0.0, end - at - saved)
     for book in books:
         for parts in book:
             for name, seconds in parts.items():
@@ -241,13 +269,15 @@ def ledger(
         between,
         culprits,
         traces,
-        fmean(hidden) if hidden else None,
+        fmean(hidden for _, hidden in of_ranks.values()) if of_ranks else None,
         steps,
         lost,
         len(starts),
         max(map(len, starts), default=0),
         missing,
         slow_link(starts[-1]) if starts else frozenset(),
+        tuple(took),
+        of_ranks,
     )
 
 
@@ -312,13 +342,13 @@ class Steps:
         book = [self._noted(number, slow) for number in range(len(self.ends))]
         rests = [self._length(number) - sum(parts.values()) for number, parts in enumerate(book)]
         usual = median(rests[1:] or rests)
-        exposed, behind, slowest = self._waits(usual)
+        exposed, behind, slowest = self._waits(usual, rests)
         for number, (parts, rest) in enumerate(zip(book, rests, strict=True)):
             beyond = rest - usual
             if beyond > 0 and (number == 0 or rest > _STALLED * usual):
                 parts["stalled" if number else "compiling"] = beyond
                 rest -= beyond  # noqa: PLW2901
-            parts["communicating"] = min(rest, exposed)
+            parts["communicating"] = rest * exposed
             parts["slow rank"] = min(rest - parts["communicating"], behind)
             parts["stepping"] = rest - parts["communicating"] - parts["slow rank"]
             if slowest is not None:
@@ -347,10 +377,11 @@ class Steps:
             left -= parts[name]
         return parts
 
-    def _waits(self, usual: float) -> tuple[float, float, int | None]:
-        """Seconds per step in which all ranks wait for the network, and for the slowest rank: the
-        one that is behind in most traces."""
-        waits: list[float] = []
+    def _waits(self, usual: float, rests: Sequence[float]) -> tuple[float, float, int | None]:
+        """Fraction of a step without its noted parts in which all ranks wait for the network: where
+        that takes most of a step, its rate is what differs from step to step. And the seconds of a
+        step for which they wait for the slowest rank: the one that is behind in most traces."""
+        waits, whole = list[float](), 0.0
         behind: dict[int, list[float]] = defaultdict(list)
         for number, traced in self.traced.items():
             length = self._length(number - 1, TRACED_STEPS)
@@ -361,12 +392,13 @@ class Steps:
                 - sum(rank.during(kind, end - length, end) for kind in _KINDS)
                 for rank, one in zip(self.ranks, traced, strict=True)
             }
-            waits.append(min(one.exposed for one in traced) / TRACED_STEPS)
+            waits.append(min(one.exposed for one in traced))
+            whole += sum(rests[number - TRACED_STEPS : number])
             slowest = max(own, key=lambda rank: own[rank])
             more = (own[slowest] - median_low(own.values())) / TRACED_STEPS
             if more > _SLOW * usual:
                 behind[slowest].append(more)
-        exposed = fmean(waits) if waits else 0.0
+        exposed = min(1.0, sum(waits) / whole) if whole > 0 else 0.0
         for rank, some in behind.items():
             if 2 * len(some) > len(waits):
                 return exposed, fmean(some), rank

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
 from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger, read_notes
@@ -16,21 +20,24 @@ from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.intervals import interval_of
 from pytest_mnode.jobs import Job, observed
+from pytest_mnode.jobs.torchrun import before_restart
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import NO_SHARED_DIR
-from pytest_mnode.logs.causes import ENDINGS, Cause, first_cause
-from pytest_mnode.logs.flight_recorder import dump_causes, read_dump
+from pytest_mnode.logs.aftermath import OF_A_FAILURE, Answer, Left, answer
+from pytest_mnode.logs.causes import Cause
 from pytest_mnode.logs.nccl_inspector import Calls, read_calls
-from pytest_mnode.logs.stacks import located
 from pytest_mnode.logs.training import FORMATS, Progress, Step, read_progress
 from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals, listed
 from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
+    from pytest_mnode.spec.inventory import Dtype
     from pytest_mnode.spec.workload import PartName, WorkloadCriterion
 
 _KEY = "criteria.workload"
+_RANKS_SHOWN = 8
+_WHO = re.compile(r"\[?rank ?\d+\]?|\d+", re.IGNORECASE)
 _BLOCKS = 4
 """Parts of a run whose medians give the interval of its rate: neighbouring steps are alike."""
 
@@ -56,6 +63,10 @@ class Ran:
     """The end of the first step after the kill."""
     calls: Sequence[Calls] = ()
     """Collectives, by NCCL's inspector where the job loads it."""
+    suspects: Sequence[int] = ()
+    """Ranks that others seem to wait for, where the cause names no culprit."""
+    kept: str = ""
+    """Where its output and dumps are kept, if it failed and the run has a report; or why not."""
 
     @property
     def failed(self) -> list[str]:
@@ -65,8 +76,10 @@ class Ran:
 
 @dataclass(slots=True)
 class Runs:
-    """Runs of the command by number of nodes, each made once in a session."""
+    """Runs of the command by number of nodes, each made once in a session. report: the folder where
+    what a failed one leaves is kept; None for nowhere."""
 
+    report: Path | None = None
     _done: dict[int, Ran] = field(default_factory=dict)
     _killed: Ran | None = None
 
@@ -77,7 +90,8 @@ class Runs:
         for number in fit:
             if number not in self._done:
                 progress(f"the workload on {count(number)}")
-                self._done[number] = run(cluster, promise, cluster.nodes[:number], per_node)
+                nodes, keep = cluster.nodes[:number], self._folder(number)
+                self._done[number] = run(cluster, promise, nodes, per_node, keep=keep)
         return [self._done[number] for number in fit]
 
     def killed(self, cluster: Cluster, promise: WorkloadCriterion, per_node: int) -> Ran:
@@ -85,8 +99,12 @@ class Runs:
         number = max(min(len(cluster.nodes), one) for one in promise.nodes or (len(cluster.nodes),))
         if self._killed is None:
             progress(f"the workload on {count(number)}, of which a rank is killed")
-            self._killed = run(cluster, promise, cluster.nodes[:number], per_node, kill=True)
+            nodes, keep = cluster.nodes[:number], self._folder(f"{number}-killed")
+            self._killed = run(cluster, promise, nodes, per_node, kill=True, keep=keep)
         return self._killed
+
+    def _folder(self, which: object) -> Path | None:
+        return self.report and self.report / f"workload-{which}"
 
 
 def run(
@@ -96,8 +114,10 @@ def run(
     per_node: int,
     *,
     kill: bool = False,
+    keep: Path | None = None,
 ) -> Ran:
-    """Run the command on these nodes, within its limit. kill: its last rank, as promised."""
+    """Run the command on these nodes, within its limit. kill: its last rank, as promised. keep: the
+    folder for what it leaves if it fails."""
     with contextlib.ExitStack() as stack:
         notes, unobserved = None, "no part of the ledger is promised"
         if promise.observed:
@@ -112,7 +132,7 @@ def run(
             torchrun=promise.torchrun,
             restarts=promise.restarts,
         )
-        return _run(cluster, promise, job, notes, unobserved, kill=kill)
+        return _run(cluster, promise, job, notes, unobserved, kill=kill, keep=keep)
 
 
 def _run(
@@ -123,6 +143,7 @@ def _run(
     unobserved: str,
     *,
     kill: bool,
+    keep: Path | None,
 ) -> Ran:
     nodes = cast("tuple[str, ...]", job.nodes)
     began_s, codes, why, output, hung = time.time(), {}, "", {}, False
@@ -163,13 +184,16 @@ def _run(
     restarts = max(0, len(starts) - 1)
     said = read_progress(output.values(), patterns, ranks=ranks, restarts=restarts)
     places = {one.rank: one.node for ranks in starts for one in ranks}
+    failed = why or any(codes.values())
+    logs = output if failed else {node: before_restart(text) for node, text in output.items()}
+    found = answer(Left.of_nodes(logs, files, places) if failed or starts[1:] else Left({}))
     return Ran(
         nodes,
         ranks,
         codes,
         why,
         said,
-        _cause(output, files, places) if why or any(codes.values()) or starts[1:] else None,
+        cause_on(nodes, found),
         ended_s - began_s,
         None
         if notes is None
@@ -180,7 +204,35 @@ def _run(
         next(iter(killed_s), None),
         resumed(starts, killed_s[0]) if killed_s else None,
         read_calls(files[name].decode(errors="replace") for name in files if name[-4:] == ".log"),
+        found.suspects,
+        _keep(keep, output, files) if keep and failed else "",
     )
+
+
+def cause_on(nodes: Collection[str], found: Answer) -> Cause | None:
+    """The cause; without rank and node if it is no node's own, as all of several say the same."""
+    if found.cause is None:
+        return None
+    cause = found.cause.cause
+    every = [cause, *(one.cause for one in found.others)]
+    alike = [one.host for one in every if _WHO.sub("", one.line) == _WHO.sub("", cause.line)]
+    of_all = len(nodes) > 1 and set(alike).issuperset(nodes)
+    return replace(cause, host=None, ranks=()) if of_all else cause
+
+
+def _keep(folder: Path, output: Mapping[str, str], files: Mapping[str, bytes]) -> str:
+    """Keep what a failed job left, as `why` reads it."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for node, text in output.items():
+            (folder / f"{node}.log").write_text(text, encoding="utf-8", errors="replace")
+        for name in files:
+            if name.startswith(OF_A_FAILURE):
+                (folder / name).write_bytes(files[name])
+    except OSError as error:
+        return f"what it left could not be kept in {folder}: {error.strerror}"
+    return f"what it left is kept in {folder}"
 
 
 def resumed(starts: Sequence[Sequence[RankNotes]], killed_s: float) -> float | None:
@@ -190,21 +242,6 @@ def resumed(starts: Sequence[Sequence[RankNotes]], killed_s: float) -> float | N
         if ends:
             return max(ends)
     return None
-
-
-def _cause(
-    output: Mapping[str, str], files: Mapping[str, bytes], places: Mapping[int, str]
-) -> Cause | None:
-    """Why it failed: a root cause that its output names, else what dumps of its ranks say."""
-    dumps = [one for name, content in files.items() if (one := read_dump(name, content))]
-    found = first_cause(output)
-    waits = next(iter(dump_causes(dumps)), None)
-    if waits is None or (found is not None and found.root and found.name not in ENDINGS):
-        return found
-    hosts = {places.get(rank) for rank in waits.ranks}
-    names = [f"stack_rank_{rank}.txt" for rank in waits.ranks]
-    stacks = {name: files[name].decode(errors="replace") for name in names if name in files}
-    return replace(located(waits, stacks), host=hosts.pop() if len(hosts) == 1 else None)
 
 
 def counted(said: Progress) -> tuple[int, int] | None:
@@ -229,7 +266,7 @@ def judge_end(runs: Sequence[Ran]) -> Iterator[Measurement]:
     for ran in runs:
         name = f"nodes on which the workload failed, of {count(len(ran.nodes))}"
         source = "every process ends with status 0"
-        cause = f"; {ran.cause.text}" if ran.cause else ""
+        cause = "".join(f"; {one}" for one in (ran.cause and ran.cause.text, ran.kept) if one)
         if ran.hung:
             culprit = _named(ran) or Culprit("one of its ranks", either=[ran.nodes])
             note = f"{ran.why}{cause}"
@@ -239,26 +276,38 @@ def judge_end(runs: Sequence[Ran]) -> Iterator[Measurement]:
             yield Measurement.unknown(name, f"{ran.why}{cause}", source=source, culprit=_named(ran))
             continue
         note = f"{len(ran.said.steps)} steps read, {ran.seconds:.0f} s{cause}"
+        if broken := _diverged(ran.said):
+            note += f"; its loss is NaN or infinite from step {broken[0]} on"
         failed = _named(ran) or (Culprit(", ".join(ran.failed), either=[ran.failed]))
         bad = [failed] if ran.failed else []
         yield Measurement.none_allowed(name, bad, source, count=len(ran.failed), note=note)
 
 
 def _named(ran: Ran) -> Culprit | None:
-    """The culprit that the output names, if it names a node of the run."""
+    """The culprit that the output names, if it names a node of the run; None of what is known from
+    those who only saw it, unless ranks are suspected."""
     cause = ran.cause
-    if cause is None or not cause.culprit:
+    if cause is None or not (ran.suspects if cause.by_victim else cause.culprit):
         return None
+    if cause.by_victim:
+        suspected = replace(cause, ranks=tuple(ran.suspects), host=None, device=None, peer=None)
+        among = {ran.places[rank] for rank in ran.suspects if rank in ran.places}
+        return Culprit(f"perhaps {suspected.culprit}", either=[among or ran.nodes])
     nodes = {cause.host, *(ran.places.get(rank) for rank in cause.ranks)}
     named = [one for one in ran.nodes if one in nodes]
     return Culprit(cause.culprit, named, parts=Parts(ranks=cause.ranks))
 
 
 def judge_rates(
-    runs: Sequence[Ran], promise: WorkloadCriterion, accelerators: str
+    runs: Sequence[Ran],
+    promise: WorkloadCriterion,
+    accelerators: str,
+    peaks_tflops: Mapping[Dtype, float] = MappingProxyType({}),
 ) -> Iterator[Measurement]:
-    """Rate, MFU and efficiency of the command. accelerators: what a rate is of, in words."""
+    """Rate, MFU and efficiency of the command. accelerators: what a rate is of, in words.
+    peaks_tflops: of one of them, by data type."""
     largest = runs[-1]
+    peak = promise.peak_tflops or peaks_tflops.get(promise.dtype)
     rates: tuple[tuple[str, str, float | None, Callable[[Step], float | None]], ...] = (
         ("tokens_per_s_at_least", "tokens/s", promise.tokens_per_s_at_least, _tokens),
         (
@@ -267,7 +316,7 @@ def judge_rates(
             promise.samples_per_s_at_least,
             _samples_of(largest),
         ),
-        ("mfu_at_least", "", promise.mfu_at_least, lambda step: _mfu(step, promise)),
+        ("mfu_at_least", "", promise.mfu_at_least, lambda step: _mfu(step, promise, peak)),
     )
     for order, (key, unit, limit, value) in enumerate(rates):
         if limit is not None:
@@ -278,6 +327,8 @@ def judge_rates(
                 order=order,
             )
             found = _rate(largest, promise, name, unit, value)
+            if not unit and (why := _no_mfu(largest, found, promise, peak)):
+                found = Measurement.unknown(name, why)
             bound = at_least(limit).of(f"workload.{key}", limit)
             yield replace(found, expected=bound, source=f"{_KEY}.{key} {limit:g}", headline=mark)
     if promise.efficiency_at_least is not None:
@@ -292,13 +343,29 @@ def _samples(step: Step, ranks: int) -> float | None:
     return None if step.samples_per_s is None else step.samples_per_s / ranks
 
 
-def _mfu(step: Step, promise: WorkloadCriterion) -> float | None:
+def _mfu(step: Step, promise: WorkloadCriterion, peak_tflops: float | None) -> float | None:
     tflops = step.tflops
     if tflops is None and promise.parameters and step.tokens_per_s is not None:
         tflops = 6 * promise.parameters * step.tokens_per_s / 1e12  # Kaplan et al., 2020: 6·N·D
-    if step.mfu is not None or tflops is None or promise.peak_tflops is None:
+    if step.mfu is not None or tflops is None or peak_tflops is None:
         return step.mfu
-    return tflops / promise.peak_tflops
+    return tflops / peak_tflops
+
+
+def _no_mfu(
+    ran: Ran, found: Measurement, promise: WorkloadCriterion, peak_tflops: float | None
+) -> str:
+    """Why there is none, or none that can be; "" if it stands as it was found."""
+    if found.value is not None and found.value > 1:
+        of = "" if peak_tflops is None else f" of a peak of {peak_tflops:g} TFLOP/s"
+        return (
+            f"{found.value:.3g}{of} is more than all: its lines give the rate of several "
+            f"accelerators, or {_KEY}.peak_tflops, dtype or parameters are not the job's"
+        )
+    rated = any(one.tflops or (promise.parameters and one.tokens_per_s) for one in ran.said.steps)
+    if found.value is None and rated and peak_tflops is None and not ran.why:
+        return f"no peak is known for {promise.dtype}: give {_KEY}.peak_tflops"
+    return ""
 
 
 def _counted(ran: Ran, promise: WorkloadCriterion) -> tuple[Step, ...]:
@@ -321,14 +388,26 @@ def _rate(
     ]
     if not known:
         return Measurement.unknown(name, _silent(ran, promise, unit or "MFU"), unit=unit)
+    return _median_of(known, name, unit, f"after {promise.warmup}")
+
+
+def _median_of(known: Sequence[float], name: str, unit: str, which: str) -> Measurement:
     size = max(1, len(known) // _BLOCKS)
     parts = [
         median(known[at : at + size]) for at in range(0, size * min(_BLOCKS, len(known)), size)
     ]
     rate, around = median(known), interval_of(parts)
     interval = (around.including(rate).low, around.including(rate).high) if around else None
-    note = f"median of {len(known)} steps, after {promise.warmup}"
+    note = f"median of {len(known)} steps, {which}"
     return Measurement(name, rate, unit, note=note, interval=interval)
+
+
+def _noted(ran: Ran, promise: WorkloadCriterion, name: str) -> Measurement:
+    """Steps per second as its ranks noted them, of a job that prints no time."""
+    took = ran.ledger.took[max(0, promise.warmup - 1) :] if ran.ledger else ()
+    if not (known := [1 / one for one in took if one > 0]):
+        return Measurement.unknown(name, _silent(ran, promise, "rate or time"))
+    return _median_of(known, name, "", f"after {promise.warmup}, as its ranks noted them")
 
 
 def _silent(ran: Ran, promise: WorkloadCriterion, what: str) -> str:
@@ -340,6 +419,11 @@ def _silent(ran: Ran, promise: WorkloadCriterion, what: str) -> str:
         return f"no step was read in its output{begins}; name its format by {_KEY}.reads"
     if not _counted(ran, promise):
         return f"{len(ran.said.steps)} steps, and warmup: {promise.warmup} do not count"
+    if what.replace("/s", "_per_s") in ran.said.unclear:
+        return (
+            f"its lines say {what} without saying whether of a rank or of the job; name it by "
+            f"{_KEY}.reads: tokens_per_s of a rank, job_tokens_per_s or samples_per_s of the job"
+        )
     return f"its steps have no {what} ({ran.said.format}); {_KEY}.reads may have a group for it"
 
 
@@ -359,8 +443,13 @@ def _efficiencies(
             _silent(ran, promise, "rate or time") if base.said.steps else _silent(base, promise, "")
         )
         found = Measurement.unknown(name, why)
-        for kind in (lambda _: _tokens, _samples_of, lambda _: _speed):
-            one, other = (_rate(each, promise, name, "", kind(each)) for each in (base, ran))
+        kinds = (lambda _: _tokens, _samples_of, lambda _: _speed)
+        pairs = [
+            [_rate(each, promise, name, "", kind(each)) for each in (base, ran)] for kind in kinds
+        ]
+        if not (base.why or ran.why):
+            pairs.append([_noted(each, promise, name) for each in (base, ran)])
+        for one, other in pairs:
             if one.value and other.value:
                 found = replace(other, value=other.value / one.value, interval=None)
                 if one.interval and other.interval:
@@ -516,6 +605,8 @@ def _evidence(name: PartName, ran: Ran, book: Ledger) -> str:
             note = "; no trace: communication is within stepping"
         elif book.hidden is not None:
             note += f"; hidden besides: {book.hidden:.3g} s a step"
+        if name != "stepping":
+            note += _by_rank(book.traced)
         if name != "stepping" and ran.calls:
             one, *_ = ran.calls
             late = f", {one.late} comes last" if one.late else ""
@@ -527,6 +618,16 @@ def _evidence(name: PartName, ran: Ran, book: Ledger) -> str:
     if name == "lost steps" and book.lost:
         return f"; {book.lost} steps were made twice, over {book.starts} starts"
     return ""
+
+
+def _by_rank(traced: Mapping[int, tuple[float, float]]) -> str:
+    """Exposed and hidden communication of ranks, those that wait least first: they are waited for.
+    Of many, both ends."""
+    ranks = sorted(traced, key=lambda rank: traced[rank])
+    if len(ranks) > _RANKS_SHOWN:
+        ranks = [*ranks[: _RANKS_SHOWN // 2], *ranks[-_RANKS_SHOWN // 2 :]]
+    ms = (f"rank {r} {1e3 * traced[r][0]:.3g}+{1e3 * traced[r][1]:.3g}" for r in ranks)
+    return f"; exposed+hidden, ms a step: {', '.join(ms)}" if ranks else ""
 
 
 def judge_loss(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
@@ -545,3 +646,14 @@ def judge_loss(ran: Ran, promise: WorkloadCriterion) -> Iterator[Measurement]:
             yield Measurement.none_allowed(f"{name}: no number", (), source, count=1, note=note)
         else:
             yield Measurement(name, loss, "", bound, source)
+    if broken := _diverged(ran.said):
+        name, source = "steps at the end without a finite loss", f"{_KEY}.loss"
+        note = f"NaN or infinite from step {broken[0]} on"
+        yield Measurement.none_allowed(name, (), source, count=len(broken), note=note)
+
+
+def _diverged(said: Progress) -> list[int]:
+    """The last steps, if their losses are NaN or infinite."""
+    known = [(one.number, one.loss) for one in said.steps if one.loss is not None]
+    finite = [at for at, (_, loss) in enumerate(known) if math.isfinite(loss)]
+    return [number for number, _ in known[finite[-1] + 1 if finite else 0 :]]

@@ -120,8 +120,7 @@ def _preface(found: FoundCluster) -> Iterator[str]:
 
 
 def _head(found: FoundCluster) -> Iterator[Entry]:
-    cluster = dict(found.scheduler_names).get("cluster")
-    name = cluster or f"discovered {found.made_at.partition(' ')[0]}"
+    name = found.scheduler.get("cluster") or f"discovered {found.made_at.partition(' ')[0]}"
     yield Entry("name", scalar(name), "Name of the cluster.", gap=True)
     yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then set true.")
     if found.emulated:
@@ -157,7 +156,7 @@ def promised_by_checks(nodes: Sequence[FoundNode], profile: Spec | None = None) 
     profile: whose promises are left out of which no node shows anything.
     """
     done = set[str]()
-    for one in catalogue():
+    for one in catalogue("preflight"):
         rows = {node.name: node.rows.get(one.case(), ()) for node in nodes}
         promise = one.draft(rows) if one.drafts() and one.key not in done else None
         if promise is not None:
@@ -324,11 +323,11 @@ def gang(cluster: Cluster) -> tuple[Entry, ...]:
 def scheduler(cluster: Cluster) -> Entry:
     """The scheduler that allocates nodes, if the run or the nodes show it."""
     kind = cluster.fact("scheduler", lambda machine: machine.scheduler)
-    names = {key: scalar(name) for key, name in cluster.found.scheduler_names if key != "cluster"}
-    used = cluster.found.launcher == "slurm"
-    if scheduled(cluster):
-        how = "this run is in a Slurm allocation" if used else f"{kind.seen}: its sinfo answers"
-        promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
+    used = cluster.found.scheduler
+    names = {key: scalar(name) for key, name in used.items() if key not in ("kind", "cluster")}
+    if answers := scheduled(cluster):
+        how = "this run has an allocation" if used else f"{kind.seen}: it answers"
+        promised = {"kind": answers, **({"names": mapped(names)} if names else {})}
         return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)
-    why = "Left out: this run has no Slurm allocation, and sinfo answers on no node."
+    why = "Left out: this run has no allocation of a scheduler, and none answers on a node."
     return Entry("scheduler", "{kind: slurm}", why, left_out=True, gap=True)

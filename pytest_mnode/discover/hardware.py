@@ -4,6 +4,7 @@ profiles."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,7 +21,7 @@ from pytest_mnode.machine.dmi import Dmi
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.spec import Spec, profile_spec
-from pytest_mnode.spec.profiles import find_profile, profile_names
+from pytest_mnode.spec.profiles import NODE_TYPES, find_profile, profile_names
 from pytest_mnode.spec.quantity import RATE, SIZE, bits_per_s, size_bytes
 
 V = TypeVar("V", bound=Hashable)
@@ -149,10 +150,11 @@ def _mechanism(machine: Machine) -> str | None:
     return "dma-buf" if software.driver_is_open else "peermem" if software.peermem else "none"
 
 
-def scheduled(cluster: Cluster) -> bool:
-    """Whether Slurm allocates the nodes, as the run or the nodes show."""
-    answers = {machine_of(node).scheduler for node in cluster.nodes}
-    return cluster.found.launcher == "slurm" or ("slurm" in answers and not cluster.found.emulated)
+def scheduled(cluster: Cluster) -> str:
+    """Kind of the scheduler that allocates the nodes, as the run or the nodes show; "" if none."""
+    used = cluster.found.scheduler.get("kind", "")
+    answers = () if cluster.found.emulated else (machine_of(n).scheduler for n in cluster.nodes)
+    return used or next(filter(None, answers), "")
 
 
 def fabric(cluster: Cluster) -> Entry:
@@ -251,6 +253,8 @@ _CLOUDS = {
     "OracleCloud.com": ("oci-",),
 }
 """How a cloud's profiles begin, by its vendor or asset tag in SMBIOS."""
+_RDMA = ("infiniband", "roce", "efa")
+_FORM = re.compile(r"[- ](\d+GB|HBM3e?|SXM\d?|AC|OAM|VF)\b")
 _MEMORY_SHARE = 0.1
 """[choice] By how much memory that a driver shows differs from what is sold: ECC, GB and GiB."""
 
@@ -284,20 +288,38 @@ def platform_of(accelerators: Entry, fabric: Entry, firmware: Dmi | None) -> Pla
     candidates = [name for name in fitting if ours and name.startswith(ours)] or general
     if instance is not None and instance.stem in fitting:
         candidates = [instance.stem]
+    found = [f"{gpus['per_node']} {gpus['model']}"]
     if not candidates:
-        return None
+        return _by_node_type(gpus, str(nics.get("kind")), found)
 
-    def unlike(name: str) -> tuple[bool, str]:
+    def unlike(name: str) -> tuple[bool, bool, str]:
         patterns = specs[name].fabric.interfaces
         names = nics.get("interfaces", ())
         named = all(any(fnmatchcase(one, pattern) for pattern in patterns) for one in names)
-        return (not named, name)
+        return (specs[name].accelerators.model != gpus["model"], not named, name)
 
     name = min(candidates, key=unlike)
-    found = [f"{gpus['per_node']} {gpus['model']}"]
     found.append(f"{nics['nics_per_node']} NICs ({nics['kind']})")
     found += sorted(clouds) + ([str(firmware.product)] if instance is not None else [])
     return Platform(name, specs[name], ", ".join(found))
+
+
+def _by_node_type(gpus: Mapping[str, Any], kind: str, seen: list[str]) -> Platform | None:
+    """The type of node with such GPUs, beside the fabric's part: the page says rate and NICs."""
+    for name in NODE_TYPES if kind in _RDMA else ():
+        spec = profile_spec(name)
+        there = spec.accelerators
+        if there.per_node != gpus["per_node"] or _family(there.model) != _family(gpus["model"]):
+            continue
+        if spec.fabric.kind == kind:
+            return Platform(name, spec, ", ".join(seen))
+        return Platform(f"[{name}, {kind}]", profile_spec(name, kind), ", ".join((*seen, kind)))
+    return None
+
+
+def _family(model: str | None) -> str:
+    """A model without its memory and form."""
+    return _FORM.sub("", model or "")
 
 
 def _seen(entry: Entry) -> dict[str, Any]:
@@ -310,11 +332,17 @@ def _fits(spec: Spec, gpus: Mapping[str, Any], nics: Mapping[str, Any]) -> bool:
     kind = spec.fabric.kind if spec.fabric.protocol else "ethernet"
     rate = nics.get("line_rate")
     return (
-        (gpus.get("model"), gpus.get("per_node"))
-        == (spec.accelerators.model, spec.accelerators.per_node)
+        (_family(gpus.get("model")), gpus.get("per_node"))
+        == (_family(spec.accelerators.model), spec.accelerators.per_node)
         and (nics.get("kind"), nics.get("nics_per_node")) == (kind, spec.fabric.nics_per_node)
-        and (rate is None or bits_per_s(rate) == spec.fabric.line_rate_bits_s)
+        and (rate is None or _has_rate(spec, rate))
     )
+
+
+def _has_rate(spec: Spec, rate: str) -> bool:
+    """Older drivers of EFA give 100 Gbit/s whatever the NIC."""
+    old = 100 * 10**9 if spec.fabric.kind == "efa" else 0
+    return bits_per_s(rate) in (spec.fabric.line_rate_bits_s, old)
 
 
 def extending(
@@ -329,7 +357,7 @@ def extending(
         kept = []
         for child in entry.children:
             known = page[entry.key].get(child.key)
-            if known is None or not (child.left_out or _equal(child, known)):
+            if known is None or not (child.left_out or _equal(child, known, platform.spec)):
                 kept.append(child)
             else:
                 lacking = "not seen" if child.left_out else child.value
@@ -345,11 +373,11 @@ def extending(
     return (extends, *differing, *([Entry("criteria", "", "", nulls, gap=True)] if nulls else []))
 
 
-def _equal(child: Entry, known: Any) -> bool:
+def _equal(child: Entry, known: Any, spec: Spec) -> bool:
     if child.key == "memory":
         return bool(abs(size_bytes(child.value) / known - 1) <= _MEMORY_SHARE)
     if child.key == "line_rate":
-        return bool(bits_per_s(child.value) == known)
+        return _has_rate(spec, child.value)
     if child.key == "kind":
         return True  # what carries virtual NICs' traffic is the profile's to say
     return bool(yaml.safe_load(child.value) == known)

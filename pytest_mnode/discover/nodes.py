@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Literal
 
+from pytest_mnode.backends import registry as backends
 from pytest_mnode.criteria.preflight import survey
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.evidence.check import catalogue
@@ -25,8 +26,6 @@ from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.protocol.address import towards
 
-READ_LIMIT_S = 90.0
-"""Time limit for reading all nodes: interpreters start from file servers, and drivers are slow."""
 _LOOK_UP_LIMIT_S = 10.0
 """Time limit for looking up the names of all nodes: a name server may not answer."""
 _PARTS = (
@@ -39,11 +38,6 @@ _EMULATED = {
         "links are veth pairs shaped to their line rate at both ends (tbf)",
     ),
     "local": ("nodes are processes of one machine, which talk over its loopback",),
-}
-_SLURM_NAMES = {
-    "cluster": "SLURM_CLUSTER_NAME",
-    "partition": "SLURM_JOB_PARTITION",
-    "account": "SLURM_JOB_ACCOUNT",
 }
 Kind = Literal["ethernet", "roce", "infiniband", "efa"]
 
@@ -67,8 +61,7 @@ class FoundNode:
 class FoundCluster:
     """All nodes of a cluster as read. launcher, reason: how its nodes were reached.
 
-    emulated: facts about emulated parts, one line each. scheduler_names: names that a submission
-    needs, by key, from the controller's own allocation.
+    emulated: facts about emulated parts, one line each. scheduler: see Backend.
     """
 
     nodes: tuple[FoundNode, ...]
@@ -76,7 +69,7 @@ class FoundCluster:
     reason: str
     made_at: str
     emulated: tuple[str, ...] = ()
-    scheduler_names: tuple[tuple[str, str], ...] = ()
+    scheduler: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> tuple[FoundNode, ...]:
@@ -144,9 +137,7 @@ def read_nodes(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
     rows = _read_checks(nodes, able)
     found = {
         result.node: node_of(result, addresses.get(result.node, ""))
-        for result in nodes.run(
-            argv, able, timeout=READ_LIMIT_S, env=survey.search_path(nodes.python)
-        )
+        for result in nodes.run(argv, able, env=survey.search_path(nodes.python))
     }
     return FoundCluster(
         nodes=tuple(
@@ -157,16 +148,16 @@ def read_nodes(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
         reason=reason,
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         emulated=emulated,
-        scheduler_names=scheduler_names(os.environ),
+        scheduler=backends.named(launcher).scheduler(os.environ),
     )
 
 
 def _read_checks(nodes: Nodes, able: Sequence[str]) -> dict[str, dict[str, tuple[Row, ...]]]:
     """Rows of checks that draft their promise, by node and case."""
-    orders = [asdict(ReadOrder.of(one, None)) for one in catalogue() if one.drafts()]
+    orders = [asdict(ReadOrder.of(one, None)) for one in catalogue("preflight") if one.drafts()]
     argv = [nodes.python, "-P", "-m", "pytest_mnode.evidence.reading", json.dumps(orders)]
     found: dict[str, dict[str, tuple[Row, ...]]] = {}
-    for result in nodes.run(argv, able, timeout=READ_LIMIT_S, env=survey.search_path(nodes.python)):
+    for result in nodes.run(argv, able, env=survey.search_path(nodes.python)):
         line = next((one for one in result.stdout.splitlines() if one.startswith("[{")), "[]")
         with contextlib.suppress(ValueError):  # a node that died: its machine says why
             read = decode(list[CheckRows], line)
@@ -178,7 +169,7 @@ def node_of(result: CommandResult, address: str) -> FoundNode:
     """The machine that a node printed; other output of its shell is ignored."""
     line = next((one for one in result.stdout.splitlines() if one.startswith("{")), None)
     if result.returncode is None:
-        problem = f"no answer within {READ_LIMIT_S:g} s"
+        problem = f"no answer within {round(result.duration_s, 1):g} s"
     elif line is None:
         errors = result.stderr.strip().splitlines()
         last = errors[-1] if errors else "no message"
@@ -225,11 +216,3 @@ def _address(nodes: Nodes, name: str) -> str:
         except (OSError, UnicodeError, MnodeError):
             continue
     return ""
-
-
-def scheduler_names(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Names that a submission needs, from the Slurm allocation of this run.
-
-    Source: sbatch(1), output environment variables.
-    """
-    return tuple((k, environment[v]) for k, v in _SLURM_NAMES.items() if environment.get(v))

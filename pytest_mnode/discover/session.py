@@ -50,7 +50,7 @@ class Findings:
 def findings(survey: Survey, spec: Spec) -> Findings:
     """Judge each node from a survey that was made with this page."""
     broken, unknown, measured = [], [], 0
-    checks = promised_checks(spec, (one for one in catalogue() if one.on == "node"))
+    checks = promised_checks(spec, (one for one in catalogue("preflight") if one.on == "node"))
     for node in survey.nodes:
         found = [measured for one in checks for measured in one.judge(survey, node.name)]
         measured += len(found)
@@ -135,7 +135,9 @@ class Discovery:
             from pytest_mnode.criteria.preflight.survey_check import promised_checks
             from pytest_mnode.evidence.check import catalogue
 
-            kept = findings(survey(nodes, spec, [], promised_checks(spec, catalogue())), spec)
+            kept = findings(
+                survey(nodes, spec, [], promised_checks(spec, catalogue("preflight"))), spec
+            )
             tried = list(kept.paragraphs())
         elif not page.missing:
             tried = [f"The page cannot be loaded: {refused}"]

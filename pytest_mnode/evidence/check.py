@@ -14,8 +14,11 @@ From it follow the key of the spec and its JSON Schema, the case `test_huge_page
 acceptance suite for every node, its row in docs/checks.md, the entry in a draft of
 `--mnode-discover` (`draft`), and its red run on the rack (`fault`).
 
-Checks are found in `pytest_mnode.checks.node`, by the entry points of the group
-`pytest_mnode.checks`, each of which names a module, and in every conftest.py.
+Checks of `devices` and `numa` are measured by all ranks of a world together: see
+`checks.world_check`.
+
+Checks are found in `pytest_mnode.checks.node`, `.devices` and `.placement`, by the entry points of
+the group `pytest_mnode.checks`, each of which names a module, and in every conftest.py.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ import inspect
 import pkgutil
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
@@ -35,20 +40,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.rules import Rows
+from pytest_mnode.measurement import Measurement
 
 if TYPE_CHECKING:
     from pytest_mnode.evidence.row import Row
-    from pytest_mnode.measurement import Measurement
 
 GROUP = "pytest_mnode.checks"
 """Group of entry points; each names a module that has checks."""
-_OURS = "pytest_mnode.checks.node"
+_OURS = tuple(f"pytest_mnode.checks.{folder}" for folder in ("node", "devices", "placement"))
+_READ_ON: Mapping[str, tuple[Place, ...]] = {
+    "preflight": ("node", "rank"),
+    "devices": ("world",),
+    "numa": ("world",),
+}
+"""Where checks of a criterion are read, first where they are if they do not say it."""
+CRITERIA = tuple(_READ_ON)
+"""Criteria whose keys are those of checks; their tests request them."""
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 C = TypeVar("C", bound="type[Check]")
+Place = Literal["node", "rank", "world"]
 
 
 class Evidence(Protocol):
-    """What was read for checks on all nodes, or in all ranks."""
+    """What was read for checks on all nodes, or in all ranks. It is hashed by its identity."""
 
     def rows(self, case: str) -> Mapping[str, Sequence[Row]]:
         """Rows of a check by node, or why a node has none."""
@@ -65,9 +79,10 @@ class Check:
 
     key: ClassVar[str]
     """The key of the spec, below `criteria`: "preflight.huge_pages". Several checks may share one,
-    with the same type of promise."""
-    on: ClassVar[Literal["node", "rank"]] = "node"
-    """Where it reads: once on each node, or in each rank of a world over all nodes."""
+    with the same type of promise; "devices.{part}" is a key for each part."""
+    on: ClassVar[Place] = "node"
+    """Where it reads: once on each node, in each rank of a world over all nodes, or in all ranks of
+    a world together."""
     stops: ClassVar[tuple[str, ...]] = ()
     """Criteria that are of no use on a cluster that fails this."""
     alone: ClassVar[bool] = False
@@ -79,11 +94,20 @@ class Check:
     """Whether it is about accelerators: of a cluster without any, its promise is doubtful."""
     each: ClassVar[tuple[str, ...]] = ()
     """Parts that are cases of their own, `part` of which is judged; () for a single case."""
+    of_paths: ClassVar[bool] = False
+    """Whether it judges what nodes found on their paths to each other, which the evidence of a run
+    does not have: they grow by the square of nodes. `judge` then has its bounds alone."""
     fault: ClassVar[str] = ""
     """A fault of the rack (`--mnode-fault`) that turns it red, with {node} for the node; if it
     has {other} for another one, both are suspect."""
     promised_as: ClassVar[str] = ""
     """The promise, in YAML, with which `fault` turns it red."""
+    read_by: ClassVar[frozenset[str]] = frozenset()
+    """Keys of the promise, and with a dot of the spec, that decide what is read: where they have
+    other values, `judge` does not take its rows. "": the promise as a whole; "*": all keys that its
+    test requested, but the promise itself, and all that the cluster is."""
+    compared_only: ClassVar[frozenset[str]] = frozenset()
+    """Exceptions of `read_by`: keys that only its rule reads."""
     file: ClassVar[str]
     """Where its class is. Its module is no help: all conftest.py may share one name."""
     _names: ClassVar[Mapping[str, Any]] = globals()
@@ -112,14 +136,18 @@ class Check:
         with a limit; an error is the reason why nothing was read."""
         raise NotImplementedError
 
-    def rule(self, rows: Rows) -> Iterable[Measurement]:
-        """Judge the node `rows.node` by the rows of all nodes. Pure."""
+    def rule(self, rows: Any) -> Iterable[Measurement]:
+        """Judge the node `rows.node` by the `Rows` of all nodes. Pure."""
         raise NotImplementedError
+
+    def by_node(self, evidence: Any) -> Mapping[str, Sequence[Row]]:
+        """Its rows by node, or why a node has none. evidence: an `Evidence`. Pure."""
+        read: Evidence = evidence
+        return read.rows(self.case())
 
     def judge(self, evidence: Any, node: str) -> Iterable[Measurement]:
         """Findings about a node: those of `rule`. evidence: an `Evidence`. Pure."""
-        read: Evidence = evidence
-        return self.rule(Rows(node, self.key, self.promise, read.rows(self.case())))
+        return self.rule(replace(_rows(self, evidence), node=node))
 
     def doubts(self, cluster: Any) -> Iterator[str]:
         """One line, without its key, for each promise that cannot be right, given the cluster."""
@@ -148,6 +176,11 @@ class Check:
         return cls.reads() and cls.draft.__func__ is not Check.draft.__func__  # type: ignore[attr-defined]
 
     @classmethod
+    def all_keys(cls) -> tuple[str, ...]:
+        """Its keys of the spec: one, or one for each part."""
+        return tuple(dict.fromkeys(cls.key.format(part=part) for part in cls.each or ("",)))
+
+    @classmethod
     def case(cls) -> str:
         """The name of its test: test_huge_pages_are_alike for HugePagesAreAlike."""
         return f"test_{_WORD.sub('_', cls.__name__).lower()}"
@@ -158,8 +191,9 @@ class Check:
         return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
 
     @classmethod
+    @cache
     def promise_type(cls) -> Any:
-        """The type of its promise, from the annotation."""
+        """The type of its promise, from the annotation; the same object at every call."""
         for base in cls.__mro__:
             if "promise" in vars(base).get("__annotations__", {}):
                 annotation = vars(base)["__annotations__"]["promise"]
@@ -170,16 +204,30 @@ class Check:
     @classmethod
     def promise_doc(cls) -> str:
         """The docstring below its promise; "" if it has none, as where another check has it."""
-        classes = (one for one in _parsed(cls.file) if one.name == cls.__name__)
-        body = next((one.body for one in classes), [])
-        for field, text in pairwise(body):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id="promise")),
-                    ast.Expr(value=ast.Constant(value=str(found))),
-                ):
-                    return inspect.cleandoc(found)
-        return ""
+        return docs_below(cls.file, cls.__name__).get("promise", "")
+
+
+@lru_cache(maxsize=16)
+def _rows(check: Check, evidence: Any) -> Rows:
+    """The rows of all nodes, of which no node is judged yet."""
+    return Rows("", check.key, check.promise, check.by_node(evidence))
+
+
+def findings(
+    one: Check, rule: Callable[..., Iterable[Measurement]], *judged: Any
+) -> list[Measurement]:
+    """What a rule of a check finds; inconclusive if it raises, which is no fault of the cluster."""
+    try:
+        return [*rule(*judged)]
+    except Exception as error:  # the rule of a site may raise anything
+        return [Measurement.unknown(one.key, raised("rule", error))]
+
+
+def raised(what: str, error: Exception) -> str:
+    """What a part of a check raised, and where, in a line."""
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"its {what} raised {why} ({Path(at.filename).name}, line {at.lineno}); correct it"
 
 
 CHECKS: dict[str, type[Check]] = {}
@@ -187,18 +235,22 @@ CHECKS: dict[str, type[Check]] = {}
 _on_late: list[Callable[[type[Check]], None]] = []
 
 
-def check(key: str, *, on: Literal["node", "rank"] = "node") -> Callable[[C], C]:
-    """Decorator that enters a check. key: of the spec, below `criteria`.
+def check(key: str, *, on: Place | None = None) -> Callable[[C], C]:
+    """Decorator that enters a check. key: of the spec, below `criteria`. on: where it is read: of
+    preflight on the node, or in a rank; of devices and numa in a world.
 
     Raises ValueError, one line, for a class that cannot be a check, and for a name that is taken.
     """
 
     def enter(found: C) -> C:
-        found.key, found.on = key, on
-        criterion, _, name = key.partition(".")
-        if criterion != "preflight" or not name.isidentifier():
+        criterion = key.partition(".")[0]
+        places = _READ_ON.get(criterion, ())
+        found.key, found.on = key, on or (places[0] if places else "node")
+        named = {one.partition(".")[2] for one in found.all_keys()}
+        if found.on not in places or not all(map(str.isidentifier, named)):
             raise ValueError(
-                f"check {found.__name__}: key {key!r}; accepted: preflight.NAME, one word"
+                f"check {found.__name__}: key {key!r} on a {found.on}; accepted: preflight.NAME on "
+                "a node or a rank, devices.NAME and numa.NAME on a world, NAME one word"
             )
         if not found.question().endswith("?"):
             raise ValueError(f"check {found.__name__}: its docstring begins with no question")
@@ -226,6 +278,20 @@ def _parsed(file: str) -> list[ast.ClassDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
+def docs_below(file: str, name: str) -> dict[str, str]:
+    """The docstrings below the fields of class `name` of a source file, by the fields' names."""
+    body = next((one.body for one in _parsed(file) if one.name == name), [])
+    found = {}
+    for field, text in pairwise(body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=of)),
+                ast.Expr(value=ast.Constant(value=str(docstring))),
+            ):
+                found[of] = inspect.cleandoc(docstring)
+    return found
+
+
 def on_late_check(hear: Callable[[type[Check]], None]) -> None:
     """Have `hear` called with each check that is entered from now on, as by a conftest.py."""
     _on_late.append(hear)
@@ -234,9 +300,10 @@ def on_late_check(hear: Callable[[type[Check]], None]) -> None:
 @cache
 def load() -> None:
     """Import the modules of all checks. Raises UsageError for an entry point that cannot be."""
-    folder = importlib.import_module(_OURS)
-    for module in sorted(found.name for found in pkgutil.iter_modules(folder.__path__)):
-        importlib.import_module(f"{_OURS}.{module}")
+    for folder in _OURS:
+        modules = pkgutil.iter_modules(importlib.import_module(folder).__path__)
+        for module in sorted(found.name for found in modules):
+            importlib.import_module(f"{folder}.{module}")
     for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         try:
             entry.load()
@@ -247,7 +314,9 @@ def load() -> None:
             raise UsageError(f"{package}, {named}: {why}; correct or uninstall it") from None
 
 
-def catalogue() -> tuple[type[Check], ...]:
-    """All checks: those of nodes before those of ranks, and first those that stop others."""
+def catalogue(criterion: str = "") -> tuple[type[Check], ...]:
+    """All checks, or those of a criterion: those of nodes before those of ranks, and first those
+    that stop others."""
     load()
-    return tuple(sorted(CHECKS.values(), key=lambda one: (one.on == "rank", not one.stops)))
+    every = [one for one in CHECKS.values() if one.key.startswith(criterion and f"{criterion}.")]
+    return tuple(sorted(every, key=lambda one: (one.on == "rank", not one.stops)))

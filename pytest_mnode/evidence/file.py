@@ -1,29 +1,30 @@
 """The evidence of a run: rows appended to one file as they arrive, and read back.
 
-A line of `evidence.jsonl` is one row: a JSON object that names its `kind`. The first names the
+A line of `evidence.jsonl.gz` is one row: a JSON object that names its `kind`. The first names the
 version. Only the controller writes, and each row reaches the operating system whole before the run
-goes on, so that a controller that is killed loses none. A last line without an end was cut by that,
-or by a full disk.
+goes on, so that a controller that is killed loses none: the compressed stream is flushed after each
+(`Z_SYNC_FLUSH`), and `zcat` shows it so far. A last line without an end was cut by a full disk.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.row import Row, finite
 
-NAME = "evidence.jsonl"
+NAME = "evidence.jsonl.gz"
 VERSION = 1
+_GZIP = zlib.MAX_WBITS | 16
 _SYNC_S = 1.0
 """A sync of the disk takes milliseconds, and a preflight of a large cluster has 30,000 cases."""
 
@@ -36,8 +37,9 @@ HEADER, RUN, COLLECTED, BEGAN, TEST, ROWS, END, TORN = (
 EARLIER: pytest.StashKey[tuple[list[Row], str]] = pytest.StashKey()
 """Stash key of a config: rows that this evidence took over from the run before, or why not."""
 
-RECORD: pytest.StashKey[Callable[[str, Iterable[Row]], None]] = pytest.StashKey()
-"""Stash key of a config: where rows of checks go; missing in a run without a report."""
+RECORD: pytest.StashKey[Callable[[Iterable[Mapping[str, Any]]], None]] = pytest.StashKey()
+"""Stash key of a config: where rows of checks go, in plain values; missing in a run without a
+report."""
 
 
 def record_rows(config: pytest.Config, check: str, rows: Iterable[Row]) -> None:
@@ -45,8 +47,13 @@ def record_rows(config: pytest.Config, check: str, rows: Iterable[Row]) -> None:
 
     Does nothing without --mnode-report. A worker of pytest-xdist sends them with its next report.
     """
-    if (record := config.stash.get(RECORD, None)) is not None:
-        record(check, rows)
+    record(config, rows_to_json(check, rows))
+
+
+def record(config: pytest.Config, values: Iterable[Mapping[str, Any]]) -> None:
+    """As `record_rows`, of plain values, each with a "check"."""
+    if (append := config.stash.get(RECORD, None)) is not None:
+        append(values)
 
 
 class EvidenceFile:
@@ -59,6 +66,7 @@ class EvidenceFile:
         # Under another name until it has the rows that are only in the file that it replaces.
         made = directory / f"{NAME}.new"
         self._file = made.open("wb", buffering=0)
+        self._stream = zlib.compressobj(wbits=_GZIP)
         self._synced = time.monotonic()
         self.append(HEADER, {"version": VERSION})
         self.append(ROWS, *kept)
@@ -80,16 +88,20 @@ class EvidenceFile:
             for values in every
         )
         # A lone surrogate, from output that was not UTF-8, cannot be encoded.
-        data = "".join(f"{line}\n" for line in lines).encode(errors="replace")
-        while data:
-            data = data[self._file.write(data) :]
+        text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+        self._write(self._stream.compress(text) + self._stream.flush(zlib.Z_SYNC_FLUSH))
         if (now := time.monotonic()) > self._synced + _SYNC_S:
             self._synced = now
             os.fsync(self._file.fileno())
 
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[self._file.write(data) :]
+
     def close(self) -> None:
         """Raises OSError if the last rows cannot be written."""
         with self._file:
+            self._write(self._stream.flush())
             os.fsync(self._file.fileno())
 
 
@@ -98,18 +110,19 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises UsageError, one line, for a file that is no evidence, or is damaged before its end.
     """
-    number = 0
+    number, rest, kind = 0, b"", ""
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    yield {"kind": TORN, "bytes": len(line)}
-                    return
-                values = _object(line)
-                if number > 1:
-                    yield values
-                elif (values["kind"], values.get("version")) != (HEADER, VERSION):
-                    raise ValueError(f"kind {values['kind']}, version {values.get('version')}")
+            for data in _decompressed(file):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    number += 1
+                    values = _object(line)
+                    kind = values["kind"]
+                    if number > 1:
+                        yield values
+                    elif (kind, values.get("version")) != (HEADER, VERSION):
+                        raise ValueError(f"kind {kind}, version {values.get('version')}")
     except OSError as error:
         reason = (error.strerror or "unreadable").lower()
         raise UsageError(f"{path}: {reason}; accepted: an {NAME}, or its directory") from None
@@ -117,8 +130,28 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(
             f"{path}: line {number}: {error}; accepted: evidence of version {VERSION}"
         ) from None
-    if number == 0:
+    except zlib.error as error:
+        if kind in ("", END):  # else a machine went down, and its disk has no more of it
+            raise UsageError(
+                f"{path}: {error}; accepted: evidence of version {VERSION}, compressed by gzip"
+            ) from None
+        rest = rest or b"?"
+    if rest:
+        yield {"kind": TORN, "bytes": len(rest)}
+    elif number == 0:
         raise UsageError(f"{path}: empty; accepted: evidence of version {VERSION}")
+
+
+def _decompressed(file: IO[bytes]) -> Iterator[bytes]:
+    """Its content as far as it can be read; then, if it is damaged there, raises zlib.error."""
+    stream = zlib.decompressobj(wbits=_GZIP)
+    while data := file.read(1 << 16):
+        before = stream.copy()
+        try:
+            yield stream.decompress(data)
+        except zlib.error:  # without what this call had read so far
+            for byte in data:
+                yield before.decompress(bytes([byte]))
 
 
 def rows_to_keep(path: Path, check: str, digest: str) -> tuple[list[dict[str, Any]], str]:
@@ -156,10 +189,8 @@ _PLAIN = {one.name: one.default for one in fields(Row)}
 
 def rows_to_json(check: str, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
     """Plain values of a check's rows, without empty ones."""
-    for row in rows:
+    for row in map(finite, rows):
         values = {name: getattr(row, name) for name in _PLAIN}
-        if isinstance(row.value, float) and not math.isfinite(row.value):
-            values |= {"value": None, "why": row.why or f"read {row.value}"}
         found = {name: value for name, value in values.items() if value != _PLAIN[name]}
         yield {"check": check, **found}
 

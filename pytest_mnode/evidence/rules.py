@@ -7,13 +7,13 @@ of several nodes is wrong, all of these are suspect.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from pytest_mnode import measurement
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.evidence.row import Row
 from pytest_mnode.measurement import Bound, Measurement, at_least, at_most, equals
 
 
@@ -57,26 +57,8 @@ class Unread(Sequence[Row]):
         return ()[index]
 
 
-_UNREAD = "(not read)"
-
-
-def to_evidence(by_node: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
-    """The rows of all nodes as the evidence of a run keeps them: why a node has none is one too."""
-    for node, found in by_node.items():
-        yield from found
-        if isinstance(found, Unread):
-            yield row(_UNREAD, why=found.why, node=node)
-
-
-def from_evidence(rows: Iterable[Row], nodes: Iterable[str]) -> dict[str, Sequence[Row]]:
-    """The inverse of `to_evidence`. nodes: of the run, in order."""
-    by_node: dict[str, Sequence[Row]] = {name: [] for name in nodes}
-    for one in rows:
-        read = by_node.get(one.node, [])
-        by_node[one.node] = (
-            Unread(one.why) if one.metric == _UNREAD or isinstance(read, Unread) else [*read, one]
-        )
-    return by_node
+UNREAD = "(not read)"
+"""Metric of a row that says why a rank has no rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The engine for Slurm: a gang is one job of N whole nodes.
 
 Heartbeats are files in a directory that all nodes see. All jobs of a run have a common name that no
-other job has, by which they are found, and ended by `queue_cleanup` even if the controller dies.
+other job has, by which they are found, and ended by `Cleanup` even if the controller dies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shlex
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,11 +26,13 @@ from pytest_mnode.gang.slurm_options import (
     SlurmRoom,
     for_sbatch,
     is_free,
-    left_out,
+    submitting,
     without,
 )
-from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, SlurmCleanup
-from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, compress, expand
+from pytest_mnode.jobs.slurm.sbatch import submit
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
+from pytest_mnode.launchers.hosts import compress, expand
+from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 
 ON = "--format=%A|%T|%u|%N|%j"
 """The format of squeue that `jobs_on` reads."""
@@ -100,8 +101,9 @@ def others_of(
 
 
 _VARIABLES = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "SLURMD_NODENAME")
+_UNKNOWN = (None, 0, 126, 127)
+"""Statuses of an sbatch that says nothing about its job: no answer, an odd one, none started."""
 _NO_SERVER = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes")
-_CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
 
 
 def options_of(names: Mapping[str, str]) -> list[str]:
@@ -120,8 +122,9 @@ def script(python: str, directory: Path, runs_s: float) -> str:
 class SlurmEngine:
     """An `Engine` for Slurm; `close` ends all of its jobs.
 
-    shared: a directory that all nodes see, in which the engine creates its own. python: path on the
-    nodes. args: more sbatch options, such as --partition=gpu. names: the spec's scheduler.names.
+    shared: a directory that all nodes see, in which the engine creates its own. leftovers: with the
+    name of its jobs. python: path on the nodes. args: more sbatch options, such as --partition=gpu.
+    names: the spec's scheduler.names.
     """
 
     name = "slurm"
@@ -129,6 +132,7 @@ class SlurmEngine:
     def __init__(
         self,
         shared: Path,
+        leftovers: Leftovers,
         *,
         python: str = "",
         args: Sequence[str] = (),
@@ -141,8 +145,7 @@ class SlurmEngine:
         self._slurm = Slurm()
         self._room = SlurmRoom(self._slurm, given)
         self._target = self._room.target
-        self._submitter = Slurm(dict.fromkeys(left_out(os.environ)))
-        self._job_name = f"mnode-gang-{uuid.uuid4().hex[:12]}"
+        self._job_name = leftovers.name
         try:
             self.directory = Path(tempfile.mkdtemp(prefix=".mnode-gang-", dir=shared))
         except OSError as error:
@@ -153,7 +156,7 @@ class SlurmEngine:
         self.heartbeats = HeartbeatFiles(self.directory)
         self._submitted = self._unanswered = False
         self._names: tuple[str, ...] = ()
-        self._cleanup = SlurmCleanup(self._job_name, str(self.directory))
+        self._cleanup = Cleanup(leftovers, str(self.directory))
 
     def capacity(self) -> Capacity:
         """Nodes of the jobs' partitions or reservation; free are the idle nodes."""
@@ -198,17 +201,14 @@ class SlurmEngine:
         text = script(self._python, self.directory, request.runs_s)
         self._submitted = self._unanswered = True  # the job may be queued even without an answer
         try:
-            answer = self._submitter.run("sbatch", "--parsable", *options, text_in=text)
+            job = submit(text, submitting(os.environ), options)
         except SlurmError as error:
-            if error.returncode in (None, 126, 127) or any(w in error.text for w in _NO_SERVER):
+            if error.returncode in _UNKNOWN or any(w in error.text for w in _NO_SERVER):
                 raise
             self._unanswered = False
             raise Refused(error.text) from None
         self._unanswered = False
-        job = answer.strip().partition(";")[0]
-        if not job.isdigit():
-            raise ClusterError(f"sbatch: {answer.strip()!r} is not a job id")
-        return job
+        return str(job)
 
     def observe(self) -> Observation:
         asked = time.time()
@@ -225,13 +225,9 @@ class SlurmEngine:
 
     def close(self) -> None:
         """End all jobs of this run, and remove its directory. Raises ClusterError."""
-        self._cleanup.finish(b"" if self._unanswered else ANSWERED)
-        code = self._cleanup.wait(_CLEANUP_LIMIT_S)
-        if code != 0 and self._submitted:
-            raise ClusterError(
-                f"jobs named {self._job_name} may be left: scancel did not end them, and is "
-                f"retried for an hour; or run scancel --name={self._job_name}"
-            )
+        left = self._cleanup.end(not self._unanswered)
+        if left and self._submitted:
+            raise ClusterError(left)
 
 
 def default_shared(root: Path) -> Path:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.node_env import is_submitted
-from pytest_mnode.launchers.slurm import NodeState, Slurm, expand
+from pytest_mnode.launchers.hosts import expand
+from pytest_mnode.launchers.slurm import NodeState, Slurm
+from pytest_mnode.launchers.slurm.command_lines import is_submitted
 from pytest_mnode.launchers.slurm.nodes import ASIDE
 from pytest_mnode.launchers.slurm.records import reserved_nodes
 
@@ -126,16 +127,15 @@ def features_of(constraint: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(filter(None, map(str.strip, some))) for some in alternatives)
 
 
-def left_out(environ: Mapping[str, str]) -> list[str]:
-    """Environment variables to submit without: those that no node gets, and those that sbatch would
-    use as options, because only the spec and the arguments define which nodes are counted. The
-    user's account is kept."""
-    return [
-        name
+def submitting(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment to submit from, without what sbatch would use as options, because only the
+    spec and the arguments define which nodes are counted. The user's account is kept."""
+    return {
+        name: value
         for name, value in environ.items()
-        if not is_submitted(name, value)
-        or (name.startswith(("SBATCH_", "SLURM_")) and name not in _KEPT)
-    ]
+        if is_submitted(name, value)
+        and (name in _KEPT or not name.startswith(("SBATCH_", "SLURM_")))
+    }
 
 
 _UNCOUNTED = re.compile(

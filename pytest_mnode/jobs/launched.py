@@ -15,6 +15,8 @@ from pytest_mnode.jobs.job import Job, JobEvent, JobResult
 from pytest_mnode.launchers.nodes import Nodes
 
 POLL_S = 0.02
+NFS_DELAY_S = 35.0
+"""Seconds until a file of one machine is seen on all others: NFS revalidates after 30 s."""
 
 
 class LaunchedJob(ABC):

@@ -16,14 +16,17 @@ from pathlib import Path
 from pytest_mnode.errors import MnodeError, TimeLimitError
 from pytest_mnode.jobs import observer
 from pytest_mnode.jobs.job import JobResult
-from pytest_mnode.jobs.launched import LaunchedJob
-from pytest_mnode.jobs.slurm.files import NFS_DELAY_S
+from pytest_mnode.jobs.launched import NFS_DELAY_S, LaunchedJob
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.logs.aftermath import RAS_REPORT
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mounts
 
 _POLL_S = 0.2
 _DUMPED_S = 5.0
 _MOST_SPIED = 8
+_MOST_ASKED = 2
+_RAS = "command -v ncclras >/dev/null && exec ncclras -f json"
+"""Of NCCL 2.28.7 and later: what its ranks say of one another. Any node speaks for all."""
 _SPY = r"""env=/proc/$1/environ
 [ ! -r $env ] || tr '\0' '\n' < $env | grep -qx "RANK=$2" || exit 1
 exec py-spy dump --json --pid $1"""
@@ -125,10 +128,12 @@ class Notes:
         return 0
 
     def _ask(self) -> None:
-        """Let the ranks write what they wait for."""
+        """Let the ranks write what they wait for, and NCCL what its ranks do."""
         (self.folder / "DUMP").touch()
         ranks = {one.name.partition(".")[0] for one in self.folder.glob("rank*.jsonl")}
         end = time.monotonic() + _DUMPED_S + self.delay_s
+        if self.cluster is not None:
+            self._ask_nccl(self.cluster)
         while time.monotonic() < end:
             if len(list(self.folder.glob("flight_recorder_rank_*"))) >= len(ranks):
                 return
@@ -136,18 +141,35 @@ class Notes:
         if self.cluster is not None:
             self._spy(self.cluster)
 
-    def _spy(self, cluster: Nodes) -> None:
-        """Stacks of ranks that cannot write them, as where C code keeps Python's lock: by py-spy,
-        where it is installed."""
+    def _places(self) -> dict[int, tuple[str, int]]:
+        """Node and process of each rank's last start."""
         starts = (
             ([int(number) for number in re.findall(r"\d+", one.name)], one)
             for one in self.folder.glob("rank*.jsonl")
         )
-        newest = {rank: one for (rank, _), one in sorted(starts)}
-        stacks = {rank: self.folder / f"stack_rank_{rank}.txt" for rank in newest}
-        for rank in [rank for rank, stack in stacks.items() if not stack.exists()][:_MOST_SPIED]:
-            with contextlib.suppress(MnodeError, OSError, ValueError):
-                [_, _, node, pid] = json.loads(newest[rank].read_text().partition("\n")[0])
+        places = {}
+        for rank, path in {rank: one for (rank, _), one in sorted(starts)}.items():
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                [_, _, node, pid, *_] = json.loads(path.read_text().partition("\n")[0])
+                places[rank] = node, pid
+        return places
+
+    def _ask_nccl(self, cluster: Nodes) -> None:
+        for node in list(dict.fromkeys(node for node, _ in self._places().values()))[:_MOST_ASKED]:
+            with contextlib.suppress(MnodeError, OSError):
+                [said] = cluster.run(("sh", "-c", _RAS), node, timeout=_DUMPED_S)
+                if said.ok and said.stdout.strip():
+                    (self.folder / RAS_REPORT).write_text(said.stdout)
+                    return
+
+    def _spy(self, cluster: Nodes) -> None:
+        """Stacks of ranks that cannot write them, as where C code keeps Python's lock: by py-spy,
+        where it is installed."""
+        places = self._places()
+        stacks = {rank: self.folder / f"stack_rank_{rank}.txt" for rank in places}
+        mute = [(rank, at) for rank, at in places.items() if not stacks[rank].exists()]
+        for rank, (node, pid) in mute[:_MOST_SPIED]:
+            with contextlib.suppress(MnodeError, OSError):
                 argv = ("sh", "-c", _SPY, "sh", str(pid), str(rank))
                 [dumped] = cluster.run(argv, node, timeout=_DUMPED_S)
                 if dumped.ok:

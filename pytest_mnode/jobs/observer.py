@@ -80,7 +80,8 @@ class _Notes:
         self._others: dict[int, list[float]] = {}
         self._trace: Any = None
         self._trace_s = 0.0
-        self.note("begin", time.time(), asked.get("MNODE_JOB_NODE", ""), os.getpid())
+        started = (os.getpid(), asked.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.note("begin", time.time(), asked.get("MNODE_JOB_NODE", ""), *started)
         atexit.register(_ours, self.drop_trace)
         threading.Thread(target=self._dump_when_asked, daemon=True).start()
 

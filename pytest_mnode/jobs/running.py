@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Self
 
 from pytest_mnode.jobs import job_processes
 from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
@@ -42,13 +43,14 @@ class RunningJob(LaunchedJob):
         self._asked_at = -1.0
 
     @classmethod
-    def start(cls, cluster: Nodes, job: Job, note: str = "") -> RunningJob:
+    def start(cls, cluster: Nodes, job: Job, how: Any = "") -> Self:
         """Start it. Raises UsageError for nodes that this test does not have, ClusterError.
 
-        note: detail of its first event, such as why it was not submitted to a scheduler.
+        how: the last argument of the class; here the detail of the first event, such as why the job
+        was not submitted to a scheduler.
         """
         nodes = job.placed_on(cluster.nodes)
-        running = cls(cluster, job, note)
+        running = cls(cluster, job, how)
         try:
             running._launch(nodes)
         except BaseException:

@@ -30,6 +30,7 @@ _OF_TORCHRUN = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 """Output of torchrun itself about failed ranks."""
+_ENDS_RANKS = re.compile(r"/elastic/multiprocessing/api\.py\S* (?:failed|Sending process)[^\n]*\n")
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\b", re.MULTILINE)
 
 
@@ -99,6 +100,13 @@ class Start:
 def exit_codes(output: str) -> tuple[int, ...]:
     """Exit codes of the ranks that torchrun reports as failed; negative for a signal."""
     return tuple(int(code) for code in _EXIT_CODE.findall(output))
+
+
+def before_restart(output: str) -> str:
+    """Output of a node up to where torchrun first ends its ranks: further steps are of the next
+    start, and say nothing of whether an error was harmless."""
+    ended = _ENDS_RANKS.search(output)
+    return output[: ended.end()] if ended else output
 
 
 def last_line(output: str) -> str:

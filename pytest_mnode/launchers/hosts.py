@@ -21,7 +21,7 @@ MOST_HOSTS = 65_536
 _PART = re.compile(r"\[([^][]*)\]|([^][,\s]+)")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N, port=N"
+ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N, port=N, python=PATH"
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -31,6 +31,7 @@ _KEYS = {
     **dict.fromkeys(("max_slots", "slots_max"), "most"),
     **dict.fromkeys(("user", "username", "user_name"), "user"),
     "port": "port",
+    "python": "python",
 }
 """Keys of a line, as Open MPI names them, and their meaning."""
 _MOST_SLOTS = 128
@@ -159,7 +160,7 @@ class Host:
     """One host of a hostfile.
 
     name: host name for ssh. slots: number of ranks; None if not given. line: first line, from 1.
-    port: of its sshd; None to let ssh choose.
+    port: of its sshd; None to let ssh choose. python: path of its Python; "" for that of all.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Host:
     line: int
     user: str = ""
     port: int | None = None
+    python: str = ""
 
     @property
     def target(self) -> str:
@@ -217,10 +219,13 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
         for name, user, port in _named(words[0], line, place):
             before = found.get((name, port))
             if before is None:
-                found[name, port] = Host(name, slots, number, user, port)
+                found[name, port] = Host(name, slots, number, user, port, line.python)
             else:
                 total = (before.slots or 1) + (slots or 1)
-                found[name, port] = Host(name, total, before.line, before.user or user, port)
+                python = before.python or line.python
+                found[name, port] = replace(
+                    before, slots=total, user=before.user or user, python=python
+                )
     if not found:
         raise UsageError(f"{where}: names no host; {ACCEPTED}")
     return tuple(found.values())
@@ -234,7 +239,7 @@ def first_hosts(
     Raises UsageError if `where` names too few.
     """
     if len(hosts) < nodes:
-        names = ", ".join(host.name for host in hosts)
+        names = compress(host.name for host in hosts)
         raise UsageError(
             f"{nodes} nodes are needed, but {where} names {len(hosts)}: {names}; add hosts to it, "
             f"or give --mnode-nodes={len(hosts)}"
@@ -256,6 +261,7 @@ class _Values:
     slots: int | None = None
     user: str = ""
     port: int | None = None
+    python: str = ""
 
 
 def _named(word: str, line: _Values, place: str) -> list[tuple[str, str, int | None]]:
@@ -327,7 +333,7 @@ def _values(words: list[str], place: str) -> _Values:
     found = _Values()
     for word in words:
         key, _, value = word.partition("=")
-        match _KEYS.get(key.replace("-", "_")):
+        match _KEYS.get(key.replace("-", "_").lower()):
             case "slots" | "most" as meaning:
                 if not (_NUMBER.fullmatch(value) and 1 <= int(value) <= 65536):
                     raise UsageError(
@@ -340,6 +346,10 @@ def _values(words: list[str], place: str) -> _Values:
                 if not _USER.fullmatch(value):
                     raise UsageError(f"{place}: {_cut(word)}: {value!r} is not a user name")
                 found = replace(found, user=value)
+            case "python":
+                if not Path(value).is_absolute():
+                    raise UsageError(f"{place}: {_cut(word)}: accepted: the path of a Python")
+                found = replace(found, python=value)
             case _:
                 raise UsageError(f"{place}: {word}: {ACCEPTED}")
     return found

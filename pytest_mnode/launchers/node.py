@@ -8,17 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node_env import RunEnv
-from pytest_mnode.launchers.remote.wire import SILENCE_S
+from pytest_mnode.limits import Limits
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
-
-if TYPE_CHECKING:
-    from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +89,8 @@ class Launcher:
     """Known after `start`."""
     shared_kernel: bool
     """Whether all nodes run on this kernel: one agent serves them all, and all files are shared."""
-    start_limit_s = 60.0
-    """How long a node may take to start a command."""
-    silence_limit_s = SILENCE_S
-    """How long a connection to a node may carry nothing before the node is lost."""
-
-    @property
-    def agent_silence_s(self) -> float:
-        """How long an agent and the controller may send each other nothing: their processes are
-        also busy with forks and imports."""
-        return 2.5 * self.silence_limit_s
-
+    limits = Limits()
+    """How long a run waits for the nodes."""
     python: str = sys.executable
     """Path of the Python that runs this package's programs on nodes."""
     shared_dir: Path | None = None
@@ -118,8 +106,9 @@ class Launcher:
     """The scheduler that gave the nodes, if the run submits no jobs to it."""
     env = RunEnv()
     """The environment of programs on the nodes."""
-    pods: RunInPods | None = None
-    """Facts about the run if its nodes are Kubernetes pods, known after `start`; else None."""
+    job_facts: Any = None
+    """What `Backend.submit` and `path` of its backend have to know of the run besides; known after
+    `start`."""
 
     def start(self) -> None:
         """Bring the nodes up. Raises ClusterError that names what is missing."""
@@ -136,6 +125,10 @@ class Launcher:
     def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
         """The local command of the one agent program that serves all nodes of a shared kernel."""
         raise ClusterError(f"{self.name}: nodes that share no kernel need an agent program each")
+
+    def python_of(self, node: Node) -> str:  # noqa: ARG002
+        """Path of the Python that runs this package's programs on one node."""
+        return self.python
 
     def namespace_pid(self, node: Node) -> int | None:  # noqa: ARG002
         """Pid, as the agent sees it, of the process whose namespaces are the node; None if none.
@@ -158,8 +151,7 @@ class Launcher:
     def ask(self, request: LauncherRequest) -> Any:
         """Carry out a request. Raises ClusterError if this launcher cannot, or if it fails."""
         raise ClusterError(
-            f"the {self.name} launcher cannot {request.does}; "
-            f"use --mnode-launcher={request.offered_by}, which can"
+            f"the {self.name} launcher cannot {request.does}; use --mnode-launcher=rack, which can"
         )
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:

@@ -1,8 +1,9 @@
 """The environment of programs on nodes: one rule for all launchers.
 
-1. A node's own variables: sshd's and PAM's, those of a Slurm step with its TaskProlog, or those of
-   a container. Nodes of this machine (rack, local) have pytest's own, except what looks like a
-   secret, and on the rack what names a network device of this machine.
+1. A node's own variables: sshd's and PAM's, those of a step with its TaskProlog, or those of a
+   container. On this machine (rack, local) a job starts from the shell that started pytest, and has
+   its variables, so nodes have them too: no test can tell `FOO=1 pytest` from a login's FOO. What
+   looks like a secret stays out, and on the rack what holds for this machine alone.
 2. What the user set for the run replaces them: --mnode-env, `env` of a job or of a command, and
    changes of os.environ since the run began, except in ranks, whose fork server began with the run,
    and in jobs that a scheduler starts.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
 
 OF_THE_MACHINE = ("HOSTNAME",)
-"""Slurm exports the first node's HOSTNAME to a batch script."""
+"""A scheduler may export the first node's HOSTNAME to a batch script."""
 PASSED = (
     *("NCCL_", "RCCL_", "MSCCL", "GLOO_", "UCX_", "UCC_", "FI_", "SHARP_", "OMPI_MCA_", "TP_"),
     *("TORCH", "PYTORCH_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "NVTE_", "NVSHMEM_", "TRITON_"),
@@ -34,11 +35,6 @@ PASSED = (
 """Prefixes of the variables that configure communication, accelerators, threads and tests."""
 _WHOLE = ("CI", "GITHUB_ACTIONS")
 """Names that tests are skipped by."""
-_OF_SUBMISSIONS = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "KRB5CCNAME"),
-    *("SLURM_CONF", "SLURM_CLUSTERS"),
-)
-"""Further variables of a Slurm job: it has no environment but its submitter's."""
 OF_THE_NETWORK = (
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME"),
     *("NCCL_IB_HCA", "UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE"),
@@ -46,6 +42,12 @@ OF_THE_NETWORK = (
     *("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_exclude"),
 )
 """Variables that name network devices of a machine, which nodes with networks of their own lack."""
+OF_THE_SESSION = (
+    *("SSH_", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
+    *("XDG_RUNTIME_DIR", "XDG_SESSION_", "XDG_SEAT", "XDG_VTNR"),
+)
+"""Prefixes of variables of a login, which hold for its machine only. Other XDG_ variables name
+directories of the user's choice (XDG_CACHE_HOME)."""
 _SECRET_WORDS = {
     *("TOKEN", "TOKENS", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS", "CREDS", "KEY", "KEYS"),
     *("PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "PWD", "APIKEY", "JWT", "AUTH"),
@@ -72,12 +74,6 @@ def is_secret(name: str, value: str) -> bool:
 def is_passed(name: str, value: str) -> bool:
     """Whether a variable of pytest's environment is passed to a node that does not set it."""
     return (name in _WHOLE or name.startswith(PASSED)) and not is_secret(name, value)
-
-
-def is_submitted(name: str, value: str) -> bool:
-    """Whether a Slurm job that the run submits gets a variable of pytest's environment."""
-    of_slurm = name in _OF_SUBMISSIONS or name.startswith("SBATCH_")
-    return is_passed(name, value) or (of_slurm and not is_secret(name, value))
 
 
 def node_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -130,7 +126,7 @@ class RunEnv:
         return made
 
     def header(self) -> str:
-        """The rule as it applies to this run, in one line; "" if nodes have pytest's own."""
+        """The rule as it applies to this run, in one line."""
         parts = [f"set for this run: {_names(self.given)}"] if self.given else []
         if self.remote:
             rest = [n for n, v in node_env().items() if is_passed(n, v) and n not in self.given]
@@ -138,19 +134,20 @@ class RunEnv:
             return "; ".join(("each node's own", *parts))
         base = self._base()
         lacks = [n for n in os.environ if n not in {*base, *self.given}]
-        devices = [name for name in lacks if name in OF_THE_NETWORK]
-        secrets = [n for n in lacks if n not in devices and is_secret(n, os.environ[n])]
+        elsewhere = [name for name in lacks if self._is_elsewhere(name)]
+        secrets = [n for n in lacks if n not in elsewhere and is_secret(n, os.environ[n])]
         if secrets:
             parts.append(f"without {_names(secrets)} (may be secrets: --mnode-env passes them)")
-        if devices:
-            parts.append(f"without {_names(devices)} (devices of this machine)")
-        return "; ".join(("pytest's own", *parts)) if parts else ""
+        if elsewhere:
+            parts.append(f"without {_names(elsewhere)} (devices and login of this machine)")
+        return "; ".join(("pytest's own", *parts))
 
     def _base(self) -> dict[str, str]:
-        base = node_env()
-        for name in OF_THE_NETWORK if self.own_network else ():
-            base.pop(name, None)
-        return base
+        return {n: value for n, value in node_env().items() if not self._is_elsewhere(n)}
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether a variable holds for this machine, and not for its nodes."""
+        return self.own_network and (name in OF_THE_NETWORK or name.startswith(OF_THE_SESSION))
 
     def _counts(self, name: str, base: Mapping[str, str]) -> bool:
         """Whether a node gets this variable of pytest's environment."""

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.node import CommandResult, Node
 from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote.run_all import run_all
+from pytest_mnode.limits import Limits
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
     NodeCommands,
-    SchedulerNames,
 )
 from pytest_mnode.protocol.world import RUN
 
@@ -53,8 +52,8 @@ class RunDescription:
     scratch: a directory removed with the run; on all nodes if files are shared. run_id: value of
     the variable RUN in the run's processes. python: path of the Python that runs this package's
     programs on nodes. allocation: number of the scheduler's job that holds the nodes; None if there
-    is none. pods: None if nodes are not pods. env: the environment of programs on the nodes.
-    takes_no_jobs: see Launcher. backend: its name.
+    is none. env: the environment of programs on the nodes. job_facts, takes_no_jobs, limits: see
+    Launcher. backend: its name.
     """
 
     nodes: tuple[Node, ...]
@@ -64,10 +63,11 @@ class RunDescription:
     run_id: str
     python: str
     allocation: int | None
-    pods: RunInPods | None = None
+    job_facts: Any = None
     env: RunEnv = field(default_factory=RunEnv)
     takes_no_jobs: str = ""
     backend: str = "local"
+    limits: Limits = field(default_factory=Limits)
 
 
 class Nodes:
@@ -98,19 +98,20 @@ class Nodes:
         argv: Sequence[str],
         nodes: Sequence[str] | str | None = None,
         *,
-        timeout: float = 60.0,
+        timeout: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]:
         """Run a command on nodes (None: all) at the same time; one result per node, in their order.
 
-        A command that is not over after `timeout` seconds is killed, and its returncode is None.
+        A command that is not over after `timeout` seconds (None: the limit of a node's program and
+        its report) is killed, and its returncode is None.
         """
         names = self._names(nodes)
         commands = zip(names, self.commands(argv, names), strict=True)
         return self._run_commands(list(commands), timeout, env)
 
     def run_each(
-        self, argvs: Mapping[str, Sequence[str]], *, timeout: float = 60.0
+        self, argvs: Mapping[str, Sequence[str]], *, timeout: float | None = None
     ) -> list[CommandResult]:
         """Like `run`, with a separate argv for each node."""
         commands = [(node, self.commands(argv, node)[0]) for node, argv in argvs.items()]
@@ -119,9 +120,10 @@ class Nodes:
     def _run_commands(
         self,
         commands: Sequence[tuple[str, list[str]]],
-        limit_s: float,
+        limit_s: float | None,
         env: Mapping[str, str] | None,
     ) -> list[CommandResult]:
+        limit_s = self.limits.reported_s if limit_s is None else limit_s
         return run_all(commands, limit_s, self.run_id, self.env(env))
 
     def start(
@@ -218,6 +220,11 @@ class Nodes:
         return self._run_facts.python
 
     @property
+    def limits(self) -> Limits:
+        """How long the run waits for the nodes."""
+        return self._run_facts.limits
+
+    @property
     def allocation(self) -> int | None:
         """Number of the scheduler's job that holds the nodes; None if there is none."""
         return self._run_facts.allocation
@@ -235,14 +242,9 @@ class Nodes:
         return name and f"pytest-mnode submits no jobs to {name}, which gave the nodes"
 
     @property
-    def pods(self) -> RunInPods | None:
-        """Facts about the run if its nodes are Kubernetes pods; else None."""
-        return self._run_facts.pods
-
-    @property
-    def scheduler_names(self) -> dict[str, str]:
-        """The scheduler's node names, by the nodes' own names, where it has names of its own."""
-        return dict(self._ask(SchedulerNames()))
+    def job_facts(self) -> Any:
+        """See Launcher."""
+        return self._run_facts.job_facts
 
     @property
     def accelerators_per_node(self) -> int:

@@ -81,7 +81,7 @@ def recover(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> None:
     """Recover a lost node: power it on, or have its launcher connect to it again.
 
     If a command runs on the node, only its agent was lost, and nothing is done. The launcher's
-    state is no proof: Slurm reports a node without power as ALLOCATED until SlurmdTimeout is over,
+    state is no proof: a scheduler may report a node without power as in use for minutes,
     and ssh keeps its connection for some seconds. Raises ClusterError.
     """
     if not runs_commands(launcher, node, limit_s):

@@ -9,7 +9,7 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote.launcher import RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import OpenSsh
-from pytest_mnode.launchers.remote.run_all import unusable_nodes, with_remedy
+from pytest_mnode.launchers.remote.run_all import NAME_PYTHON, unusable_nodes, with_remedy
 from pytest_mnode.launchers.remote.stdio_bridge import END_S
 from pytest_mnode.spec import Spec
 
@@ -35,15 +35,16 @@ class Ssh(RemoteLauncher):
         self.unused = unused
         self._ssh = OpenSsh.named()
         self._hosts = {host.target: host for host in hosts}
+        self._pythons = {host.target: host.python for host in hosts if host.python}
 
     def _start(self) -> None:
         """Connect to all hosts, and collect a report of each. Raises ClusterError."""
         self._bridge.start_daemon(self._prepare())
-        settings = {"silence_s": self.silence_limit_s, "late": self.starts_late}
+        settings = {"silence_s": self.limits.silence_s, "late": self.starts_late}
         self._start_bridge(_BRIDGE, settings, END_S + 1.0)
-        problems = self._open(list(self._hosts), self.start_limit_s)
+        problems = self._open(list(self._hosts), self.limits.start_s)
         reports, more = self._reports([t for t in self._hosts if t not in problems])
-        problems = {t: with_remedy(why) for t, why in problems.items()} | more
+        problems = {t: with_remedy(why, self._remedy(t)) for t, why in problems.items()} | more
         if problems:
             in_order = {t: problems[t] for t in self._hosts if t in problems}
             raise unusable_nodes(in_order, len(self._hosts), self.name)
@@ -51,11 +52,16 @@ class Ssh(RemoteLauncher):
         addresses = {t: self._address(t, reports[t]) for t in reports}
         self._take(reports, addresses, self.name)
 
+    def _remedy(self, target: str) -> str:
+        """What helps where the Python of a host does not start."""
+        own = self._pythons.get(target)
+        return f"correct python={own} in the hostfile" if own else NAME_PYTHON
+
     def _address(self, target: str, report: NodeReport) -> str:
         return report.reached_at or self._hosts[target].name
 
     def _way(self, host: str) -> list[str]:
-        return self._ssh.command(self._hosts[host], self.python)
+        return self._ssh.command(self._hosts[host], self._python_of(host), self.limits.connect_s)
 
     def _change(self, node: Node, report: NodeReport) -> str | None:
         now = (report.hostname, self._address(self._host_of(node.name), report))

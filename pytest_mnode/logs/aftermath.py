@@ -9,26 +9,38 @@ Of equal causes the one that names more of its culprit comes first, then the ear
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import gzip
+import lzma
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from os import SEEK_END
 from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any, Self
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.causes import ENDINGS, Cause, Causes, causes
-from pytest_mnode.logs.causes.culprits import RANK_OF_FILE
+from pytest_mnode.logs.causes.culprits import RANK_OF_FILE, split_prefix
 from pytest_mnode.logs.causes.table import known_cause
 from pytest_mnode.logs.causes.times import elapsed_s, time_of
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
+from pytest_mnode.logs.nccl_log.text import decoded
 from pytest_mnode.logs.stacks import located
 from pytest_mnode.machine.cpus import format_cpulist
 
 MOST_BYTES = 64 << 20
 """[choice] Of a longer file, as much of its beginning and of its end together."""
 MOST_FILES = 20_000
+_PACKED: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_SAMPLE = 4096
+_DIGITS = re.compile(r"\d+", re.ASCII)
+_NO_TEXT = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
 FLIGHT_RECORDER = "flight recorder"
 _KERNEL_LOG = re.compile(
     r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg)"
@@ -40,7 +52,12 @@ _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' coll
 _JOINED = "rank did not join"
 _BY_RDMA = ("RDMA peer did not answer", "RDMA failed")
 """Ranks report these of a broken network, and where their peer has ended."""
+_AT_THE_START = ("rendezvous failed", _JOINED, "host did not accept a connection")
+"""Launchers and ranks report these where another one did not start, or ended at once."""
 _ENDED = "ended by the launcher"
+_BY_OTHERS = ("store connection lost", "connection closed by peer", "collective timed out")
+_OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
+"""If nothing else is known, the rank that a launcher saw fail first may be the cause."""
 _BY_SCHEDULER = ("time limit", "preempted")
 _OF_A_PROGRAM = (
     *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
@@ -48,12 +65,33 @@ _OF_A_PROGRAM = (
     *("checkpoint does not fit", "checkpoint damaged", "download failed", "values not finite"),
 )
 """A program may catch these and go on."""
+_AFTER_A_WAIT = ("GPU crashed", "CUDA error", "NPU error", "Python error")
+"""Ranks that gave up a wait in a kernel or an exception end by these."""
 BEFORE_S = 12 * 3600
 """[choice] A cause earlier than this before the job began was none. Time zones may differ."""
 AFTER_S = 300
 """[choice] A cause later than this after the first watchdog only followed. Clocks may differ."""
 _NO_LOGS = (".py", ".sh", ".md", ".rst", ".toml", ".cu", ".c", ".h")
 """Source and notes quote errors."""
+RAS_REPORT = "ras.json"
+OF_A_FAILURE = ("flight_recorder_rank_", "nccl_trace_rank_", "stack_rank_", RAS_REPORT)
+"""Beginnings of the files, beside their notes, that ranks of an observed job leave."""
+_ATTEMPT = re.compile(r"(?:^|/)(?:attempt|slurm)[-_]?(\d+)(?![\d_])")
+"""Torchrun's folder of an attempt, or Slurm's file of a job."""
+_STATE = re.compile(
+    r"(?:^ *\d+(?:[._]\w+)*[|\s].{0,200}?\b|\"(?:current|job_state|state)\":\s*\[?\s*\")"
+    r"(COMPLETED|COMPLETING|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_ME\w*|PREEMPTED|BOOT_FAIL|"
+    r"DEADLINE|REQUEUED|RUNNING)\b",
+    re.MULTILINE,
+)
+"""A line of `sacct`, or of its JSON."""
+_COMPLETED = "nothing failed: Slurm's accounting says that all steps completed"
+_FINISHED = "nothing failed: training ended, and ranks warn of others that are gone"
+_END = re.compile(
+    r"(?i:\btraining (?:is |has )?(?:completed?|finished|done|ended)\b)|`Trainer\.fit` stopped|"
+    r"'train_runtime':"
+)
+_WARNED = re.compile(r"\[W\d{4} ")
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -63,11 +101,31 @@ _DUMPS = (
 @dataclass(frozen=True, slots=True)
 class Left:
     """What a job left. texts: by name of file. dumps: of its flight recorders. unread: files that
-    could not be read, and why."""
+    could not be read, and why. nodes: of files that are the output of one. places: nodes of ranks,
+    where others than NCCL's logs know them."""
 
     texts: Mapping[str, str]
-    dumps: tuple[Dump, ...]
+    dumps: tuple[Dump, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_nodes(
+        cls,
+        output: Mapping[str, str],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+        places: Mapping[int, str] = MappingProxyType({}),
+    ) -> Self:
+        """Of a job that just ended: its output by node, and dumps and stacks of its ranks."""
+        texts, dumps = dict(output), []
+        for name in files:
+            if name.startswith(("stack_rank_", RAS_REPORT)):
+                texts[name] = files[name].decode(errors="replace")
+            elif name.startswith(OF_A_FAILURE) and (dump := read_dump(name, files[name])):
+                dumps.append(dump)
+        nodes = {node: node for node in output}
+        return cls(texts, tuple(dumps), {}, nodes, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +158,19 @@ def read(paths: Sequence[Path]) -> Left:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder; accepted: what a job left")
     for name, path in _files(paths):
-        try:
-            content = _content(path)
-        except (OSError, EOFError, zlib.error) as error:
+        content, error = _content(path)
+        if error is not None:
             unread[name] = str(getattr(error, "strerror", None) or error).lower()
-            continue
-        if (dump := read_dump(path.name.removesuffix(".gz"), content)) is not None:
+        name_unpacked = path.with_suffix("").name if path.suffix in _PACKED else path.name
+        if (dump := read_dump(name_unpacked, content)) is not None:
             dumps.append(dump)
-        elif b"\0" not in content[:4096]:
-            texts[name] = content.decode(errors="replace")
+        elif _is_text(content):
+            texts[name] = decoded(content)
     return Left(texts, tuple(dumps), unread)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Files by names: below the only path that was given, or whole."""
     every = (
         (path, one)
         for path in paths
@@ -121,43 +179,81 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     regular = (
         (root, one)
         for root, one in every
-        if one.is_file() and (one == root or one.suffix.lower() not in _NO_LOGS)
+        if _is_file(one) and (one == root or one.suffix.lower() not in _NO_LOGS)
     )
     for (root, one), _ in zip(regular, range(MOST_FILES), strict=False):
-        yield str(one.relative_to(root)) if root.is_dir() else one.name, one
+        below = one.relative_to(root) if root.is_dir() else Path(one.name)
+        yield str(below if len(paths) == 1 else one), one
 
 
-def _content(path: Path) -> bytes:
-    """The file, unpacked; of a long one its beginning and its end."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        start = file.read(MOST_BYTES // 2)
-        end = b""
-        while block := file.read(MOST_BYTES // 2):
-            end = (end + block)[-MOST_BYTES // 2 :]
-        return start + end
+def _is_file(path: Path) -> bool:
+    """Whether it is one, or may be: a folder may let nobody look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
+
+
+def _content(path: Path) -> tuple[bytes, Exception | None]:
+    """The file, unpacked, as far as it can be read, and why not whole; of a long one its beginning
+    and its end."""
+    half, kept, failed = MOST_BYTES // 2, 0, None
+    start, end = bytearray(), deque[bytes]()
+    opened = _PACKED.get(path.suffix.lower(), open)
+    try:
+        with opened(path, "rb") as file:
+            while len(start) < half and (block := file.read1(half)):
+                start += block
+            if opened is open and path.stat().st_size > 2 * half:
+                file.seek(-half, SEEK_END)
+            while block := file.read1(half):
+                end.append(block)
+                kept += len(block)
+                while kept - len(end[0]) >= half:
+                    kept -= len(end.popleft())
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        failed = error
+    return bytes(start) + b"".join(end)[-half:], failed
+
+
+def _is_text(content: bytes) -> bool:
+    """Whether it is text at its beginning, in its middle and at its end. A log that a node wrote as
+    it died has zero bytes."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    start = len(content) - len(content.lstrip(b"\0"))
+    samples = (
+        content[at : at + _SAMPLE].translate(None, b"\0")
+        for at in (start, (start + len(content)) // 2, max(start, len(content) - _SAMPLE))
+    )
+    return all(len(one.translate(None, _NO_TEXT)) >= 0.98 * len(one) for one in samples)
 
 
 def answer(left: Left) -> Answer:
     """The cause that explains what a job left. Pure."""
     read = Causes(left.texts)
-    found = [Found(_placed(one, file, read.hosts), file) for file, one in read.found]
+    hosts = {**read.hosts, **left.places}
+    found = [Found(_placed(one, file, hosts, left), file) for file, one in read.found]
     found += [
-        Found(_placed(one, "", read.hosts), FLIGHT_RECORDER) for one in dump_causes(left.dumps)
+        Found(_placed(one, "", hosts, left), FLIGHT_RECORDER) for one in dump_causes(left.dumps)
     ]
+    earlier = [Found(_placed(one, file, hosts, left), file) for file, one in read.earlier]
+    of_last = _of_last_attempt([one.file for one in found])
+    earlier += [one for one in found if not of_last(one.file)]
+    found = [one for one in found if of_last(one.file)]
     lost = [one.cause.ranks for one in found if one.cause.name in (_JOINED, "rank lost")]
     awaited = {rank for ranks in (*lost, read.silent) for rank in ranks}
     found.sort(key=lambda one: _weight(one.cause, awaited))
-    earlier = [Found(_placed(one, file, read.hosts), file) for file, one in read.earlier]
     unlike: dict[tuple[object, ...], Found] = {}
-    for one in found:
+    for one in sorted(_joined(found), key=lambda one: _raised_by(one.cause, awaited)):
         cause = one.cause
         unlike.setdefault((cause.name, cause.ranks, cause.host, cause.device), one)
     kept = list(unlike.values())
     named = {one.cause.name for one in kept if one.cause.known}
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
-    aside = _aside(kept, awaited, left)
+    aside = _aside(kept, awaited, read.failed, left)
     kept = [one for one in kept if one not in aside]
-    reporting = {r for one in kept if one.cause.name in _BY_RDMA for r in one.cause.ranks}
+    waiting = [one for one in kept if _is_for_another(one.cause)]
     roots = [
         one
         for one in kept
@@ -165,39 +261,111 @@ def answer(left: Left) -> Answer:
         and (
             one.cause.name not in ENDINGS
             or awaited.intersection(one.cause.ranks)
-            or _is_of_another(one, reporting)
+            or _is_of_another(one, waiting)
         )
     ]
-    if roots and roots[0].cause.name in _BY_RDMA:
-        roots.sort(key=lambda one: not _is_of_another(one, reporting))
+    if roots and roots[0] in waiting:
+        roots.sort(key=lambda one: not _is_of_another(one, waiting))
     rest = [one for one in kept if one not in roots]
-    first = next(iter([*roots, *rest]), None)
+    completed = _completed(left.texts, found)
+    first = None if completed else next(iter([*roots, *rest]), None)
     suspects: tuple[int, ...] = ()
     if first is not None and first.cause.name == "collective timed out":
         late = first.cause.ranks if first.file == FLIGHT_RECORDER else read.silent
         suspects = late if len(late) != len(left.dumps) else ()
     elif first is not None and first.cause.name in _BY_RDMA:
-        ended = {r for one in rest if one.cause.name == _ENDED for r in one.cause.ranks} - reporting
+        reporting = _ranks(waiting)
+        ended = _ranks(one for one in rest if one.cause.name == _ENDED) - reporting
         suspects = tuple(sorted(ended)) if 2 * len(ended) <= len(reporting) else ()
-    shown = first and _located(first, suspects, left)
+    elif first is not None and first.cause.name in _OF_AN_END and len(read.failed) == 1:
+        losers = _ranks(one for one in rest if one.cause.name in _BY_OTHERS)
+        suspects = tuple(read.failed - losers)
+    named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
+    placed = first and _on_named_host(first, {*named_hosts, *read.hosts.values()})
+    shown = placed and _located(placed, suspects, left)
+    dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
         shown,
-        (*roots[1:], *aside, *earlier),
+        (*(one for one in roots if one is not first), *aside, *earlier),
         tuple(one for one in rest if one is not first),
-        tuple(_missing(first, suspects, left, stacks=shown != first)),
+        (completed,)
+        if completed
+        else tuple(_missing(first, suspects, left, dated, stacks=shown != placed)),
         len(left.texts) + len(left.dumps),
         suspects,
     )
 
 
-def _is_of_another(one: Found, reporting: set[int]) -> bool:
-    """Whether it befell a rank that does not report a failure of RDMA, where others do."""
-    return bool(reporting and one.cause.ranks) and reporting.isdisjoint(one.cause.ranks)
+def _joined(found: Sequence[Found]) -> Iterator[Found]:
+    """Of a root cause that several ranks have, one with all of them. Another exception may be of a
+    rank that only followed."""
+    alike: dict[tuple[object, ...], set[int]] = {}
+
+    def key(one: Found) -> tuple[object, ...] | None:
+        cause = one.cause
+        if not cause.ranks or not cause.root or cause.by_victim:
+            return None
+        raised = cause.name == "Python error" and _DIGITS.sub("", split_prefix(cause.line)[1])
+        return cause.name, cause.host, cause.device, cause.peer, cause.detail, raised
+
+    for one in found:
+        if (which := key(one)) is not None:
+            alike.setdefault(which, set()).update(one.cause.ranks)
+    for one in found:
+        if (which := key(one)) is None:
+            yield one
+        elif ranks := alike.pop(which, None):
+            yield replace(one, cause=replace(one.cause, ranks=tuple(sorted(ranks))))
 
 
-def _aside(found: Sequence[Found], awaited: set[int], left: Left) -> list[Found]:
+def _of_last_attempt(files: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a file is of the last attempt or job, by the number in its name or folder, of those
+    of these files; one without a number may be of any."""
+    numbers = {file: int(found[1]) for file in files if (found := _ATTEMPT.search(file))}
+    last = max(numbers.values(), default=0)
+    return lambda file: numbers.get(file, last) == last
+
+
+def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
+    """Why nothing failed: Slurm's accounting has steps, which all have completed, so that they
+    survived what they reported, or printed it as their data; or training ended, and torch only
+    warns that other ranks ended as well."""
+    tables = (text for text in texts.values() if "COMPLETED" in text)
+    if {found[1] for text in tables for found in _STATE.finditer(text)} == {"COMPLETED"}:
+        return _COMPLETED
+    warned = found and all(not one.cause.root and _WARNED.search(one.cause.line) for one in found)
+    return _FINISHED if warned and any(_END.search(text) for text in texts.values()) else None
+
+
+def _is_for_another(cause: Cause) -> bool:
+    """Whether it only tells that another rank or node did not come, or is gone."""
+    named = cause.name == _JOINED and cause.known
+    return cause.name in (*_BY_RDMA, *_AT_THE_START) and not named
+
+
+def _ranks(found: Iterable[Found]) -> set[int]:
+    return {rank for one in found for rank in one.cause.ranks}
+
+
+def _is_of_another(one: Found, waiting: Sequence[Found]) -> bool:
+    """Whether it befell a rank, or the writer of a file, that does not report these others."""
+    if one in waiting:
+        return False
+    if one.cause.ranks and (ranks := _ranks(waiting)):
+        return ranks.isdisjoint(one.cause.ranks)
+    hosts = {other.cause.host for other in waiting}
+    if one.cause.host and hosts and None not in hosts:
+        return one.cause.host not in hosts
+    of_start = [other.file for other in waiting if other.cause.name in _AT_THE_START]
+    return bool(of_start) and one.file not in of_start
+
+
+def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Left) -> list[Found]:
     """Root causes that explain nothing: of a scheduler that ended a job that waited, of a rank
-    that went on to wait with others, or dated outside the job."""
+    that went on, to wait with others or until another one was killed, or dated outside the job.
+
+    failed: ranks whose failure torchrun observed first.
+    """
     names = {one.cause.name for one in found}
     odd = {
         r for one in found if one.cause.name == "ranks' collectives differ" for r in one.cause.ranks
@@ -205,6 +373,10 @@ def _aside(found: Sequence[Found], awaited: set[int], left: Left) -> list[Found]
     timed_out = [one.cause for one in found if one.cause.name == "collective timed out"]
     waiting = {r for cause in timed_out if len(cause.ranks) > 1 for r in cause.ranks}
     survivors = waiting - awaited - odd
+    gave_up_first = _ranks(one for one in found if one.cause.name == "rank waited in vain")
+    gave_up_first = gave_up_first if len(gave_up_first) > 1 else set()
+    was_killed = failed and failed <= _ranks(one for one in found if one.cause.name == "killed")
+    python_error = known_cause("Python error").order
     lines = (cause.line for cause in timed_out)
     gave_up = min((at for line in lines if (at := time_of(line)) is not None), default=None)
     began = _began(left.texts)
@@ -218,10 +390,24 @@ def _aside(found: Sequence[Found], awaited: set[int], left: Left) -> list[Found]
 
     def is_aside(one: Found) -> bool:
         cause = one.cause
-        if cause.name in _BY_SCHEDULER and not names.isdisjoint(_WAITS):
+        if cause.name in _BY_SCHEDULER and not cause.detail and not names.isdisjoint(_WAITS):
             return True
-        if cause.name in _OF_A_PROGRAM and cause.ranks and survivors.issuperset(cause.ranks):
+        if cause.ranks and (
+            (cause.name in _OF_A_PROGRAM and survivors.issuperset(cause.ranks))
+            or (cause.name in _AFTER_A_WAIT and gave_up_first.issuperset(cause.ranks))
+            or (cause.name == "Python error" and was_killed and failed.isdisjoint(cause.ranks))
+        ):
             return True
+        if cause.name == "time limit":
+            before, ended, _ = left.texts.get(one.file, "").partition(cause.line)
+            return bool(ended) and any(
+                other.file == one.file
+                and other.cause.order < python_error
+                and other.cause.name not in (*_OF_A_PROGRAM, *_BY_SCHEDULER)
+                and other.cause.line in before
+                for other in found
+                if other.cause.root
+            )
         if cause.ranks or not is_outside(cause.line):
             return False
         # Of equal causes in a file, the first line is kept.
@@ -251,17 +437,39 @@ def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
     return order, cause.order, -cause.known, inf if time_s is None else time_s
 
 
-def _placed(cause: Cause, file: str, hosts: Mapping[int, str]) -> Cause:
+def _raised_by(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
+    """Weight, where an exception that fewer ranks raised is weightier: the others followed."""
+    number = len(cause.ranks) if cause.name == "Python error" else 0
+    return (*_weight(cause, awaited)[:3], number)
+
+
+def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Cause:
     """The cause with the rank or the node of its file, and the node of its rank, if no line names
     them."""
-    found = RANK_OF_FILE.search(file)
+    node = left.nodes.get(file)
+    found = None if node else RANK_OF_FILE.search(file)
     # A rank that waits for others writes that they did not come.
     if found and not cause.ranks and cause.name not in _WAITS:
         cause = replace(cause, ranks=(int(found[1]),))
-    if cause.name in _BY_SCHEDULER or (cause.name == _ENDED and not cause.ranks):
+    by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail  # a preempted pod has its name
+    if by_scheduler or (cause.name == _ENDED and not cause.ranks):
         return replace(cause, host=None)  # it names the first node of the job
     on = {hosts.get(rank) for rank in cause.ranks} or {_host_of(file)}
+    if node and on == {None} and cause.name not in _WAITS:
+        on = {node}
     return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
+
+
+def _on_named_host(one: Found, hosts: Iterable[str]) -> Found:
+    """With the host by which the file or its folder is called, if other lines name this host."""
+    parts = [
+        PurePath(part).stem if part == PurePath(one.file).name else part
+        for part in PurePath(one.file).parts
+    ]
+    host = next((part for part in reversed(parts) if part in hosts), None)
+    if one.cause.ranks or one.cause.host or one.cause.by_victim or host is None:
+        return one
+    return replace(one, cause=replace(one.cause, host=host))
 
 
 def _host_of(file: str) -> str | None:
@@ -281,13 +489,24 @@ def _located(first: Found, suspects: tuple[int, ...], left: Left) -> Found:
 
 
 def _missing(
-    first: Found | None, suspects: Sequence[int], left: Left, *, stacks: bool
+    first: Found | None,
+    suspects: Sequence[int],
+    left: Left,
+    dated: Sequence[Found],
+    *,
+    stacks: bool,
 ) -> Iterator[str]:
-    """What was not there, as far as it would tell more. stacks: whether the culprit's are."""
+    """What was not there, as far as it would tell more. stacks: whether the culprit's are.
+
+    dated: causes that were not during the job.
+    """
     if left.unread:
         names = ", ".join(f"{name} ({why})" for name, why in list(left.unread.items())[:4])
-        yield f"{len(left.unread)} files could not be read: {names}"
+        yield f"{len(left.unread)} files could not be read whole: {names}"
     waits = first is None or first.cause.name in (*_WAITS, "aborted")
+    if waits and dated:
+        what = f"{dated[0].cause.name} was not during the job by its clock"
+        yield f"the time zone of {dated[0].file}: {what}"
     ranks = {rank for dump in left.dumps for of in dump.members.values() for rank in of}
     without = ranks - {dump.rank for dump in left.dumps}
     if waits and not left.dumps:

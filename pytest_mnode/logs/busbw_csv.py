@@ -23,13 +23,14 @@ from pytest_mnode.spec.quantity import SIZE
 
 ACCEPTED = "a heading such as size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s"
 
-_SIDE = r"(?:(?P<place>inplace|ip)|outofplace|oop)?(?:avg|average|mean|median)?"
+_SIDE = r"(?:(?P<place>inplace|ip)|outofplace|oop)?(?:avg|average|mean|median|(?P<most>peak|max))?"
+_LAST_SIDE = re.compile(r"(?i)(.+?)(outofplace|oop|inplace)$")
 _COLUMNS = {
-    "size": re.compile(r"(?i:(?:message|msg|data|buffer)?(?:size|bytes))(?:in)?(?P<unit>.*)"),
+    "size": re.compile(r"(?i:(?:message|msg|data|buffer|at)?(?:size|bytes))(?:in)?(?P<unit>.*)"),
     "time": re.compile(rf"(?i:{_SIDE}(?:time|latency|duration|elapsed))(?:in)?(?P<unit>.*)"),
     "algbw": re.compile(rf"(?i:{_SIDE}alg(?:o|orithm)?(?:bw|bandwidth))(?:in)?(?P<unit>.*)"),
     "busbw": re.compile(rf"(?i:{_SIDE}bus(?:bw|bandwidth))(?:in)?(?P<unit>.*)"),
-    "wrong": re.compile(r"(?i:#?(?:num|n)?(?:wrong|errors?))(?P<unit>)"),
+    "wrong": re.compile(r"(?i:(?:outofplace|oop)?#?(?:num|n)?(?:wrong|errors?))(?P<unit>)"),
     "status": re.compile(r"(?i:(?:exit|return)?(?:status|code)|results?|state|rc)(?P<unit>)"),
     "collective": re.compile(r"(?i:collective|coll|operation|test|program|name)(?P<unit>)"),
     "in_place": re.compile(r"(?i:inplace)(?P<unit>)"),
@@ -42,6 +43,7 @@ _MAY_BE_HEADING = re.compile(r"size|bytes", re.IGNORECASE)
 _WORD = re.compile(r"\s*(?:\[\d+,\d+\]<std\w+>: ?|\S+\s+)", re.ASCII)
 _MOST_WORDS = 6
 """Words of a prefix, such as those of a journal: day, time, host and program."""
+_LONGEST_PREFIX = 2000
 _MOST_BYTES = 1 << 60
 _FEW = 3
 """Words between blanks are a heading from this many known columns on; fewer may be a sentence."""
@@ -59,6 +61,7 @@ _SHORT_SIZE = re.compile(r"([\d.]+) ?([kKMGT])i?", re.ASCII)
 _THOUSANDS = re.compile(r"\d{1,3}(?:([ ,'_\u202f])\d{3})(?:\1\d{3})*(?:\.\d+)?", re.ASCII)
 _WHOLE_GROUPS = re.compile(r"\d{1,3}(?:([ ,.'_\u202f])\d{3})(?:\1\d{3})*", re.ASCII)
 """A size with separators of thousands: it is whole, so that a comma or a point is one."""
+_TWO_MEANINGS = re.compile(r"\d{1,3},\d{3}", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
 
 
@@ -144,7 +147,10 @@ def _unprefixed(lines: list[str]) -> list[str]:
     for number, line in enumerate(lines, 1):
         if not _MAY_BE_HEADING.search(line):
             continue
-        begins = [0, *(word.end() for word in islice(_WORD.finditer(line), _MOST_WORDS))]
+        begins = [
+            0,
+            *(word.end() for word in islice(_WORD.finditer(line[:_LONGEST_PREFIX]), _MOST_WORDS)),
+        ]
         found = [(at, _heading(line[at:], number)) for at in begins]
         columns = [(len(one.columns), -at) for at, one in found if one]
         if columns:
@@ -177,6 +183,10 @@ class _Heading:
         def scaled(name: str, factor: Callable[[str], float]) -> float | None:
             return _scaled(given[name], factor(units[name])) if name in given else None
 
+        rated = not given.keys().isdisjoint(("algbw", "busbw"))
+        if rated and _TWO_MEANINGS.fullmatch(given.get("time", "")):
+            del given["time"]  # 17,219 is not needed beside a rate
+
         try:
             row = CsvRow(
                 number,
@@ -199,18 +209,18 @@ def _heading(line: str, number: int, *, alone: bool = True) -> _Heading | None:
     if not _MAY_BE_HEADING.search(line) or (not alone and nccl_heading(line.replace("|", " "))):
         return None
     for separator in ("\t", ";", "|", ",", ""):
-        if separator not in line or not (separator or alone):
+        if separator not in line or not (separator or alone) or (not separator and "|" in line):
             continue
         cells = _cells(line.lstrip().removeprefix("#"), separator)
-        columns: dict[str, tuple[int, str]] = {}
-        in_place: dict[str, tuple[int, str]] = {}
+        columns, in_place, most = (dict[str, tuple[int, str]]() for _ in range(3))
         for at, cell in enumerate(cells):
-            joined = _JOINTS.sub("", cell)
+            joined = _LAST_SIDE.sub(r"\2\1", _JOINTS.sub("", cell))
             for name, pattern in _COLUMNS.items():
                 if match := pattern.fullmatch(joined):
-                    place = match.groupdict().get("place")
-                    (in_place if place else columns).setdefault(name, (at, match["unit"]))
-        columns = in_place | columns
+                    of = match.groupdict()
+                    side = most if of.get("most") else in_place if of.get("place") else columns
+                    side.setdefault(name, (at, match["unit"]))
+        columns = most | in_place | columns  # a largest rate counts where there is no usual one
         enough = bool(separator) or len(columns) >= min(_FEW, len(cells))
         if (
             enough
@@ -230,7 +240,7 @@ def _cells(line: str, separator: str) -> list[str]:
     if not separator:
         return line.split()
     if separator == "|":
-        line = line.strip().removeprefix("|").removesuffix("|")
+        line = line.strip().removeprefix("|").removesuffix("|").replace("**", "")
     try:
         [cells] = csv.reader([line], delimiter=separator, skipinitialspace=True)
     except (csv.Error, ValueError):

@@ -126,15 +126,11 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (Severity.FAULT, rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event"),
     # mlx5 prints a line for each queue after the first.
     (Severity.FAULT, rf"\S+ {_PCI} \S+: (?i:tx[ _]timeout\b(?! on queue)|Detected Tx Unit Hang)"),
-    (Severity.FAULT, rf"mlx5_core {_PCI} \S+: (?:Error cqe on cqn|ERR CQE on)"),
-    (Severity.FAULT, rf"bnxt_en {_PCI}(?: \S+)?: Error \(timeout: \d+\) msg"),
     (
         Severity.FAULT,
-        rf"(?:ice|irdma) {_PCI}(?: \S+)?: (?:HMC Error|Rebuild failed|PF reset failed)",
-    ),
-    (
-        Severity.FAULT,
-        rf"ena {_PCI} \S+: (?:Keep alive watchdog timeout|Found a Tx that wasn't completed)",
+        rf"(?:mlx5_core|bnxt_en|ice|irdma|ena) {_PCI}(?: \S+)?: (?:Error cqe on cqn|ERR CQE on"
+        r"|Error \(timeout: \d+\) msg|HMC Error|Rebuild failed|PF reset failed"
+        r"|Keep alive watchdog timeout|Found a Tx that wasn't completed)",
     ),
     (Severity.FAULT, rf"pcieport {_PCI}: pciehp: Slot\(\S+\): Link Down"),
     # A queue of a NIC stands still: usual for the USB network of a BMC only.
@@ -181,16 +177,11 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     # A CPU or a process does not leave the kernel.
     (Severity.FAULT, r"(?:NMI )?(?:watchdog: )?BUG: (?:soft|hard) lockup - (?P<device>CPU#\d+)"),
     (Severity.FAULT, r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on (?P<device>cpu \d+)"),
-    (Severity.FAULT, r"(?P<device>)BUG: (?:workqueue lockup|unable to handle|kernel NULL)"),
-    (Severity.FAULT, r"(?P<device>)(?:kernel BUG at |Kernel panic - |Oops: )"),
     (
         Severity.FAULT,
-        r"(?P<device>)(?:rcu: )?INFO: rcu_\w+ "
-        r"(?:self-detected stall|detected (?:expedited )?stall)",
-    ),
-    (
-        Severity.FAULT,
-        r"(?P<device>)INFO: task .+:\d+ (?:<\S+> )?blocked (?:in I/O wait )?for more than \d+ sec",
+        r"(?P<device>)(?:BUG: (?:workqueue lockup|unable to handle|kernel NULL)|kernel BUG at "
+        r"|Kernel panic - |Oops: |(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"
+        r"|INFO: task .+:\d+ (?:<\S+> )?blocked (?:in I/O wait )?for more than \d+ sec)",
     ),
     (Severity.CORRECTED, r"EDAC (?P<device>MC\d+): \d+ CE "),
 )

@@ -15,7 +15,14 @@ from typing import Any
 
 from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
 from pytest_mnode.logs.nccl_log.text import plain_text
-from pytest_mnode.logs.nccl_tests_rows import NcclTest, NcclTestsRow, Table, Timing, heading
+from pytest_mnode.logs.nccl_tests_rows import (
+    NcclTest,
+    NcclTestsRow,
+    Table,
+    Timing,
+    about,
+    heading,
+)
 
 __all__ = ["NcclTest", "NcclTestsRow", "Timing", "read_nccl_tests"]
 
@@ -258,7 +265,7 @@ def _of_file(file: Mapping[str, Any]) -> NcclTest | None:
         _row(
             row.get("size"),
             [_timing(row.get(key)) for key in ("out_of_place", "in_place")],
-            str(row.get("type", "")),
+            row,
         )
         for row in results
     )
@@ -304,7 +311,7 @@ def _of_fork(file: Mapping[str, Any]) -> NcclTest | None:
                 else None
                 for side in ("oop", "ip")
             ],
-            str(row.get("type", "")),
+            row,
         )
         for by_size in sizes
         if isinstance(by_size, dict)
@@ -314,13 +321,13 @@ def _of_fork(file: Mapping[str, Any]) -> NcclTest | None:
     return NcclTest(rows=tuple(row for row in rows if row is not None), closed=True)
 
 
-def _row(size: Any, blocks: Sequence[Timing | None], dtype: str) -> NcclTestsRow | None:
-    """blocks: out of place and in place."""
+def _row(size: Any, blocks: Sequence[Timing | None], row: Mapping[str, Any]) -> NcclTestsRow | None:
+    """blocks: out of place and in place. row: whatever else the file says of it."""
     size_bytes = _int(size)
     if size_bytes is None or not any(blocks):
         return None
     out_of_place, in_place = blocks
-    return NcclTestsRow(size_bytes, out_of_place or Timing(None, None), in_place, dtype)
+    return NcclTestsRow(size_bytes, out_of_place or Timing(None, None), in_place, *about(row))
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -6,12 +6,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 from pytest_mnode.logs.lines import number, whole
 from pytest_mnode.logs.nvls import NvlsFacts
 from pytest_mnode.spec.alpha_beta import Nvls
 
-_SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
+_SAME_COLUMN = {
+    **{"bytes": "size", "N": "count", "op": "redop", "res": "error", "size(B)": "size"},
+    **{"count(elems)": "count", "time(us)": "time", "algbw(GB/s)": "algbw"},
+    **{"busbw(GB/s)": "busbw", "errors": "#wrong"},
+}
+"""By other programs of the kind, such as nccom-test of AWS Neuron, and in notes."""
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
 _ONE_BYTE = re.compile(r"u?int8|f(?:p|loat)?8|f8")
 _NO_FACTS = NvlsFacts({})
@@ -148,6 +154,13 @@ class NcclTest:
         return bool(self.rows) and not (self.closed or self.faults or self.separate_runs)
 
     @property
+    def is_excerpt(self) -> bool:
+        """Whether somebody took rows from the middle of an output: neither what the program prints
+        above them nor what it prints below is there, so that nothing says that it was cut off."""
+        opened = bool(self.ranks) or self.validated is not None or self.version is not None
+        return self.only_cut_off and not opened
+
+    @property
     def why_without_shape(self) -> str | None:
         """Reason why no rate of the table is one of a collective, whatever it was; else None."""
         alone = self.separate_runs or self.ranks == 1
@@ -233,11 +246,14 @@ def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTes
         return None
     in_place = blocks[1] if len(blocks) > 1 else None
     named = dict(zip(columns, cells, strict=True))
-    reduces = named["redop"] != "none" if "redop" in named else None
-    root = whole(named.get("root", "").removeprefix("-"))
-    root = -1 if named.get("root") == "-1" else root
-    row = NcclTestsRow(size_bytes, blocks[0], in_place, named["type"], reduces, root)
-    return tuple(cells), row
+    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place, *about(named))
+
+
+def about(row: Mapping[str, Any]) -> tuple[str, bool | None, int | None]:
+    """Type, whether it reduces, and root of a row, by the names of its columns."""
+    root = str(row.get("root", ""))
+    reduces = row["redop"] != "none" if "redop" in row else None
+    return str(row.get("type", "")), reduces, -1 if root == "-1" else whole(root.lstrip("-"))
 
 
 def _fits(column: str, cell: str) -> bool:

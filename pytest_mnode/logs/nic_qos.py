@@ -64,7 +64,7 @@ def dcb_pfc(found: Any) -> tuple[int, ...] | None:
 def dcb_app(found: Any) -> dict[int, int]:
     """Priorities by DSCP of `dcb -Nj app show dev INTERFACE`; empty if DSCPs are not trusted."""
     pairs = _value(found, "dscp_prio") or []
-    return {int(dscp): int(priority) for dscp, priority in pairs if str(dscp).isdigit()}
+    return {int(dscp): int(priority) for dscp, priority in pairs if str(dscp).isdecimal()}
 
 
 def register_field(text: str, name: str) -> int | None:

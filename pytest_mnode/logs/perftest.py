@@ -72,6 +72,7 @@ _FACTORS = (1.0, 8 * (1 << 20) / 1e9)
 """Of --report_gbits, and of MiB (2^20 bytes), which is the default."""
 _SAME = 0.03
 """Part by which a printed rate may differ from that of its messages."""
+_NO_ROW = "no row of results"
 _GBITS_S = {"Gb/sec": 1.0, "MB/sec": 8 * (1 << 20) / 1e9, "MiB/sec": 8 * (1 << 20) / 1e9}
 
 
@@ -107,11 +108,18 @@ class Perftest:
         if self.damaged:
             return "a row of results is damaged"
         if not (self.rates_gbits_s or self.typical_us):
-            return "no row of results"
+            return _NO_ROW
         if self.endless:
             idle = not all(rate for _, rate in self.rates_gbits_s)
             return "an endless run with an interval without traffic" if idle else None
         return None if self.closed else "cut off: the table has no closing line"
+
+    @property
+    def why_unusable(self) -> str | None:
+        """The same for output that somebody kept: of one size no row is missing below."""
+        sizes = {size for size, _ in (*self.rates_gbits_s, *self.typical_us)}
+        whole_but_end = len(sizes) == 1 and not (self.faults or self.damaged or self.endless)
+        return None if whole_but_end else self.why_incomplete
 
 
 def read_perftest(output: str | bytes) -> Perftest:
@@ -151,7 +159,15 @@ def read_perftests(output: str | bytes) -> tuple[Perftest, ...]:
     # A rule stands above each title, and must not close the table before it.
     begins = [number - 1 for number, line in enumerate(lines) if _KIND.search(line)]
     edges = [0, *(begin for begin in begins if begin > 0), len(lines)]
-    found = [read_perftest("\n".join(lines[begin:end])) for begin, end in pairwise(edges)]
+    found = list[Perftest]()
+    for begin, end in pairwise(edges):
+        run = read_perftest("\n".join(lines[begin:end]))
+        if run.program and begin and found and found[-1].why_incomplete == _NO_ROW:
+            # Two that were started at once print into one another.
+            at_once = read_perftest("\n".join(lines[edges[edges.index(begin) - 1] : end]))
+            if at_once.closed:
+                found[-1:], run = [], at_once
+        found.append(run)
     if not any(one.rates_gbits_s or one.typical_us for one in found):
         written = "\n".join(_without_prefix(lines, "test_info"))
         found = [*_read_json(written)] or found
@@ -183,15 +199,20 @@ class _Reader:
     program: str | None = None
     device: str | None = None
     commands: list[re.Match[str]] = field(default_factory=list)
+    # Titles above the current table, and its rows: of tests at once there are several.
+    titles: int = 0
+    rows: int = 0
 
     def read(self, line: str) -> None:
         if kind := _KIND.search(line):
+            self.titles, self.rows = (self.titles if not self.rows else 0) + 1, 0
             what = "bw" if kind["what"].lower() == "bw" else "lat"
             self.program = f"ib_{kind['verb'].lower()}_{what}"
         if command := _COMMAND.search(line):
             self.commands.append(command)
         if named := _DEVICE.search(line):
-            self.device = named[1]
+            both = self.titles > 1 and self.device not in (None, named[1])
+            self.device = f"{self.device}, {named[1]}" if both else named[1]
         if _ONE_SIDE.match(line):
             self.one_side, self.columns = True, ()
         elif line.startswith("#bytes") and not self.one_side:
@@ -200,7 +221,7 @@ class _Reader:
         elif self.columns and not self.closed and re.match(r"\d+(\s|$)", line):
             self._row(line.split())
         elif _RULE.fullmatch(line):
-            self.closed = bool(self.rates or self.latencies)
+            self.closed = self.rows >= max(1, self.titles)
         elif match := _TITLE.fullmatch(line):
             self.bidirectional, self.one_side = match["both"] is not None, False
         elif match := _STATUS.match(line):
@@ -222,20 +243,22 @@ class _Reader:
         )
 
     def _row(self, cells: list[str]) -> None:
-        if len(cells) != len(self.columns):
+        columns = self.columns
+        if len(cells) == len(columns) + 1 and columns[-1][0] == "bw average":
+            columns = (*columns, ("msgrate", "Mpps"))  # which a heading that was cut short lacks
+        if len(cells) != len(columns):
             self.damaged = True
             return
         size = whole(cells[0])
-        by_name = {
-            name: (cell, unit) for (name, unit), cell in zip(self.columns, cells, strict=True)
-        }
+        by_name = {name: (cell, unit) for (name, unit), cell in zip(columns, cells, strict=True)}
         if size is None:
             return
+        self.rows += 1
         if "bw average" in by_name:
             rate = _gbits_s(*by_name["bw average"])
             self.rates[size, rate] = None
             self.by_size.setdefault(size, set()).add(rate)
-            self.endless |= len(self.by_size[size]) > 1
+            self.endless |= len(self.by_size[size]) > max(1, self.titles)
         elif typical := by_name.get("t_typical") or by_name.get("t_avg"):
             cell, unit = typical
             latency = _positive(cell) if unit == "usec" else None
@@ -265,7 +288,7 @@ def _is_bidirectional(options: str) -> bool | None:
 
 def _status(number: str, line: str) -> str:
     """What a failed request's line says: its status, in words too, and its syndrome."""
-    words = _MEANINGS.get(int(number)) if number.isdigit() else None
+    words = _MEANINGS.get(int(number)) if number.isdecimal() else None
     syndrome = _SYNDROME.search(line)
     found = f"status {number} ({words})" if words else f"status {number}"
     return f"{found}, syndrome {syndrome[1]}" if syndrome else found

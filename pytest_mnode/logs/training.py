@@ -25,42 +25,83 @@ _NUMBER = r"([-+]?(?:(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(
 _BAR = r"\| *(?P<step>\d+)/(?P<total>\d+) \[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<rest>\d\d)<"
 """The end of a bar of tqdm; a Trainer's has no words before it, unlike those of other work."""
 _WORDS = r"^(?:\[[^\]]*\]:)?\s*(?:(?:[Tt]rain(?:ing)?|(?:[Tt]raining )?[Ss]teps?) *:)? *\d+%\|[^|]*"
+_OF_LOSSES = r"(?i:^(?=.*(?:\b|_)loss\b)(?!.*\b(?:e?val|valid|test|predict)).*?)\d+%\|[^|]*"
+"""Before the end of a bar that shows a loss, and that of no evaluation."""
 FORMATS: Mapping[str, str] = {
     "torchtitan": r"\bstep: +(?P<step>\d+) .*\bloss: .*\b(?:tps|wps): ",
     "megatron": r"\biteration +(?P<step>\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): ",
     "nemo": r"(?=.*reduced_train_loss).*\bglobal_step[:=] *(?P<step>\d+)\b",
     "deepspeed": r"\bglobal_step=(?P<step>\d+), RunningAvg|\bsteps: (?P<step_>\d+) loss: .*iter ",
-    "lightning": rf"\bEpoch \d+: .*{_BAR}",
-    "huggingface": _WORDS + _BAR,
-    "plain": r"\b(?:step|iter(?:ation)?)[ :=#]+(?P<step>\d+)\b.*(?:\b|_)loss\b",
+    "lightning": rf"\bEpoch \d+(?:/\d+)?: .*{_BAR}",
+    "huggingface": rf"(?:{_WORDS}|{_OF_LOSSES}){_BAR}",
+    "plain": r"(?i)^(?=.*(?:\b|_|CrossEntropy)loss\b)(?:"
+    r".*?(?:\b|_)(?:step|iter(?:ation)?)['\"]?[ :=#\[]+(?P<step>\d+(?:,\d{3})*)\b"
+    r"|.*?\b(?:batch|(?:num_)?updates?)['\"]?[ :=#\[]+(?P<step_>\d+(?:,\d{3})*)\b"
+    r"|.*?\bepoch:? *\[\d+\]\[ *(?P<step__>\d+)/"
+    r"|\[\d+, *(?P<step___>\d+)\])",
 }
 """By the name of a format, a pattern of the lines about a step."""
+_KEY = r"['\"]?\s*[:=]?\s*['\"]?"
+_OF_STEP = r"(?:step|iter(?:ation)?|batch)"
+_TIME = rf"(?:\b{_OF_STEP}[ _]time|(?<![a-z] )\btime|\bdt)"
+"""Of a step: not that of another word, such as elapsed, data or eta."""
+_TOKENS = r"tok(?:en)?s?(?:/s(?:ec)?|_per_s(?:ec(?:ond)?)?)"
+_PER_DEVICE = r"(?:/|_per_)(?:device|gpu|accelerator)"
 _VALUES: Mapping[str, str] = {
-    "loss": r"(?:\blm loss|\breduced_train_loss|\btrain_loss(?:_step)?"
-    r"|(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!test[ /-])\bloss)'?[:=]? *'?%s",
-    "seconds": r"(?:_timing in s[:=]|iter time \(s\):|\bdt[ :=]+(?=[\d.]+ ?s\b)) *%s",
-    "time": r"(?<!elapsed )(?<!total )\btime[ :=]+(?=[\d.]+ ?s\b)%s",
-    "milliseconds": r"(?:per iteration \(ms\):|\b(?:time|dt)[ :=]+(?=[\d.]+ ?ms\b)) *%s",
-    "tokens_per_s": r"\b(?:tps|wps|tok(?:ens)?/s(?:ec)?)[ :=]+%s",
+    "loss": r"(?:\blm[ _]loss|\breduced_train_loss|\btrain_loss(?:_step)?|\bCrossEntropyLoss"
+    r"|(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!test[ /-])\bloss(?:[ /]train)?)"
+    rf"{_KEY}%s",
+    "seconds": r"(?:_timing in s[:=]|iter time \(s\):|\bdt[ :=]+(?=[\d.]+ ?s\b)"
+    rf"|(?<!elapsed )(?<!total )\bseconds:|\b{_OF_STEP}_time_s(?:ec(?:onds)?)?{_KEY}) *%s",
+    "shown": rf"(?<![\d.])%s ?s(?:ec)?/(?:it|{_OF_STEP})\b",
+    "time": rf"{_TIME}{_KEY}(?=[\d.]+ ?s\b)%s",
+    "milliseconds": rf"(?:per[ _]iteration(?: \(ms\):|_ms{_KEY})|\b{_OF_STEP}_time_ms{_KEY}"
+    rf"|{_TIME}{_KEY}(?=[\d.]+ ?ms\b)) *%s",
+    "tokens_per_s": rf"\b(?:tps|wps|{_TOKENS})['\"]?[ :=]+%s",
+    "device_tokens_per_s": rf"\b{_TOKENS}{_PER_DEVICE}{_KEY}%s",
     "samples_per_s": r"(?:CurrSamplesPerSec=|samples/sec: )%s",
     "batch": r"global batch size: +%s",
     "tflops": r"(?:throughput per GPU \(TFLOP/s/GPU\): |\btflops: +)%s",
-    "mfu_percent": r"\bmfu:? +%s ?%%",
+    "device_tflops": rf"\b(?:model_)?tflops?(?:/s)?{_PER_DEVICE}{_KEY}%s",
+    "mfu_percent": r"\bmfu:? +%s ?%",
 }
 """Values of a step, each searched in such a line; a pattern of one's own names them as groups."""
 _CLOCK = ("minutes", "rest", "hours")
-VALUE_NAMES = ("step", *(one for one in _VALUES if one != "time"), "job_tokens_per_s", *_CLOCK)
+_OWN = ("time", "shown", "device_tokens_per_s", "device_tflops")
+VALUE_NAMES = ("step", *(one for one in _VALUES if one not in _OWN), "job_tokens_per_s", *_CLOCK)
 _OF_WHOM = ("tokens_per_s", "samples_per_s", "tflops")
 """Rates of which a plain line leaves open whether they are of a rank or of the whole job."""
+_CLEAR = ("torchtitan", "megatron", "deepspeed")
+"""Formats that do not leave it open. What NeMo's programs log beside the loss is their own."""
+_SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+"""Of rates, such as 12.3K tok/s."""
 _BESIDE = re.compile(r"\b(?:val|valid|validation|eval|test)[ _/-]?loss\b")
 """An evaluation's line, which may repeat the loss of training over other batches."""
-_COMPILED = {name: re.compile(pattern % _NUMBER) for name, pattern in _VALUES.items()}
-_ONLY = re.compile(rf"\s*{_NUMBER}\W*$")
+_COMPILED = {
+    name: re.compile(
+        pattern.replace("%s", _NUMBER[:-1] + "(?: ?[kmgb]\\b)?)" if "per_s" in name else _NUMBER),
+        re.IGNORECASE,
+    )
+    for name, pattern in _VALUES.items()
+}
+_ONLY = re.compile(rf"\s*{_NUMBER} ?([kKmMgGbB]?)\W*$")
 _BAR_RATE = re.compile(r"<[^,\]]*, *([\d.]+) ?(it/s|s/it)")
 _HF_LOSS = re.compile(rf"\{{'loss': '?{_NUMBER}'?, ")
 _HF_RAN = re.compile(
     rf"\{{'train_runtime': '?{_NUMBER}'?, 'train_samples_per_second': '?{_NUMBER}'?, "
 )
+
+
+_STEPS = tuple(re.compile(pattern) for pattern in FORMATS.values())
+
+
+def step_in(line: str) -> int | None:
+    """The number of the step that a line of any format is about; None for other lines."""
+    for pattern in _STEPS:
+        if (match := pattern.search(line)) is not None:
+            numbers = (text for key, text in match.groupdict().items() if key.startswith("step"))
+            return next((int(text.replace(",", "")) for text in numbers if text), None)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +121,14 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a log says of a run. format: its name; "" if no line of it was understood. epochs: how
-    often its steps begin at the first again, other than by restarts. first: its first lines."""
+    often its steps begin at the first again, other than by restarts. first: its first lines.
+    unclear: rates that its lines leave open whether they are of a rank or of the whole job."""
 
     format: str
     steps: tuple[Step, ...] = ()
     epochs: int = 1
     first: tuple[str, ...] = ()
+    unclear: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -159,7 +202,7 @@ def _read(
     said: dict[int, dict[str, list[float]]] = {}
     passed: dict[int, float] = {}
     total, epochs = _total(outputs, pattern), 1
-    vague = name == "plain" or name not in FORMATS
+    vague, unclear = name not in _CLEAR, set[str]()
     for lines in outputs:
         numbers, last, loss = _Numbers(restarts), None, None
         for line in lines:
@@ -168,6 +211,8 @@ def _read(
                     loss = _number(found[1])
                 continue
             values = _values(line, match, vague=vague)
+            rates = [one for one in _OF_WHOM if one not in values] if vague else []
+            unclear.update(one for one in rates if _COMPILED[one].search(line))
             if values.pop("total", total) != total or not math.isfinite(values.get("step", nan)):
                 continue
             bar = "minutes" in values and "rest" in values
@@ -198,7 +243,7 @@ def _read(
     drawn = sorted(passed)
     took = {one: _between(one, passed, drawn) for one in middle}
     steps = (_step(one, of_it, took[one], ranks) for one, of_it in middle.items())
-    return Progress(name, tuple(steps), epochs)
+    return Progress(name, tuple(steps), epochs, unclear=frozenset(unclear))
 
 
 def _total(outputs: Sequence[Sequence[str]], pattern: re.Pattern[str]) -> float | None:
@@ -242,8 +287,11 @@ def _values(line: str, match: re.Match[str], *, vague: bool) -> dict[str, float]
         found = {name: one for name, one in found.items() if name not in _OF_WHOM}
         if "loss" in found and _BESIDE.search(line):
             found["loss beside"] = found.pop("loss")
+    for name in _OF_WHOM:
+        if (of_device := found.pop(f"device_{name}", None)) is not None:
+            found[name] = of_device
     found |= {name.rstrip("_"): one for name, one in match.groupdict().items() if one is not None}
-    known = {name: _number(one) for name, one in found.items()}
+    known = {name: _number(one, scaled="per_s" in name) for name, one in found.items()}
     return {name: one for name, one in known.items() if one is not None}
 
 
@@ -278,7 +326,10 @@ def _between(number: int, passed: Mapping[int, float], drawn: Sequence[int]) -> 
     return took / (number - since) if took >= 10 else None
 
 
-def _number(text: str) -> float | None:
-    """None if it is none; what is not of a word may follow it, such as ";" or "%"."""
+def _number(text: str, *, scaled: bool = False) -> float | None:
+    """None if it is none; what is not of a word may follow it, such as ";" or "%". scaled: whether
+    it may be in thousands or more, such as 12.3K."""
     found = _ONLY.match(text)
-    return float(found[1].replace(",", "")) if found else None
+    if found is None or (found[2] and not scaled):
+        return None
+    return float(found[1].replace(",", "")) * _SCALES.get(found[2].lower(), 1)

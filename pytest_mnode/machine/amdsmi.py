@@ -241,6 +241,6 @@ def _bytes(size: Any) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal():
         return int(value)
     return value if isinstance(value, int) and value >= 0 else None

@@ -128,7 +128,7 @@ def _groups(text: str) -> dict[str, str]:
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
-        if colon and number.isdigit():
+        if colon and number.isdecimal():
             for controller in controllers.split(","):
                 found.setdefault(controller, path)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pytest_mnode.machine import sysfs
@@ -66,7 +67,7 @@ class Cpu:
     cache_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cpus:
     """CPUs of a machine. A set is None if unknown."""
 
@@ -82,7 +83,7 @@ class Cpus:
         siblings = {cpu.number: cpu.siblings for cpu in self.cpus}
         return frozenset(siblings.get(n) or frozenset((n,)) for n in numbers)
 
-    @property
+    @cached_property
     def packages(self) -> dict[int, frozenset[int]]:
         """CPUs of each socket; CPUs with an unknown socket are left out."""
         found: dict[int, set[int]] = {}

@@ -19,6 +19,11 @@ def encode(value: Any) -> str:
     return json.dumps(asdict(value), default=sorted, separators=(",", ":"))
 
 
+def plain(value: Any) -> Any:
+    """A dataclass as plain values, as JSON has them: None for a number that is not finite."""
+    return json.loads(encode(value), parse_constant=lambda _: None)
+
+
 def decode(kind: type[T], line: str | bytes) -> T:
     """The dataclass in a line; raises ValueError if a value is missing or has another type.
 

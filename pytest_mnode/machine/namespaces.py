@@ -30,6 +30,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 GROUP_PREFIX = "mnode-"
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+_LIMITS = {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
@@ -203,19 +204,30 @@ def _opened(stack: contextlib.ExitStack, pid: int | str, kind: str) -> int:
 
 
 def _take_on(pid: int) -> None:
-    """Join the rack's control groups that `pid` is in, and lower own limits to those of `pid`.
+    """Join the control groups of `pid`, and lower own limits, CPUs and priority to those of `pid`.
 
-    Both belong to a node as its namespaces do: they bind every process that enters it.
+    They belong to a node as its namespaces do: they bind every process that enters it.
     """
     own, theirs = _groups("self"), _groups(str(pid))
     for hierarchy, group in theirs.items():
-        if group.rpartition("/")[2].startswith(GROUP_PREFIX) and own.get(hierarchy) != group:
-            _write(f"{_hierarchy_mount(hierarchy)}/{group.rpartition('/')[2]}/cgroup.procs", "0")
-    for kind in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE):
+        if own.get(hierarchy) == group:
+            continue
+        mount, last = _hierarchy_mount(hierarchy), group.rpartition("/")[2]
+        if last.startswith(GROUP_PREFIX):
+            _write(f"{mount}/{last}/cgroup.procs", "0")
+        else:  # somebody else's, which a container may not see
+            with contextlib.suppress(OSError):
+                _write(f"{mount}{group}/cgroup.procs", "0")
+    for kind in _LIMITS:
         ours = resource.getrlimit(kind)
         least = tuple(map(_lower, ours, resource.prlimit(pid, kind)))
         if least != ours:
             resource.setrlimit(kind, (least[0], least[1]))
+    own_cpus, cpus = os.sched_getaffinity(0), os.sched_getaffinity(pid)
+    if not own_cpus <= cpus:
+        os.sched_setaffinity(0, own_cpus & cpus or cpus)
+    if (nice := os.getpriority(os.PRIO_PROCESS, pid)) > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 def _groups(pid: str) -> dict[str, str]:

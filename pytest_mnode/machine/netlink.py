@@ -5,6 +5,7 @@ pyroute2 would do this too, but takes longer to import than a survey of a whole 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -35,6 +36,9 @@ _ERRORS = {
     "throw": errno.ENETUNREACH,
 }
 """Errno with which a connection fails. Source: ip-route(8), "Route types"."""
+_RTM_NEWNEIGH, _RTM_GETNEIGH = 28, 30
+_NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
+_NDMSG = struct.Struct("=B3xiHBB")
 _RTM_NEWQDISC, _RTM_GETQDISC = 36, 38
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
@@ -153,6 +157,25 @@ def leaves_by(destination: str, source: str) -> str | None:
                 return socket.if_indextoname(_number(found, _OIF, 0))
     except OSError:
         return None
+    return None
+
+
+def pinned_mac(destination: str) -> str | None:
+    """MAC of an IP address by a permanent entry of this node's neighbour tables, which no answer of
+    another node changes; None without one.
+
+    Source: Linux, include/uapi/linux/neighbour.h (ndmsg).
+    """
+    there = ipaddress.ip_address(destination.partition("%")[0])
+    with contextlib.suppress(OSError):
+        for data in dumped(_RTM_GETNEIGH, bytes(_NDMSG.size)):
+            for kind, entry in messages(data):
+                if kind != _RTM_NEWNEIGH or len(entry) < _NDMSG.size:
+                    continue
+                found = dict(attributes(entry[_NDMSG.size :]))
+                state = _NDMSG.unpack_from(entry)[2]
+                if found.get(_NDA_DST) == there.packed and state & _NUD_PERMANENT:
+                    return found.get(_NDA_LLADDR, b"").hex(":")
     return None
 
 

@@ -34,7 +34,8 @@ _NVML_COUNTERS = ("Replay Errors", "Recovery Errors", "CRC FLIT Errors", "CRC Da
 IMEX_CONFIG = "etc/nvidia-imex/config.cfg"
 IMEX_NODES = "etc/nvidia-imex/nodes_config.cfg"
 _GPU_OF_QUERY = re.compile(r"GPU ([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s*$")
-_NODE = re.compile(r"\s*Node #\d+\s*-\s*(\S+)\s*-\s*([A-Z_]+)")
+_NODE = re.compile(r"\s*Node #\d+\s*[-*]\s*(\S+)(?:\s*\*)?\s*-\s*([A-Z_]+)")
+"""The node itself stands between asterisks."""
 _STATE = re.compile(r"Domain State:\s*(\S+)")
 _NODES_FILE = re.compile(r"(?m)^\s*IMEX_NODES?_CONFIG_FILE\s*=\s*(\S+)")
 _NO_ILLS = {"state", "status", "cliqueid", "clusteruuid", "partitionassigned"}

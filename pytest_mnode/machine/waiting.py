@@ -32,12 +32,14 @@ class Other:
 class Reading:
     """Counters of the calling thread at one moment; None if unknown.
 
-    delayed_s: time in which it was ready but had no CPU. throttled_s: time in which the quota of
+    delayed_s: time in which it was ready but had no CPU. delayed_then_s: the same at the end of the
+    reading, which takes a while on busy CPUs. throttled_s: time in which the quota of
     its control group was used up, summed over its CPUs. quota_cpus: that quota; infinite if there
     is none. others: processes visible to this one, by pid.
     """
 
     delayed_s: float | None = None
+    delayed_then_s: float | None = None
     throttled_s: float | None = None
     quota_cpus: float | None = None
     others: Mapping[int, Other] = field(default_factory=dict)
@@ -72,23 +74,38 @@ class Spent:
         return max(self.throttled_s, self.quota_s)
 
     @property
+    def stopped_s(self) -> float:
+        """Time in which it neither ran nor was ready, although it had work: stopped by a signal or
+        a freezer. On busy CPUs a thread that computes was never found to have 5 % of it."""
+        ready_s = self.idle_s if self.delayed_s is None else self.delayed_s
+        return max(0.0, self.idle_s - ready_s)
+
+    @property
     def own_s(self) -> float:
-        """Time running, held back, or kept from a CPU by visible processes, not by others."""
-        return self.cpu_s + self.held_back_s + min(self.idle_s, self.others_s)
+        """Time running, held back, stopped, or kept from a CPU by visible processes, not by
+        others."""
+        ready_s = self.idle_s - self.stopped_s
+        return self.cpu_s + self.held_back_s + self.stopped_s + min(ready_s, self.others_s)
 
 
 def read_waiting(root: Path = Path("/")) -> Reading:
     """Counters of the calling thread now."""
-    delays = (sysfs.text(root / "proc/thread-self/schedstat") or "").split()
-    delay_ns = sysfs.number_of(delays[1]) if len(delays) > 1 else None
+    delayed_s = _delayed_s(root)
     limits = read_cpu_limits(root=root)
     stat = f"{limits.quota_group.lstrip('/')}/cpu.stat" if limits.quota_group else ""
     return Reading(
         others=_others(root),
         throttled_s=parse_cpu_stat(sysfs.text(root / stat) or "") if stat else None,
         quota_cpus=limits.quota_cpus,
-        delayed_s=None if delay_ns is None else delay_ns / 1e9,
+        delayed_s=delayed_s,
+        delayed_then_s=_delayed_s(root),
     )
+
+
+def _delayed_s(root: Path) -> float | None:
+    delays = (sysfs.text(root / "proc/thread-self/schedstat") or "").split()
+    delay_ns = sysfs.number_of(delays[1]) if len(delays) > 1 else None
+    return None if delay_ns is None else delay_ns / 1e9
 
 
 def cpu_wait_so_far_s() -> float | None:
@@ -119,7 +136,7 @@ def spent_between(
     return Spent(
         wall_s=wall_s,
         cpu_s=cpu_s,
-        delayed_s=difference(before.delayed_s, after.delayed_s),
+        delayed_s=difference(before.delayed_then_s, after.delayed_s),
         throttled_s=min(
             difference(before.throttled_s, after.throttled_s) or 0.0, max(0.0, wall_s - cpu_s)
         ),
@@ -136,7 +153,7 @@ def total(parts: tuple[Spent, ...]) -> Spent:
     return Spent(
         wall_s=sum(part.wall_s for part in parts),
         cpu_s=sum(part.cpu_s for part in parts),
-        delayed_s=sum(delays) if delays else None,
+        delayed_s=sum(delays) if len(delays) == len(parts) else None,
         throttled_s=sum(part.throttled_s for part in parts),
         quota_s=sum(part.quota_s for part in parts),
         others_s=sum(part.others_s for part in parts),

@@ -1,4 +1,4 @@
-"""Copy rates of memory near a rank's accelerator, and of memory far from it."""
+"""Rows of the copy rates of memory near a rank's accelerator, and of memory far from it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from typing import Any
 import numpy
 import torch
 
-from pytest_mnode.criteria.placement.copies import CopyRates, undecided
-from pytest_mnode.criteria.placement.rank_placement import near_nodes
+from pytest_mnode.criteria.placement.near import BUFFERS, COPIES, COPY_RATIO, near_nodes
+from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.process import read_process
-from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.numa import address_of
 from pytest_mnode.measuring.ranks import barrier, gathered
 from pytest_mnode.rank import binding, mempolicy
 from pytest_mnode.rank.accelerators import home_of
 from pytest_mnode.rank.world import World
-from pytest_mnode.skipping import not_promised, promised
-from pytest_mnode.spec import Spec
-from pytest_mnode.spec.devices import Near
+from pytest_mnode.skipping import not_promised
+from pytest_mnode.spec.devices import Near, NumaCriterion
 
 _CACHES = 2
 """A buffer is at least this many times the largest cache, so that memory is measured."""
-_WantsMore = Callable[[Sequence[float], Sequence[float]], bool]
+_WantsMore = Callable[[Sequence[float]], bool]
+"""Whether ratios of repeats, near over far, leave the promise open."""
 _MORE = 4
 """Multiple of the promised repeats that are made at most while the promise is undecided."""
 _FREE = 8
@@ -47,14 +46,13 @@ class CopyNodes:
     cpus: frozenset[int]
 
 
-def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRates]:
-    """Rates of every rank, measured one rank per node at a time; the same on every rank.
+def near_and_far(
+    world: World, device: torch.device, criterion: NumaCriterion, undecided: _WantsMore
+) -> list[Row]:
+    """Rates of this rank, measured one rank per node at a time.
 
     All ranks call this. Ends the test as not promised if no node has memory that is far.
     """
-    promised(spec, "numa.copy_near_over_far")
-    criterion = spec.criteria.numa
-    assert criterion is not None
     bound = binding.of_this_rank()
     home = home_of(bound.shown, address_of(world, device, bound.shown))
     process = read_process()
@@ -65,22 +63,21 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
     everywhere = gathered(nothing)
     if all(everywhere):
         not_promised(f"no far memory to measure: {everywhere[0]}")
-    rank = rank_name(world, world.rank)
-    rates = CopyRates(rank, why=nothing)
-
-    def wants_more(near_s: Sequence[float], far_s: Sequence[float]) -> bool:
-        return undecided(_ratios(near_s, far_s), criterion, world.size)
-
+    found = [_not_copied(nothing)]
     for turn in range(world.local_size):
         barrier(device)
         if turn == world.local_rank and not nothing:
             nodes = copy_nodes(machine, allowed, home)
             size, why = buffer_bytes(criterion.copy_size_bytes, cpus, machine, nodes)
             if isinstance(nodes, str) or why:
-                rates = CopyRates(rank, why=nodes if isinstance(nodes, str) else why)
+                found = [_not_copied(nodes if isinstance(nodes, str) else why)]
             else:
-                rates = _measured(rank, nodes, size, criterion.copy_repeats, device, wants_more)
-    return list(gathered(rates))
+                found = _measured(nodes, size, criterion.copy_repeats, device, undecided)
+    return found
+
+
+def _not_copied(why: str) -> Row:
+    return row(COPIES[0], why=why)
 
 
 def _with_memory(machine: Numa, allowed: frozenset[int] | None) -> list[int]:
@@ -140,14 +137,15 @@ def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str)
     return size, ""
 
 
-def _measured(  # noqa: PLR0917  what to copy, and how often
-    rank: str,
+def _measured(
     found: CopyNodes,
     size: int,
     repeats: int,
     device: torch.device,
     wants_more: _WantsMore | None = None,
-) -> CopyRates:
+) -> list[Row]:
+    """Rows of the rates: bytes copied (not bytes moved) in GB/s; from pinned memory to the device
+    only if there is one."""
     try:
         with running_on(found.cpus):
             near_s, far_s = times_s(found, repeats, lambda n: _pair(n, size), _copy_s, wants_more)
@@ -155,17 +153,14 @@ def _measured(  # noqa: PLR0917  what to copy, and how often
             if device.type == "cuda":
                 device_s = times_s(found, repeats, lambda n: _pinned(n, size, device), _to_device_s)
     except (OSError, MemoryError, RuntimeError) as error:
-        return CopyRates(rank, why=f"could not be measured: {error}")
-    rates = [size / median(seconds) / 1e9 for seconds in device_s]
-    return CopyRates(
-        rank,
-        near_gbytes_s=size / median(near_s) / 1e9,
-        far_gbytes_s=size / median(far_s) / 1e9,
-        near_to_device_gbytes_s=rates[0] if rates else None,
-        far_to_device_gbytes_s=rates[1] if rates else None,
-        where=f"{size >> 20} MiB on NUMA node {found.near}, and on {found.far}",
-        ratios=_ratios(near_s, far_s),
-    )
+        return [_not_copied(f"could not be measured: {error}")]
+    each_s = (near_s, far_s, *device_s)
+    ratios = enumerate(_ratios(near_s, far_s))
+    return [
+        *(row(of, size / median(s) / 1e9, "GB/s") for of, s in zip(COPIES, each_s, strict=False)),
+        row(BUFFERS, f"{size >> 20} MiB on NUMA node {found.near}, and on {found.far}"),
+        *(row(COPY_RATIO, ratio, repeat=number) for number, ratio in ratios),
+    ]
 
 
 def _ratios(near_s: Sequence[float], far_s: Sequence[float]) -> tuple[float, ...]:
@@ -181,14 +176,14 @@ def times_s(
 ) -> tuple[list[float], list[float]]:
     """Seconds of near and of far copies, made in turn so that noise disturbs both.
 
-    wants_more: whether the near and far times so far leave the promise undecided; then more follow,
-    up to `_MORE` times `repeats`.
+    wants_more: whether the ratios so far leave the promise undecided; then more follow, up to
+    `_MORE` times `repeats`.
     """
     with buffers_on(found.near) as near, buffers_on(found.far) as far:
         copy_s(near), copy_s(far)  # the first copies include page faults
         times: tuple[list[float], list[float]] = ([], [])
         for number in range(_MORE * repeats):
-            if number >= repeats and not (wants_more and wants_more(*times)):
+            if number >= repeats and not (wants_more and wants_more(_ratios(*times))):
                 break
             times[0].append(copy_s(near))
             times[1].append(copy_s(far))

@@ -187,15 +187,6 @@ def transport_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) 
     return start_up_s + FACTOR * sent_bits / spec.fabric.line_rate_bits_s
 
 
-def devices_limit_s(spec: Spec, settings: Settings, _nodes: int, _ranks_per_node: int) -> float:
-    """Limit of a test of devices: the usual one, and the durations that the spec promises."""
-    promise = spec.criteria.devices
-    if promise is None:
-        return settings.timeout_s
-    memory_s = promise.memory_test.within_s if promise.memory_test else 0.0
-    return settings.timeout_s + promise.promised_s + memory_s
-
-
 def _start_up_s(spec: Spec, ranks: int) -> float:
     of_accelerators_s = START_UP_OF_ACCELERATORS_S if spec.accelerators.per_node else 0.0
     return START_UP_S + of_accelerators_s + START_UP_OF_A_RANK_S * ranks

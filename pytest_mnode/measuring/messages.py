@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,10 +12,10 @@ import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
-from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, equals
+from pytest_mnode.measurement import HeadlineMark, Measurement, equals
 from pytest_mnode.measuring.checked_calls import votes
 from pytest_mnode.measuring.limits import CHECKED_CALLS
-from pytest_mnode.measuring.naming import culprit_of, rank_name
+from pytest_mnode.measuring.naming import culprit_of, culprit_of_messages
 from pytest_mnode.measuring.ranks import by_rank, send_and_receive
 from pytest_mnode.rank.world import World
 
@@ -44,16 +43,7 @@ class Exchange:
     @property
     def culprit(self) -> Culprit | None:
         """The rank common to all wrong messages, else those messages; None if none is wrong."""
-        if not self.wrong:
-            return None
-        common = set(self.wrong[0]).intersection(*self.wrong)
-        if len(self.wrong) > 1 and len(common) == 1:
-            return rank_name(self.world, common.pop())
-        name = functools.partial(rank_name, self.world)
-        paths = (
-            Culprit.one_of(f"{name(a)} → {name(b)}", [name(a), name(b)]) for a, b in self.wrong
-        )
-        return all_of(paths, separator=", ")
+        return culprit_of_messages(self.world, self.wrong)
 
 
 @dataclass(frozen=True, slots=True)

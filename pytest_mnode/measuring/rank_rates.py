@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import NormalDist, median, median_high
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection, smallest_loss
+from pytest_mnode.evidence.row import Row
 from pytest_mnode.intervals import t_quantile
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cgroup import read_cpu_limits
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.machine.waiting import Spent, parse_stat
+from pytest_mnode.measuring.naming import named_rank
 from pytest_mnode.spec.devices import RankPromise
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NORMAL = 1.4826
 """Standard deviation divided by median absolute deviation, for a normal distribution."""
@@ -29,6 +34,9 @@ half of their difference, and of three the smaller of two gaps, so it would pass
 chance."""
 FALSE_ALARM = 0.01
 """Share of certificates of healthy ranks, however many ranks they compare, that call one slow."""
+UNDECIDED = 4.0
+"""So many times as many of them leave a rank undecided: what the spread of healthy ranks explains
+no more often than that, and is not called slow, is not called healthy either. [choice]"""
 COMPARISONS = 8
 """Number of comparisons of a certificate that share `FALSE_ALARM`, unless a spec says it."""
 HEALTHY_SPREAD = 0.03
@@ -46,6 +54,8 @@ HELD = 0.1
 TWICE = 2.0
 """A single rank shows that most are slow if it is this many times as fast as the median; if it is
 less, it may be odd itself, or read wrongly."""
+_SETTINGS = ("unit", "how", "of", "shared")
+_LOAD = tuple(one.name for one in fields(Load) if one.name != "slowed")
 LEAST_SHARE = 0.1
 """Least share of a rank's time that explains a slow rank."""
 COOL = 0.75
@@ -67,6 +77,51 @@ class RankRate:
     alone: float | None = None
     load: Load | None = None
     repeats: tuple[float, ...] = ()
+
+    def to_rows(self, metric: str, unit: str) -> Iterator[Row]:
+        """Rows of what it has, below `metric`."""
+        name, load = Culprit.of(self.name), self.load
+        at: dict[str, Any] = {
+            "node": next(iter(name.nodes), ""),
+            "rank": next(iter(name.parts.ranks), None),
+            "device": next((device for _, device in name.parts.devices), ""),
+        }
+        if not self.repeats:
+            yield Row(metric=metric, value=self.rate, unit=unit, **at)
+        for number, rate in enumerate(self.repeats):
+            yield Row(metric=metric, value=rate, unit=unit, repeat=number, **at)
+        beside = {"why": self.why or None, "alone": self.alone}
+        if load is not None:
+            beside |= {f"load {key}": getattr(load, key) for key in _LOAD}
+            beside |= {f"slowed {reason}": count for reason, count in load.slowed}
+        for key, value in beside.items():
+            if value is not None:
+                yield Row(metric=f"{metric}: {key}", value=value, **at)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row]) -> RankRate:
+        """The inverse of `to_rows`."""
+        node, rank, device = rows[0].node, rows[0].rank, rows[0].device
+        name = Culprit(node, node)
+        if rank is not None:
+            name = named_rank(node, rank)
+        elif device:
+            name = Culprit.device(f"{device} of {node}", node, device)
+        own = [one for one in rows if ":" not in one.metric]
+        rates = [float(one.value) for one in own if one.value is not None]
+        repeats = tuple(rates) if own[0].repeat is not None else ()
+        beside: dict[str, Any] = {one.metric.partition(": ")[2]: one.value for one in rows}
+        load = None
+        if "load samples" in beside:
+            slowed = tuple(
+                (key.removeprefix("slowed "), count)
+                for key, count in beside.items()
+                if key.startswith("slowed ")
+            )
+            read: dict[str, Any] = {key: beside.get(f"load {key}") for key in _LOAD}
+            load = Load(slowed=slowed, **read)
+        rate, why = median(rates) if rates else None, beside.get("why", "")
+        return cls(name, rate, why, beside.get("alone"), load, repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +164,42 @@ class Comparison:
 
     @property
     def bound(self) -> PeerBound | None:
-        """The ranks' bound; None if a rank was not measured, or there is only one."""
-        rates = [row.rate for row in self.rows if row.rate is not None]
-        if len(rates) < max(2, len(self.rows)):
+        """The ranks' bound; None if a rank was not measured, there is only one, or none has a rate
+        above 0."""
+        rates = [row.rate for row in self.rows if row.rate is not None and math.isfinite(row.rate)]
+        if len(rates) < max(2, len(self.rows)) or max(rates) <= 0:
             return None
         fraction, spreads = self.promise.at_least_fraction, self.promise.at_most_spreads
         return peer_bound(rates, fraction, spreads, self.false_alarm)
+
+    def to_rows(self) -> Iterator[Row]:
+        """All of it but what is promised, and whose false alarms it shares."""
+        for key in _SETTINGS:
+            value = getattr(self, key)
+            yield Row(metric=f"{self.name}, {key}", value=int(value) if key == "shared" else value)
+        for one in self.rows:
+            yield from one.to_rows(self.name, self.unit)
+
+    @classmethod
+    def from_rows(
+        cls,
+        name: str,
+        rows: Sequence[Row],
+        promise: RankPromise,
+        floor: float | None,
+        false_alarm: float,
+    ) -> Comparison:
+        """The inverse of `to_rows`, by another promise."""
+        found: dict[str, Any] = {
+            key: one.value for one in rows for key in _SETTINGS if one.metric == f"{name}, {key}"
+        }
+        of_each: dict[tuple[object, ...], list[Row]] = {}
+        for one in rows:
+            if one.node and one.metric.partition(":")[0] == name:
+                of_each.setdefault((one.node, one.rank, one.device), []).append(one)
+        rates = tuple(RankRate.from_rows(some) for some in of_each.values())
+        of, how, shared = found["of"], found["how"], bool(found["shared"])
+        return cls(name, found["unit"], promise, floor, rates, how, shared, false_alarm, of)
 
     def table(self) -> str:
         """One line per rank: rate, name, and why it is slow or was not measured."""
@@ -154,8 +239,9 @@ def peer_bound(
     """The bound that follows from the rates of two ranks or more; higher is better.
 
     A rank must reach `fraction` of the reference, or what the spread of at least `ENOUGH` ranks
-    explains if that is less. The reference is the median, which no single rank moves; of an even
-    number it is the upper of the middle two, so that of two ranks the slow one does not affect it.
+    explains (in all but `UNDECIDED` × `false_alarm` of comparisons) if that is less. The reference
+    is the median, which no single rank moves; of an even number it is the upper of the middle two,
+    so that of two ranks the slow one does not affect it.
 
     Below that, a rank is slow if it stands apart from the faster ranks as healthy ranks do in no
     more than `false_alarm` of comparisons (`_apart`), or is further from the median than
@@ -169,6 +255,8 @@ def peer_bound(
     If there are at least `ENOUGH` ranks, none may be more than `spreads` × 1.4826 × median
     deviation below the median either: a narrow spread shows small losses.
     """
+    import numpy as np  # not where a spec is read
+
     count = len(rates)
     if count < 2:
         raise ValueError(f"{count} rank cannot be compared; give two or more")
@@ -202,10 +290,11 @@ def peer_bound(
         slow_at = max(slow_at, float(ordered[count - last]))
     limit = fraction * middle
     source = f"at_least_fraction {fraction:g} × {middle:.4g}, the median of {count} ranks"
-    if enough and deviation <= _DOUBTFUL * middle and middle - healthy * deviation < limit:
-        limit = middle - healthy * deviation
+    usual = _healthy_spreads(count, UNDECIDED * false_alarm)
+    if enough and deviation <= _DOUBTFUL * middle and middle - usual * deviation < limit:
+        limit = middle - usual * deviation
         source = (
-            f"median {middle:.4g} of {count} ranks less {healthy:.3g} × their spread "
+            f"median {middle:.4g} of {count} ranks less {usual:.3g} × their spread "
             f"{deviation:.3g}; below at_least_fraction {fraction:g}"
         )
     if spreads is not None and enough:
@@ -241,14 +330,16 @@ def _apart(ordered: NDArray[np.float64], false_alarm: float) -> int:
     ordered: ascending; those of `ENOUGH` ranks or more. The values after the first k are taken for
     healthy ones: the first k stand apart if even the last of them is further below their mean than
     the lowest of so many normal values is in all but `false_alarm` of cases, by the deviation of
-    the healthy ones (at least `LEAST_SCALE`), which no number of slow ranks widens. The largest
-    such k counts.
+    the healthy ones, which no number of slow ranks widens, and by `LEAST_SCALE`, which is known and
+    not estimated. The largest such k counts.
 
     For one value that is the test of a single outlier by the deviation of the others: Student's t
     with n - 2 degrees of freedom, at the error divided by n (Grubbs, Annals of Mathematical
     Statistics 21, 1950). For the choice of k one degree is taken off: then 0.9 to 1.3 times
     `false_alarm` were simulated for 8 to 4,096 values.
     """
+    import numpy as np
+
     count = len(ordered)
     later = np.arange(count - 1, max((count + 1) // 2, min(ENOUGH, count // 2 + 1)) - 1, -1)
     shifted = ordered - ordered[count // 2]
@@ -256,8 +347,11 @@ def _apart(ordered: NDArray[np.float64], false_alarm: float) -> int:
     means = sums / later
     deviations = np.sqrt(np.maximum(squares - later * means**2, 0) / (later - 1))
     least = LEAST_SCALE * np.abs(means + ordered[count // 2])
-    factor = t_quantile(1 - false_alarm / count, count - 3)
-    reach = factor * np.maximum(deviations, least) * np.sqrt(1 + 1 / later)
+    estimated, known = (
+        t_quantile(1 - false_alarm / count, count - 3),
+        NormalDist().inv_cdf(1 - false_alarm / count),
+    )
+    reach = np.maximum(estimated * deviations, known * least) * np.sqrt(1 + 1 / later)
     apart = np.flatnonzero(means - shifted[count - later - 1] > reach)
     return int(apart[-1]) + 1 if apart.size else 0
 
@@ -296,6 +390,9 @@ def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
         group = f" ({limits.quota_group})" if limits.quota_group else ""
         parts.append((held_back_s, f"by its CPU quota{quota}{group}"))
     others_s = min(spent.idle_s, spent.others_s)
+    if shared:  # else it may have waited for its device
+        others_s = min(others_s, spent.idle_s - spent.stopped_s)
+        parts.append((spent.stopped_s, "while it was stopped, by a signal or a freezer"))
     busiest = f", most of all {spent.busiest}" if spent.busiest else ""
     parts.append((others_s, f"by other processes of {node} on its CPUs{busiest}"))
     if not shared:

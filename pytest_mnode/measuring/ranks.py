@@ -6,20 +6,26 @@ All ranks call these functions together, except where a docstring says otherwise
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.logs.kineto import Traced, read_trace
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cgroup import read_memory_rooms
 from pytest_mnode.rank.world import World
 
 T = TypeVar("T")
+_MOST_CALLS = 200
 _SHARE = 0.9
 """Share of the free memory that ranks may take."""
 
@@ -46,6 +52,13 @@ def gathered(value: T) -> tuple[T, ...]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return tuple(every)
+
+
+def of_first_rank(value: T) -> T:
+    """The value of the first rank, on all. It must be picklable. Uses the default process group."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def barrier(device: torch.device) -> None:
@@ -117,6 +130,50 @@ def elapsed_s(call: Callable[[], object], calls: int, device: torch.device) -> f
         call()
     finish(device)
     return time.perf_counter() - started
+
+
+def slowest_call_s(
+    call: Callable[[], object],
+    fill_s: float,
+    device: torch.device,
+    *,
+    repeats: int = 1,
+    group: Any = None,
+) -> float:
+    """Seconds of a call by the slowest rank of the group, over as many as fill `fill_s`: the median
+    of repeats."""
+
+    def slowest_s(calls: int) -> float:
+        mine = torch.tensor([elapsed_s(call, calls, device) / calls], device=device)
+        dist.all_reduce(mine, dist.ReduceOp.MAX, group=group)  # a barrier as well
+        return float(mine)
+
+    slowest_s(1)
+    calls = max(2, min(_MOST_CALLS, math.ceil(fill_s / max(slowest_s(2), 1e-6))))
+    return statistics.median(slowest_s(calls) for _ in range(repeats))
+
+
+def traced(
+    step: Callable[[], object],
+    steps: int,
+    device: torch.device,
+    directory: str,
+    *,
+    shapes: bool = False,
+) -> Traced | None:
+    """What torch's profiler sees in these steps, on this rank; None as of `read_trace`.
+
+    shapes: whether `calls` is asked for, which makes the trace larger. directory: for its file,
+    which is removed; of the run, as a killed rank removes nothing.
+    """
+    kinds = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
+    with torch.profiler.profile(activities=kinds, record_shapes=shapes) as profile:
+        for _ in range(steps):
+            step()
+        finish(device)
+    with tempfile.NamedTemporaryFile(dir=directory, suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        return read_trace(Path(file.name).read_bytes())
 
 
 def free_bytes_by_rank(device: torch.device) -> list[float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,25 +14,90 @@ from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import RankError
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import Verdict, listed
-from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added, recorded_by_all
 from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
 from pytest_mnode.outcome.failures import (
+    Reports,
     deaths,
     different_calls,
     failures_of,
+    is_skipped,
+    is_xfailed,
     lost,
     of_equal_text,
+    raised_in,
     sorted_failures,
 )
 from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, Phase, signature
-from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised_in
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
 from pytest_mnode.outcome.stuck import stuck_failures
+
+ADDED = "mnode_added"
+"""Attribute of a merged report: values to add to it once no plugin changes it any more."""
+OF_A_PLAIN_PASS = frozenset(vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")))
+OF_EVERY_REPORT = OF_A_PLAIN_PASS | {"wasxfail", "mnode_by_bounds"}
+
+
+def added(reports: Iterable[pytest.TestReport]) -> dict[str, Any]:
+    """Merged attributes of all ranks' reports that plain pytest reports do not have."""
+    values: dict[str, list[Any]] = {}
+    for report in {id(report): report for report in reports}.values():
+        for name in vars(report).keys() - OF_EVERY_REPORT:
+            values.setdefault(name, []).append(getattr(report, name))
+    return {name: joined(of_ranks) for name, of_ranks in sorted(values.items())}
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """Maps merged by key; lists and whole lines concatenated, equal ones once; else the first value
+    that is not None."""
+    if all(isinstance(value, dict) for value in values):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: joined([value[key] for value in values if key in value]) for key in keys}
+    if all(isinstance(value, list) for value in values):
+        entries: list[Any] = []
+        for entry in (entry for value in values for entry in value):
+            if entry not in entries:
+                entries.append(entry)
+        return entries
+    if all(isinstance(value, str) and value.endswith("\n") for value in values):
+        return "".join(dict.fromkeys(values))
+    return next((value for value in values if value is not None), None)
+
+
+def give_added(report: pytest.TestReport) -> None:
+    """Add the values of ranks' plugins to their merged report, before values added here."""
+    for name, value in vars(report).pop(ADDED, {}).items():
+        own = getattr(report, name, None)
+        setattr(report, name, value if own is None else joined([value, own]))
+
+
+Recorded = Sequence[tuple[str, Any]]
+
+
+def recorded_by_all(by_rank: Mapping[int, Recorded], ranks: int) -> list[tuple[str, Any]]:
+    """Every value, in the order of the first rank that has it.
+
+    A value that all ranks recorded keeps its name; otherwise the recording ranks are added to the
+    name. ranks: number of all ranks, including those that died and so recorded nothing.
+    """
+    found: dict[tuple[str, str, int], tuple[Any, list[int]]] = {}
+    for rank, recorded in by_rank.items():
+        met: Counter[tuple[str, str]] = Counter()
+        for name, value in recorded:
+            met[name, repr(value)] += 1
+            key = (name, repr(value), met[name, repr(value)])
+            found.setdefault(key, (value, []))[1].append(rank)
+    return [
+        (name if len(those) == ranks else f"{name} ({ranks_text(those)})", value)
+        for (name, _, _), (value, those) in found.items()
+    ]
+
 
 MOST_SECTIONS = 32
 """Maximum number of different captured outputs in one report."""
 _LINE_CHARS = 200
 _TELEMETRY = "c10d-NullHandler"
+_BUILT_AT = re.compile(r"\[(?:enforce fail at )?/\S+:\d+\] ")
+"""torch's and gloo's place in the sources that they were built from, which fills a line."""
 
 
 def merge(
@@ -64,8 +130,7 @@ def merge(
             longrepr=None,
             when=when,
             user_properties=[
-                ("mnode.nodes", ",".join(outcome.world.nodes)),
-                ("mnode.ranks", str(outcome.world.shape.size)),
+                *properties_of(outcome),
                 *recorded_by_all(
                     {rank: r.user_properties for rank, r in have.items()}, len(outcome.states)
                 ),
@@ -107,6 +172,12 @@ def merge(
                 report.longrepr = f"contains {broken} failed subtest{'s' if broken > 1 else ''}"
     merged[1:1] = further
     return merged
+
+
+def properties_of(outcome: Outcome) -> list[tuple[str, str]]:
+    """What every merged report says of its world."""
+    nodes = ",".join(outcome.world.nodes)
+    return [("mnode.nodes", nodes), ("mnode.ranks", str(outcome.world.shape.size))]
 
 
 def _partial(
@@ -269,7 +340,7 @@ def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], s
         parts.append(Part(f"{outcome.places(alike)}: {words}", None, ""))
     first = failures[0]
     crash = getattr(first.report.longrepr, "reprcrash", None) if first.report else None
-    message = f"{outcome.places(first.ranks)}: {first.line}"
+    message = f"{outcome.places(first.ranks)}: {_BUILT_AT.sub('', first.line)}"
     path = str(crash.path) if crash is not None else ""
     return RanksRepr(tuple(parts), message, path, int(crash.lineno) if crash is not None else 0)
 
@@ -294,9 +365,10 @@ def function_error(outcome: Outcome) -> RankError:
     """The error of a function that failed in some ranks of a world."""
     raised = {}
     for rank, state in outcome.states.items():
-        if (end := state.returned) is not None and end.value is None:
+        if (end := state.torn_down) is not None and end.problem:
             line = end.summary.splitlines()[-1] if end.summary else ""
-            raised[rank] = Failure([rank], "call", line, text=end.error, victim=is_peer_lost(line))
+            victim = is_peer_lost(line)
+            raised[rank] = Failure([rank], "call", line, text=end.problem, victim=victim)
     failures = [*of_equal_text(outcome, raised), *deaths(outcome), *lost(outcome)]
     failures += different_calls(outcome, failures)
     explained = any(not g.victim for g in failures)

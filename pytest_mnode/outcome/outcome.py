@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 
@@ -15,7 +15,7 @@ from pytest_mnode.outcome import describe
 from pytest_mnode.outcome.call_record import Call, parse, parse_counts
 from pytest_mnode.outcome.calls import Difference
 from pytest_mnode.protocol.agent_messages import Death
-from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
+from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
 from pytest_mnode.protocol.world import WorldInfo
 
 _Read = TypeVar("_Read")
@@ -60,7 +60,11 @@ class RankState:
     stuck_in: str = ""
     calls: str | None = None
     """Its record of collectives; None if unknown."""
-    returned: Returned | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What other plugins gathered in it; see `contrib`."""
+        return self.torn_down.data if self.torn_down is not None else {}
 
     @property
     def absent(self) -> bool:
@@ -162,14 +166,13 @@ class Outcome:
     @property
     def new_group(self) -> bool:
         """Whether the next test in this world must get a new process group."""
-        ends = [end for s in self.states.values() for end in (s.torn_down, s.returned)]
-        return any(end is not None and end.new_group for end in ends)
+        return any(s.torn_down and s.torn_down.new_group for s in self.states.values())
 
     @property
     def returned(self) -> bool:
         """Whether every rank returned from a function."""
         return all(
-            s.returned is not None and s.failed_at is None and not (s.stuck_in or s.gone)
+            s.torn_down is not None and s.failed_at is None and not (s.stuck_in or s.gone)
             for s in self.states.values()
         )
 
@@ -184,6 +187,16 @@ class Outcome:
             and all(r.outcome == "passed" and "wasxfail" not in r.data for _, r in s.partial)
             and all(r.outcome == "passed" and "wasxfail" not in r.data for r in s.reports.values())
             for s in self.states.values()
+        )
+
+    @property
+    def plainly_passed(self) -> bool:
+        """Whether nothing is left to look for: all ranks reported the same phases, all passed."""
+        return (
+            self.clean
+            and self.passed
+            and not any(s.stuck_in for s in self.states.values())
+            and len({frozenset(s.reports) for s in self.states.values()}) == 1
         )
 
     @property
@@ -217,7 +230,7 @@ class Outcome:
         return {
             rank
             for rank, s in self.states.items()
-            if (s.body_done or s.returned or s.torn_down)
+            if (s.body_done or s.torn_down)
             and not (s.stuck_in or s.gone or s.failed_at is not None)
         }
 

@@ -37,7 +37,6 @@ _HIDDEN = (
     "/pytest_mnode/rank/debugger.py",
     "/pytest_mnode/rank/device_work.py",
     "/pytest_mnode/rank/entry.py",
-    "/pytest_mnode/rank/loop.py",
     "/pytest_mnode/rank/session.py",
     "/torch/multiprocessing/",
     "/torch/distributed/elastic/",

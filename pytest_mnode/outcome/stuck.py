@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from pytest_mnode.machine import tcp
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.call_record import group_text
 from pytest_mnode.outcome.calls import ahead, unjoined
@@ -20,7 +21,46 @@ from pytest_mnode.outcome.stacks import (
     where_of_dump,
     without_native_frames,
 )
-from pytest_mnode.outcome.unanswered import suspects, unanswered
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A connection of a rank whose other end, at an address of these nodes, does not answer."""
+
+    rank: int
+    node: str
+    peer: tcp.Endpoint
+    peer_nodes: tuple[str, ...]
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset((self.node, *self.peer_nodes))
+
+    def __str__(self) -> str:
+        peer = f"{tcp.text(self.peer)} on {listed(self.peer_nodes, 3, ',')}"
+        return f"rank {self.rank} on {self.node} gets no TCP acknowledgement from {peer}"
+
+
+def unanswered(outcome: Outcome) -> list[Unanswered]:
+    """By rank. Connections to other machines than the nodes are left out."""
+    owners: dict[str, dict[str, None]] = {}
+    for state in outcome.states.values():
+        for address in state.tcp.addresses:
+            owners.setdefault(address, {})[state.node] = None
+    return [
+        Unanswered(rank, state.node, peer, tuple(owners[peer[0]]))
+        for rank, state in sorted(outcome.states.items())
+        for peer in state.tcp.silent
+        if peer[0] in owners
+    ]
+
+
+def suspects(found: list[Unanswered]) -> frozenset[str]:
+    """The nodes that every one of several pairs has in common, or else all of their nodes."""
+    pairs = {one.nodes for one in found} or {frozenset()}
+    common = frozenset.intersection(*pairs)
+    return common if len(common) == 1 else frozenset.union(*pairs)
+
 
 _OF_ONE_PROCESS = re.compile(r"(?:(?:Current thread|Thread) )?0x[0-9a-fA-F]+")
 """What differs between equal stacks; the thread that got the signal is the current one."""
@@ -232,8 +272,8 @@ def awaited(outcome: Outcome, absent: Collection[int]) -> str:
     for in a collective."""
     states = outcome.states
     there = [s for s in states.values() if not s.gone and not s.stuck_in]
-    body = [s for s in there if not (s.body_done or s.returned or s.torn_down)]
-    waiting = [s.rank for s in body or there if s.torn_down is None and s.returned is None]
+    body = [s for s in there if not (s.body_done or s.torn_down)]
+    waiting = [s.rank for s in body or there if s.torn_down is None]
     if len(waiting) == len(states):
         waiting = [rank for rank in waiting if rank in absent] or waiting
     if not waiting or len(waiting) == len(states):
@@ -246,7 +286,7 @@ def _place(state: RankState, ranks: Sequence[int]) -> str:
     has, be = ("have", "are") if len(ranks) > 1 else ("has", "is")
     if state.gone:
         return f"{be} gone"
-    if state.torn_down is not None or state.returned is not None:
+    if state.torn_down is not None:
         return f"{has} ended"
     if not state.stack:
         return f"no stack could be read{': ' if state.state else ''}{state.state}"

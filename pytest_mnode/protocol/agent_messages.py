@@ -1,8 +1,9 @@
-"""Messages between the hub and the agents on nodes, and between an agent and its fork server."""
+"""Messages between the hub, its clients and the agents on nodes, and of an agent's fork server."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
@@ -12,7 +13,10 @@ from pytest_mnode.protocol.world import WorldInfo
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """A node, for its agent. namespace_pid: a process in the namespaces that are the node."""
+    """A node, for its agent; sent again when the node was booted again.
+
+    namespace_pid: a process in the namespaces that are the node.
+    """
 
     name: str
     index: int
@@ -24,13 +28,6 @@ class NodeEntry:
 @dataclass(frozen=True)
 class StartForkServer:
     """Import torch, because ranks are needed."""
-
-
-@dataclass(frozen=True)
-class NodeBooted:
-    """A node of this agent was booted again; `entry` replaces its earlier entry."""
-
-    entry: NodeEntry
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,10 @@ class Launch:
     """Start the ranks of one node of a world. accelerators: number promised by the spec.
 
     own_imports: files that each rank imports for itself; if empty, ranks are forked with all other
-    files imported.
+    files imported. namespace_pid: see NodeEntry; the agent knows it.
+
+    To the fork server it comes with descriptors: the launcher's pipe to the agent and, on the first
+    node, the listening store.
     """
 
     node: str
@@ -80,13 +80,7 @@ class Launch:
     env: dict[str, str]
     binding: BindingOrder
     own_imports: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class OwnImports:
-    """Files that ranks must import for themselves, each with the reason."""
-
-    files: dict[str, str]
+    namespace_pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,32 +107,20 @@ class TakeStacks:
 
 @dataclass(frozen=True)
 class AgentAlive:
-    agent: int
-    incarnation: int = 0
-
-
-@dataclass(frozen=True)
-class AgentFailed:
-    """An agent's fork server ended or could not do its work; `text` is for the user."""
+    """failure: text for the user if its fork server ended or could not do its work."""
 
     agent: int
-    text: str
     incarnation: int = 0
+    failure: str = ""
 
 
 @dataclass(frozen=True)
 class NodeReady:
-    """Ranks can be started on a node. store_port: for the next world whose first node it is."""
+    """Ranks can be started on a node. store_port: for the next world whose first node it is; None:
+    the node's namespaces have ended instead."""
 
     node: str
-    store_port: int
-
-
-@dataclass(frozen=True)
-class NodeGone:
-    """The namespaces of a node have ended."""
-
-    node: str
+    store_port: int | None
 
 
 @dataclass(frozen=True)
@@ -254,26 +236,17 @@ class AgentOrder:
 
 
 @dataclass(frozen=True)
-class ForkServerReady:
-    """Torch is imported and tests are collected. own_imports: files left out, with the reasons."""
+class Collected:
+    """The tests are collected, and ranks can be forked.
 
-    own_imports: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ForkServerFailed:
-    text: str
-
-
-@dataclass(frozen=True)
-class ForkLauncher:
-    """Fork the elastic launcher of a node's part of a world, in the namespaces of the node.
-
-    Its descriptors: the launcher's pipe to the agent and, on the first node, the listening store.
+    own_imports: files that ranks must import for themselves, each with the reason. failure: text
+    for the user; "" if there is none. fit: false if no rank can be forked from this collector, but
+    perhaps from another one without these files.
     """
 
-    launch: Launch
-    namespace_pid: int | None
+    own_imports: dict[str, str] = field(default_factory=dict)
+    failure: str = ""
+    fit: bool = True
 
 
 @dataclass(frozen=True)
@@ -283,3 +256,106 @@ class LauncherForked:
     node: str
     world: str
     pid: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the hub's method `on_METHOD`, whose first argument is an Asked if it has an answer.
+
+    seq: of the Answer that the client waits for; 0 if the method has none.
+    """
+
+    seq: int
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The value of a Call, or an MnodeError that the client raises."""
+
+    seq: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Configuration of the controller's pytest, so that fork servers collect the same items.
+
+    args: pytest's arguments, of which only `files` are collected. options: each pickled, because
+    its class may be of a conftest.py. ranks: whether some items run in ranks. collected: node ids
+    that the controller collected, by file, of files in which ranks may have further tests.
+    """
+
+    args: tuple[str, ...]
+    files: frozenset[str]
+    options: dict[str, bytes]
+    inifile: str | None
+    rootdir: str
+    cwd: str
+    sys_path: tuple[str, ...]
+    basetemp: str
+    markers: tuple[str, ...] = ()
+    ranks: bool = True
+    collected: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def only(self, files: frozenset[str]) -> Collect:
+        """The same configuration, restricted to these files."""
+        others = self.files - files
+        return replace(self, args=tuple(a for a in self.args if a not in others), files=files)
+
+
+@dataclass(frozen=True)
+class OpenTerminal:
+    """Open a terminal for a rank; a DebuggerAnswer answers.
+
+    The agent's side, not the rank, holds the terminal of a debugged rank, so that it can be read
+    and interrupted while the rank computes or is stuck. Between it and the user's terminal is a
+    tunnel of bytes.
+
+    size: lines and columns; None: two pipes instead, because the user's own input is no terminal.
+    term: the value of TERM.
+    """
+
+    node: str
+    world: str
+    rank: int
+    size: tuple[int, int] | None = None
+    term: str = ""
+
+
+@dataclass(frozen=True)
+class DebuggerAnswer:
+    """The answer to OpenTerminal, and to the rank's AskDebugger.
+
+    reads, writes: paths of the rank's terminal; "" if another rank is debugged. term: the value of
+    TERM. error: why this rank cannot be debugged; "" if one can.
+    """
+
+    world: str
+    rank: int
+    reads: str = ""
+    writes: str = ""
+    term: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TerminalData:
+    """Bytes in the tunnel: the user's input for the rank, of which b"" is the end, or its output.
+
+    None closes the terminal, and says that it is closed, after all output.
+    """
+
+    node: str
+    world: str
+    rank: int
+    data: bytes | None
+
+
+@dataclass(frozen=True)
+class LiveOutput:
+    """Whole lines that a node's ranks printed since the previous message, by rank."""
+
+    world: str
+    lines: dict[int, list[str]] = field(default_factory=dict)

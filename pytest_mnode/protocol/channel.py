@@ -18,14 +18,93 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Self
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.protocol import address as addresses_of
-from pytest_mnode.protocol.pipe import Pipe
+
+_HEADER_BYTES = 4
+_CHUNK_BYTES = 1 << 16
+_MOST_FDS = 16
+
+
+class Pipe:
+    """One end of a socket pair. A writer that stops in mid-message never blocks the reader."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._data = bytearray()
+        self.fds: deque[int] = deque()
+        """Received descriptors that were not taken yet, in order of arrival."""
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Self]:
+        one, other = socket.socketpair()
+        return cls(one), cls(other)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Self:
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send a message; blocks while the socket buffer is full."""
+        self.send_bytes(pickle.dumps(message), fds)
+
+    def send_bytes(self, payload: bytes, fds: Sequence[int] = ()) -> None:
+        data = self.framed(payload)
+        if fds:
+            data = data[socket.send_fds(self._end, [data], fds) :]
+        self._end.sendall(data)
+
+    @staticmethod
+    def framed(payload: bytes) -> bytes:
+        """The bytes of a message in the stream."""
+        return len(payload).to_bytes(_HEADER_BYTES, "big") + payload
+
+    def has_room(self) -> bool:
+        """Whether a short message can be sent at once."""
+        return bool(select.select([], [self._end], [], 0)[1])
+
+    def receive(self) -> list[bytes]:
+        """Wait for bytes and return the messages that they complete, if any.
+
+        Raises EOFError at the end of the stream.
+        """
+        try:
+            data, fds, _, _ = socket.recv_fds(self._end, _CHUNK_BYTES, _MOST_FDS)
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            raise EOFError
+        for fd in fds:
+            os.set_inheritable(fd, False)
+            self.fds.append(fd)
+        self._data += data
+        found = []
+        while (whole := self._whole()) is not None:
+            found.append(whole)
+        return found
+
+    def _whole(self) -> bytes | None:
+        end = _HEADER_BYTES + int.from_bytes(self._data[:_HEADER_BYTES], "big")
+        if len(self._data) < max(end, _HEADER_BYTES):
+            return None
+        whole = bytes(self._data[_HEADER_BYTES:end])
+        del self._data[:end]
+        return whole
+
+    def close(self) -> None:
+        self._end.close()
+        while self.fds:
+            os.close(self.fds.popleft())
+
 
 IPC = "ipc://"
 _NAME_BYTES = 2
@@ -47,16 +126,6 @@ def new_keys() -> tuple[bytes, Keys]:
     client_public, client_secret = zmq.curve_keypair()
     keys = Keys(server_public.decode(), client_public.decode(), client_secret.decode())
     return server_secret, keys
-
-
-class _OneKey:
-    """Credentials provider that accepts a single client key (Z85 text)."""
-
-    def __init__(self, public: bytes) -> None:
-        self._public = public
-
-    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002  zmq's signature
-        return key == self._public
 
 
 class Switchboard:
@@ -207,9 +276,9 @@ class _Router:
         self.context = zmq.Context(io_threads=1)
         self._authenticator = ThreadAuthenticator(self.context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(
-            "*", credentials_provider=_OneKey(keys.client_public.encode())
-        )
+        only = keys.client_public.encode()
+        provider = SimpleNamespace(callback=lambda domain, key: key == only)  # noqa: ARG005
+        self._authenticator.configure_curve_callback("*", credentials_provider=provider)
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         self.socket.curve_server = True
         self.socket.curve_secretkey = server_secret
@@ -262,19 +331,6 @@ class _Router:
         self.context.term()
 
 
-class PeerLine(Protocol):
-    """A peer's connection to the hub."""
-
-    def send(self, destination: str, message: Any) -> None:
-        """Pickle `message` and send it to `destination`."""
-
-    def receive(self, timeout_s: float | None) -> Any | None:
-        """The next message, or None after `timeout_s` (None: wait for ever)."""
-
-    def close(self) -> None:
-        """Send the messages still queued, then close."""
-
-
 def waking_pair() -> tuple[socket.socket, socket.socket]:
     """Two sockets: the first becomes readable when `wake` is called with the second."""
     pair = socket.socketpair()
@@ -293,68 +349,11 @@ def forget_wakes(woken: socket.socket) -> None:
         woken.recv(4096)
 
 
-class LocalLine:
-    """The connection of a peer in the hub's own process: queues, without a socket or encryption.
-
-    Messages are still pickled, so that no object is shared by accident.
-    """
-
-    def __init__(
-        self,
-        to_hub: Callable[[str, bytes], None],
-        carry: Callable[[LocalLine, float | None], None] | None = None,
-    ) -> None:
-        """carry: called instead of `wait`, with the same arguments."""
-        self._to_hub = to_hub
-        self._carry = carry or LocalLine.wait
-        self._inbox: deque[bytes] = deque()
-        self._woken, self._waker = waking_pair()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._inbox
-
-    def put(self, payload: bytes, *, wakes: bool = True) -> None:
-        """Queue a message for this peer. wakes: the caller is not the receiving thread."""
-        self._inbox.append(payload)
-        if wakes:
-            wake(self._waker)
-
-    def wait(self, wait_s: float | None, descriptor: int | None = None) -> None:
-        """Wait until a message was put, `descriptor` is readable, or `wait_s` seconds passed."""
-        wait_ms = None if wait_s is None else int(wait_s * 1000 + 0.999)
-        sources = select.poll()
-        for source in (self._woken.fileno(), descriptor):
-            if source is not None:
-                sources.register(source, select.POLLIN)
-        sources.poll(wait_ms)
-        forget_wakes(self._woken)
-
-    def send(self, destination: str, message: Any) -> None:
-        self._to_hub(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-
-    def receive(self, timeout_s: float | None) -> Any | None:
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        left_s = timeout_s
-        while not self._inbox:
-            self._carry(self, left_s)
-            if end is not None and (left_s := max(0.0, end - time.monotonic())) == 0:
-                break
-        return pickle.loads(self._inbox.popleft()) if self._inbox else None
-
-    def close(self) -> None:
-        self._woken.close()
-        self._waker.close()
-
-
 class Line:
-    """A peer's connection. Created only after a fork, because zmq contexts do not survive one."""
+    """A peer's connection to the hub, made only after a fork: zmq contexts survive none."""
 
     source: Any
     """What a zmq.Poller watches: readable when a message may have arrived."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
 
     def send(self, destination: str, message: Any) -> None:
         self.send_bytes(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
@@ -371,7 +370,65 @@ class Line:
         raise NotImplementedError
 
     def close(self) -> None:
+        """Send the messages still queued, then close; without effect in a forked child."""
         raise NotImplementedError
+
+
+class LocalLine(Line):
+    """The connection of a peer in the hub's own process: queues, without a socket or encryption.
+
+    Messages are still pickled, so that no object is shared by accident.
+    """
+
+    def __init__(
+        self,
+        to_hub: Callable[[str, bytes], None],
+        carry: Callable[[LocalLine, float | None], None] | None = None,
+    ) -> None:
+        """carry: called instead of `wait`, with the same arguments."""
+        self._to_hub = to_hub
+        self._carry = carry or LocalLine.wait
+        self._inbox: deque[bytes] = deque()
+        self._woken, self._waker = waking_pair()
+        self._sources: dict[int | None, select.poll] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._inbox
+
+    def put(self, payload: bytes, *, wakes: bool = True) -> None:
+        """Queue a message for this peer. wakes: the caller is not the receiving thread."""
+        self._inbox.append(payload)
+        if wakes:
+            wake(self._waker)
+
+    def wait(self, wait_s: float | None, descriptor: int | None = None) -> None:
+        """Wait until a message was put, `descriptor` is readable, or `wait_s` seconds passed."""
+        wait_ms = None if wait_s is None else int(wait_s * 1000 + 0.999)
+        sources, woken = self._sources.get(descriptor), self._woken.fileno()
+        if sources is None:
+            sources = self._sources[descriptor] = select.poll()
+            for source in (woken, descriptor):
+                if source is not None:
+                    sources.register(source, select.POLLIN)
+        if any(source == woken for source, _ in sources.poll(wait_ms)):
+            forget_wakes(self._woken)
+
+    def send_bytes(self, destination: str, payload: bytes) -> None:
+        self._to_hub(destination, payload)
+
+    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s = timeout_s
+        while not self._inbox:
+            self._carry(self, left_s)
+            if end is not None and (left_s := max(0.0, end - time.monotonic())) == 0:
+                break
+        return self._inbox.popleft() if self._inbox else None
+
+    def close(self) -> None:
+        self._woken.close()
+        self._waker.close()
 
 
 def connect(
@@ -394,7 +451,7 @@ def connect(
 
 class _UnixLine(Line):
     def __init__(self, name: str, endpoint: str, keys: Keys) -> None:
-        super().__init__()
+        self._pid = os.getpid()
         end = socket.socket(socket.AF_UNIX)
         end.connect(endpoint.removeprefix(IPC))
         self._end = end
@@ -448,7 +505,7 @@ class _ZmqLine(Line):
         *,
         reconnects: bool,
     ) -> None:
-        super().__init__()
+        self._pid = os.getpid()
         self._own_context = context is None
         self._context = zmq.Context(io_threads=1) if context is None else context
         self.source: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

@@ -10,12 +10,11 @@ from typing import ClassVar
 class LauncherRequest:
     """A request to the launcher.
 
-    does: the operation, worded to follow "cannot". offered_by: a launcher that supports it.
+    does: the operation, worded to follow "cannot".
     limit_s: how long to wait for the answer.
     """
 
     does: ClassVar[str]
-    offered_by: ClassVar[str] = "rack"
     limit_s: ClassVar[float] = 150.0
 
 
@@ -111,11 +110,3 @@ class SetLinkPresent(LauncherRequest):
     link: str
     present: bool
     does: ClassVar[str] = "remove or restore a node's link"
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerNames(LauncherRequest):
-    """Request for a dict: the scheduler's name of each node, by the node's name in this run."""
-
-    does: ClassVar[str] = "report a scheduler's names of nodes"
-    offered_by: ClassVar[str] = "slurm"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.charts import Chart
@@ -80,27 +80,17 @@ class BodyDone:
 
 
 @dataclass(frozen=True)
-class CoverageData:
-    """The coverage measured in a rank since the previous message, as coverage.py dumps its data.
-
-    site: directory of the rank's installed Python packages. problem: why nothing was measured.
-    """
-
-    dumps: tuple[bytes, ...] = ()
-    site: str = ""
-    problem: str = ""
-
-
-@dataclass(frozen=True)
 class TornDown:
-    """The test is over, and the rank waits for its next order. `leaks` are lines for the user; a
-    world with leaks is not reused.
+    """The test, or the function, is over, and the rank waits for its next order. `leaks` are lines
+    for the user; a world with leaks is not reused.
 
-    allure: allure's result of the test, in the form of its own files.
+    problem: what made it fail; of a function the whole error, whose last lines are `summary`.
+    value: what the function returned, by cloudpickle.
     entered: how many operations of the default process group this rank has entered so far.
     made: its calls in this test, if they can be compared with those of other ranks.
     new_group: the store holds keys of destroyed groups, which the next group would find.
     absent: this rank does not have the test, whose file may decide so by the rank's own variables.
+    data: of other plugins, by the name of the adaptor in `contrib`.
     """
 
     rank: int
@@ -116,25 +106,10 @@ class TornDown:
     reports: tuple[PhaseReport, ...] = ()
     charts: tuple[Chart, ...] = ()
     suite_properties: tuple[tuple[str, Any], ...] = ()
-    coverage: CoverageData | None = None
-    allure: dict[str, Any] | None = None
     absent: bool = False
-
-
-@dataclass(frozen=True)
-class Returned:
-    """The result of a function in this rank: `value` pickled by cloudpickle, or the error's text.
-
-    new_group: see TornDown.
-    """
-
-    rank: int
-    ordinal: int
-    value: bytes | None
-    error: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    value: bytes = b""
     summary: str = ""
-    coverage: CoverageData | None = None
-    new_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,3 +159,20 @@ class CallFunction:
     blob: bytes
     group: bool
     keep_group: bool = True
+
+
+@dataclass(frozen=True)
+class AskDebugger:
+    """A rank reached a breakpoint or failed under --pdb; it waits for a DebuggerAnswer."""
+
+    rank: int
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class DebuggerLeft:
+    """The debugger was left and the rank continues; quit: the user ended the run."""
+
+    rank: int
+    ordinal: int
+    quit: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from _pytest.config import create_terminal_writer
 from _pytest.debugging import pytestPDB
 
 from pytest_mnode.options import setting
-from pytest_mnode.protocol.rank_messages import PhaseReport
-from pytest_mnode.protocol.terminal_messages import AskDebugger, DebuggerAnswer, DebuggerLeft
+from pytest_mnode.protocol.agent_messages import DebuggerAnswer
+from pytest_mnode.protocol.rank_messages import AskDebugger, DebuggerLeft, PhaseReport
 from pytest_mnode.rank.rank import Rank
 
 
@@ -169,25 +169,3 @@ class Debugger:
             self._pdb.set_continue()
             self._pdb = None
         self.leave()
-
-
-class DebuggerHooks:
-    """pytest plugin of a rank: starts and ends the debugger."""
-
-    def __init__(self, debugger: Debugger, take_held: Callable[[], Iterable[PhaseReport]]) -> None:
-        """take_held: returns the unsent reports, sent first because the user may end the run."""
-        self._debugger, self._take_held = debugger, take_held
-
-    def pytest_leave_pdb(self) -> None:
-        self._debugger.leave()
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self) -> Generator[None, object, object]:
-        self._debugger.end()
-        return (yield)
-
-    def pytest_exception_interact(
-        self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
-    ) -> None:
-        if node.config.getoption("usepdb", False) and call.excinfo is not None:
-            self._debugger.post_mortem(call.excinfo, report, self._take_held())

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from pytest_mnode.rank import operation_counts
-
-
-class DeviceWork:
-    """Plugin of a rank's pytest session."""
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self) -> Generator[None, object, object]:
-        """End a body that passed only when its device has finished."""
-        __tracebackhide__ = True
-        result = yield
-        finish_device()
-        return result
 
 
 def finish_device() -> None:

@@ -1,4 +1,7 @@
-"""Resources that a test leaks in its rank: child processes, threads, process groups, memory."""
+"""Resources that a test leaks in its rank: child processes, threads, process groups, memory.
+
+Finds the leaks of each test, and removes those that it can.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_mnode import processes
+from pytest_mnode.marks import may_leave
 from pytest_mnode.rank.operation_counts import OPERATION_COUNTS
-from pytest_mnode.rank.process_group import LAST_GROUP
+from pytest_mnode.rank.process_group import LAST_GROUP, GroupKeeper
+from pytest_mnode.rank.wide_fixtures import WideFixtures
+from pytest_mnode.suites import suite_of
 
 HOST_MEMORY_LIMIT_BYTES = 256 * 2**20
 HOST_MEMORY_LIMIT_ON_CUDA_BYTES = 1024 * 2**20
@@ -72,6 +80,11 @@ class Resources:
             self.device_bytes + other.device_bytes,
         )
 
+    @property
+    def are_bare(self) -> bool:
+        """Whether they are memory and one thread only."""
+        return not (self.children or self.groups or self.timers) and len(self.threads) == 1
+
     def minus(self, gone: Resources) -> Resources:
         """These without `gone`; memory stays, because freed memory may still be the process's."""
         less = self - gone
@@ -90,18 +103,21 @@ def resources(own_group: object) -> Resources:
     )
 
 
-def leaked_since(allowed: Resources, own_group: object, may_leave: Sequence[str]) -> Resources:
-    """Resources beyond `allowed`, after those that are about to end had a moment to do so.
+def leaked_since(
+    allowed: Resources, own_group: object, item: pytest.Item | None = None
+) -> tuple[Resources, Resources]:
+    """Resources beyond `allowed`, after those that are about to end had a moment to do so; and all.
 
-    may_leave: patterns of names of threads and of commands of child processes, "memory", "alarm".
+    item: the test that may leave some of them.
     """
     end = time.monotonic() + _SETTLE_S
     while True:
-        left = resources(own_group) - allowed
-        if may_leave:
-            left = _without_tolerated(left, may_leave)
+        now = resources(own_group)
+        left = now - allowed
+        if item is not None and (left.children or left.threads or left.timers or _is_much(left)):
+            left = _without_tolerated(left, may_leave(item))
         if not (left.children or left.threads) or time.monotonic() > end:
-            return left
+            return left, now
         time.sleep(0.01)
 
 
@@ -200,6 +216,11 @@ def _memory(allowed: Resources, left: Resources) -> list[str]:
     return lines
 
 
+def _is_much(left: Resources) -> bool:
+    """Whether memory may be a leak, unless it is garbage."""
+    return left.host_bytes > _host_limit_bytes() or left.device_bytes > DEVICE_MEMORY_LIMIT_BYTES
+
+
 def _host_limit_bytes() -> int:
     on_cuda = _cuda() is not None
     return HOST_MEMORY_LIMIT_ON_CUDA_BYTES if on_cuda else HOST_MEMORY_LIMIT_BYTES
@@ -238,3 +259,95 @@ def _command(pid: int) -> str:
     except OSError:
         return "gone"
     return b" ".join(words).decode(errors="replace").strip() or "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The leaks of a test. lines: text for the user; reusable, new_group: see TornDown."""
+
+    lines: tuple[str, ...] = ()
+    reusable: bool = True
+    new_group: bool = False
+
+
+class LeakCheck:
+    """pytest plugin of a rank: compares its resources before and after each test."""
+
+    def __init__(self, groups: GroupKeeper, wide: WideFixtures) -> None:
+        self._groups = groups
+        self._wide = wide
+        self._before = Resources()
+        self._last: Resources | None = None
+        """What the end of the test before found, if that still holds."""
+        self._of_fixtures: dict[pytest.FixtureDef[Any], Resources] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        """Attribute resources to a wide-scope fixture until it is torn down."""
+        __tracebackhide__ = True
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self._resources()
+        try:
+            return (yield)
+        finally:
+            self._of_fixtures[fixturedef] = self._resources() - before
+
+    @pytest.hookimpl
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
+            before = self._before.minus(its_own)
+            # Memory it took in this test stays with the process: the driver's, and NCCL's.
+            host_bytes = before.host_bytes + its_own.host_bytes
+            self._before = replace(before, host_bytes=host_bytes)
+
+    def begin(self) -> None:
+        """Note the rank's resources before a test."""
+        # Threads and processes are looked for again: they may end, and others get their numbers.
+        kept, self._last = self._last, None
+        self._before = kept if kept is not None and kept.are_bare else self._resources()
+        # This includes the memory of existing fixtures, which must not count twice.
+        for fixturedef, its_own in self._of_fixtures.items():
+            self._of_fixtures[fixturedef] = replace(its_own, host_bytes=0, device_bytes=0)
+
+    def forget(self) -> None:
+        """Something else than a test runs in this rank."""
+        self._last = None
+
+    def end(self, item: pytest.Item, *, all_passed: bool) -> Left:
+        """Find a test's leaks. Process groups are none, because nobody destroys those of a device
+        mesh, and `Fabric.launch()` keeps its group. They are destroyed here, or with the ranks.
+        """
+        allowed = self._allowed
+        left, now = leaked_since(allowed, self._groups.made, item)
+        # Keys of destroyed groups stay in the store of the default group, so that group is renewed
+        # too. If a wide-scope fixture is built on it, the groups live as long as the fixture.
+        wide = self._wide.built_on_group or any(h.groups for h in self._of_fixtures.values())
+        ended = bool(left.groups) and all_passed and not wide and self._groups.end(left.groups)
+        found = tuple(lines(left, allowed))
+        # Memory beyond a limit was measured again without garbage, which `now` has.
+        self._last = None if _is_much(left) else now
+        if found and suite_of(getattr(item, "cls", None)):
+            return Left(reusable=False)  # in the suite's own processes they would end with the test
+        stale = ended or (self._groups.stale_keys and not wide)
+        return Left(found, reusable=ended or wide or not left.groups, new_group=stale)
+
+    @property
+    def has_only_own_group(self) -> bool:
+        """Whether there is no process group that `end` would destroy."""
+        return self._groups.intact and not groups(self._groups.made)
+
+    def found(self) -> list[str]:
+        """Leaks of fixtures that were torn down between tests, as lines for the user."""
+        allowed = self._allowed
+        left, _ = leaked_since(allowed, self._groups.made)
+        return lines(left, allowed)
+
+    @property
+    def _allowed(self) -> Resources:
+        return sum(self._of_fixtures.values(), self._before)
+
+    def _resources(self) -> Resources:
+        return resources(self._groups.made)

@@ -72,13 +72,16 @@ class Rank:
         os._exit(1)
 
     def begin(self, message: RunItem | CallFunction | EndFixtures, phase: str) -> None:
-        """Begin an order, without state that an earlier test changed or left."""
+        """Begin an order, without the calls of an earlier test."""
         self.reply_to, self.ordinal = message.reply_to, message.ordinal
-        with contextlib.suppress(OSError):  # stacks of an earlier test do not explain this one
-            os.truncate(self.files.fault, 0)
         self.progress.write(self.ordinal, phase)
         self.votes.begin(f"{self.reply_to}/{self.ordinal}")
         self.calls.begin()
+
+    def tidy(self) -> None:
+        """Undo what imports or an order changed or left here, before waiting for the next one."""
+        with contextlib.suppress(OSError):  # stacks of an earlier test do not explain the next
+            os.truncate(self.files.fault, 0)
         self.restore_contract()
 
     def restore_contract(self) -> None:

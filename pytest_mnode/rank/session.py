@@ -6,6 +6,7 @@ between its body and its teardown until the controller has received messages fro
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -18,26 +19,23 @@ from pytest_mnode.marks import runs_in_ranks
 from pytest_mnode.measure import charts_kept_by, kept_by
 from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
 from pytest_mnode.outcome.outcome import is_unexpected_pass
-from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.agent_messages import Collect
 from pytest_mnode.protocol.rank_files import size
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     EndFixtures,
     Limit,
     PhaseReport,
-    Returned,
     RunItem,
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import debugger, here, live_output, of_plugins, reports, wide_fixtures
-from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
-from pytest_mnode.rank.device_work import DeviceWork
-from pytest_mnode.rank.examples_plugin import ExamplesPlugin
-from pytest_mnode.rank.leak_check import LeakCheck
+from pytest_mnode.rank import debugger, here, live_output, reports, wide_fixtures
+from pytest_mnode.rank.debugger import Debugger
+from pytest_mnode.rank.device_work import finish_device
+from pytest_mnode.rank.leaks import LeakCheck
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.reports import Recorded
-from pytest_mnode.rank.suites import Suites
 from pytest_mnode.skipping import skip_reason
 from pytest_mnode.suites import give_groups
 
@@ -60,6 +58,7 @@ class RankSession:
         self.recorded = Recorded()
         self.rank: Rank | None = None
         self.debugger: Debugger
+        self._takes: dict[str, Callable[[], Any]] = {}
         self.live: TextIO | None = None
         self.items: dict[str, pytest.Item] = {}
         self._collected: dict[str, pytest.Item] = {}
@@ -128,10 +127,9 @@ class RankSession:
         """Make this the session of `rank`; called once after the fork."""
         self.rank = here.rank = rank
         self._wide = wide_fixtures.WideFixtures()
-        self._leak_check = LeakCheck(rank.groups, self._wide)
+        self.leak_check = LeakCheck(rank.groups, self._wide)
         self.debugger = Debugger(self.config, rank)
-        own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank), DeviceWork()
-        for plugin in (self._wide, self._leak_check, rank.votes, *own):
+        for plugin in (self._wide, self.leak_check):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
@@ -139,7 +137,21 @@ class RankSession:
             factory._given_basetemp, factory._basetemp = folder / f"rank{rank.world.rank}", None
         self.live = live_output.begin(self.config, rank.files.live)
         self._capture("start_global_capturing")
-        self.config.pluginmanager.register(Suites(rank), "mnode-suites")
+
+    def start_others(self, rank: Rank) -> None:
+        """Have adaptors of other plugins begin in this rank; see `contrib`."""
+        hook: Any = self.config.hook
+
+        def given(name: str) -> Any:
+            blob = self.collect.options.get(name)
+            return None if blob is None else pickle.loads(blob)
+
+        place = {"config": self.config, "rank": rank, "items": self.items.values()}
+        self._takes = dict(hook.pytest_mnode_in_rank(**place, given=given))
+
+    def taken(self) -> dict[str, Any]:
+        """The data of other plugins since the last call."""
+        return {name: take() for name, take in self._takes.items()}
 
     def run(self, order: RunItem) -> None:
         """Run one test from setup to teardown, reporting as it goes."""
@@ -155,7 +167,7 @@ class RankSession:
         self.order = order
         self._keep = wide_fixtures.kept_node(item.listchain(), order.keep)
         following = wide_fixtures.following(item, self._keep, order.next_nodeid, self.items)
-        self._leak_check.begin()
+        self.leak_check.begin()
         if rank.world.rank or grouped:
             self._keys = None
         elif self._keys is None:  # otherwise the count at the end of the last test still holds
@@ -182,8 +194,8 @@ class RankSession:
         if self.live is not None:
             live_output.end_line(self.live)
         # pytest records warnings after all other steps.
-        done = replace(done, warnings=self.recorded.take_warnings(), reports=self._take_held())
-        done = replace(done, **of_plugins.taken(self.config))
+        warnings, held = self.recorded.take_warnings(), self._take_held()
+        done = replace(done, warnings=warnings, reports=held, data=self.taken())
         rank.progress.write(order.ordinal, "after")
         rank.tell(done)  # the last step: what comes next is the wait for the next order
 
@@ -216,11 +228,11 @@ class RankSession:
             rank.world.rank, order.ordinal, problem=text, absent=absent, entered=entered
         )
 
-    def end_fixtures(self, order: EndFixtures) -> Returned:
+    def end_fixtures(self, order: EndFixtures) -> TornDown:
         """Tear down fixtures that live in this rank, between tests."""
         assert self.rank is not None
         problem, place = "", (self.rank.world.rank, order.ordinal)
-        self._leak_check.begin()
+        self.leak_check.begin()
         try:
             stack = self.session._setupstate.stack
             self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, order.keep))
@@ -228,20 +240,24 @@ class RankSession:
             problem = reports.problem(error)
             self.debugger.leave(quits=isinstance(error, pytest.exit.Exception))
         self.debugger.end()
-        problem = problem or "; ".join(f"left behind: {one}" for one in self._leak_check.found())
-        return Returned(*place, None, problem, problem) if problem else Returned(*place, b"")
+        problem = problem or "; ".join(f"left behind: {one}" for one in self.leak_check.found())
+        return TornDown(*place, problem=problem, summary=problem)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
         if self.rank is not None:
             self.rank.progress.write(self.order.ordinal, "call")
-        return (yield)
+        result = yield
+        finish_device()
+        return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        if self.rank is not None:
+            self.debugger.end()
         if self.rank is not None and self.rank.is_child:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
@@ -257,6 +273,18 @@ class RankSession:
             reports.shorten_frames(report, item.path.parent)
         return report
 
+    def pytest_leave_pdb(self) -> None:
+        if self.rank is not None:
+            self.debugger.leave()
+
+    def pytest_exception_interact(
+        self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
+        if self.rank is None or call.excinfo is None or not node.config.getoption("usepdb", False):
+            return
+        # The unsent reports go first, because the user may end the run.
+        self.debugger.post_mortem(call.excinfo, report, self._take_held())
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Wait for all ranks after the body, so that none tears down while others still run it."""
@@ -267,6 +295,7 @@ class RankSession:
         if self._must_wait():
             self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
             last = self.rank.receive(TearDown).last
+        self.rank.votes.close()
         result = yield
         # pytest kept the fixtures that the next test would share, which may be more than `_keep`.
         self.session._setupstate.teardown_exact(None if last else self._keep)
@@ -281,7 +310,7 @@ class RankSession:
             passed
             and self._keys is None  # otherwise this rank counts what all of them put in the store
             and not rank.votes.are_open
-            and self._leak_check.has_only_own_group
+            and self.leak_check.has_only_own_group
             and wide_fixtures.ends_nothing(self.items[self.order.nodeid], stack)
         )
 
@@ -333,7 +362,7 @@ class RankSession:
     def _finish(self) -> TornDown:
         assert self.rank is not None
         rank, item = self.rank, self.items[self.order.nodeid]
-        left = self._leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
+        left = self.leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
         # A group made from the environment leaves keys that would disturb the next such group.
         added = keys is not None and self._keys is not None and keys > self._keys

@@ -9,12 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
-from enum import StrEnum
 from typing import Any
-
-import pytest
 
 from pytest_mnode.rank.process_group import connection
 from pytest_mnode.rank.world import World
@@ -80,7 +76,7 @@ class Votes:
 
 
 class VotesOfTests:
-    """pytest plugin of a rank: creates the votes of each test, and closes them after its body."""
+    """The votes of each test of a rank."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -105,94 +101,8 @@ class VotesOfTests:
         """Whether the running test has votes, whose keys rank 0 deletes in its teardown."""
         return bool(self._open)
 
-    @pytest.hookimpl
-    def pytest_runtest_teardown(self) -> None:
+    def close(self) -> None:
         """Close the votes, because all ranks have ended the body."""
         for votes in self._open.values():
             votes.close()
         self._open.clear()
-
-
-class Kind(StrEnum):
-    """The outcome of an example in a rank, or what a rank does instead of an example."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    REJECTED = "rejected"
-    STOPPED = "stopped"
-    FETCHES = "fetches"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Ballot:
-    """One rank's ballot.
-
-    drawn: digest of the example's values; the key of a fetch. origin: type and place of the error.
-    values: rank 0's result from the database, or its seed. well: whether the rank ended the test
-    without an error.
-    """
-
-    kind: Kind
-    drawn: str = ""
-    origin: str = ""
-    values: tuple[bytes, ...] = ()
-    well: bool = True
-
-    @classmethod
-    def received(cls, sent: Any) -> Ballot:
-        """The inverse of `as_sent`."""
-        return cls(**{**sent, **_common(sent)})
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The step of all ranks. differ: ranks drew different examples; the test cannot continue.
-
-    failed: ranks in which the example failed. origin: text that distinguishes this failure.
-    ended: ranks that have ended the test. well: all of these ended it without an error.
-    """
-
-    kind: Kind
-    differ: bool = False
-    failed: tuple[int, ...] = ()
-    origin: str = ""
-    values: tuple[bytes, ...] = ()
-    ended: tuple[int, ...] = ()
-    well: bool = True
-
-    @classmethod
-    def received(cls, sent: Any) -> Decision:
-        """The inverse of `as_sent`."""
-        ranks = {name: tuple(sent[name]) for name in ("failed", "ended")}
-        return cls(**{**sent, **_common(sent), **ranks})
-
-
-def as_sent(vote: Ballot | Decision) -> dict[str, Any]:
-    """Its form in a vote."""
-    return {**asdict(vote), "values": [value.hex() for value in vote.values]}
-
-
-def _common(sent: Any) -> dict[str, Any]:
-    values = tuple(bytes.fromhex(value) for value in sent["values"])
-    return {"kind": Kind(sent["kind"]), "values": values}
-
-
-def decide(ballots: Sequence[Ballot]) -> Decision:
-    """The decision from the ballots, by rank: an example fails if it failed in any rank."""
-    failed = tuple(rank for rank, one in enumerate(ballots) if one.kind is Kind.FAILED)
-    ended = tuple(rank for rank, one in enumerate(ballots) if one.kind is Kind.ENDED)
-    kinds = {one.kind for one in ballots}
-    apart = {Kind.STOPPED, Kind.FETCHES, Kind.ENDED} & kinds and len(kinds) > 1
-    return Decision(
-        kind=next(kind for kind in _STRONGEST if kind in kinds),
-        differ=bool(apart) or len({one.drawn for one in ballots}) > 1,
-        failed=failed,
-        origin=" ".join(f"{rank}: {ballots[rank].origin}" for rank in failed),
-        values=ballots[0].values,
-        ended=ended,
-        well=all(ballots[rank].well for rank in ended),
-    )
-
-
-_STRONGEST = (*(Kind.ENDED, Kind.FAILED, Kind.REJECTED, Kind.STOPPED, Kind.FETCHES, Kind.PASSED),)

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         from pytest_mnode.reference_job.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
-    device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
+    device = device_of(config.device, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
     meet(config.meet_s)
     trainer = Trainer(config, _world(dist), device, stop_requested=stop)
     trainer.resume()

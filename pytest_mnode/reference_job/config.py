@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.checkpoint.shared import VISIBLE_S
 
-PARALLEL = ("ddp", "fsdp2")
-DTYPES = ("float32", "bfloat16")
-DEVICES = ("auto", "accelerator", "cpu")
 CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 """cuBLAS reads this variable when it starts; without it torch refuses deterministic products.
 Source: cuBLAS library documentation, "Results Reproducibility"."""
@@ -22,19 +20,16 @@ ALGORITHM, RING = "NCCL_ALGO", "Ring"
 """NCCL reads this variable when it creates a communicator. A ring sums in the same order in each
 call; switches that reduce (NVLS) do not. Source: NVIDIA/nccl, issue 1497."""
 
-_MOST = (1 << 63) - 1
-_LEAST = {
-    **{"seed": 0, "vocab": 2, "context": 2, "width": 1, "heads": 1, "layers": 1, "samples": 1},
-    **{"global_batch": 1, "accumulation": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 0.0},
-    **{"compute_s": 0.0, "checkpoint_every": 0, "keep": 1, "hold_checkpoint": 1, "pause_s": 0.0},
-    "bucket_bytes": 1,
-    "dropout": 0.0,
-    "meet_s": 0.1,
-    "visible_s": 0.1,
-}
+DeviceName = Literal["auto", "accelerator", "cpu"]
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+_Some = Annotated[int, Field(ge=1, lt=1 << 63)]
+_Several = Annotated[int, Field(ge=2, lt=1 << 63)]
+_Amount = Annotated[float, Field(ge=0)]
+_Wait = Annotated[float, Field(ge=0.1)]
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class JobConfig:
     """The reference job. Sizes are numbers of tokens, samples or steps; durations are seconds.
 
@@ -57,34 +52,34 @@ class JobConfig:
     pause_s: sleep after every step, outside the measured time.
     """
 
-    directory: str
-    seed: int = 0
-    vocab: int = 256
-    context: int = 32
-    width: int = 64
-    heads: int = 4
-    layers: int = 4
-    dropout: float = 0.1
-    samples: int = 1024
-    global_batch: int = 16
-    accumulation: int = 1
-    steps: int = 20
-    learning_rate: float = 3e-3
-    warmup_steps: int = 5
-    parallel: str = "ddp"
-    dtype: str = "float32"
-    device: str = "auto"
-    bucket_bytes: int = 25 << 20
-    compute_s: float | None = None
-    checkpoint_every: int = 0
-    keep: int = 2
+    directory: Annotated[str, Field(min_length=1)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    vocab: _Several = 256
+    context: _Several = 32
+    width: _Some = 64
+    heads: _Some = 4
+    layers: _Some = 4
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    samples: _Some = 1024
+    global_batch: _Some = 16
+    accumulation: _Some = 1
+    steps: _Some = 20
+    learning_rate: _Amount = 3e-3
+    warmup_steps: _Count = 5
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: DeviceName = "auto"
+    bucket_bytes: _Some = 25 << 20
+    compute_s: _Amount | None = None
+    checkpoint_every: _Count = 0
+    keep: _Some = 2
     reshard: bool = False
-    meet_s: float = 60.0
-    visible_s: float = VISIBLE_S
-    hold_checkpoint: int | None = None
-    hold_after: tuple[int, ...] = ()
+    meet_s: _Wait = 60.0
+    visible_s: _Wait = VISIBLE_S
+    hold_checkpoint: _Some | None = None
+    hold_after: tuple[_Some, ...] = ()
     deterministic: bool = True
-    pause_s: float = 0.0
+    pause_s: _Amount = 0.0
 
     @property
     def settings(self) -> dict[str, str]:
@@ -92,17 +87,6 @@ class JobConfig:
         return {CUBLAS: REPEATABLE} | ({ALGORITHM: RING} if self.deterministic else {})
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check(field.name, str(field.type), getattr(self, field.name))
-        for name, known in (("parallel", PARALLEL), ("dtype", DTYPES), ("device", DEVICES)):
-            if getattr(self, name) not in known:
-                _refuse(name, getattr(self, name), " or ".join(f'"{word}"' for word in known))
-        if self.dropout >= 1:
-            _refuse("dropout", self.dropout, "a number below 1")
-        if self.seed >= 1 << 32:
-            _refuse("seed", self.seed, "a number below 2**32")
-        if not self.directory:
-            _refuse("directory", self.directory, "the path of a directory")
         if self.width % self.heads:
             _refuse("width", self.width, f"a multiple of heads={self.heads}")
         if self.samples % self.global_batch:
@@ -119,32 +103,13 @@ class JobConfig:
     def read(cls, path: str | Path) -> Self:
         """Read a JSON file. Raises UsageError, one line that names file, key and value."""
         try:
-            given = json.loads(Path(path).read_text(encoding="utf-8"))
+            return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise UsageError(f"{path}: not JSON: {error}") from None
-        except RecursionError:
-            raise UsageError(f"{path}: not the config of a run: nested too deeply") from None
-        try:
-            return cls.from_dict(given)
+        except ValidationError as error:
+            raise UsageError(f"{path}: {_refused(error)}") from None
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
-
-    @classmethod
-    def from_dict(cls, given: Any) -> Self:
-        """A config from keys and values. Raises UsageError for a key that is unknown or missing."""
-        if not isinstance(given, Mapping):
-            raise UsageError(f"the config of a run is a JSON object, not {given!r:.60}")
-        known = {field.name for field in fields(cls)}
-        for key in given:
-            if key not in known:
-                raise UsageError(f"unknown key {key!r}; known keys are {', '.join(sorted(known))}")
-        if "directory" not in given:
-            raise UsageError("key 'directory' is missing: the directory of the run")
-        steps = given.get("hold_after", ())
-        steps = tuple(steps) if isinstance(steps, list) else steps  # JSON has no tuples
-        return cls(**{**given, "hold_after": steps})
 
     def write(self, path: str | Path) -> Path:
         """Write the JSON file that `read` reads, and return its path."""
@@ -177,7 +142,7 @@ class JobConfig:
         return self.global_batch // (ranks * self.accumulation)
 
 
-def device_for(accelerators_per_node: int) -> str:
+def device_for(accelerators_per_node: int) -> DeviceName:
     """The device of ranks on such nodes: CPUs only if there are no accelerators."""
     return "accelerator" if accelerators_per_node else "cpu"
 
@@ -187,30 +152,17 @@ def spans_of(config: JobConfig) -> int:
     return config.layers + 2
 
 
-def _check(name: str, kind: str, value: Any) -> None:
-    if value is None and kind.endswith("| None"):
-        return
-    kind = kind.removesuffix(" | None")
-    if kind.startswith("tuple"):
-        if not (isinstance(value, tuple) and all(type(one) is int and one >= 1 for one in value)):
-            _refuse(name, value, "a list of whole numbers of at least 1")
-        return
-    accepted = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}[kind]
-    wrong_bool = isinstance(value, bool) and kind != "bool"
-    if wrong_bool or not isinstance(value, accepted):
-        words = {"int": "a whole number", "float": "a number", "str": "a string"}
-        _refuse(name, value, words.get(kind, "true or false"))
-    if kind == "int" and value > _MOST:
-        _refuse(name, f"a number of {value.bit_length()} bits", "less than 2**63")
-    if kind in ("int", "float") and not (_finite(value) and value >= _LEAST[name]):
-        _refuse(name, value, f"at least {_LEAST[name]}")
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number larger than any float
-        return False
+def _refused(error: ValidationError) -> str:
+    """The first fault in one line; an unknown key first, as it often explains a missing one."""
+    unknown = "unexpected_keyword_argument"
+    first = min(error.errors(), key=lambda one: one["type"] != unknown)
+    key, value = ".".join(map(str, first["loc"])), f"{first['input']!r:.60}"
+    if first["type"] == unknown:
+        known = ", ".join(sorted(field.name for field in fields(JobConfig)))
+        return f"unknown key {key!r}; known keys are {known}"
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    return f"{key}={value}: {first['msg']}" if key else f"no config of a run: {first['msg']}"
 
 
 def _refuse(name: str, value: Any, wanted: str) -> None:

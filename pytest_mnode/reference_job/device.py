@@ -15,28 +15,26 @@ from pytest_mnode.errors import EnvironmentContractError
 if TYPE_CHECKING:
     import torch
 
-    from pytest_mnode.reference_job.config import JobConfig
-
 COMPUTE_FACTOR = Path("/dev/shm/mnode-slow-device")
 """File with the factor by which this node's emulated compute takes longer than declared."""
 INPUT_PAUSE = Path("/dev/shm/mnode-slow-input")
 """File with the additional seconds that this node's loader takes for each sample."""
 
 
-def device_of(config: JobConfig, local_rank: int) -> torch.device:
-    """This rank's device, set as the current device if it is an accelerator.
+def device_of(wanted: str, local_rank: int) -> torch.device:
+    """This rank's device, set as the current device if it is an accelerator. wanted: of JobConfig.
 
-    Raises EnvironmentContractError if the config wants an accelerator and torch shows none: a
-    job on CPUs would say nothing about the accelerators.
+    Raises EnvironmentContractError if an accelerator is wanted and torch shows none: a job on CPUs
+    would say nothing about the accelerators.
     """
     import torch
 
-    if config.device == "cpu":
+    if wanted == "cpu":
         return torch.device("cpu")
     # A CUDA build of torch names cuda even if there is no device.
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or not torch.accelerator.is_available():
-        if config.device == "accelerator":
+        if wanted == "accelerator":
             raise EnvironmentContractError(
                 f"torch {torch.__version__} shows no accelerator, and the job must train on one; "
                 "check the driver, CUDA_VISIBLE_DEVICES, and whether this build of torch is only "

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from pytest_mnode.errors import MnodeError
 
@@ -30,7 +29,9 @@ def _from_hex(text: Any) -> float:
         raise ValueError(str(error)) from None
 
 
-Exact = Annotated[float, BeforeValidator(_from_hex)]
+Exact = Annotated[
+    float, BeforeValidator(_from_hex), PlainSerializer(lambda value: float(value).hex())
+]
 """A float written as float.hex: exact to the last bit, and easily compared by eye."""
 
 
@@ -57,7 +58,7 @@ class StartRecord(_Written):
     were not accepted, each as "path: reason".
     """
 
-    kind: ClassVar[str] = "start"
+    kind: Literal["start"] = "start"
     time: float
     loaded: int | None
     loaded_from: int | None = None
@@ -76,7 +77,7 @@ class StepRecord(_Written):
     independently of its parts.
     """
 
-    kind: ClassVar[str] = "step"
+    kind: Literal["step"] = "step"
     step: int
     epoch: int
     samples: tuple[int, ...]
@@ -97,7 +98,7 @@ class CheckpointRecord(_Written):
     seconds: of the slowest rank; write_s: of this rank's own files, without waiting for others.
     """
 
-    kind: ClassVar[str] = "checkpoint"
+    kind: Literal["checkpoint"] = "checkpoint"
     step: int
     seconds: float
     write_s: float
@@ -113,7 +114,7 @@ class EndRecord(_Written):
     preempted: the rank was asked to stop, and steps is less than in the config.
     """
 
-    kind: ClassVar[str] = "end"
+    kind: Literal["end"] = "end"
     steps: int
     parameters: str
     optimiser: str
@@ -126,16 +127,15 @@ class EndRecord(_Written):
 class UnreadableRecord:
     """A line that is no record: torn by a kill, or not ours. line: from 1."""
 
-    kind: ClassVar[str] = "unreadable"
     path: str
     line: int
     reason: str
+    kind: Literal["unreadable"] = "unreadable"
 
 
-Record = StartRecord | StepRecord | CheckpointRecord | EndRecord | UnreadableRecord
-_READERS: dict[str, TypeAdapter[Any]] = {
-    cls.kind: TypeAdapter(cls) for cls in (StartRecord, StepRecord, CheckpointRecord, EndRecord)
-}
+Written = StartRecord | StepRecord | CheckpointRecord | EndRecord
+Record = Written | UnreadableRecord
+LINE: TypeAdapter[Written] = TypeAdapter(Annotated[Written, Field(discriminator="kind")])
 
 
 @dataclass(slots=True)
@@ -172,9 +172,9 @@ class RecordFile:
             **{"pid": os.getpid(), "incarnation": incarnation(os.environ)},
         }
 
-    def append(self, record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> None:
+    def append(self, record: Written) -> None:
         """Write one line. Raises MnodeError if it is not written whole."""
-        line = line_of(record).encode() + b"\n"
+        line = LINE.dump_json(record) + b"\n"
         try:
             written = os.write(self._fd, line)
             if self.stored:
@@ -195,29 +195,14 @@ def incarnation(env: Mapping[str, str]) -> str:
     return f"{env.get('MNODE_REQUEUE', '0')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def line_of(record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> str:
-    """A record as one line of JSON, without the newline."""
-    values = asdict(record)
-    for name in ("loss", "lr"):
-        if name in values:
-            values[name] = float(values[name]).hex()
-    return json.dumps({"kind": record.kind, **values}, separators=(",", ":"))
-
-
-def record_of(line: str) -> StartRecord | StepRecord | CheckpointRecord | EndRecord:
+def record_of(line: str) -> Written:
     """The record that a line holds. Raises ValueError with the reason if it holds none."""
-    given = json.loads(line)
-    kind = given.get("kind") if isinstance(given, dict) else None
-    if not isinstance(kind, str) or kind not in _READERS:
-        raise ValueError("not a record of a known kind")
     try:
-        found: StartRecord | StepRecord | CheckpointRecord | EndRecord
-        found = _READERS[kind].validate_json(line, strict=True)
+        return LINE.validate_json(line, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(key) for key in first["loc"])
-        raise ValueError(f"not a {kind} record: {where}: {first['msg']}") from None
-    return found
+        raise ValueError(f"not a record: {where}: {first['msg']}") from None
 
 
 def read_records(directory: str | Path) -> list[Record]:
@@ -240,7 +225,7 @@ def read_records(directory: str | Path) -> list[Record]:
                 continue
             try:
                 found.append(record_of(line))
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 why = "torn: " if number == len(lines) else ""
                 found.append(UnreadableRecord(str(path), number, f"{why}{error}"))
     return found

@@ -11,6 +11,11 @@ pass reaches the same two places in reverse, through identity functions of autog
 and FSDP2 put around a module run before `enter` and after `leave`, so that waiting for a collective
 is never counted as compute. Work that still runs inside (DDP hands a bucket over as soon as its
 last gradient is there) is subtracted by `aside`.
+
+torch's profiler (logs/kineto.py) says how much communication is hidden, in two further steps. It
+does not time the others: under it a step takes 1.4 times the CPU time (4 layers of width 64), and
+140 ms more to be written and read, where these marks take microseconds. And two steps of many do
+not show a loss in one step of three, nor the slowest rank of each.
 """
 
 from __future__ import annotations

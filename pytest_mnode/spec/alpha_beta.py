@@ -130,23 +130,27 @@ _TCPXO_MORE_S = 30e-6
 a3-mega, 54 by RoCE on a3-ultra (GoogleCloudPlatform/cluster-toolkit)."""
 _SOCKETS_S = 50e-6
 """[choice] TCP from process to process through two kernels."""
-_LEAST_FOR_NVLS = 8
-"""Ranks of a domain for which NVLS is expected: of 4 H200 NCCL uses a ring, of 8 NVLS at its full
-rate (stas00/ml-engineering)."""
-_NVLS_INSIDE_S, _NVLS_STAGES, _NVLS_CHUNK_BYTES = 25e-6, 4, 16 * (128 << 10)
+_LEAST_FOR_NVLS, _WHOLE_NVLS = 5, 8
+"""Ranks of a domain for which NVLS is expected, and those from which it has its full busbw: of 4
+H100 a ring is as fast; of 5 to 8 the algbw of NVLS stays the same (NVIDIA/nccl #1455)."""
+_NVLS_INSIDE_S, _NVLS_CHUNK_BYTES = 25e-6, 16 * (128 << 10)
 """NCCL's tuning.cc: 25 µs inside. Of each rank it moves 128 KiB in each of 16 channels at a time,
-which are reduced, sent up, down and spread, so that four such chunks pass before the last ends: 2 ×
-8 H100 need 0.21 ms more than their bytes from 128 MiB to 1 GiB (NVIDIA/nccl-tests #309), two racks
-of 72 GB200 1.0 to 1.3 ms from 1 to 8 GiB (coreweave/nccl-tests)."""
+which are reduced and spread, and between these sent up and down where there are several domains, so
+that two or four such chunks pass before the last ends: 8 H100 need 0.12 to 0.16 ms more than their
+bytes (NVIDIA/nccl-tests #290), 2 × 8 0.21 ms (#309), 72 GB200 0.6 ms, and two racks of them 1.0 to
+1.3 ms (coreweave/nccl-tests)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    """The network inside a domain, of one kind of accelerator, by the driver's name of the model.
+    """The network inside a domain, of one kind of accelerator, by their number on a node and the
+    driver's name of the model.
 
     bytes_s: of one accelerator in each direction. ring: share of it that a ring inside one domain
     reaches. nvls: share that all_reduce reaches where switches reduce; None where they do not.
-    links: to that many others, of which fewer ranks use fewer; None where switches join them.
+    links: to that many others, of which fewer ranks use fewer, and one that sends to one other uses
+    one; None where switches join them. bridge_bytes_s: of NVLink bridges, which cards on PCIe may
+    have between two or four of them.
     """
 
     names: str
@@ -154,8 +158,16 @@ class NvLink:
     ring: float
     nvls: float | None
     links: int | None = None
+    bridge_bytes_s: float = 0.0
+
+    @property
+    def is_pcie(self) -> bool:
+        """Whether it is PCIe, which a ring over nodes shares with the NICs."""
+        return self.bytes_s <= _PCIE_BYTES_S
 
 
+_PCIE_BYTES_S = 63e9
+"""16 lanes of the fifth generation, each way (PCI-SIG)."""
 _NVLINKS = (
     # NVIDIA's data sheets: 900 GB/s in both directions. One node of 8: ring 365 to 369 GB/s, NVLS
     # 480 (nccl-tests #309, stas00/ml-engineering). PCIe and NVL cards have no switch.
@@ -163,20 +175,28 @@ _NVLINKS = (
     NvLink(r"\bH800\b(?!.*PCIe)", 200e9, 0.82, 1.066),
     # 1,800 GB/s in both directions. Ring 677 to 682 GB/s, NVLS 835 to 846, 72 of a rack 835.
     NvLink(r"\bG?B[23]00\b", 900e9, 0.755, 0.93),
-    # 600 GB/s in both directions. 230 to 235 GB/s in one node.
+    # 600 GB/s in both directions. 230 to 235 GB/s in one node; 200 to 205 of four without switches
+    # (ALCF's Polaris).
+    NvLink(r"^4 .*\bA100.SXM", 300e9, 0.68, None),
     NvLink(r"\bA100.SXM", 300e9, 0.78, None),
     # The same with 400 and 300 GB/s. 135 GB/s in one node of V100 (a tutorial on Oracle's cloud).
     NvLink(r"\bA800.SXM", 200e9, 0.78, None),
     NvLink(r"\bV100.SXM", 150e9, 0.87, None),
     # AMD's data sheets: 7 links of 64 GB/s, or of 76.8. 313 to 318 GB/s in one node, or 407.
-    NvLink(r"\bMI3(00|25)X", 448e9, 0.7, None, 7),
+    NvLink(r"\bMI3(00|08|25)X", 448e9, 0.7, None, 7),
     NvLink(r"\bMI35[05]X", 537.6e9, 0.75, None, 7),
     # PCIe of 16 lanes, in place of NVLink: 31.5 GB/s each way of the fourth generation, 63 of the
     # fifth (PCI-SIG). 34 to 47 of 63 GB/s of RTX PRO 6000 and 6000D over two nodes with faster NICs
     # (oracle-quickstart/oci-hpc-oke and a report on ConnectX-8), 22 to 33 of RTX 5090 by CPU
-    # (NVIDIA/nccl-tests #332), which the share allows less a fifth.
-    NvLink(r"\b(RTX (PRO \d|6000D|50\d0)|H[12]00 (PCIe|NVL)|H20 PCIe)", 63e9, 0.6, None),
-    NvLink(r"\b(L40S?|L4|L20|A10G?|A16|A30|A40|RTX \w+)\b|\bA[18]00.*PCI[Ee]", 31.5e9, 0.6, None),
+    # (NVIDIA/nccl-tests #332), which the share allows less a fifth. Bridges of NVLink by NVIDIA's
+    # data sheets: 68.7 of 8 H200 NVL in one node, 115 of 2 H100 PCIe (NVIDIA/nccl-tests #194).
+    NvLink(r"\b(RTX (PRO \d|6000D|50\d0)|H20 PCIe)", _PCIE_BYTES_S, 0.6, None),
+    NvLink(r"\bH[12]00 (PCIe|NVL)", _PCIE_BYTES_S, 0.6, None, None, 450e9),
+    NvLink(r"\b(A30|A40|RTX A\d000|RTX 3090)\b|\bA[18]00.*PCI[Ee]", 31.5e9, 0.6, None, None, 300e9),
+    NvLink(r"\b(L40S?|L4|L20|A10G?|A16|RTX \w+)\b", 31.5e9, 0.6, None),
+    # The same of the third generation, 15.75 GB/s: 9.4 of 4 V100 in one node (a university's guide
+    # to its cluster), 9.2 over two nodes with a NIC of 12.5 GB/s (NVIDIA/nccl #371).
+    NvLink(r"\b(V100|P100)-PCI[Ee]\b|\b(T4|P4|P40)\b", 15.75e9, 0.6, None),
 )
 _UNKNOWN_RING = 0.7
 """Share of the domain's bandwidth that a ring inside reaches: the least of the known ones."""
@@ -231,7 +251,8 @@ class Platform:
     @property
     def nvlink(self) -> NvLink | None:
         """The network inside a domain; None if neither the spec nor the model's name says it."""
-        known = next((one for one in _NVLINKS if re.search(one.names, self.accelerator)), None)
+        accelerators = f"{self.per_node} {self.accelerator}"
+        known = next((one for one in _NVLINKS if re.search(one.names, accelerators)), None)
         if self.domain_bytes_s is None:
             return known
         if known is None:
@@ -312,7 +333,7 @@ class CollectiveModel:
         if nvlink is None or self.backend == "gloo":
             return nics
         inside = self._inside_gbytes_s
-        if self.domains > 1 and inside >= nics.gbytes_s:
+        if self.domains > 1 and inside * (nvlink.ring if nvlink.is_pcie else 1) >= nics.gbytes_s:
             return nics
         said = self.platform.domain_bytes_s is not None
         of_whom = "accelerators.domain.bandwidth" if said else f"{self.platform.accelerator},"
@@ -339,6 +360,8 @@ class CollectiveModel:
         if nvlink is None:
             return math.inf
         others = self.ranks // self.domains - 1
+        if self.collective == Collective.SEND_RECV:
+            others = min(others, 1)
         used = min(1.0, others / nvlink.links) if nvlink.links and others else 1.0
         return nvlink.bytes_s * used / 1e9
 
@@ -434,7 +457,8 @@ class CollectiveModel:
         inside, between = self.steps(algorithm)
         found = alpha.start_s + inside * alpha.inside_s + between * alpha.between_s
         if algorithm in (Algorithm.NVLS, Algorithm.IN_NETWORK):
-            chunks_bytes = _NVLS_STAGES * _NVLS_CHUNK_BYTES * self.ranks // self.domains
+            stages = 2 if self.domains == 1 else 4
+            chunks_bytes = stages * _NVLS_CHUNK_BYTES * self.ranks // self.domains
             moved = bus_factor(self.collective, self.ranks) * chunks_bytes
             found += _NVLS_INSIDE_S + moved / (self.line_gbytes_s(algorithm) * 1e9)
         return found
@@ -487,7 +511,8 @@ class CollectiveModel:
         if nvlink is not None and self.backend != "gloo":
             inside = self._inside_gbytes_s
             if algorithm in (Algorithm.NVLS, Algorithm.IN_NETWORK) and nvlink.nvls:
-                inside *= nvlink.nvls
+                few = min(max(ranks // domains, _LEAST_FOR_NVLS), _WHOLE_NVLS)
+                inside *= nvlink.nvls * (1 - 1 / few) / (1 - 1 / _WHOLE_NVLS)
         reduced = self.collective == Collective.ALL_REDUCE
         if domains == 1:
             return inside if algorithm is Algorithm.NVLS and inside < math.inf else ring

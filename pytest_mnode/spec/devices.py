@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pytest_mnode.spec.fields import Bytes, Celsius, Fraction, Seconds, SecondsOrNone, Section, Some
-from pytest_mnode.spec.inventory import Criterion, Inventory, NonEmptyCriterion
+from pytest_mnode.evidence.check import catalogue
+from pytest_mnode.spec.checked import CheckedCriterion
+from pytest_mnode.spec.fields import (
+    Bytes,
+    Celsius,
+    Fraction,
+    Positive,
+    Seconds,
+    SecondsOrNone,
+    Section,
+    Some,
+)
+from pytest_mnode.spec.inventory import Dtype, NonEmptyCriterion
 from pytest_mnode.spec.quantity import shown
 
-Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 EightBit = Literal["float8_e4m3fn", "float8_e5m2"]
 MemoryPattern = Literal["address", "random", "inversions", "walking_ones", "walking_zeros"]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class RankPromise(Section):
@@ -169,75 +178,24 @@ class LoadPromise(Section):
     """How long heat, a power brake or hardware may hold a clock back in all, such as 0 s. A device
     at its power limit is not held back."""
 
-    @property
-    def compared(self) -> int:
-        """Number of comparisons of ranks."""
-        return sum(
-            x is not None for x in (self.clock_at_least_fraction, self.power_at_least_fraction)
-        )
 
+class DevicesCriterion(CheckedCriterion, NonEmptyCriterion):
+    """Each rank is as fast as the others. What is left out is not promised.
 
-class DevicesCriterion(NonEmptyCriterion):
-    """Each rank is as fast as the others. What is left out is not promised."""
+    Checks add their keys: see `pytest_mnode.checks.world_check`.
+    """
 
-    matmul: MatmulPromise | None = None
-    """Products of matrices, on the rank's device."""
-    training_step: TrainingStepPromise | None = None
-    """Training steps, on the rank's device, digested and compared with those of other ranks."""
-    repeated_products: RepeatedProductsPromise | None = None
-    """Thousands of small products, on the rank's device, compared with those of other ranks."""
-    memory_test: MemoryTestPromise | None = None
-    """All of the device's memory, written with patterns and read."""
-    under_load: LoadPromise | None = None
-    """Temperature, clock, power and throttling of all devices at the end of a load."""
-    host_memory: HostMemoryPromise | None = None
-    """Copies in the host's memory by all cores of each NUMA node, compared over nodes."""
-    inside_node: InsideNodePromise | None = None
-    """All-reduce over the ranks of each node alone, and exchanges of its pairs: NVLink."""
-    memory_copy: CopyPromise | None = None
-    """Copies in the host's memory."""
-    device_copy: CopyPromise | None = None
-    """Copies in the device's own memory."""
-    host_to_device: CopyPromise | None = None
-    """Copies from pinned memory of the host to the device."""
-    device_to_host: CopyPromise | None = None
-    """Copies from the device to pinned memory of the host."""
-
-    def doubts(self, cluster: Inventory) -> Iterator[str]:
-        """A bound by links that nothing names."""
-        inside, accelerators = self.inside_node, cluster.accelerators
-        if inside is None or inside.model_at_least_fraction is None:
-            return
-        if accelerators.model is None and accelerators.domain is None:
-            yield (
-                "criteria.devices.inside_node.model_at_least_fraction: neither accelerators.model "
-                "nor accelerators.domain says what the links carry: it is not judged"
-            )
+    of = "devices"
 
     @property
     def comparisons(self) -> int:
-        """Number of comparisons: products by data type, copies, loads, exchanges in nodes."""
-        copies = (
-            *(self.memory_copy, self.device_copy, self.host_to_device, self.device_to_host),
-            self.host_memory,
-        )
-        products = len(self.matmul.dtypes) if self.matmul else 0
-        loads = self.under_load.compared if self.under_load else 0
-        inside = 2 * (self.inside_node is not None)
-        return products + loads + inside + sum(one is not None for one in copies)
+        """Number of comparisons of ranks of all promises: products by data type, copies, loads."""
+        return sum(one.comparisons for one in self.asked())
 
     @property
     def promised_s(self) -> float:
         """Seconds that the durations of all promises take together."""
-        step, products, load = self.training_step, self.repeated_products, self.under_load
-        return sum(
-            (
-                (step and step.duration_s) or 0.0,
-                ((products and products.duration_s) or 0.0)
-                * len(products.dtypes if products else ()),
-                load.duration_s if load else 0.0,
-            )
-        )
+        return float(sum(one.duration_s for one in self.asked()))
 
 
 class NearDistance(Section):
@@ -264,26 +222,18 @@ Near = Literal["node", "socket"] | NearDistance
 """Which NUMA nodes are near an accelerator."""
 
 
-class NumaCriterion(Criterion):
+class NumaCriterion(CheckedCriterion):
     """Ranks run, allocate and send beside their accelerators, or, without any, beside a NIC of the
-    fabric. What is left out is not promised."""
+    fabric. What is left out is not promised.
 
+    Checks add their keys: see `pytest_mnode.checks.placement_check`.
+    """
+
+    of = "numa"
     near: Annotated[Near, BeforeValidator(_near)] = "socket"
     """What is near: the accelerator's own NUMA node; its socket, of which AMD's NPS and Intel's SNC
     make several NUMA nodes; or what firmware says is not farther than {distance: 12}. A GPU's own
     memory, which has no CPUs, is near to the socket that it is attached to."""
-    cpus: Literal["near"] | None = None
-    """Each thread of a rank may run only on CPUs near the rank's accelerator."""
-    memory_near_fraction: Annotated[Fraction, Field(le=1)] | None = None
-    """At least this part of a rank's own memory is near its accelerator."""
-    nic: Literal["nearest"] | None = None
-    """Each rank sends over the NIC that is nearest to its accelerator."""
-    cores: Literal["own"] | None = None
-    """No two ranks of a node may run on the same core."""
-    copy_near_over_far: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] | None = (
-        None
-    )
-    """Copies within the near NUMA node are at least this many times as fast as from the far one."""
     copy_size_bytes: Bytes = Field(256 << 20, alias="copy_size")
     """Size of the copied buffer: several times the last-level cache, such as 256 MiB."""
     copy_repeats: Some = 5
@@ -291,7 +241,7 @@ class NumaCriterion(Criterion):
 
     @model_validator(mode="after")
     def _promises_something(self) -> Self:
-        promises = ("cpus", "memory_near_fraction", "nic", "cores", "copy_near_over_far")
-        if all(getattr(self, name) is None for name in promises):
-            raise ValueError(f"promises nothing; accepted: at least one of {', '.join(promises)}")
+        if not any(True for _ in self.asked()):
+            names = (key.partition(".")[2] for one in catalogue(self.of) for key in one.all_keys())
+            raise ValueError(f"promises nothing; accepted: at least one of {', '.join(names)}")
         return self

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.spec.alpha_beta import NVLS_USED, Algorithm, CollectiveModel, Nvls, Platform
 from pytest_mnode.spec.bandwidth import BusbwAtLineRate, Collective, line_rate_gbytes_s
-from pytest_mnode.spec.fabric import BusbwPromise
+from pytest_mnode.spec.fabric import OVER_PCIE_FRACTION, BusbwPromise, usual_promise
 from pytest_mnode.spec.models import Spec, wire_allows_fraction
 
 SIZES_BYTES = tuple(1 << power for power in (20, 24, 28, 30, 33))
@@ -44,6 +44,9 @@ TCP = Usual(
     "what TCP leaves of the frames (RFC 9293, IEEE 802.3), and 60 % of it where one connection or "
     "one core is the limit",
 )
+
+
+PCIE = Usual(OVER_PCIE_FRACTION, "published all-reduces of 2 to 8 cards in one node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,14 @@ _SLOT = Reason(
     "a NIC of 800 Gbit/s whose data take the CPU's PCIe of the fifth generation, 63 GB/s each way: "
     "0.56 (kubernetes-sigs/dranet, GB300 with NCCL_IB_DATA_DIRECT=0)",
 )
+_LOSS = Reason(
+    *(0.0, 0.1),
+    "RoCE that loses packets, for want of PFC or ECN on NICs or switches: 0.01 to 0.1 (NVIDIA/nccl "
+    "#378, #1453): acceptance/test_fabric.py -k ports",
+)
+_MOST_BY_TCP = 4.0
+"""GB/s that NCCL's sockets reach where RDMA was meant: 3.0 to 3.8 are published (DGX Spark,
+Polaris, CoreWeave)."""
 _FEW_CHANNELS = Reason(
     *(0.77, 0.85),
     "few channels or queue pairs on four nodes and more: 0.81, and 0.98 with NCCL_MIN_CTAS=24 and "
@@ -133,7 +144,7 @@ _INSIDE = (
     Reason(
         *(1.15, 2),
         "more than these links give: accelerators.model or accelerators.domain.bandwidth of the "
-        "spec, or buffers that ranks share",
+        "spec, buffers that ranks share, or bridges of NVLink between cards on PCIe",
     ),
     Reason(
         *(0.72, 0.85),
@@ -153,6 +164,17 @@ _INSIDE = (
 )
 """Reasons inside one NVLink domain, with the share of the model that they leave: of 8 H200 a ring
 has 366 of 473 GB/s (stas00/ml-engineering)."""
+
+
+_INSIDE_PCIE = (
+    _INSIDE[0],
+    Reason(
+        *(0.02, 0.55),
+        "through host memory in place of PCIe from GPU to GPU: NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, "
+        "ACS or the IOMMU; or a slot of fewer lanes (nvidia-smi -q -d PCIE): "
+        "acceptance/test_preflight.py",
+    ),
+)
 
 
 def must_be_rdma(kind: str) -> str:
@@ -203,8 +225,20 @@ class Expectation:
         return wire_allows_fraction(self.spec)[0]
 
     @property
+    def bridged_gbytes_s(self) -> float:
+        """What bridges of NVLink may give in one node of cards on PCIe; 0 without any."""
+        nvlink = self.model.platform.nvlink
+        return nvlink.bridge_bytes_s / 1e9 if nvlink and self.nodes == 1 else 0.0
+
+    @property
     def usual(self) -> Usual:
-        return TCP if self.by_tcp else RDMA
+        return PCIE if self._over_pcie else TCP if self.by_tcp else RDMA
+
+    @property
+    def _over_pcie(self) -> bool:
+        """Whether all ranks are in one node of cards on PCIe."""
+        nvlink = self.model.platform.nvlink
+        return bool(nvlink and nvlink.is_pcie and self.model.domains == 1)
 
     def of_size(self, size_bytes: int) -> Expected:
         """The expected bus bandwidth of this size."""
@@ -233,8 +267,32 @@ class Expectation:
         fabric = self.spec.criteria.fabric
         return fabric.busbw(self.collective) if fabric and self.nodes > 1 else None
 
+    @property
+    def held_to(self) -> tuple[BusbwPromise | None, str]:
+        """What results are held to, and why to nothing: the spec's promise, else what is usual."""
+        model, fabric = self.model, self.spec.criteria.fabric
+        if (promised := self.promise) is not None:
+            return promised, ""
+        if self.nodes == 1 and model.platform.nvlink is None:
+            return None, (
+                f"one node, and the NVLink of {model.platform.accelerator or 'its accelerators'} is"
+                " not known: name accelerators.model or accelerators.domain.bandwidth in the spec"
+            )
+        if (
+            self.collective == "all_to_all"
+            and model.domains > 1
+            and model.platform.domain_nodes > 1
+        ):
+            return None, (
+                "published all-to-alls between NVLink domains of several nodes reach 0.4 to 0.94 of"
+                " the NICs' rate: promise criteria.fabric.all_to_all_busbw in the spec"
+            )
+        all_reduce = fabric.all_reduce_busbw if fabric else None
+        inside = model.platform.nvlink if self.nodes == 1 else None
+        return usual_promise(self.collective, all_reduce, inside), ""
+
     def _bound(self, size_bytes: int) -> float | None:
-        promise = self.promise
+        promise, _ = self.held_to
         if promise is None or size_bytes < promise.judged_from_bytes(self.model):
             return None
         return promise.bound_gbytes_s(self.model, self._moves, size_bytes).accepted[0]
@@ -261,7 +319,7 @@ class Expectation:
                     "over the NICs in place of NVLink between the nodes: NCCL_MNNVL_ENABLE, IMEX, "
                     "or nodes of several domains: acceptance/test_preflight.py"
                 )
-            return found or likeliest(_INSIDE, of_the_model)
+            return found or likeliest(_INSIDE_PCIE if self._over_pcie else _INSIDE, of_the_model)
         if busbw_gbytes_s >= (expected.bound or 0) and self.is_usual(size_bytes, busbw_gbytes_s):
             return [f"usual: {share:.0%} of the wire"]
         if busbw_gbytes_s > max(line, least):
@@ -342,13 +400,15 @@ class Expectation:
         if not self.by_tcp:
             found.append(
                 Reason(
-                    *(0.0, 0.02),
+                    *(0.0, max(0.02, min(_MOST_BY_TCP / self.line.gbytes_s, 0.4))),
                     "silent TCP: NCCL found no RDMA and took sockets, about 3 GB/s of 400: "
                     f"{must_be_rdma(fabric.kind)} makes it an error; acceptance/test_fabric.py -k "
                     "traffic proves it",
                 )
             )
             found += _PUBLISHED
+            if fabric.kind == "roce":
+                found.append(_LOSS)
             if fabric.line_rate_bits_s >= _FASTER_THAN_PCIE:
                 found.insert(0, _SLOT)
             if self.nodes >= 4:

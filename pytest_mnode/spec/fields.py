@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from pytest_mnode.evidence.check import docs_below
 from pytest_mnode.spec import quantity
 
 
@@ -100,6 +99,8 @@ SecondsOrNone = Annotated[
 ]
 """A duration that may be 0 s."""
 Celsius = Annotated[float, BeforeValidator(quantity.degrees_c), _quantity(quantity.TEMPERATURE)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+"""A number above 0."""
 Count = Annotated[int, Field(strict=True, ge=0)]
 Some = Annotated[int, Field(strict=True, ge=1)]
 Mtu = Annotated[int, Field(strict=True, ge=256, le=65535)]
@@ -151,6 +152,11 @@ class Section(BaseModel):
             raise PydanticCustomError("no_value", "a key without a value")
         return value
 
+    @classmethod
+    def added_docs(cls) -> dict[str, str]:
+        """Docstrings of fields that its source does not have, by the page's keys."""
+        return {}
+
 
 def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     """The fields of a section by the keys that a page has."""
@@ -168,25 +174,11 @@ def field_docs(section: type[BaseModel]) -> dict[str, str]:
     """The docstrings below a section's fields, inherited ones too, by the page's keys.
 
     Read from the source on demand, because pydantic's use_attribute_docstrings parses all sections
-    in every process that imports them, which takes longer than the rest of the import. Fields that
-    checks add have theirs as a description.
+    in every process that imports them, which takes longer than the rest of the import.
     """
-    found = {
-        field.alias or name: field.description
-        for name, field in section.model_fields.items()
-        if field.description
-    }
+    found = section.added_docs() if issubclass(section, Section) else {}
     for base in reversed(section.__mro__):
-        if not issubclass(base, Section):
-            continue
-        [class_node] = ast.parse(inspect.getsource(base)).body
-        assert isinstance(class_node, ast.ClassDef)
-        for field, text in pairwise(class_node.body):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(docstring))),
-                ):
-                    key = section.model_fields[name].alias or name
-                    found[key] = inspect.cleandoc(docstring)
+        if issubclass(base, Section):
+            for name, text in docs_below(inspect.getfile(base), base.__name__).items():
+                found[section.model_fields[name].alias or name] = text
     return found

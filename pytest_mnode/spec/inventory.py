@@ -29,12 +29,14 @@ from pytest_mnode.spec.fields import (
     Count,
     Interface,
     Mtu,
+    Positive,
     Seconds,
     Section,
     Some,
     Text,
 )
 
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 _POWER = re.compile(r"\d+e-\d+", re.ASCII)
 
 
@@ -56,6 +58,8 @@ class Accelerators(Section):
     """Name of the model as the driver gives it, such as NVIDIA H100 80GB HBM3."""
     memory_bytes: Bytes | None = Field(None, alias="memory")
     """Memory of one accelerator, such as 80 GB."""
+    peak_tflops: Mapping[Dtype, Positive] = Field(default_factory=dict)
+    """Dense peak of one accelerator by data type, such as {bfloat16: 989}: MFU is a share of it."""
     domain: Domain | None = None
     """Accelerators that share one NVLink network; left out: those of a node."""
 

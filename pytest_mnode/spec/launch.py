@@ -58,6 +58,10 @@ class LaunchCriterion(NonEmptyCriterion):
     path: Literal["direct"] | None = None
     """direct: jobs are started by a login on each node, whatever scheduler gave the run its nodes.
     Left out: by that scheduler, and a job that it does not start beside the run is inconclusive."""
+    environment: Literal["same"] | None = None
+    """same: ranks of the run have the settings of the ranks of a user's job on the same node:
+    variables of communication and accelerators, limits of the process and of its cgroups. Left out:
+    what differs is recorded, and not judged."""
     elsewhere: Literal[True] | None = None
     """The same on other nodes, in another order."""
     image: Text | None = None
@@ -67,7 +71,7 @@ class LaunchCriterion(NonEmptyCriterion):
 
     @model_validator(mode="after")
     def _needs_a_style(self) -> Self:
-        for key in ("elsewhere", "path"):
+        for key in ("elsewhere", "environment", "path"):
             if getattr(self, key) and not any((self.torchrun, self.deepspeed, self.megatron)):
                 raise ValueError(
                     f"{key} promises nothing without a style; "

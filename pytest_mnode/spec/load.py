@@ -74,9 +74,17 @@ def load_spec(path: Path) -> Spec:
 
 
 @cache
-def profile_spec(name: str) -> Spec:
-    """The spec of a profile that ships with the package, read once; raises SpecError."""
-    return load_spec(Path(f"{PREFIX}{name}"))
+def profile_spec(name: str, *over: str) -> Spec:
+    """The spec of a profile that ships with the package, read once; raises SpecError.
+
+    over: further ones, each over those before, as a page has that extends a list of them.
+    """
+    path = spec_file(Path(f"{PREFIX}{name}"))
+    found = _merged(path)
+    for file in _bases(path, list(over), ()) if over else ():
+        found.put(_merged(file))
+    _move_clauses(found)
+    return _validated(found.page, Spec, found.file_of)
 
 
 def _move_clauses(merged: _Merged) -> None:
@@ -147,7 +155,7 @@ class _Merged:
         self.files[at] = over.file_of(at)
         for key, value in values.items():
             loc, known = (*at, key), page.get(key)
-            if not (isinstance(value, dict) and isinstance(known, dict)):
+            if isinstance(known, dict) and not isinstance(value, dict):
                 for inner in [one for one in self.files if one[: len(loc)] == loc]:
                     del self.files[inner]
             if isinstance(value, dict):

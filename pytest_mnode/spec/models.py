@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from pytest_mnode.evidence.check import Check, on_late_check
 from pytest_mnode.spec import bandwidth
+from pytest_mnode.spec.checked import PreflightCriterion
 from pytest_mnode.spec.checks import DataCriterion, GroupsCriterion
 from pytest_mnode.spec.devices import DevicesCriterion, NumaCriterion
 from pytest_mnode.spec.fabric import BusbwPromise, FabricCriterion
@@ -21,7 +22,6 @@ from pytest_mnode.spec.fields import Seconds, Section, Text, keys_of, model_in
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.spec.inventory import Criterion, Inventory
 from pytest_mnode.spec.launch import LaunchCriterion
-from pytest_mnode.spec.preflight import PreflightCriterion
 from pytest_mnode.spec.quantity import RATE
 from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.spec.scaling import ScalingCriterion

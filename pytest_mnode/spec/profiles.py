@@ -14,6 +14,7 @@ from pytest_mnode.spec.quantity import shown
 PREFIX = "profile:"
 _ALIASES = {
     "p4d.24xlarge": "p4d",
+    "p4de.24xlarge": "p4de",
     "p5.48xlarge": "p5",
     "p5e.48xlarge": "p5e",
     "p5en.48xlarge": "p5en",
@@ -30,6 +31,11 @@ _ALIASES = {
     "bm.gpu.h100.8": "oci-h100",
 }
 """Profiles by the names of instances, in lower case with - in place of _."""
+NODE_TYPES = (
+    *("hgx-a100", "hgx-h100", "hgx-h200", "hgx-b200", "hgx-b300", "gb200-nvl72", "gb300-nvl72"),
+    *("hgx-h20", "mi300x", "mi325x", "mi350x", "mi355x", "l40s"),
+)
+"""Profiles beside which a page extends another fabric, such as [hgx-h200, roce]."""
 
 
 def default_spec_path() -> Path:

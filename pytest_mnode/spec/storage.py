@@ -7,7 +7,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import AbsolutePath, Bytes, BytesPerSecond, Seconds, Section, Share
+from pytest_mnode.spec.fields import (
+    AbsolutePath,
+    Bytes,
+    BytesPerSecond,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+)
 from pytest_mnode.spec.inventory import Criterion, Inventory
 
 Model = Literal["8b", "70b", "405b", "1t"]
@@ -24,7 +32,6 @@ MLPerf Storage 3.0, Rules.md, table 2, whose GB and TB are binary, as the same p
 _FREE = 0.1
 _REPEATS = 5
 _Repeats = Annotated[int, Field(strict=True, ge=2)]
-_Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class CheckpointPromise(Section):
@@ -89,11 +96,11 @@ class SmallFilesPromise(Section):
     """Files of each node; each holds 4 KiB."""
     threads: Annotated[int, Field(strict=True, ge=1, le=256)] = 8
     """Threads of each node."""
-    create_at_least_per_s: _Positive | None = Field(None, alias="create_at_least")
+    create_at_least_per_s: Positive | None = Field(None, alias="create_at_least")
     """Files that all nodes together create in a second."""
-    stat_at_least_per_s: _Positive | None = Field(None, alias="stat_at_least")
+    stat_at_least_per_s: Positive | None = Field(None, alias="stat_at_least")
     """Look-ups in a second of files that another node created."""
-    delete_at_least_per_s: _Positive | None = Field(None, alias="delete_at_least")
+    delete_at_least_per_s: Positive | None = Field(None, alias="delete_at_least")
     """Files that all nodes together remove in a second."""
     repeats: _Repeats = _REPEATS
     """As of a checkpoint."""
@@ -112,7 +119,7 @@ class RandomReadsPromise(Section):
     """How long they read."""
     at_least_bytes_s: BytesPerSecond | None = Field(None, alias="at_least")
     """Rate of all nodes together."""
-    reads_at_least_per_s: _Positive | None = Field(None, alias="reads_at_least")
+    reads_at_least_per_s: Positive | None = Field(None, alias="reads_at_least")
     """Reads of all nodes together in a second."""
     repeats: _Repeats = _REPEATS
     """As of a checkpoint."""

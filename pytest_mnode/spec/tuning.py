@@ -40,7 +40,7 @@ class TuningCriterion(NonEmptyCriterion):
     overlap: GainPromise | None = None
     """Gradients in buckets that travel during the backward pass, against all at its end."""
     compression: GainPromise | None = None
-    """Gradients as they are, against 16 bits and PowerSGD."""
+    """Gradients as they are, against 16 bits, 8 bits and PowerSGD."""
     accumulation: GainPromise | None = None
     """A sum of gradients with each pass, against every few passes, and local SGD."""
     network: GainPromise | None = None

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pytest_mnode.logs.training import FORMATS, VALUE_NAMES
 from pytest_mnode.spec.fields import Count, Fraction, Seconds, Section, Share, Some, Text, rising
-from pytest_mnode.spec.inventory import Criterion, Inventory
+from pytest_mnode.spec.inventory import Criterion, Dtype, Inventory
 
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Format = Literal[
@@ -81,7 +81,10 @@ class WorkloadCriterion(Criterion):
     """Model FLOPs utilisation: as the program prints it, else its TFLOP/s over peak_tflops, else
     6 × parameters × tokens per second over peak_tflops."""
     peak_tflops: Above | None = None
-    """Peak of one accelerator in the job's data type, such as 989 of an H100 in bfloat16."""
+    """Peak of one accelerator in the job's data type; left out: that of accelerators.peak_tflops,
+    which the profiles have."""
+    dtype: Dtype = "bfloat16"
+    """Data type of the job, for the peak."""
     parameters: Above | None = None
     """Parameters of the model, for 6·N·D."""
     efficiency_at_least: Annotated[Fraction, Field(le=1)] | None = None

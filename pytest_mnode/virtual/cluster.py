@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,15 +58,24 @@ REPEATS_DIFFER = 0.003
 """Standard deviation of repeats on one communicator. [choice]"""
 
 
+@lru_cache(4096)
+def _time_s(model: CollectiveModel, algorithm: str, size_bytes: int) -> float:
+    """Seconds of a call, of whose algorithms NCCL takes the fastest: many groups have the same."""
+    chosen = model.algorithms(algorithm)
+    if model.collective == Collective.ALL_REDUCE and algorithm == "default":
+        chosen = (*chosen, Moves.TREE)
+    return min(model.time_s(one, size_bytes) for one in chosen)
+
+
 @dataclass(kw_only=True)
 class VirtualCluster:
     """Parts by node, then by NIC or accelerator; shares of a healthy part's rate.
 
     rng: of all noise, whose seed makes the night. tx, rx: of NICs. matmul, hbm, to_device,
     from_device, host: of accelerators, or of CPU ranks. late_s: host delay of a step. uplinks:
-    share of full bisection by leaf. pairs: of paths between two nodes, both ways. inside: what a
-    ring gets between accelerators of a node, as a share of the line. errors: by node, port and
-    counter, of each criterion. tcp: nodes whose ranks fell back to TCP; staged: whose NICs cannot
+    share of full bisection by leaf. pairs: of paths between two nodes, both ways. inside: of links
+    between accelerators of a node. errors: by node, port and counter, of each criterion. tcp: nodes
+    whose ranks fell back to TCP; staged: whose NICs cannot
     reach GPU memory; crossed: whose ranks of the first rail send over the second's NIC. corrupts,
     stale: ranks that send wrong values, or keep those of an earlier call, and the share of calls.
     miscomputes: ranks that compute wrong values. input_s: storage's delay of a step. clock_steps_s:
@@ -139,7 +148,7 @@ class VirtualCluster:
             input_s=np.zeros(count),
             storage=np.ones(count),
             uplinks=np.ones(leaves),
-            inside=np.full(count, INSIDE_OVER_LINE),
+            inside=np.ones(count),
         )
 
     @property
@@ -195,7 +204,8 @@ class VirtualCluster:
         leaves = {self.leaf(node) for node in neighbours}
         if len(leaves) > 1:
             share = min(share, *(self.uplinks[leaf] * LEAF_NODES for leaf in leaves))
-        share = min(share, float(self.inside[neighbours].min()))
+        if Platform.of(self.spec).domain_nodes == 1:
+            share = min(share, float(self.inside[neighbours].min()) * INSIDE_OVER_LINE)
         if self.tcp & inside:
             share = min(share, TCP_GBYTES_S / line_rate_gbytes_s(self.spec.fabric))
         return share
@@ -216,12 +226,12 @@ class VirtualCluster:
         healthy = Platform.of(self.spec)
         rate_bits_s = int(healthy.line_rate_bits_s * self.of_line * share)
         platform = replace(healthy, line_rate_bits_s=rate_bits_s)
+        if (nvlink := healthy.nvlink) is not None and healthy.domain_nodes > 1:
+            inside = self.inside if members is None else self.inside[members]
+            platform = replace(platform, domain_bytes_s=nvlink.bytes_s * float(inside.min()))
         model = CollectiveModel(platform, name, nodes, self.per_node, self.backend)
-        chosen = model.algorithms(algorithm)
-        if name is Collective.ALL_REDUCE and algorithm == "default":
-            chosen = (*chosen, Moves.TREE)
         late = self.late_s if members is None else self.late_s[members]
-        return min(model.time_s(one, size_bytes) for one in chosen) + float(late.max())
+        return _time_s(model, algorithm, size_bytes) + float(late.max())
 
     @property
     def step_s(self) -> float:

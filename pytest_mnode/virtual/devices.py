@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.criteria.devices import (
-    LARGEST_CHECKED,
-    comparisons,
-    judge_load,
-    judge_memory,
-    judge_products,
-    judge_rates,
-    judge_repeated,
-    judge_steps,
-)
+from pytest_mnode.checks.devices.matmul import LARGEST_CHECKED
+from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.criteria.devices import comparisons
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.machine.nvml import Load
@@ -32,15 +25,16 @@ from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, models
 from pytest_mnode.measuring.under_load import RankLoad
 from pytest_mnode.spec.devices import (
     CopyPromise,
-    DevicesCriterion,
     HostMemoryPromise,
     InsideNodePromise,
     LoadPromise,
     MatmulPromise,
     MemoryTestPromise,
     RankPromise,
+    RepeatedProductsPromise,
+    TrainingStepPromise,
 )
-from pytest_mnode.virtual.cases import case
+from pytest_mnode.virtual.cases import NOT_REHEARSED, case
 from pytest_mnode.virtual.cluster import Shares, VirtualCluster
 from pytest_mnode.virtual.ports import ports
 
@@ -56,68 +50,56 @@ _ANY_RATE = 100.0
 
 def devices(cluster: VirtualCluster) -> Iterator[CaseResult]:
     """The cases of `acceptance/test_devices.py`."""
-    promised, nodes = cluster.spec.criteria.devices, cluster.nodes
+    promised = cluster.spec.criteria.devices
     assert promised is not None
-    if (products := promised.matmul) is not None:
-        found = []
-        size = min(products.size, LARGEST_CHECKED)
-        for dtype in products.dtypes:
-            wrong: dict[str, int | None] = {
-                rank_name(cluster.world, rank): 1 for rank in sorted(cluster.miscomputes)
-            }
-            found += judge_products(dtype, size, wrong)
-            tflops = products.at_least_tflops.get(dtype)
-            floor = None if tflops is None else tflops * 1e3
-            found += judge_rates(
-                _compared(cluster, f"matmul {dtype}", "GFLOP/s", products, floor, cluster.matmul)
-            )
-        test = f"{_FILE}::test_every_rank_multiplies_as_fast_as_the_others"
-        yield case(test, found, nodes)
-    if promised.training_step is not None:
-        test = f"{_FILE}::test_every_rank_computes_the_same_training_steps"
-        steps = _steps(cluster, promised.training_step.ranks, promised.training_step.steps)
-        yield case(test, judge_steps(steps), nodes)
-    yield from _in_depth(cluster, promised)
-    for kind, shares in (
-        ("memory_copy", cluster.host),
-        ("device_copy", cluster.hbm),
-        ("host_to_device", cluster.to_device),
-        ("device_to_host", cluster.from_device),
-    ):
-        copy: CopyPromise | None = getattr(promised, kind)
-        if copy is not None:
-            floor, name = copy.at_least_gbytes_s, kind.replace("_", " ")
-            test = f"{_FILE}::test_every_rank_copies_as_fast_as_the_others[{kind}]"
-            compared = _compared(cluster, name, "GB/s", copy, floor, shares)
-            yield case(test, judge_rates(compared), nodes)
+    for check in promised.asked(cluster.spec):
+        found = [one for made in measured(cluster, check) for one in check.rule(made)]
+        part = f"[{check.part}]" if check.part else ""
+        beyond = "" if found else f"{NOT_REHEARSED}: no virtual device does this work"
+        yield case(
+            f"{_FILE}::{check.case()}{part}",
+            found,
+            cluster.nodes,
+            question=check.question(),
+            why=beyond,
+        )
     yield ports(cluster, _FILE)
 
 
-def _in_depth(cluster: VirtualCluster, promised: DevicesCriterion) -> Iterator[CaseResult]:
-    """Results over many products, memory, heat, and links inside the nodes."""
-    nodes = cluster.nodes
-    if (repeated := promised.repeated_products) is not None:
-        test = f"{_FILE}::test_every_rank_computes_the_same_products"
-        bad = {rank_name(cluster.world, rank): 1 for rank in sorted(cluster.miscomputes)}
-        of_dtypes = (
-            judge_repeated(RepeatedProducts(kind, repeated.size, repeated.products, 0.0, bad))
-            for kind in repeated.dtypes
-        )
-        yield case(test, list(chain.from_iterable(of_dtypes)), nodes)
-    if (memory := promised.memory_test) is not None:
-        test = f"{_FILE}::test_all_memory_reads_as_it_was_written"
-        yield case(test, judge_memory(_memory(cluster, memory), memory), nodes)
-    if (load := promised.under_load) is not None:
-        test = f"{_FILE}::test_devices_stay_cool_and_fast_under_load"
-        found = judge_load(_loads(cluster, load), load, comparisons(cluster.spec))
-        yield case(test, found, nodes)
-    if (host := promised.host_memory) is not None:
-        test = f"{_FILE}::test_memory_of_every_numa_node_is_as_fast_as_the_others"
-        yield case(test, judge_rates(_host_memory(cluster, host)), nodes)
-    if (inside := promised.inside_node) is not None and cluster.world.local_size > 1:
-        test = f"{_FILE}::test_every_node_is_as_fast_inside_as_the_others"
-        pair = _inside_node(cluster, inside)
-        yield case(test, [one for found in pair for one in judge_rates(found)], nodes)
+def measured(cluster: VirtualCluster, check: WorldCheck) -> Iterator[Any]:
+    """What a check would have measured; nothing of one whose work no virtual device does."""
+    match check.promise:
+        case MatmulPromise() as products:
+            bad = [rank_name(cluster.world, rank) for rank in sorted(cluster.miscomputes)]
+            for dtype in products.dtypes:
+                yield dtype, min(products.size, LARGEST_CHECKED), dict.fromkeys(bad, 1)
+                tflops = products.at_least_tflops.get(dtype)
+                floor = None if tflops is None else tflops * 1e3
+                rates = cluster.matmul
+                yield _compared(cluster, f"matmul {dtype}", products, floor, rates)
+        case TrainingStepPromise() as promise:
+            yield (_steps(cluster, promise.ranks, promise.steps),)
+        case RepeatedProductsPromise() as promise:
+            wrong = {rank_name(cluster.world, rank): 1 for rank in sorted(cluster.miscomputes)}
+            for kind in promise.dtypes:
+                yield RepeatedProducts(kind, promise.size, promise.products, 0.0, wrong)
+        case MemoryTestPromise() as promise:
+            yield _memory(cluster, promise)
+        case LoadPromise() as promise:
+            yield _loads(cluster, promise)
+        case HostMemoryPromise() as promise:
+            yield _host_memory(cluster, promise)
+        case InsideNodePromise() as promise if cluster.world.local_size > 1:
+            yield from _inside_node(cluster, promise)
+        case CopyPromise() as promise:
+            shares = {
+                "memory_copy": cluster.host,
+                "device_copy": cluster.hbm,
+                "host_to_device": cluster.to_device,
+                "device_to_host": cluster.from_device,
+            }[check.part]
+            name, floor = check.part.replace("_", " "), promise.at_least_gbytes_s
+            yield _compared(cluster, name, promise, floor, shares)
 
 
 def _memory(cluster: VirtualCluster, promise: MemoryTestPromise) -> list[RankMemory]:
@@ -134,40 +116,20 @@ def _host_memory(cluster: VirtualCluster, promise: HostMemoryPromise) -> Compari
     parts = [(node, f"NUMA node {i}") for node in cluster.nodes for i in (0, 1)]
     names = [Culprit.device(f"{part} of {node}", node, part) for node, part in parts]
     floor = promise.at_least_gbytes_s
-    return _drawn(cluster, "host memory", promise, floor, names, share, "NUMA node")
+    return _compared(cluster, "host memory", promise, floor, share, of=names, what="NUMA node")
 
 
 def _inside_node(cluster: VirtualCluster, promise: InsideNodePromise) -> Iterator[Comparison]:
-    """Sound links."""
+    """Links as slow as each node's."""
     floor = floor_gbytes_s(promise, cluster.spec, cluster.world.local_size, "nccl")
     ranks = [rank_name(cluster.world, rank) for rank in range(cluster.ranks)]
     nodes = [Culprit(node, node) for node in cluster.nodes]
-    for name, names, least, of in (
-        ("all-reduce", nodes, floor, "node"),
-        ("exchanges", ranks, None, "rank"),
+    for name, names, least, what in (
+        ("all-reduce inside the node", nodes, floor, "node"),
+        ("exchanges inside the node", ranks, None, "rank"),
     ):
-        what = f"{name} inside the node"
-        yield _drawn(cluster, what, promise, least, names, np.ones(len(names)), of)
-
-
-def _drawn(  # noqa: PLR0917  what a comparison has
-    cluster: VirtualCluster,
-    name: str,
-    promise: HostMemoryPromise | InsideNodePromise,
-    floor: float | None,
-    names: Sequence[str],
-    shares: Shares,
-    of: str,
-) -> Comparison:
-    """Rates in one round, of what the ranks of a node share."""
-    drawn = _repeats(cluster, _OVER_FLOOR * (floor or _ANY_RATE) * shares, promise.repeats).tolist()
-    rows = tuple(
-        RankRate(one, median(repeats), "", repeats=tuple(repeats))
-        for one, repeats in zip(names, drawn, strict=True)
-    )
-    false_alarm = FALSE_ALARM / comparisons(cluster.spec)
-    how = f"median of {promise.repeats}"
-    return Comparison(name, "GB/s", promise, floor, rows, how, False, false_alarm, of)
+        shares = cluster.inside.repeat(len(names) // len(nodes))
+        yield _compared(cluster, name, promise, least, shares, of=names, what=what)
 
 
 def _loads(cluster: VirtualCluster, promise: LoadPromise) -> list[RankLoad]:
@@ -193,20 +155,20 @@ def _loads(cluster: VirtualCluster, promise: LoadPromise) -> list[RankLoad]:
 def _compared(  # noqa: PLR0917  what a comparison has
     cluster: VirtualCluster,
     name: str,
-    unit: str,
-    promise: RankPromise,
+    promise: RankPromise | HostMemoryPromise | InsideNodePromise,
     floor: float | None,
     shares: Shares,
+    of: Sequence[str] = (),
+    what: str = "rank",
 ) -> Comparison:
-    """As `measuring.devices`: up to three rounds while a rank seems slow; the best one counts."""
+    """Rates of all ranks as `measuring.devices` has them: up to three rounds while one seems slow,
+    of which the best counts; or in one round, of what the ranks of a node share. of: its names."""
     alone_floor = getattr(promise, "alone_at_least_gbytes_s", None)
     usual = _OVER_FLOOR * (floor or alone_floor or _ANY_RATE)
     false_alarm = FALSE_ALARM / comparisons(cluster.spec)
-    true = usual * shares.ravel()
+    true, matmul = usual * shares.ravel(), isinstance(promise, MatmulPromise)
     best = _repeats(cluster, true, promise.repeats)
-    for _ in range(ROUNDS - 1):
-        if len(true) < 2:
-            break
+    for _ in range(0 if of or len(true) < 2 else ROUNDS - 1):
         rates = np.median(best, axis=1).tolist()
         bound = peer_bound(rates, promise.at_least_fraction, promise.at_most_spreads, false_alarm)
         if not (turns := (*bound.slow, *bound.unsure)):
@@ -217,17 +179,18 @@ def _compared(  # noqa: PLR0917  what a comparison has
                 best[rank] = again
     rows = tuple(
         RankRate(
-            rank_name(cluster.world, rank),
-            median(of_rank),
-            _why(cluster, rank),
-            median(of_rank) if alone_floor else None,
-            _load(cluster, rank) if isinstance(promise, MatmulPromise) else None,
-            tuple(of_rank),
+            of[at] if of else rank_name(cluster.world, at),
+            median(repeats),
+            "" if of else _why(cluster, at),
+            median(repeats) if alone_floor else None,
+            _load(cluster, at) if matmul else None,
+            tuple(repeats),
         )
-        for rank, of_rank in enumerate(best.tolist())
+        for at, repeats in enumerate(best.tolist())
     )
-    how = f"median of {promise.repeats}, all ranks at once"
-    return Comparison(name, unit, promise, floor, rows, how, False, false_alarm)
+    how = f"median of {promise.repeats}{', all ranks at once' * (not of)}"
+    unit = "GFLOP/s" if matmul else "GB/s"
+    return Comparison(name, unit, promise, floor, rows, how, False, false_alarm, what)
 
 
 def _repeats(cluster: VirtualCluster, true: Shares, repeats: int) -> Shares:

@@ -21,15 +21,15 @@ from pytest_mnode.virtual.machines import OTHER_DRIVER, OTHER_FIRMWARE, links_of
 from pytest_mnode.virtual.readings import judged
 
 Place = Literal["node", "nic", "gpu", "check", "path", "leaf", "rail", "cluster"]
-_FORM: Mapping[Place, str] = {
-    "node": "{}:NODE",
-    "nic": "{}:NODE:NIC",
-    "gpu": "{}:NODE:NUMBER",
-    "check": "{}:NODE:CHECK",
-    "path": "{}:NODE+NODE",
-    "leaf": "{}:NODE",
-    "rail": "{}:NIC",
-    "cluster": "{}",
+_WHERE: Mapping[Place, tuple[str, ...]] = {
+    "node": ("NODE",),
+    "nic": ("NODE", "NIC"),
+    "gpu": ("NODE", "NUMBER"),
+    "check": ("NODE", "CHECK"),
+    "path": ("NODE+NODE",),
+    "leaf": ("NODE",),
+    "rail": ("NIC",),
+    "cluster": (),
 }
 """How a fault names where it is."""
 _STRENGTH = re.compile(r"(?P<fault>.+?)(?:=(?P<strength>[0-9.eE+-]+))?")
@@ -45,9 +45,6 @@ class At:
     nic: int = 0
     gpu: int = 0
     check: str = ""
-
-    def rank(self, cluster: VirtualCluster) -> int:
-        return self.node * cluster.per_node + self.gpu
 
 
 Apply = Callable[[VirtualCluster, At], None]
@@ -75,7 +72,8 @@ def form_of(name: str, strength: float | None = None) -> str:
     """How to give a fault, with a strength, else the one that it has by default."""
     fault = FAULTS[name]
     strength = fault.strength if strength is None else strength
-    return _FORM[fault.place].format(name) + ("" if strength is None else f"[={strength:g}]")
+    form = ":".join((name, *_WHERE[fault.place]))
+    return form + ("" if strength is None else f"[={strength:g}]")
 
 
 def inject(cluster: VirtualCluster, text: str) -> None:
@@ -88,14 +86,12 @@ def inject(cluster: VirtualCluster, text: str) -> None:
     name, *where = match["fault"].split(":")
     if (fault := FAULTS.get(name)) is None:
         raise UsageError(f"--fault={text}: no fault {name!r}; accepted: {', '.join(FAULTS)}")
-    form = _FORM[fault.place].format(name)
-    strength = match["strength"]
+    form, strength = ":".join((name, *_WHERE[fault.place])), match["strength"]
     if strength is not None and fault.strength is None:
         raise UsageError(f"--fault={text}: {name} has no strength; accepted: {form}")
     try:
-        at = _at(cluster, fault, where)
-        at = replace(at, strength=float(strength) if strength else fault.strength or 0.0)
-        fault.apply(cluster, at)
+        given = float(strength) if strength else fault.strength or 0.0
+        fault.apply(cluster, At(given, **_at(cluster, fault, where)))
     except (ValueError, IndexError):
         accepted = form + ("" if fault.strength is None else f" or {form}={fault.strength:g}")
         nodes = f"{len(cluster.nodes)} nodes {cluster.nodes[0]} to {cluster.nodes[-1]}"
@@ -107,35 +103,30 @@ def inject(cluster: VirtualCluster, text: str) -> None:
         raise UsageError(f"--fault={text}: accepted: {accepted}, with {nodes}, {nics}") from None
 
 
-def _at(cluster: VirtualCluster, fault: Fault, where: Sequence[str]) -> At:  # noqa: PLR0911
+def _at(cluster: VirtualCluster, fault: Fault, where: Sequence[str]) -> dict[str, Any]:
     """Raises ValueError or IndexError for what is not there."""
-    nodes, nics = list(cluster.nodes), list(links_of(cluster.spec.fabric))
-    match fault.place, list(where):
-        case "cluster", []:
-            return At(0.0)
-        case "rail", [nic]:
-            return At(0.0, nic=nics.index(nic))
-        case "path", [ends]:
-            one, other = ends.split("+")
-            found = At(0.0, nodes.index(one), nodes.index(other))
-            if found.node == found.other:
-                raise ValueError(ends)
-            return found
-        case (("node" | "leaf"), [node]):
-            return At(0.0, nodes.index(node))
-        case "nic", [node, nic]:
-            return At(0.0, nodes.index(node), nic=nics.index(nic))
-        case "check", [node, key] if key in odd_readings(cluster.spec):
-            return At(0.0, nodes.index(node), check=key)
-        case "gpu", [node, number] if 0 <= int(number) < cluster.per_node:
-            return At(0.0, nodes.index(node), gpu=int(number))
-        case _:
-            raise ValueError(where)
+    nodes, found = list(cluster.nodes), dict[str, Any]()
+    for part, text in zip(_WHERE[fault.place], where, strict=True):
+        match part:
+            case "NODE":
+                found["node"] = nodes.index(text)
+            case "NODE+NODE":
+                found["node"], found["other"] = map(nodes.index, text.split("+"))
+                if found["node"] == found["other"]:
+                    raise ValueError(text)
+            case "NIC":
+                found["nic"] = links_of(cluster.spec.fabric).index(text)
+            case "NUMBER":
+                found["gpu"] = range(cluster.per_node).index(int(text))
+            case _:
+                known = odd_readings(cluster.spec)
+                found["check"] = known[known.index(text)]
+    return found
 
 
 def odd_readings(spec: Spec) -> list[str]:
     """Checks that read by themselves, that the spec promises, and whose breach can be rehearsed."""
-    asked = (one for one in catalogue() if one.reads() and one.on == "node")
+    asked = (one for one in catalogue("preflight") if one.reads() and one.on == "node")
     checks = promised_checks(spec, asked)
     return sorted({one.key.partition(".")[2] for one in checks if judged(one, ("node0", "node1"))})
 
@@ -194,65 +185,46 @@ Key = Callable[[VirtualCluster, At], Any]
 _NICS = ("tx", "rx")
 
 
-def _nic(_: VirtualCluster, at: At) -> tuple[int, int]:
-    return at.node, at.nic
-
-
-def _gpu(_: VirtualCluster, at: At) -> tuple[int, int]:
-    return at.node, at.gpu
-
-
-def _node(_: VirtualCluster, at: At) -> int:
-    return at.node
-
-
-def _rank(cluster: VirtualCluster, at: At) -> int:
-    return at.rank(cluster)
-
-
-def _everywhere(_: VirtualCluster, __: At) -> slice:
-    return slice(None)
-
-
 def _leaf(cluster: VirtualCluster, at: At) -> int:
     if len(cluster.uplinks) < 2:
         raise ValueError("one leaf has no uplink")
     return at.node // LEAF_NODES
 
 
-def _leaves(cluster: VirtualCluster, at: At) -> slice:
-    _leaf(cluster, at)
-    return slice(None)
+_KEYS: Mapping[str, Key] = {
+    "node": lambda _, at: at.node,
+    "nic": lambda _, at: (at.node, at.nic),
+    "gpu": lambda _, at: (at.node, at.gpu),
+    "rank": lambda cluster, at: at.node * cluster.per_node + at.gpu,
+    "rail": lambda _, at: (slice(None), at.nic),
+    "path": lambda _, at: (min(at.node, at.other), max(at.node, at.other)),
+    "check": lambda _, at: (at.node, at.check),
+    "leaf": _leaf,
+    "leaves": lambda cluster, at: slice(None) if _leaf(cluster, at) >= 0 else None,
+    "all": lambda *_: slice(None),
+}
+"""Which values of a part of the cluster a fault is in."""
 
 
-def _times(key: Key, *parts: str, by: float | None = None) -> Apply:
+def _times(key: str, *parts: str, by: float | None = None) -> Apply:
     """A share of the rates of these parts of the cluster. by: in place of the strength."""
 
     def apply(cluster: VirtualCluster, at: At) -> None:
         for part in parts:
-            getattr(cluster, part)[key(cluster, at)] *= at.strength if by is None else by
+            getattr(cluster, part)[_KEYS[key](cluster, at)] *= at.strength if by is None else by
 
     return apply
 
 
-def _late(part: str) -> Apply:
-    """A delay of a node, added to what it has."""
-
-    def apply(cluster: VirtualCluster, at: At) -> None:
-        getattr(cluster, part)[at.node] += at.strength
-
-    return apply
-
-
-def _put(key: Key, part: str, value: object = None) -> Apply:
+def _put(key: str, part: str, value: object = None) -> Apply:
     """A member of a set of the cluster, or the strength, or the value, at a key of a mapping."""
 
     def apply(cluster: VirtualCluster, at: At) -> None:
-        there = getattr(cluster, part)
+        there, where = getattr(cluster, part), _KEYS[key](cluster, at)
         if isinstance(there, set):
-            there.add(key(cluster, at))
+            there.add(where)
         else:
-            there[key(cluster, at)] = at.strength if value is None else value
+            there[where] = at.strength if value is None else value
 
     return apply
 
@@ -285,22 +257,18 @@ def _xid(number: int) -> Key:
     return log
 
 
-def _gpu_facts(**changes: Any) -> Apply:
-    return _facts({f"accelerators.gpu.{name}": value for name, value in changes.items()})
+def _facts_of(part: str) -> Callable[..., Apply]:
+    return lambda **changes: _facts({f"{part}.{name}": new for name, new in changes.items()})
 
 
-def _port_facts(**changes: Any) -> Apply:
-    return _facts({f"rdma.nic.ports.*.{name}": value for name, value in changes.items()})
-
-
-def _software(**changes: Any) -> Apply:
-    return _facts({f"software.{name}": value for name, value in changes.items()})
+_gpu_facts, _port_facts = _facts_of("accelerators.gpu"), _facts_of("rdma.nic.ports.*")
+_software = _facts_of("software")
 
 
 def _failover(cluster: VirtualCluster, at: At) -> None:
     """NCCL moves the traffic of a dead port to the next one, which then carries twice as much."""
     share = 0.5 if cluster.spec.fabric.nics_per_node > 1 else 1e-3
-    _times(_nic, *_NICS, by=share)(cluster, at)
+    _times("nic", *_NICS, by=share)(cluster, at)
     cluster.dead.add((at.node, at.nic))
     _counts("link_downed", "", 1)(cluster, at)
 
@@ -331,11 +299,11 @@ _FABRIC, _DEVICES, _SCALING, _STORAGE = ("fabric",), ("devices",), ("scaling",),
 _OLD_GID = Gid(index=0, gid="fe80::1", type="RoCE v1")
 # fmt: off
 _TABLE: tuple[tuple[Any, ...], ...] = (
-    ("slow_nic", "nic", "a NIC at a share of its rate", _times(_nic, *_NICS), 0.94, 1, _FABRIC),
-    ("slow_tx", "nic", "a NIC that sends at a share", _times(_nic, "tx"), 0.94, 1, _FABRIC),
-    ("slow_rx", "nic", "a NIC that receives at a share", _times(_nic, "rx"), 0.94, 1, _FABRIC),
+    ("slow_nic", "nic", "a NIC at a share of its rate", _times("nic", *_NICS), 0.94, 1, _FABRIC),
+    ("slow_tx", "nic", "a NIC that sends at a share", _times("nic", "tx"), 0.94, 1, _FABRIC),
+    ("slow_rx", "nic", "a NIC that receives at a share", _times("nic", "rx"), 0.94, 1, _FABRIC),
     ("half_rate", "nic", "a link that came up at half its rate", _all_of(
-        _times(_nic, *_NICS, by=0.5),
+        _times("nic", *_NICS, by=0.5),
         _port_facts(rate_gbits_s=lambda c, _: c.spec.fabric.line_rate_gbits_s / 2),
         _facts({"interfaces.link.speed_mbits_s":
                 lambda c, _: round(c.spec.fabric.line_rate_mbits_s / 2)}))),
@@ -348,11 +316,11 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("port_init", "nic", "a port that waits for a subnet manager", _port_facts(state="INIT")),
     ("missing_nic", "nic", "a NIC that is not on the bus", _all_of(
         _facts({"interfaces.link": _GONE, "rdma.nic": _GONE}),
-        _put(_nic, "dead"), _times(_nic, *_NICS, by=0.5))),
+        _put("nic", "dead"), _times("nic", *_NICS, by=0.5))),
     ("nic_slot", "nic", "a NIC in a slot of half its lanes",
      _all_of(_facts({"pci.functions.card of nic.link_width": 8}),
-             _times(_nic, *_NICS, by=0.55))),
-    ("far_nic", "nic", "a NIC reached through the other socket", _times(_nic, *_NICS),
+             _times("nic", *_NICS, by=0.55))),
+    ("far_nic", "nic", "a NIC reached through the other socket", _times("nic", *_NICS),
      0.94, 1, _FABRIC),
     ("closed_nic", "nic", "an RDMA device that a process may not open",
      _facts({"verbs.nic.problem": "permission denied"})),
@@ -366,63 +334,63 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("bad_packets", "nic", "packets with errors received",
      _counts("port_rcv_errors", "rx_errors"), 1, 0, _FABRIC),
     ("rail", "rail", "one NIC of each node at a share",
-     _times(lambda _, at: (slice(None), at.nic), *_NICS), 0.94, 1, _FABRIC),
+     _times("rail", *_NICS), 0.94, 1, _FABRIC),
     ("slow_path", "path", "a path between two nodes at a share",
-     _put(lambda _, at: (min(at.node, at.other), max(at.node, at.other)), "pairs"),
+     _put("path", "pairs"),
      0.91, 1, _FABRIC),
     ("leaf", "leaf", "uplinks of a node's leaf at a share",
-     _times(_leaf, "uplinks"), 0.05, 1, _FABRIC),
+     _times("leaf", "uplinks"), 0.05, 1, _FABRIC),
     ("spine", "cluster", "uplinks of all leaves at a share",
-     _times(_leaves, "uplinks"), 0.05, 1, _FABRIC),
-    ("tcp_fallback", "node", "ranks that use TCP", _put(_node, "tcp"), None, 1, _FABRIC),
-    ("staged", "node", "ranks whose NCCL leaves GPUDirect off", _put(_node, "staged"),
+     _times("leaves", "uplinks"), 0.05, 1, _FABRIC),
+    ("tcp_fallback", "node", "ranks that use TCP", _put("node", "tcp"), None, 1, _FABRIC),
+    ("staged", "node", "ranks whose NCCL leaves GPUDirect off", _put("node", "staged"),
      None, 1, _FABRIC),
     ("wrong_nic", "node", "ranks of the first rail that send over the second's NIC",
-     _put(_node, "crossed"), None, 1, _FABRIC),
+     _put("node", "crossed"), None, 1, _FABRIC),
     ("no_gpudirect", "node", "NICs that cannot reach GPU memory",
-     _all_of(_software(driver_is_open=False), _put(_node, "staged"),
-             _times(_node, *_NICS, by=0.5))),
-    ("acs", "node", "PCIe traffic that is sent through the root", _times(_node, *_NICS, by=0.54),
+     _all_of(_software(driver_is_open=False), _put("node", "staged"),
+             _times("node", *_NICS, by=0.5))),
+    ("acs", "node", "PCIe traffic that is sent through the root", _times("node", *_NICS, by=0.54),
      None, 1, _FABRIC),
-    ("cross_rail", "node", "ranks that send over another rail's NIC", _times(_node, *_NICS, by=0.7),
-     None, 1, _FABRIC),
-    ("narrow_nvlink", "node", "NVLink at a share of its rate", _times(_node, "inside"),
-     0.81, 1, _FABRIC),
+    ("cross_rail", "node", "ranks that send over another rail's NIC",
+     _times("node", *_NICS, by=0.7), None, 1, _FABRIC),
+    ("narrow_nvlink", "node", "NVLink at a share of its rate", _times("node", "inside"),
+     0.9, 1, _DEVICES),
     ("nvlink_down", "node", "accelerators that reach each other by PCIe",
-     _times(_node, "inside", by=0.1), None, 1, _FABRIC),
-    ("late_host", "node", "a host that is late in each step, s", _late("late_s"),
+     _times("node", "inside", by=0.1), None, 1, _DEVICES),
+    ("late_host", "node", "a host that is late in each step, s", _put("node", "late_s"),
      6.3e-5, 0, ("fabric", "scaling")),
-    ("slow_storage", "node", "storage that is late in each step, s", _late("input_s"),
+    ("slow_storage", "node", "storage that is late in each step, s", _put("node", "input_s"),
      0.0076, 0, _SCALING),
-    ("slow_mount", "node", "storage of a node at a share", _times(_node, "storage"),
+    ("slow_mount", "node", "storage of a node at a share", _times("node", "storage"),
      0.8, 1, _STORAGE),
-    ("slow_server", "cluster", "storage of all nodes at a share", _times(_everywhere, "storage"),
+    ("slow_server", "cluster", "storage of all nodes at a share", _times("all", "storage"),
      0.84, 1, _STORAGE),
-    ("late_files", "node", "renamed files that are seen late, s", _put(_node, "files_late_s"),
+    ("late_files", "node", "renamed files that are seen late, s", _put("node", "files_late_s"),
      5, 0, _STORAGE),
-    ("local_locks", "node", "locks that exclude no other node", _put(_node, "local_locks"),
+    ("local_locks", "node", "locks that exclude no other node", _put("node", "local_locks"),
      None, 1, _STORAGE),
-    ("stale_files", "node", "files that are read as they were before", _put(_node, "stale_files"),
+    ("stale_files", "node", "files that are read as they were before", _put("node", "stale_files"),
      None, 1, _STORAGE),
     ("slow_failover", "node", "traffic that pauses while a port is down, s",
-     _put(_node, "pauses_s"), 2.1, 0, _FABRIC),
-    ("slow_gpu", "gpu", "a GPU at a share of its rate", _times(_gpu, "matmul"), 0.92, 1, _DEVICES),
+     _put("node", "pauses_s"), 2.1, 0, _FABRIC),
+    ("slow_gpu", "gpu", "a GPU at a share of its rate", _times("gpu", "matmul"), 0.92, 1, _DEVICES),
     ("throttled_gpu", "gpu", "a GPU whose clock is held back by heat",
-     _all_of(_put(_rank, "slowed", 0.6), _times(_gpu, "matmul", by=0.9)), None, 1, _DEVICES),
-    ("slow_hbm", "gpu", "memory of a GPU at a share", _times(_gpu, "hbm"), 0.93, 1, _DEVICES),
-    ("slow_to_device", "gpu", "copies to a GPU at a share", _times(_gpu, "to_device"),
+     _all_of(_put("rank", "slowed", 0.6), _times("gpu", "matmul", by=0.9)), None, 1, _DEVICES),
+    ("slow_hbm", "gpu", "memory of a GPU at a share", _times("gpu", "hbm"), 0.93, 1, _DEVICES),
+    ("slow_to_device", "gpu", "copies to a GPU at a share", _times("gpu", "to_device"),
      0.91, 1, _DEVICES),
-    ("slow_from_device", "gpu", "copies from a GPU at a share", _times(_gpu, "from_device"),
+    ("slow_from_device", "gpu", "copies from a GPU at a share", _times("gpu", "from_device"),
      0.91, 1, _DEVICES),
     ("gpu_slot", "gpu", "a GPU in a slot of half its lanes",
      _all_of(_facts({"pci.functions.card of gpu.link_width": 8}),
-             _times(_gpu, "to_device", "from_device", by=0.5))),
+             _times("gpu", "to_device", "from_device", by=0.5))),
     ("miscomputing_gpu", "gpu", "a GPU that computes wrong values",
-     _put(_rank, "miscomputes"), None, 1, _DEVICES),
+     _put("rank", "miscomputes"), None, 1, _DEVICES),
     ("corrupting_gpu", "gpu", "a rank that sends wrong values, share of calls",
-     _put(_rank, "corrupts"), 0.013, 0, ("mesh", "fabric")),
+     _put("rank", "corrupts"), 0.013, 0, ("mesh", "fabric")),
     ("stale_results", "gpu", "a rank that keeps earlier results, share of calls",
-     _put(_rank, "stale"), 0.013, 0, ("mesh", "fabric")),
+     _put("rank", "stale"), 0.013, 0, ("mesh", "fabric")),
     ("missing_gpu", "gpu", "a GPU that is not there", _facts({"accelerators.gpu": _GONE})),
     ("lost_gpu", "gpu", "a GPU that answers no more", _facts(
         {"accelerators.gpu": lambda _, at: Accelerator(index=at.gpu)})),
@@ -460,14 +428,14 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
         {f"directories./dev/shm.{size}_bytes": 64 << 20 for size in ("size", "free")},
         of="facts.")),
     ("reading", "check", "a node that reads other than a check promises",
-     _put(lambda _, at: (at.node, at.check), "odd")),
+     _put("check", "odd")),
     ("setting", "node", "a setting of NCCL that costs speed",
-     _put(_node, "settings", (("NCCL_P2P_DISABLE", "1"),))),
+     _put("node", "settings", (("NCCL_P2P_DISABLE", "1"),))),
     ("wrong_numa", "node", "ranks and their memory on the other socket",
-     _put(_node, "unbound"), None, 1, ("numa",)),
+     _put("node", "unbound"), None, 1, ("numa",)),
     ("clock_skew", "node", "a clock that is off, s", _skew, 0.06, 0),
     ("clock_step", "node", "a clock that is set during a criterion, s",
-     _put(_node, "clock_steps_s"), 0.063, 0, _FABRIC),
+     _put("node", "clock_steps_s"), 0.063, 0, _FABRIC),
     ("slow_names", "node", "look-ups that take long, s",
      _facts({"paths.look_ups.*.took_s": lambda _, at: at.strength}, of=""), 1.3, 0),
     ("same_address", "path", "two nodes with one address", _same_address),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -104,17 +105,9 @@ def _survey(
         for key, links in named.items()
         if key == "management" or spec.fabric.protocol in (None, "RoCE")
     }
-    paths = [
-        Path(
-            to,
-            "control",
-            "",
-            answered=True,
-            offset_s=float(clocks_s[to] - clocks_s[index]),
-            error_s=CLOCK_ERROR_S,
-        )
-        for to in others
-    ]
+    offsets_s = (clocks_s - clocks_s[index]).tolist()
+    by_clock: dict[str, Any] = {"answered": True, "error_s": CLOCK_ERROR_S}
+    paths = [Path(to, "control", "", offset_s=offsets_s[to], **by_clock) for to in others]
     connections: list[Connection] = []
     tried = {
         key: _mtu(spec, key)
@@ -146,7 +139,7 @@ def _survey(
         code={"train.py": "0a1b2c3d4e5f"},
         directories=tuple(
             DirectoryFacts(key=key, path=key, size_bytes=_ROOM, free_bytes=_ROOM)
-            for key in ("/dev/shm", "temporary files")
+            for key in ("/dev/shm", "shared memory", "temporary files")
         ),
     )
     master = Connection(0, "control", "", 1e-3, "")
@@ -180,38 +173,21 @@ def _machine(
     on_sockets: Mapping[str, tuple[str, ...]],
 ) -> Machine:
     rdma = () if spec.fabric.protocol is None else _rdma(spec, named["fabric"], index)
+    rates = {"fabric": spec.fabric, "management": spec.management or spec.fabric}
     interfaces = [
-        Interface(
-            name=f"net_{link}" if key == "fabric" and rdma else link,
-            kind=Kind.PHYSICAL,
-            operstate="up",
-            admin_up=True,
-            carrier=True,
-            mtu_bytes=_mtu(spec, key),
-            speed_mbits_s=round(
-                (
-                    spec.fabric if key == "fabric" else spec.management or spec.fabric
-                ).line_rate_mbits_s
-            ),
+        _interface(
+            f"net_{link}" if key == "fabric" and rdma else link,
+            _mtu(spec, key),
+            address(key, i, index),
+            speed_mbits_s=round(rates[key].line_rate_mbits_s),
             pci_address=_nic(i) if key == "fabric" else None,
             numa_node=i * 2 // len(links),
-            addresses=(address(key, i, index),),
         )
         for key, links in on_sockets.items()
         for i, link in enumerate(links)
     ]
     if "management" not in named:
-        interfaces.append(
-            Interface(
-                name="eth0",
-                kind=Kind.PHYSICAL,
-                operstate="up",
-                admin_up=True,
-                carrier=True,
-                mtu_bytes=1500,
-                addresses=(address("management", 0, index),),
-            )
-        )
+        interfaces.append(_interface("eth0", 1500, address("management", 0, index)))
     accelerators = tuple(_accelerator(spec, i) for i in range(spec.accelerators.per_node))
     sockets = len(accelerators) or 1
     cards = [_card(_gpu(i), "0302", NVIDIA, 2 * i // sockets) for i in range(len(accelerators))]
@@ -246,6 +222,17 @@ def _machine(
         cpus=_CPUS,
         numa=_NUMA,
     )
+
+
+def _interface(name: str, mtu_bytes: int, address: str, **more: Any) -> Interface:
+    """A NIC that is up."""
+    there: dict[str, Any] = {
+        "kind": Kind.PHYSICAL,
+        "operstate": "up",
+        "admin_up": True,
+        "carrier": True,
+    }
+    return Interface(name=name, mtu_bytes=mtu_bytes, addresses=(address,), **there, **more)
 
 
 def _card(address: str, kind: str, vendor: str, socket: int) -> PciFunction:

@@ -16,6 +16,7 @@ from pytest_mnode.certificate import (
 from pytest_mnode.certificate.results import CriterionVerdict, criterion_name
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.evidence.check import CHECKS
+from pytest_mnode.launchers.node import count
 from pytest_mnode.spec import Spec, doubts
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
@@ -75,7 +76,7 @@ def rehearse(
     for name, measure in _CRITERIA.items():
         if name not in promised or (only is not None and name not in only):
             continue
-        if nodes > 1 or name != "scaling":
+        if nodes > 1 or (name != "scaling" and (cluster.ranks > 1 or name != "fabric")):
             stopped = _stopped_by(cases, name)
             cases += [stopped] if stopped else measure(cluster)
     run = RunFacts(
@@ -92,7 +93,7 @@ def rehearse(
         doubts=tuple(doubts(spec)),
         validity_s=spec.certificate.valid_for_s,
         cluster_nodes=nodes,
-        rehearsal=f"a virtual cluster of {nodes} nodes (seed {seed}; "
+        rehearsal=f"a virtual cluster of {count(nodes)} (seed {seed}; "
         f"{', '.join(faults) or 'no fault'})",
     )
     ran = {criterion_name(one.test) for one in cases}

@@ -28,8 +28,8 @@ _BEYOND = ("preflight.payload", "preflight.storage", "preflight.disk")
 
 def preflight(cluster: VirtualCluster) -> Iterator[CaseResult]:
     """The cases of every promised check on every node."""
-    survey, ranks = Survey(tuple(cluster.machines)), _ranks(cluster)
-    for one in catalogue():
+    survey, ranks = Survey(tuple(cluster.machines)), ranks_of(cluster)
+    for one in catalogue("preflight"):
         if promise_of(one, cluster.spec) is None:
             continue
         for check in promised_checks(cluster.spec, [one]):
@@ -58,7 +58,7 @@ def _of_check(
             yield case(f"{test}[{part}{node}]", found, (node,), question=check.question())
 
 
-def _ranks(cluster: VirtualCluster) -> Ranks:
+def ranks_of(cluster: VirtualCluster) -> Ranks:
     """As torchrun starts them, with the settings that nodes have."""
     each = cluster.per_node
     common = {

@@ -98,7 +98,7 @@ def _numbered(rows: Sequence[Row]) -> list[Row]:
     return [row(o.metric, o.value, device=f"part {i}" * several) for i, o in enumerate(rows)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Read:
     """Rows by node, as `evidence.check.Evidence`."""
 

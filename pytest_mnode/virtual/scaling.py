@@ -45,7 +45,7 @@ def scaling(cluster: VirtualCluster) -> Iterator[CaseResult]:
     assert promise is not None
     each = cluster.per_node if len(nodes) <= _EVERY_RANK_UP_TO else 1
     plan = Plan(nodes, each, spec.accelerators.per_node, promise)
-    found = judge(_timings(cluster, plan), plan, spec, promise)
+    found = judge(_timings(cluster, plan), spec, promise)
     if found.falls_short_by_fabric:
         mbits_s = promise.fabric_fraction * spec.fabric.line_rate_mbits_s
         links = locate(cluster, mbits_s, (), budget_s=BUDGET_S)
@@ -63,26 +63,16 @@ def _timings(cluster: VirtualCluster, plan: Plan) -> JobTimings:
     """As the job measures: further rounds while an efficiency is not settled."""
     promise = plan.promise
     job = _Job(cluster, plan)
-    timings = JobTimings(
-        plan.ranks_per_node,
-        cluster.backend,
-        "cuda" if cluster.spec.accelerators.per_node else "cpu",
-        job.parameters,
-        job.gradient_bytes,
-        (),
-        (),
-    )
+    device = "cuda" if cluster.spec.accelerators.per_node else "cpu"
+    of_job = (plan.ranks_per_node, cluster.backend, device, job.gradient_bytes)
+    timings = JobTimings(*of_job, (), ())
     for number in range(promise.rounds_at_most):
         if number >= promise.rounds and settled(timings, promise):
             break
-        turns = list(plan.turns(number))
-        trained = (job.steps(turn, group) for turn in turns for group in turn.groups)
-        alone = (one for turn in turns for group in turn.groups for one in job.alone(turn, group))
-        timings = replace(
-            timings,
-            trained=(*timings.trained, *trained),
-            alone=(*timings.alone, *alone),
-        )
+        pairs = [(turn, group) for turn in plan.turns(number) for group in turn.groups]
+        trained = (*timings.trained, *(job.steps(*pair) for pair in pairs))
+        alone = (*timings.alone, *(one for pair in pairs for one in job.alone(*pair)))
+        timings = replace(timings, trained=trained, alone=alone)
     return timings
 
 
@@ -129,16 +119,7 @@ class _Job:
         wall = compute + read + exposed + _OPTIMISER_S + _REST_S
         steps = tuple(
             tuple(
-                Step(
-                    w,
-                    c,
-                    e,
-                    i,
-                    _OPTIMISER_S,
-                    0.0,
-                    _REST_S,
-                    backward_s=b,
-                )
+                Step(w, c, e, i, _OPTIMISER_S, 0.0, _REST_S, backward_s=b)
                 for w, c, e, i, b in zip(*of_rank, strict=True)
             )
             for of_rank in zip(
@@ -187,7 +168,7 @@ class _Job:
         promised = self._cluster.spec.criteria.devices
         floors = promised.matmul.at_least_tflops if promised and promised.matmul else {}
         tflops = _OF_PRODUCTS * floors.get(plan.promise.dtype, _TFLOPS)
-        return 6 * self.parameters * each / (tflops * 1e12)
+        return float(6 * self.parameters * each / (tflops * 1e12))
 
 
 def _parameters(model: ReferenceModel) -> int:

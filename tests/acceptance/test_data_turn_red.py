@@ -130,7 +130,9 @@ def _with(directory: Path, fault: str) -> Certified:
         storage={"datasets": str(directory / "datasets")},
         not_promised=[],
     )
-    return certify(directory, spec, "--mnode-nodes=2", fault=fault, files=["test_data.py"])
+    return certify(
+        directory, spec, "--mnode-nodes=2", fault=fault, files=["test_data.py"], cold=False
+    )
 
 
 @turns_red(

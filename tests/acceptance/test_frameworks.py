@@ -1,6 +1,6 @@
-"""A training program of others on the rack, where it is installed: torchtitan 0.2.2.
+"""Training programs of others on the rack, of tests/frameworks.txt.
 
-It knows accelerators only: its device is made the CPU from outside.
+torchtitan knows accelerators only: its device is made the CPU from outside.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.certified import Certified, certify, spec_of
+from tests.inner import released_frameworks
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 WORDS = ["the", "fabric", "carries", "gradients", "while", "one", "slow", "rank", "waits"]
@@ -52,15 +53,35 @@ TITAN = """
         setattr(torch.cpu, name, lambda *_, value=value: value)
     runpy.run_module("torchtitan.train", run_name="__main__")
 """
+SFT = """
+    import sys
+    from datasets import load_dataset
+    from trl import SFTConfig, SFTTrainer
+
+    out, model, data = sys.argv[2::2]
+    config = SFTConfig(
+        output_dir=out,
+        max_steps=14,
+        logging_steps=1,
+        save_steps=7,
+        per_device_train_batch_size=2,
+        max_length=64,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+    )
+    data = load_dataset("json", data_files=data, split="train")
+    SFTTrainer(model, args=config, train_dataset=data).train()
+"""
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a tiny model, its tokenizer, and lines to train on."""
-    pytest.importorskip("transformers")
+    monkeypatch.setenv("PYTHONPATH", str(released_frameworks()))
     folder = tmp_path / "model"
     argv = [sys.executable, "-c", dedent(MODEL), str(folder), " ".join(WORDS)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
     (tmp_path / "data").mkdir()
     lines = [{"text": " ".join([*WORDS[n % 7 :], *WORDS] * 8)} for n in range(500)]
     text = "".join(json.dumps(one) + "\n" for one in lines)
@@ -70,10 +91,13 @@ def model(tmp_path: Path) -> Path:
 
 def certified(tmp_path: Path, command: list[str], options: Mapping[str, Any]) -> Certified:
     written = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    paths = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     workload = {
         "command": [*command, *written],
-        "env": {**OFFLINE, **paths, "HF_HOME": str(tmp_path / "home")},
+        "env": {
+            **OFFLINE,
+            "PYTHONPATH": os.environ["PYTHONPATH"],
+            "HF_HOME": str(tmp_path / "home"),
+        },
         "nodes": [2],
         "within": "300 s",
         "at_most": {"stalled": 0.9},
@@ -84,7 +108,6 @@ def certified(tmp_path: Path, command: list[str], options: Mapping[str, Any]) ->
 
 
 def test_torchtitan(tmp_path: Path, model: Path) -> None:
-    pytest.importorskip("torchtitan")
     script = tmp_path / "on_cpu.py"
     script.write_text(dedent(TITAN))
     places = {
@@ -107,5 +130,16 @@ def test_torchtitan(tmp_path: Path, model: Path) -> None:
     done = certified(tmp_path, command, {**of_model, **places, **steps})
     found = done.measurements("workload")
     assert found["loss of step 12"]["verdict"] == "pass", done.run.output
+    assert found["communicating, of the wall time"]["value"] > 0
+    assert found["checkpointing, of the wall time"]["value"] > 0
+
+
+def test_a_trainer_of_hugging_face(tmp_path: Path, model: Path) -> None:
+    script = tmp_path / "sft.py"
+    script.write_text(dedent(SFT))
+    places = {"out": tmp_path / "out", "model": model, "data": tmp_path / "data/train.jsonl"}
+    done = certified(tmp_path, [str(script)], places)
+    found = done.measurements("workload")
+    assert done.criterion("workload")["verdict"] == "pass", done.run.output
     assert found["communicating, of the wall time"]["value"] > 0
     assert found["checkpointing, of the wall time"]["value"] > 0

@@ -126,6 +126,7 @@ def test_each_fault_of_hardware_is_named(tmp_path: Path) -> None:
             *PLUGIN,
             f"--mnode-fault={','.join(faults)},small_mtu:node1:mgmt0:1400",
             files=["test_preflight.py"],
+            cold=False,
         )
     unopened = {f"node{number} mlx5_0 (uverbs0 no such file or directory)" for number in (0, 1, 3)}
     rise = r"node3 mlx5_0:1 symbol_error \+\d+"
@@ -153,6 +154,7 @@ def test_wrong_variables_of_ranks_are_named(tmp_path: Path) -> None:
         "--mnode-nodes=2",
         fault=OTHER_RANK,
         files=["test_preflight.py"],
+        cold=False,
     )
     assert done.culprits("preflight") == {
         "node1: rank 1: LOCAL_WORLD_SIZE=8, expected 1",
@@ -167,7 +169,7 @@ def test_nccl_tests_below_the_line_rate_fail(tmp_path: Path) -> None:
     program.chmod(0o755)
     tests = {"command": f"{program} {{program}} {{from}} {{to}} {{ranks}}"}
     spec = _spec(tmp_path, 1, fabric={**promised("fabric"), "nccl_tests": tests})
-    done = certify(tmp_path, spec, "-k", "nccl_tests", files=["test_fabric.py"])
+    done = certify(tmp_path, spec, "-k", "nccl_tests", files=["test_fabric.py"], cold=False)
     found, fell_short = done.measurements("fabric"), done.failed("fabric")
     assert len([name for name in fell_short if name.endswith("busbw")]) == 6, done.run.output
     assert {found[name]["value"] for name in fell_short if name.endswith("#wrong")} == {

@@ -50,7 +50,7 @@ def test_wrong_variables_and_a_slow_rendezvous_are_named_with_their_nodes(tmp_pa
         "deepspeed": (
             'case "$(hostname)/$LOCAL_RANK" in node2/0) export RANK=0 ;; '
             "node3/1) export MASTER_ADDR=localhost ;; "
-            "node1/0) export GLOO_SOCKET_IFNAME=mgmt0 ;; esac"
+            "node1/0) export GLOO_SOCKET_IFNAME=mgmt0 NCCL_ALGO=Tree; ulimit -n 500 ;; esac"
         ),
         "megatron": (
             'case "$(hostname)/$LOCAL_RANK" in node1/1) export WORLD_SIZE=6 ;; '
@@ -63,6 +63,7 @@ def test_wrong_variables_and_a_slow_rendezvous_are_named_with_their_nodes(tmp_pa
     meeting = {
         "rendezvous": {"ranks": 8, "within": "1 s"},
         "store": {"clients": [16], "within": "1 s"},
+        "environment": "same",
     }
     done = launch(tmp_path, promised | meeting, "--mnode-fault=slow_names:node2:2")
     found = {
@@ -89,6 +90,13 @@ def test_wrong_variables_and_a_slow_rendezvous_are_named_with_their_nodes(tmp_pa
             assert one.startswith(start)
     # Not all of them met either.
     assert {f"{style}: ranks that met all others" for style in ways} <= set(culprits)
+    unlike = culprits["deepspeed: settings unlike the run's ranks"]
+    algorithm, files = unlike.split("; ")
+    assert algorithm == "node1: NCCL_ALGO: not set in the run, Tree in a job"
+    assert files.startswith("node1: ulimit nofile: ")
+    assert files.endswith(" in the run, 500 in a job")
+    same = done.measurements("launch")["megatron: settings unlike the run's ranks"]
+    assert (same["value"], same["verdict"]) == (0, "pass")
     assert culprits["init_process_group over 8 ranks"].startswith("node2 (rank ")
     [store] = [name for name in culprits if name.startswith("store: 16 clients")]
     assert culprits[store].startswith("node2 (looking up the store's address took ")

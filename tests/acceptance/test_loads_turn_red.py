@@ -74,6 +74,7 @@ def test_a_hot_a_slow_and_a_throttled_node_are_named(tmp_path: Path) -> None:
             page,
             *("-p", "tests.acceptance.hardware_faults", f"--mnode-fault={shown}"),
             files=[f"test_devices.py::{LOAD}"],
+            cold=False,
         )
     verdict, found = done.case("devices", LOAD)
     assert verdict == "fail", done.run.output

@@ -55,7 +55,7 @@ def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) 
     fault = f"--mnode-fault=corrupt_payload:node2:{size}"
     # A rate that all pairs reach, so that the limit for hung ranks is short.
     args = ("-k", "every_path", fault, "--mnode-locate-budget=1")
-    done = certify(tmp_path, *args, files=["test_fabric.py"])
+    done = certify(tmp_path, *args, files=["test_fabric.py"], cold=False)
     changed = done.measurements("fabric")["paths that corrupt the data sent"]
     assert (changed["verdict"], changed["culprit"]) == ("fail", "node2 fab0"), done.run.output
     assert 2 <= changed["value"] <= 6

@@ -85,6 +85,7 @@ def test_each_fault_behind_a_nic_is_named(tmp_path: Path) -> None:
         f"--mnode-fault={','.join(f'machine_shown:{root.name}:{root}' for root in roots)}",
         env={"PATH": f"{programs}:{os.environ['PATH']}"},
         files=["test_preflight.py"],
+        cold=False,
     )
     both = {
         f"{a} mlx5_1:1 and {b} mlx5_1:1 both have LID 16"
@@ -140,6 +141,7 @@ def test_each_fault_of_switches_is_named(tmp_path: Path) -> None:
         *("-k", "switches", "--mnode-nodes=3"),
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         files=["test_fabric.py"],
+        cold=False,
     )
     assert set(done.failed("fabric").values()) == {
         "node2 mlx5_1 port 1 – leaf1 port 12 (4X 25 Gbps, could be 50)",
@@ -179,6 +181,7 @@ def test_losses_of_an_incast_are_found(tmp_path: Path) -> None:
         spec_edited(tmp_path, lambda page: page.update(criteria={"fabric": promises})),
         *("--mnode-fault=slow_rx:node1", "-k", "send_to_one"),
         files=["test_fabric.py"],
+        cold=False,
     )
     _, found = done.case("fabric", "test_all_send_to_one_without_losses")
     least = found["incast, node that received least"]

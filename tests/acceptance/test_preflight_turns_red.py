@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.acceptance.certified import Certified, certify, spec_with
 from tests.red import turns_red
 
@@ -40,7 +42,7 @@ class Found:
 
 def _preflight(directory: Path, faults: str, *args: str, files: tuple[str, ...] = ()) -> Found:
     fault = f"--mnode-fault={faults}"
-    return Found(certify(directory, fault, *args, files=("test_preflight.py", *files)))
+    return Found(certify(directory, fault, *args, files=("test_preflight.py", *files), cold=False))
 
 
 def _with_storage(directory: Path) -> tuple[Path, str]:
@@ -143,7 +145,7 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
             "test_nodes_are_the_same[node2-sysctl]": "net.ipv4.tcp_rmem: 4096 4096 4096, ",
             "test_datasets_are_the_same[node2]": "part1.bin",
             "test_names_are_found[node1]": "node1 resolves to 127.0.1.1",
-            "test_names_are_found[node2]": "12 of 12 were late",
+            "test_names_are_found[node2]": "13 of 13 were late",
         }
     )
     packets = found.cases["test_full_size_packets_pass[node1]"]["measurements"][0]
@@ -238,9 +240,12 @@ def test_a_byte_changed_now_and_then_and_one_connection_a_minute_are_named(tmp_p
 
 
 @turns_red("preflight", "test_temporary_files_can_be_written")
-def test_a_node_that_cannot_write_temporary_files_is_the_one_failure(tmp_path: Path) -> None:
-    found = _preflight(tmp_path, "read_only_path:node2:/tmp", files=("test_mesh.py",))
+@pytest.mark.parametrize("where", ["/tmp", "/dev/shm"])
+def test_a_node_that_cannot_write_temporary_files_is_the_one_failure(
+    tmp_path: Path, where: str
+) -> None:
+    found = _preflight(tmp_path, f"read_only_path:node2:{where}", files=("test_mesh.py",))
     assert found.with_verdict("fail") == {"test_temporary_files_can_be_written[node2]"}
-    culprit = "node2 /tmp: read-only file system"
+    culprit = f"node2 {where}: read-only file system"
     found.assert_culprits({"test_temporary_files_can_be_written[node2]": culprit})
-    assert "mesh inconclusive (not run: preflight failed (node2 /tmp" in found.done.run.output
+    assert f"mesh inconclusive (not run: preflight failed (node2 {where}" in found.done.run.output

@@ -19,17 +19,20 @@ from tests.red import turns_red
 
 SOAKS = "test_nodes_stay_right_and_as_fast_under_load"
 AFTER_A_ROUND = """
-    import os, pathlib, signal, threading, time
+    import os, pathlib, signal, threading, time, zlib
     from pytest_mnode import faults
     from pytest_mnode.options import RUN
 
+    def text(path):
+        return zlib.decompressobj(31).decompress(path.read_bytes())
+
     def watch(session, path):
-        while path.read_text().count('"metric":"round"') < ROUNDS:
+        while text(path).count(b'"metric":"round"') < ROUNDS:
             time.sleep(0.05)
         ACT
 
     def pytest_collection_finish(session):
-        path = pathlib.Path(session.config.getoption("mnode_report"), "evidence.jsonl")
+        path = pathlib.Path(session.config.getoption("mnode_report"), "evidence.jsonl.gz")
         threading.Thread(target=watch, args=[session, path], daemon=True).start()
 """
 

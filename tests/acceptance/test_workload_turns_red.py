@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.logs.aftermath import answer, read
 from tests.acceptance.certified import PORTS, certify, spec_of
 from tests.acceptance.test_ports_turn_red import UNPLUGGED
 from tests.red import turns_red
@@ -131,6 +132,11 @@ def test_a_job_that_hangs_names_who_did_not_come(tmp_path: Path) -> None:
     assert failed["culprit_nodes"] == ["node1"]
     assert failed["culprit_parts"]["ranks"] == [1]
     assert "is at train.py:22" in failed["note"]
+    kept = tmp_path / "report/workload-4"
+    assert f"kept in {kept}" in failed["note"]
+    cause = answer(read([kept])).cause
+    assert cause is not None
+    assert (cause.cause.name, cause.cause.ranks) == ("rank did not join", (1,))
 
 
 @turns_red("workload", RESUMES)

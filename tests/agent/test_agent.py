@@ -20,16 +20,13 @@ import zmq
 
 from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
-from pytest_mnode.agent import world_part
 from pytest_mnode.agent.agent import Agent
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
-    AgentFailed,
     AgentOrder,
     BindingOrder,
-    ForkLauncher,
-    ForkServerFailed,
-    ForkServerReady,
+    Collect,
+    Collected,
     Launch,
     LauncherForked,
     NodeEntry,
@@ -39,9 +36,7 @@ from pytest_mnode.protocol.agent_messages import (
     StopWorld,
     TakeStacks,
 )
-from pytest_mnode.protocol.channel import Line
-from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Line, Pipe
 from pytest_mnode.protocol.rank_messages import BodyDone
 from pytest_mnode.protocol.world import BEAT, Shape, WorldInfo
 from tests.inner import OWN_ADDRESSES
@@ -102,7 +97,8 @@ class World:
     def message(self) -> Any:
         """The next message to the hub that is not a heartbeat."""
         while self.hub.poll(0):
-            if not isinstance(message := pickle.loads(self.hub.recv()), AgentAlive):
+            message = pickle.loads(self.hub.recv())
+            if not isinstance(message, Collected) and message != AgentAlive(0):
                 return message
         return None
 
@@ -122,8 +118,8 @@ class World:
         """A part of the world, whose elastic launcher the test plays."""
         self.order(launch(node_rank))
         [request] = self.turn_until(self.to_fork_server)
-        assert isinstance(request, ForkLauncher)
-        self.launchers[request.launch.node] = Pipe.from_fd(self.fork_server.fds.popleft())
+        assert isinstance(request, Launch)
+        self.launchers[request.node] = Pipe.from_fd(self.fork_server.fds.popleft())
 
     def close(self) -> None:
         ends = [part.pipe for part in (*self.agent.parts.values(), *self.agent.ending)]
@@ -144,7 +140,7 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     os.dup2(read, 0)
     made = World()
     try:
-        made.fork_server.send(ForkServerReady())
+        made.fork_server.send(Collected())
         ready = [made.next_message() for _ in NODES]
         assert [message.node for message in ready] == ["n0", "n1"]
         yield made
@@ -281,7 +277,7 @@ def test_what_a_launcher_that_ended_leaves_is_ended(
 def test_a_part_whose_fork_is_never_reported_is_given_up(
     around: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world_part, "LIMIT_S", 0.1)
+    monkeypatch.setattr(agent_module, "LIMIT_S", 0.1)
     around.has_launched(1)
     around.order(StopWorld("n1", "w1"))
     around.turn_until(lambda: around.agent.ending)
@@ -290,15 +286,15 @@ def test_a_part_whose_fork_is_never_reported_is_given_up(
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: bool) -> None:
-    around.fork_server.send(ForkServerFailed("no torch"))
-    assert around.next_message() == AgentFailed(0, "no torch")
+    around.fork_server.send(Collected(failure="no torch"))
+    assert around.next_message() == AgentAlive(0, failure="no torch")
     if asked:  # for ranks; the agent reads this before the end of the fork server
         around.order(launch(1))
         assert around.agent.line.source.poll(int(LIMIT_S * 1000))
     around.fork_server.close()
     around.agent._reap()
     failed = around.next_message()
-    assert failed.text == "the process that imports torch and the tests was killed by SIGKILL"
+    assert failed.failure == "the process that imports torch and the tests was killed by SIGKILL"
 
 
 def test_the_status_of_the_fork_server_is_not_awaited_for_long(
@@ -309,7 +305,7 @@ def test_the_status_of_the_fork_server_is_not_awaited_for_long(
     monkeypatch.setattr(processes, "reap", list)
     around.fork_server.close()
     failed = around.next_message()
-    assert failed.text == "the process that imports torch and the tests ended"
+    assert failed.failure == "the process that imports torch and the tests ended"
 
 
 def test_finalizers_of_modules_are_awaited(around: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,5 +375,5 @@ def test_a_node_listens_at_its_address_or_reports_the_reason(around: World, addr
     if address != "192.0.2.1":
         assert isinstance(message, NodeReady)
     else:
-        assert isinstance(message, AgentFailed)
-        assert message.text.startswith("n0 cannot listen at its address 192.0.2.1: ")
+        assert isinstance(message, AgentAlive)
+        assert message.failure.startswith("n0 cannot listen at its address 192.0.2.1: ")

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.protocol.agent_messages import (
-    ForkServerFailed,
-    ForkServerReady,
+    Collect,
+    Collected,
     StartForkServer,
 )
-from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 from tests.inner import write_files
 
 THREAD = """
@@ -47,7 +46,7 @@ PLAIN = """
 FORK_SERVER = """
 import sys
 from pytest_mnode.agent import fork_server
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.agent_messages import AgentOrder
 root, fd = sys.argv[1:]
 fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fd)))
@@ -107,9 +106,9 @@ def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
         pipe.close()
         server.kill()
         server.wait()
-    if isinstance(answer, ForkServerFailed):
-        return answer.text
-    assert isinstance(answer, ForkServerReady)
+    assert isinstance(answer, Collected)
+    if answer.failure:
+        return answer.failure
     return {os.path.relpath(file, root): why for file, why in answer.own_imports.items()}
 
 

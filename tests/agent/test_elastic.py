@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 PROGRAM = """
 import os, subprocess, sys
 from pytest_mnode.agent import elastic
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.agent_messages import AgentOrder, BindingOrder, Launch
 from pytest_mnode.protocol.world import Shape, WorldInfo
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.agent.fork_server import ForkServer
-from pytest_mnode.protocol.agent_messages import AgentOrder, StartForkServer
-from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.agent_messages import AgentOrder, Collect, StartForkServer
+from pytest_mnode.protocol.channel import Pipe
 
 MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), "/tmp"))
 
@@ -39,7 +38,7 @@ def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
     server = ForkServer(AgentOrder(0, "", {}, "", ""), theirs)
     monkeypatch.setattr(server, "_collector", collector)
     monkeypatch.setattr("pytest_mnode.agent.fork_server.take_fds", lambda *_: [])
-    message: Any = SimpleNamespace(launch=SimpleNamespace(own_imports=False))
+    message: Any = SimpleNamespace(own_imports=False)
     server._launch(message, own=lambda *_: None)
     for pipe in (agent, theirs, collector):
         pipe.close()

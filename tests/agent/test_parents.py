@@ -21,21 +21,21 @@ def stays(*_, **__):
     time.sleep(60)
 """
 LAUNCHER = """
-from pytest_mnode.agent import forking
+from pytest_mnode.agent import collector
 from pytest_mnode.machine import namespaces
 sys.modules["pytest_mnode.agent.elastic"] = SimpleNamespace(main=stays)
 namespaces.enter = lambda pid: print(os.getpid(), flush=True)
-forking.take_fds = lambda *_: (socket.socket().detach(), None)
-launch = SimpleNamespace(node="n0", world=SimpleNamespace(id="w1"), node_rank=1)
-message = SimpleNamespace(launch=launch, namespace_pid={pid})
-forking.fork_launcher(None, message, SimpleNamespace(close=lambda: None), None)
+collector.take_fds = lambda *_: (socket.socket().detach(), None)
+world = SimpleNamespace(id="w1")
+launch = SimpleNamespace(node="n0", world=world, node_rank=1, namespace_pid={pid})
+collector.fork_launcher(None, launch, SimpleNamespace(close=lambda: None), None)
 time.sleep(60)
 """
 COLLECTOR = """
 from pytest_mnode.agent import fork_server
-from pytest_mnode.protocol.pipe import Pipe
+from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.agent_messages import AgentOrder, StartForkServer
-from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.agent_messages import Collect
 fork_server.ForkServer.import_torch = lambda _: None
 fork_server.Collector = lambda *_, **__: SimpleNamespace(run=stays)
 agent, ours = Pipe.pair()

@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.agent.terminal import TerminalHolder
-from pytest_mnode.protocol.terminal_messages import (
-    CloseTerminal,
-    OpenTerminal,
-    TerminalClosed,
-    TerminalInput,
-    TerminalOpened,
-    TerminalOutput,
-)
+from pytest_mnode.protocol.agent_messages import DebuggerAnswer, OpenTerminal, TerminalData
 from tests.waiting import until
 
 PLACE = ("node0", "w1", 3)
+CLOSE = TerminalData(*PLACE, None)
 PROGRAM = """
 import os, sys
 os.dup2(os.open(sys.argv[1], os.O_RDONLY | os.O_NOCTTY), 0)
@@ -55,7 +49,7 @@ class Held:
         )
         self.holder.obey(OpenTerminal(*PLACE, size), self.program.pid)
         [opened] = self.sent
-        assert isinstance(opened, TerminalOpened)
+        assert isinstance(opened, DebuggerAnswer)
         assert not opened.error
         assert self.program.stdin is not None
         self.program.stdin.write(f"{opened.reads} {opened.writes}\n")
@@ -63,10 +57,10 @@ class Held:
 
     @property
     def output(self) -> str:
-        return b"".join(m.data for m in self.sent if isinstance(m, TerminalOutput)).decode()
+        return b"".join(m.data or b"" for m in self.sent if isinstance(m, TerminalData)).decode()
 
     def type(self, data: bytes) -> None:
-        self.holder.obey(TerminalInput(*PLACE, data), self.program.pid)
+        self.holder.obey(TerminalData(*PLACE, data), self.program.pid)
 
     def until(self, text: str) -> None:
         end = time.monotonic() + LIMIT_S
@@ -89,7 +83,7 @@ def held(size: tuple[int, int] | None) -> Iterator[Held]:
     finally:
         it.program.kill()
         it.program.communicate()
-        it.holder.obey(CloseTerminal(*PLACE), None)
+        it.holder.obey(CLOSE, None)
 
 
 def test_a_terminal_with_its_keys() -> None:
@@ -122,11 +116,11 @@ def test_a_terminal_is_closed_after_all_output() -> None:
         it.type(b"last\n")
         it.type(b"")
         it.program.wait(LIMIT_S)
-        it.holder.obey(CloseTerminal(PLACE[0], PLACE[1], 2), None)  # of another rank
-        assert not isinstance(it.sent[-1], TerminalClosed)
-        it.holder.obey(CloseTerminal(*PLACE), None)
+        it.holder.obey(TerminalData(PLACE[0], PLACE[1], 2, None), None)  # of another rank
+        assert it.sent[-1] != CLOSE
+        it.holder.obey(CLOSE, None)
         assert it.output.endswith("read 'last'\n> end\n")
-        assert it.sent[-1] == TerminalClosed("w1", 3)
+        assert it.sent[-1] == CLOSE
 
 
 def test_a_rank_that_died_before_gets_no_terminal() -> None:

@@ -101,7 +101,7 @@ def test_a_hostfiles_nodes_are_of_no_scheduler_that_cannot_name_them(
 @pytest.mark.parametrize("line", ["you@n2", "n2:2222", "n2 port=2222", "n2 user=you"])
 def test_users_and_ports_are_for_ssh_only(tmp_path: Path, line: str) -> None:
     (tmp_path / "hosts").write_text(f"n1\n{line}\n")
-    with pytest.raises(UsageError, match=r"hosts:2: .*only ssh takes a user or a port"):
+    with pytest.raises(UsageError, match=r"hosts:2: .*only ssh takes a user, a port or a Python"):
         listed_nodes(Here(Settings(hostfile=tmp_path / "hosts"), {}))
 
 
@@ -132,6 +132,34 @@ def test_nodes_of_an_lsf_job(
     assert names("lsf", environ) == expected
     assert chosen(Settings(), environ)[1] == "inside of LSF job 7"
     assert commands("lsf", ("a", "b")) == ["blaunch -no-shell -z a b python x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "message"),
+    [
+        ("pbs", {"PBS_NODEFILE": "odd"}, "PBS_NODEFILE=odd: not UTF-8"),
+        ("pbs", {"PBS_NODEFILE": "."}, r"PBS_NODEFILE=\.: is a directory"),
+        ("lsf", {"LSB_DJOB_HOSTFILE": "odd"}, "LSB_DJOB_HOSTFILE=odd: not UTF-8"),
+        ("lsf", {"LSB_MCPU_HOSTS": "n1 x"}, "LSB_MCPU_HOSTS:1: slots=x: accepted"),
+        ("lsf", {"LSB_HOSTS": "n1 n\\2"}, "LSB_HOSTS:2: .* is not a host name"),
+        ("flux", {"FLUX_LIST": ""}, "flux getattr hostlist: names no host"),
+        ("flux", {"FLUX_LIST": "n[1-"}, "flux getattr hostlist:1: .*brackets"),
+    ],
+)
+def test_an_odd_list_of_hosts_is_one_line(
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    environ: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(programs)
+    (programs / "odd").write_bytes(b"n1\n\xff\xfe\n")
+    write_program(programs / "flux", '#!/bin/sh\necho "$FLUX_LIST"\n')
+    monkeypatch.setenv("FLUX_LIST", environ.get("FLUX_LIST", ""))
+    with pytest.raises(UsageError, match=message) as error:
+        names(name, {"LSB_JOBID": "7", "FLUX_URI": "local:///x", **environ})
+    assert "\n" not in str(error.value)
 
 
 def test_an_lsf_job_without_a_list_is_one() -> None:
@@ -199,16 +227,23 @@ def test_a_sites_command_is_for_each_host_or_for_all(words: str, expected: list[
         ("lsf", {}, "--mnode-launcher=lsf: no LSF job here .*bsub -I"),
         ("flux", {}, "--mnode-launcher=flux: no Flux instance here .*flux alloc"),
         ("exec", {}, "--mnode-launcher=exec: no command given: use --mnode-exec=COMMAND"),
+        ("mpi", {"hostfile": Path("one")}, "2 nodes are needed, but one names 1: n1; .*nodes=1"),
         ("exec", {"exec": ("no-such", "{host}")}, "no-such {host}: no program no-such here"),
         ("exec", {"exec": ("sh", "{host}")}, "sh {host}: no nodes given: use --mnode-hostfile"),
     ],
 )
 def test_what_is_missing_is_said(
-    tmp_path: Path, launcher: str, settings: dict[str, object], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: str,
+    settings: dict[str, object],
+    message: str,
 ) -> None:
     from pytest_mnode.backends.registry import choose
     from pytest_mnode.spec import default_spec_path, load_spec
 
+    (tmp_path / "one").write_text("n1\n")
+    monkeypatch.chdir(tmp_path)
     given = Settings(launcher=launcher, **settings)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
         choose(given, 2, load_spec(default_spec_path()), [], tmp_path)
@@ -223,7 +258,19 @@ def test_what_is_missing_is_said(
             "-" * 74 + "\nThere are not enough slots available in the system to satisfy the 4\n"
             "slots that were requested by the application:\n\n  python\n" + "-" * 74 + "\n",
             "There are not enough slots available in the system to satisfy the 4 slots that were "
-            "requested by the application:",
+            "requested by the application: python",
+        ),
+        (
+            "you@n2: Permission denied (publickey).\n"
+            + "-" * 74
+            + "\nORTE was unable to reliably\n"
+            "start one or more daemons.\n\n* not finding\n" + "-" * 74 + "\nmore\n",
+            "ORTE was unable to reliably start one or more daemons. "
+            "(you@n2: Permission denied (publickey).)",
+        ),
+        (
+            "flux-exec: unrecognized option '--rank=0'\nUsage: flux-exec [OPTIONS] COMMAND...\n",
+            "flux-exec: unrecognized option '--rank=0'",
         ),
     ],
 )

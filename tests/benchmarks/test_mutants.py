@@ -127,6 +127,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """
     project.mkdir()
     write_files(project, m=MODULE, test_m=tests.replace("WRITE", write))
+    # Each trial starts pytest, which is all that these tests need.
+    plain = "".join(f" -p no:{plugin}" for plugin in ("mnode", "hypothesispytest", "xdist"))
+    (project / "pytest.ini").write_text(f"[pytest]\naddopts ={plain}\n")
     for words in ("init", "--quiet"), ("add", "."):
         subprocess.run(["git", *words], cwd=project, check=True)
     return Copy(project, directory, 0, 60.0)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.files import json_text, parse_certificate, write_report
 from pytest_mnode.certificate.results import Outcome
+from pytest_mnode.checks.devices.matmul import judge_products
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.commands import main
-from pytest_mnode.criteria.devices import judge_products, judge_rates
+from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.port_counters.judging import judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
-from pytest_mnode.criteria.preflight.survey_check import of_node
+from pytest_mnode.criteria.preflight.survey_check import of_node, promised_checks
 from pytest_mnode.culprit import Culprit, Parts
+from pytest_mnode.evidence.check import Check, catalogue
 from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measure import summed_up
@@ -32,6 +36,7 @@ from pytest_mnode.path_rates import State
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import MatmulPromise
 from pytest_mnode.spec.inventory import Fabric
+from pytest_mnode.virtual.readings import judged as read_judged
 from tests.certificate.conftest import certify
 from tests.criteria.preflight.made import cut, healthy, promising
 
@@ -189,6 +194,46 @@ def test_nodes_that_are_cut_off(found: Readings, one_way: bool) -> None:
     assert not by_state[State.PASSED] & wrong
     if 2 * len(bad) < count - 1:  # else nobody can say which half is well
         assert by_state[State.FAILED] <= wrong
+
+
+def rehearsed() -> dict[str, Check]:
+    """Checks that nodes read, as far as rows are known that keep and break them, by their case."""
+    asked = [one for one in catalogue("preflight") if one.reads() and one.on == "node"]
+    promises = {one.key: yaml.safe_load(one.promised_as) for one in asked if one.promised_as}
+    page = {key.removeprefix("preflight."): promise for key, promise in promises.items()}
+    made = {one.case(): one for one in promised_checks(promising(json.dumps(page)), asked)}
+    return {case: one for case, one in made.items() if read_judged(one, ("a", "b"))}
+
+
+CHECKS = rehearsed()
+
+
+def test_most_checks_that_nodes_read_are_tried() -> None:
+    assert len(CHECKS) >= 10
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@given(found=readings())
+@settings(max_examples=15, deadline=None)
+def test_nodes_that_break_any_check(check: Check, found: Readings) -> None:
+    names, bad = found
+    assume(2 * len(bad) < len(names))  # else those that are unlike the others are healthy
+    of_nodes = read_judged(check, names, sorted(bad))
+    assert of_nodes is not None
+    cases = []
+    for name, measured in of_nodes:
+        passed = all(one.verdict is Verdict.PASS for one in measured)
+        case = CaseResult(
+            f"t/test_mesh.py::{check.case()}[{name}]",
+            "?",
+            "passed" if passed else "failed",
+            measurements=tuple(of_node(name, one) for one in measured),
+            nodes=(name,),
+        )
+        cases.append(case)
+    by_state = states(cases, names)
+    assert not by_state[State.PASSED] & bad
+    assert by_state[State.FAILED] == bad
 
 
 @given(found=readings())

@@ -22,7 +22,7 @@ from pytest_mnode.certificate import (
 from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.page import page_text
-from pytest_mnode.culprit import Culprit
+from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least, at_most, equals
 from pytest_mnode.path_rates import State
 from tests.certificate.conftest import RIGHT, certify
@@ -239,6 +239,20 @@ def test_culprits_are_named_once_and_only_for_the_deciding_verdict() -> None:
     )
     found = CriterionResult("fabric", promised=True, cases=cases).culprits
     assert found == ("node2 fab0", "node3 fab0", "switch")
+
+
+def test_suspects_beside_a_sure_culprit_are_left_out_if_it_explains_them() -> None:
+    into = Culprit.path("0→2", ("node0", "node2"))
+    named = (
+        into,
+        Culprit("node2 fab0 rx", "node2"),
+        Culprit.path("0→1, 1→2", ("node0", "node1"), ("node1", "node2")),
+        Culprit("switch"),
+        Culprit("NCCL_ALGO", parts=Parts(settings=("NCCL_ALGO",))),
+    )
+    cases = [case("fabric", "failed", replace(SLOW, culprit=one)) for one in named]
+    assert CriterionResult("fabric", promised=True, cases=tuple(cases)).culprits == named[1:]
+    assert CriterionResult("fabric", promised=True, cases=(cases[0],)).culprits == (into,)
 
 
 def test_a_long_list_of_culprits_is_not_cut() -> None:

@@ -134,10 +134,45 @@ def test_chances_add_up_by_criterion_over_the_certificate() -> None:
     assert words in page_text(certificate)
 
 
+@pytest.mark.parametrize(("margin", "low", "high"), [(0.0, 1, 10), (0.02, 0.1, 10), (0.1, 0, 1e-3)])
+def test_many_values_with_one_bound_show_their_noise_together(
+    margin: float, low: float, high: float
+) -> None:
+    """Two runs of one cluster: what the first says of the second."""
+    random_ = random.Random(f"{margin}")
+
+    def run(values: int) -> list[Measurement]:
+        draws = ([random_.gauss(margin, 0.01) for _ in range(3)] for _ in range(values))
+        found = [interval_of([math.exp(one) for one in draw], 0.98) for draw in draws]
+        ends = [(one.low, one.high) for one in found if one is not None]
+        assert len(ends) == values
+        return [
+            Measurement("rate", math.sqrt(math.prod(of)), "", at_least(1), interval=of)
+            for of in ends
+        ]
+
+    def said(found: list[Measurement]) -> float:
+        whole = CriterionResult("fabric", True, None, (case("fabric", *found),))
+        [family] = false_alarms([whole]).families
+        assert family.judgements == len(found)
+        return family.chance
+
+    failed = sum(one.interval is not None and one.interval[1] < 1 for one in run(400))
+    chances = said(run(400))
+    assert failed <= 400 * chances + 3 * (400 * chances) ** 0.5
+    assert min(low, 1) <= chances <= high
+    assert chances < sum(chance_of(one) or 0 for one in run(400))
+    # Too few to know their noise, and values of two bounds, are believed one by one.
+    few = run(20)
+    alone = sum(chance_of(one) or 0 for one in few)
+    assert said(few) == pytest.approx(min(1.0, alone))
+
+
 def test_a_chance_is_1_at_most_and_nothing_is_said_without_noise() -> None:
     many = CriterionResult("fabric", True, None, (case("fabric", *[told(0.5)] * 3),))
     assert false_alarms([many, many]).families == (Family("fabric", 3, 1.0),) * 2
     assert false_alarms([many, many]).chance == 1.0
+    assert "a chance of 100 % at most" in false_alarms([many, many]).text
     nothing = certify(case("mesh", RIGHT), promised=["mesh"])
     assert nothing.false_alarms == FalseAlarms(())
     assert not any("false alarm" in line for line in summary_lines(nothing))

@@ -7,32 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import evidence
+from benchmarks.evidence import record_of
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.gathered import CaseRecord, Gathered, certificate_from
-from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
 from pytest_mnode.certificate.run_facts import Manifest
 from pytest_mnode.evidence import file
-from pytest_mnode.evidence.file import EvidenceFile, rows_to_json
-from pytest_mnode.evidence.row import row
+from pytest_mnode.evidence.file import EvidenceFile
 from tests.certificate.conftest import RIGHT, certify
 from tests.certificate.large import composed
 
 NODES, LARGE = 32, 1024
-
-
-def record_of(case: CaseResult) -> CaseRecord:
-    """The record of a test that ended so."""
-    return CaseRecord(
-        outcome=case.outcome,
-        duration_s=case.duration_s or 0.0123456789,
-        phases=["setup", "call", "teardown"],
-        facts={
-            "question": case.question,
-            "nodes": list(case.nodes),
-            "measurements": measurements_to_json(case.measurements),
-            "charts": charts_to_json([*case.charts, *case.paths]),
-        },
-    )
 
 
 def cases_of(certificate: Certificate) -> dict[str, CaseRecord]:
@@ -41,29 +26,16 @@ def cases_of(certificate: Certificate) -> dict[str, CaseRecord]:
 
 
 def test_the_evidence_of_a_thousand_nodes_stays_below_100_mb(tmp_path: Path) -> None:
-    """Four values for each question and node, and nine rows of each of sixteen checks."""
-    certificate = composed(NODES)
-    records = cases_of(certificate)
-    evidence = EvidenceFile(tmp_path)
-    evidence.append(file.COLLECTED, {"tests": list(records)})
-    per_node = 0
-    for test, record in records.items():
-        before = evidence.path.stat().st_size
-        record.facts["measurements"] *= 4 if "preflight" in test else 1
-        evidence.append(file.BEGAN, {"test": test})
-        evidence.append(file.TEST, {"test": test, "record": record.to_json()})
-        if test.endswith("[node0007]"):
-            per_node += evidence.path.stat().st_size - before
-    before = evidence.path.stat().st_size
-    rows = [row(f"value {n}", f"text {n}", node="node0007", device=f"mlx5_{n}") for n in range(9)]
-    for _ in range(16):
-        evidence.append(file.ROWS, *rows_to_json("preflight.some_check", rows))
-    per_node += evidence.path.stat().st_size - before
-    [paths] = composed(2).criteria[1].cases[0].paths
-    of_paths = LARGE**2 * len("p 391000 ")  # each path measured
-    assert 40_000 < per_node < 90_000, "read, and with room for the rest"
-    assert paths.states
+    """A night of the virtual cluster, and its paths all measured at 1,024 nodes."""
+    few, many = (evidence.write(tmp_path / str(nodes), nodes) for nodes in (8, 24))
+    per_node = (many.total() - few.total()) / 16
+    of_paths = LARGE**2 * len("p 391000 ")
+    assert {"nodes", "environments", "ranks", "tests"} <= many.keys(), "each kind of row is there"
+    assert 2_000 < per_node < 30_000, "read, and with room for the rest"
     assert LARGE * per_node + of_paths < 100e6
+    found = certificate_from(tmp_path / "24")
+    assert len(found.certificate.run.nodes) == 24
+    assert not found.torn_bytes
 
 
 def test_a_record_is_read_back_as_the_same_case(tmp_path: Path) -> None:

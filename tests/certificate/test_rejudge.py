@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,34 @@ import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult
 from pytest_mnode.certificate.files import json_text, parse_certificate
+from pytest_mnode.certificate.gathered import Kept
 from pytest_mnode.certificate.rejudge import rejudge_certificate
 from pytest_mnode.certificate.run_facts import facts_of
+from pytest_mnode.checks.devices.matmul import EveryRankMultipliesAsFastAsTheOthers, Wrong
+from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures
+from pytest_mnode.checks.placement.copies import NearMemoryIsFasterThanFar as COPIES
+from pytest_mnode.checks.placement.cpus import RanksRunBesideTheirAccelerator
+from pytest_mnode.checks.placement.memory import MemoryIsBesideTheAccelerator as MEMORY
+from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
-from pytest_mnode.evidence.row import row
-from pytest_mnode.evidence.rules import Unread, to_evidence
+from pytest_mnode.evidence.reading import CheckRows
+from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.logs.kernel_log import Event, Log, Severity
+from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most, equals
+from pytest_mnode.measuring.naming import named_rank
+from pytest_mnode.measuring.rank_rates import Comparison, RankRate
 from pytest_mnode.spec import Spec, default_spec_path, load_spec, profile_spec
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
+from pytest_mnode.spec.devices import MatmulPromise
 from tests.certificate.conftest import certify
+from tests.checks.placement.made import placed, read
+from tests.checks.placement.made import rows as rows_of
+from tests.criteria.preflight.made import healthy, kept_as, with_facts, with_node
+from tests.measuring.test_copies import copied
+from tests.trees import gpu_address, gpu_server
 
 Edit = Callable[[dict[str, Any]], Any]
 SOURCE = "fabric.line_rate 200 Mbit/s × at_least_fraction 0.75; busbw = algbw × 2(n-1)/n"
@@ -307,19 +326,27 @@ def test_the_line_of_a_headline_follows_the_cluster(edited: Any, edit: Edit, of:
 
 
 def test_a_bound_of_zero_may_become_larger(edited: Any) -> None:
-    errors = Measurement(
-        "errors",
-        2,
-        "",
-        at_most(0).of("fabric.errors_at_most", 0),
-        "fabric.errors_at_most 0",
-        Culprit("node1"),
-    )
+    """Of two nodes with errors perhaps only one has more than are allowed now."""
+    bound, both = at_most(0).of("fabric.errors_at_most", 0), Culprit("a, b", [*"ab"])
+    errors = Measurement("errors", 2, "", bound, "fabric.errors_at_most 0", both)
     for allowed, verdict in ((3, "pass"), (1, "fail")):
         other = edited(at("fabric", "errors_at_most", value=allowed))
         found, undecided = rejudge_certificate(night(errors, promise="fabric"), *other)
         assert criterion(found).verdict == verdict
         assert undecided == ()
+    culprit = criterion(found).cases[0].measurements[0].culprit
+    assert culprit is not None
+    assert not culprit.nodes
+    assert culprit.either == {frozenset(n) for n in "ab"}
+
+
+def test_others_than_those_who_broke_a_bound_may_break_a_stricter_one(edited: Any) -> None:
+    first = replace(busbw(0.01), culprit=Culprit("node2", "node2"))
+    found, _ = rejudge_certificate(night(first), *edited(at(*FRACTION, value=0.9)))
+    [again] = criterion(found).cases[0].measurements
+    assert again.culprit is not None
+    assert again.culprit.nodes == {"node2"}
+    assert again.culprit.either == {frozenset[str]()}
 
 
 def test_a_test_that_only_asserts_is_not_passed_with_another_value(edited: Any) -> None:
@@ -425,11 +452,12 @@ def test_rows_of_checks_are_judged_by_their_rules(
     before, path = edited(at("criteria", "preflight", "huge_pages", value="always"))
     nodes = tuple(f"node{n}" for n in range(4))
     letters = {"a": "always", "b": "madvise"}
-    rows_of_mode = {"?": Unread("gone"), "-": []}
-    by_node: dict[str, Any] = {
-        name: rows_of_mode.get(mode, [row(THP, letters.get(mode), node=name)])
-        for name, mode in zip(nodes, modes, strict=True)
-    }
+    rows_of_mode: dict[str, tuple[Row, ...]] = {"?": (), "-": ()}
+    survey = healthy(4)
+    for index, mode in enumerate(modes):
+        rows = rows_of_mode.get(mode, (row(THP, letters.get(mode)),))
+        read = CheckRows("test_huge_pages_are_alike", rows, "gone" if mode == "?" else "")
+        survey = with_facts(with_node(survey, index, name=nodes[index]), index, read=(read,))
     kept = Measurement("of before", 1, "", equals(0), "a bound without terms", Culprit("?"))
     cases = [
         CaseResult(
@@ -449,9 +477,8 @@ def test_rows_of_checks_are_judged_by_their_rules(
         at("criteria", "preflight", "huge_pages", value=promise)(page)
         at("fabric", "mtu", value=9000)(page)
 
-    rows = {"test_huge_pages_are_alike": list(to_evidence(by_node))}
     other, where = edited(edit)
-    found, undecided = rejudge_certificate(run, other, where, rows)
+    found, undecided = rejudge_certificate(run, other, where, kept_as(survey))
     again = criterion(found, "preflight").cases
     assert [case.verdict.value for case in again] == verdicts.split()
     blamed = [m.culprit.nodes for case in again for m in case.measurements if m.culprit]
@@ -461,15 +488,45 @@ def test_rows_of_checks_are_judged_by_their_rules(
     assert criterion(without, "preflight").verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("promise", "verdict"),
+    [
+        ({"corrected_at_most": 1}, "fail"),
+        ({"corrected_at_most": 2}, "pass"),
+        ({"corrected_at_most": 1, "since": "boot"}, "inconclusive"),
+    ],
+)
+def test_rows_of_a_survey_are_judged_unless_another_key_decides_what_is_read(
+    edited: Any, promise: dict[str, Any], verdict: str
+) -> None:
+    event = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
+    survey = with_facts(healthy(2), 1, kernel_log=Log((event, event)))
+    before, path = edited(at("criteria", "preflight", "kernel_log", value={}))
+    [made] = promised_checks(before, [KernelLogHasNoFailures])
+    test, found = f"t/test_preflight.py::{made.case()}[gpu1]", tuple(made.judge(survey, "gpu1"))
+    case = CaseResult(
+        test, "?", "passed", measurements=found, nodes=("gpu1",), promises=(made.key,)
+    )
+    run = certify(case, promised=["preflight"], spec=facts_of(before, path))
+    run = replace(run, run=replace(run.run, nodes=survey.names))
+    other, where = edited(at("criteria", "preflight", "kernel_log", value=promise))
+    found_again, _ = rejudge_certificate(run, other, where, kept_as(survey))
+    [again] = criterion(found_again, "preflight").cases
+    assert again.verdict == verdict
+    blamed = [m.culprit for m in again.measurements if m.verdict == "fail"]
+    assert blamed == ["gpu1 0000:18:00.0"] * (verdict == "fail")
+
+
 def test_a_test_that_was_stopped_or_failed_by_itself_is_not_judged_by_rows(edited: Any) -> None:
     page = at("criteria", "preflight", "huge_pages", value="always")
-    rows = {"test_huge_pages_are_alike": [row(THP, "always", node="node0")]}
+    read = CheckRows("test_huge_pages_are_alike", (row(THP, "always"),))
+    kept = kept_as(with_facts(with_node(healthy(1), 0, name="node0"), 0, read=(read,)))
     case = CaseResult("t/test_preflight.py::test_huge_pages_are_alike[node0]", "?", "failed",
                       "assert 1 == 2", nodes=("node0",))  # fmt: skip
     for one in (case, replace(case, outcome="error", stopped_by="failure")):
         spec, path = edited(page)
         run = certify(one, promised=["preflight"], spec=facts_of(spec, path))
-        found, _ = rejudge_certificate(run, spec, path, rows)
+        found, _ = rejudge_certificate(run, spec, path, kept)
         assert criterion(found, "preflight").verdict == one.verdict.value != "pass"
 
 
@@ -481,3 +538,167 @@ def test_a_bound_beside_recorded_values_is_judged_again(edited: Any) -> None:
     other = edited(at("criteria", "preflight", "clocks", "skew", value="1 ms"))
     undecided = rejudge_certificate(certificate, *other)[1]
     assert not any("records no bound" in line for line in undecided)
+
+
+def rates(*values: float, load: Load | None = None) -> Comparison:
+    """Of ranks on nodes of their own, each measured three times."""
+    rows = tuple(
+        RankRate(named_rank(f"node{i}", i), value, "cold" * (i == 1), 9.0, load, (value,) * 3)
+        for i, value in enumerate(values)
+    )
+    promise = MatmulPromise(at_least_fraction=0.7, dtypes=("float32",))
+    return Comparison("matmul float32", "GFLOP/s", promise, None, rows, "median of 3", True)
+
+
+NUMA = Culprit.device("NUMA node 1 of node0", "node0", "NUMA node 1")
+GPU = Load(9, (("HwSlowdown", 2),), 1700.0, 2 / 9, None, 5)
+
+
+@pytest.mark.parametrize(
+    "compared",
+    [
+        rates(100, 60, 98, 99),
+        rates(100, 60, load=GPU),
+        replace(rates(3), of="NUMA node", rows=(RankRate(NUMA, 3.0, "", repeats=(2.0, 3.0, 4.0)),)),
+        replace(rates(3), of="node", rows=(RankRate(Culprit("a", "a"), None, "out of memory"),)),
+    ],
+)
+def test_a_comparison_is_the_same_from_its_rows(compared: Comparison) -> None:
+    plain = json.loads(json.dumps([asdict(one) for one in compared.to_rows()]))
+    rows = [Row(**one) for one in plain]
+    again = Comparison.from_rows(
+        compared.name, rows, compared.promise, compared.floor, compared.false_alarm
+    )
+    assert again == compared
+    assert [Culprit.of(one.name).record for one in again.rows] == [
+        Culprit.of(one.name).record for one in compared.rows
+    ]
+
+
+def judged_again(
+    check: WorldCheck,
+    found: Sequence[Any],
+    edit: tuple[Spec, Path],
+    *asked: str,
+    damage: Callable[[list[Row]], Sequence[Row]] = list,
+) -> tuple[str, str]:
+    """The verdict by another spec on what ranks measured, and what is said of it."""
+    criterion, spec = check.key.partition(".")[0], load_spec(default_spec_path())
+    measured = tuple(one for made in found for one in check.rule(made))
+    test, promises = f"acceptance/test_{criterion}.py::{check.case()}", (check.key, *asked)
+    rows = [row for made in found for row in check.to_rows(made)]
+    nodes = tuple(sorted({one.node for one in rows} - {""}))
+    case = CaseResult(test, "?", "passed", "", None, measured, nodes, promises=promises)
+    run = certify(case, promised=[criterion])
+    run = replace(run, run=replace(run.run, spec=facts_of(spec, default_spec_path())))
+    plain = [Row(**json.loads(json.dumps(asdict(one)))) for one in damage(rows)]
+    again, undecided = rejudge_certificate(run, *edit, Kept({check.case(): plain}))
+    [one] = [one for one in again.criteria if one.name == criterion]
+    shown = [*undecided, *(m.culprit or "" for c in one.cases for m in c.measurements)]
+    return one.verdict, "; ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "words"),
+    [
+        ({"at_least_fraction": 0.8}, "fail", "rank 1 on node1 (75 GFLOP/s, median 99): cold"),
+        ({"at_least_fraction": 0.6}, "pass", ""),
+        ({"at_least_tflops": {"float32": 0.08}}, "fail", "rank 1 on node1 (75 GFLOP/s)"),
+        ({"repeats": 9, "at_least_fraction": 0.8}, "inconclusive", "criteria.devices.matmul.rep"),
+    ],
+)
+def test_rates_of_ranks_are_compared_anew_unless_they_were_measured_otherwise(
+    edited: Any, keys: dict[str, Any], verdict: str, words: str
+) -> None:
+    """Of four ranks, rank 1 reached 0.75 of the others."""
+    spec = load_spec(default_spec_path())
+    check = EveryRankMultipliesAsFastAsTheOthers(spec.criteria.devices.matmul, spec)  # type: ignore[union-attr]
+    counts: dict[str, int | None] = {named_rank(f"node{i}", i): 0 for i in range(4)}
+    found: list[Wrong | Comparison] = [("float32", 512, counts), rates(100, 75, 98, 99)]
+    edit = edited(lambda page: page["criteria"]["devices"]["matmul"].update(keys))
+    again, shown = judged_again(check, found, edit)
+    assert again == verdict
+    assert words in shown
+
+
+@pytest.mark.parametrize("gone", ["matmul float32, how", "matmul float32"])
+def test_a_comparison_that_is_gone_does_not_pass(edited: Any, gone: str) -> None:
+    """Its wrong rows alone would."""
+    spec = load_spec(default_spec_path())
+    check = EveryRankMultipliesAsFastAsTheOthers(spec.criteria.devices.matmul, spec)  # type: ignore[union-attr]
+    counts: dict[str, int | None] = {named_rank(f"node{i}", i): 0 for i in range(4)}
+    found: list[Wrong | Comparison] = [("float32", 512, counts), rates(100, 97, 98, 99)]
+    edit = edited(lambda page: None)
+
+    def damage(rows: list[Row]) -> list[Row]:
+        return [one for one in rows if not one.metric.startswith(gone)]
+
+    assert judged_again(check, found, edit)[0] == "pass"
+    again, shown = judged_again(check, found, edit, damage=damage)
+    assert again == "inconclusive"
+    assert "0 of 1 comparisons" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "verdict", "words"),
+    [
+        (MEMORY, {"memory_near_fraction": 0.7}, "pass", ""),
+        (
+            MEMORY,
+            {"memory_near_fraction": 0.8},
+            "fail",
+            "rank 1 on node0: memory binding",
+        ),
+        (MEMORY, {"near": {"distance": 32}}, "pass", ""),
+        (COPIES, {"copy_near_over_far": 1.7}, "fail", "rank 1 on node0"),
+        (COPIES, {"copy_near_over_far": 1.1}, "pass", ""),
+        (COPIES, {"copy_repeats": 9}, "inconclusive", "another criteria.numa.copy_repeats"),
+        (MEMORY, {"line_rate": "100 Mbit/s"}, "inconclusive", "another fabric.line_rate"),
+    ],
+)
+def test_placement_is_judged_anew(  # noqa: PLR0917  one table
+    tmp_path: Path, edited: Any, kind: Any, keys: dict[str, Any], verdict: str, words: str
+) -> None:
+    """Rank 1 has 70 % of its memory on its socket, and copies of it are 1.5 times as fast."""
+    memory: list[dict[int, int]] = [{0: 10}, {0: 7, 1: 3}]
+    ranks = [placed("0-3", gpu_address(0), memory_bytes=held) for held in memory]
+    spec = load_spec(default_spec_path())
+    check = kind(spec.value_of(kind.key), spec)
+    found = [*copied(0, "node0", 20.0, 10.0), *copied(1, "node0", 15.0, 10.0)]
+    if kind is MEMORY:
+        found = rows_of(check, read(gpu_server(tmp_path).root), *ranks)
+    of_fabric = "line_rate" in keys
+    edit = edited(
+        lambda page: (page["fabric"] if of_fabric else page["criteria"]["numa"]).update(keys)
+    )
+    again, shown = judged_again(check, [found], edit, "numa.near", "numa.copy_repeats")
+    assert again == verdict
+    assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda rows: rows, ""),
+        (lambda rows: [one for one in rows if one.rank != 1], "not have the rows of all its ranks"),
+        (lambda rows: [one for one in rows if one.node != "node1"], "rows of all its ranks"),
+        (lambda rows: [one for one in rows if one.rank in (0, 2)], "rows of all its ranks"),
+        (lambda rows: [replace(r, value=3 if r.metric == "CPUs" else r.value) for r in rows],
+         "its rows in evidence.jsonl.gz: AttributeError"),
+        (lambda rows: [r for r in rows if "memory of NUMA node" not in r.metric], "KeyError: '0'"),
+    ],
+)  # fmt: skip
+def test_damaged_rows_of_ranks_certify_nothing(
+    tmp_path: Path, edited: Any, damage: Callable[[list[Row]], Sequence[Row]], words: str
+) -> None:
+    spec = load_spec(default_spec_path())
+    check = RanksRunBesideTheirAccelerator("near", spec)
+    server, at = read(gpu_server(tmp_path).root), placed("0-3", gpu_address(0))
+    both = [rows_of(check, server, at, at), rows_of(check, server, at, at)]
+    found = [
+        replace(r, node=f"node{n}", rank=2 * n + (r.rank or 0)) for n in (0, 1) for r in both[n]
+    ]
+    edit = edited(lambda page: page["criteria"]["numa"].update(near="node"))
+    again, shown = judged_again(check, [found], edit, "numa.near", damage=damage)
+    assert again == ("inconclusive" if words else "pass")
+    assert words in shown

@@ -27,7 +27,7 @@ def test_each_check_says_how_it_is_promised_read_and_turned_red() -> None:
     for one in catalogue():
         [section] = [part for part in page.split("\n## ") if f"test `{one.case()}`" in part]
         assert section.startswith(one.question())
-        assert f"- key `{one.key}`: " in section
+        assert f"- key {', '.join(f'`{key}`' for key in one.all_keys())}: " in section
         assert (f"--mnode-fault={one.fault.split(':')[0]}:" in section) is bool(one.fault)
         assert all(stopped in section for stopped in one.stops)
     assert "typing." not in page  # a type that nobody could write into a spec

@@ -153,7 +153,9 @@ def test_the_check_selects_the_tests_of_one_node(place: Path) -> None:
         check=True,
     ).stdout
     asked = set(re.findall(r"::test_(\w+)\[node0\]", listed))
-    assert asked == {one.case().removeprefix("test_") for one in catalogue() if one.alone}
+    assert asked == {
+        one.case().removeprefix("test_") for one in catalogue("preflight") if one.alone
+    }
     # A file server belongs to no node, and the limits of slurmd are not those of a user's job.
     others = "reached|names|packets|clocks|same|ranks|ties|storage|payloads|alike|locked|be_open$"
     assert [name for name in asked if re.search(others, name)] == []

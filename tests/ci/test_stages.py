@@ -16,7 +16,7 @@ from tests.ci.running import ROOT, program
 from tests.reached import ALL, STAGES
 
 STAGES_OF_ALL = [
-    *("environment", "bare", "programs", "check", "test", "red", "engines", "machines", "total"),
+    *("environment", "bare", "programs", "test", "red", "engines", "machines", "total"),
 ]
 
 
@@ -73,9 +73,8 @@ def test_all_tests_are_kept_as_passed(clone: Path) -> None:
         "make environment",
         "python -m tests.reached",
         "make test-bare",
-        "make --jobs=2 engines machines",
-        "make check",
-        "make --old-file=check test",
+        "make --jobs=2 engines machines frameworks",
+        "make test",
         "make test-red",
         "make test-engines",
         "make test-machines",
@@ -90,8 +89,7 @@ def test_some_tests_run_only_where_there_are_some_and_are_not_kept_as_passed(clo
     assert done.calls[2:] == [
         "make test-bare TESTS=tests/a.py tests/b.py",
         "make --jobs=2 engines",
-        "make check",
-        "make --old-file=check test TESTS=tests/a.py tests/b.py",
+        "make test TESTS=tests/a.py tests/b.py",
         "make test-engines TESTS=tests/engines/c.py",
     ]
     assert done.timed == [s for s in STAGES_OF_ALL if s not in ("red", "machines")]
@@ -104,3 +102,10 @@ def test_a_stage_that_fails_ends_the_run_and_is_timed(clone: Path, fails: str, l
     assert done.calls[-1] == f"make {fails}"
     assert done.timed == [*STAGES_OF_ALL[: STAGES_OF_ALL.index(last) + 1], "total"]
     assert re.search(rf"^== {last} +\d+ s  exit status 7$", done.output, re.MULTILINE)
+
+
+def test_lint_and_types_are_checked_where_no_test_is_reached(clone: Path) -> None:
+    done = run(clone, {"red": "tests/acceptance/a.py"})
+    assert done.status == 0, done.output
+    asked = ["make --jobs=2 frameworks", "make check", "make test-red TESTS=tests/acceptance/a.py"]
+    assert done.calls[2:] == asked

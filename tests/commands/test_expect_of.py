@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.commands import main
+from pytest_mnode.errors import UsageError
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.tools.own_results import Asked, judge_output, name_of, verdict_of
 from pytest_mnode.spec import Spec, load_spec
@@ -29,6 +30,7 @@ COLUMNS = (
 )
 OLD = "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
 END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.0\n"
+NOTED = "bytes count type redop root time(us) algbw busbw errors time(us) algbw busbw errors\n"
 FACTOR = 1.875
 """busbw / algbw of an all-reduce over 16 ranks."""
 
@@ -288,6 +290,23 @@ def test_one_node_is_held_to_its_nvlink(busbw: float, nvls: bool, expected: Verd
     assert ("NCCL_NVLS_ENABLE" in said) is (nvls and expected is Verdict.FAIL)
 
 
+@pytest.mark.parametrize(
+    ("model", "busbw", "expected"),
+    [
+        ("NVIDIA GeForce RTX 5090", 27.3, Verdict.PASS),
+        ("NVIDIA GeForce RTX 5090", 13.0, Verdict.FAIL),
+        ("NVIDIA H200 NVL", 68.7, Verdict.PASS),  # bridges join some of them
+        ("NVIDIA L40S", 68.7, Verdict.INCONCLUSIVE),  # which this one has not
+    ],
+)
+def test_one_node_of_cards_on_pcie(model: str, busbw: float, expected: Verdict) -> None:
+    accelerators = H100.accelerators.model_copy(update={"model": model})
+    spec = H100.model_copy(update={"accelerators": accelerators})
+    [found] = judge_output(inside(busbw, nvls=False).encode(), Asked(spec))
+    assert verdict_of([found]) is expected
+    assert ("NCCL_P2P_LEVEL" in " ".join(found.sizes[0].reasons)) is (expected is Verdict.FAIL)
+
+
 def test_one_node_whose_nvlink_is_not_known_is_shown_and_not_judged() -> None:
     accelerators = H100.accelerators.model_copy(update={"model": "Wattle 9"})
     spec = H100.model_copy(update={"accelerators": accelerators})
@@ -381,7 +400,16 @@ CSV = "size_bytes,time_us,algbw_gbytes_s,busbw_gbytes_s\n8589934592,41203.5,208.
         ("size time(us) algbw(MB/s)\n8589934592 41203.5 208480\n", 390.9),
         ("| size | busbw |\n| ---- | ----: |\n| 8G | 390.9 |\n", 390.9),
         ("size,oop_busbw,ip_busbw\n8G,390.9,10\n", 390.9),
+        (
+            "Size (B),Busbw (GB/s) Out-of-place,#Wrong Out-of-place,Busbw (GB/s) In-place\n"
+            "8589934592,390.9,0,10\n",
+            390.9,
+        ),
         ("ip_busbw,size\n390.9,8G\n", 390.9),
+        ("size_bytes,max_busbw_gbytes_s,avg_busbw_gbytes_s\n8589934592,399.0,390.9", 390.9),
+        ("| Scope | Peak busbw (GB/s) | At size |\n|---|---|---|\n| two | 390.9 | 8 GiB |", 390.9),
+        # Bold, and a time that may mean two things.
+        ("| size | time (us) | busbw |\n| 8 GiB | 41,203 | **390.9** |\n", 390.9),
     ],
 )
 def test_a_csv_in_common_spellings(text: str, busbw: float) -> None:
@@ -390,6 +418,14 @@ def test_a_csv_in_common_spellings(text: str, busbw: float) -> None:
     assert size.size_bytes == 8 * GIB
     assert size.value == pytest.approx(busbw, rel=1e-3)
     assert verdict_of([found]) is Verdict.PASS
+
+
+def test_a_gb_may_be_binary_where_the_rate_shows_it() -> None:
+    text = "size,time (us),algbw\n8 GB,{},208.48\n"
+    said: dict[str, Any] = {"nodes": 2, "collective": "all_reduce"}
+    assert verdict(text.format(41203.5), algorithm="ring", **said) is Verdict.PASS
+    with pytest.raises(UsageError, match=r"size / time is 160 GB/s"):
+        verdict(text.format(50000), **said)
 
 
 def test_a_csv_may_say_collective_ranks_and_wrong_values() -> None:
@@ -478,6 +514,15 @@ ALONE = "".join(f"#  Rank 0 Group 0 Pid {pid} on oak{pid} device 0 [0x1b] V100\n
             Verdict.FAIL,
         ),
         (GOOD.replace("  8589934592 ", "| 8589934592 | "), {}, "all_reduce, ring", Verdict.PASS),
+        # Rows from the middle, with a heading of somebody's own; a summary stands beside.
+        (COLUMNS + row(8 * GIB, 476.0), {"nodes": 2}, "all_reduce, 2", Verdict.PASS),
+        (f"{NOTED}{row(8 * GIB, 476.0)}{END}", {"nodes": 2}, "all_reduce, 2", Verdict.PASS),
+        (
+            f"| size | busbw |\n| 8 GiB | 476.0 |\n\n{NOTED}{row(8 * GIB, 476.0)}{END}",
+            {"nodes": 2},
+            "all_reduce, 2 nodes of 8 ranks, 2 runs",
+            Verdict.PASS,
+        ),
         # The end of the list of ranks is cut off.
         (re.sub("#  Rank 1[1-5].*\n", "", GOOD), {"nodes": 2}, "all_reduce, ring", Verdict.PASS),
         (SLOW.replace("_perf", "_perf_mpi"), {}, "all_reduce, ring pinned, 2", Verdict.FAIL),
@@ -643,7 +688,7 @@ def test_each_port_is_judged_by_its_worst_run() -> None:
     text = run("mlx5_0", 391.8) + run("mlx5_1", 196.8) + run("mlx5_0", 392.0) + run("mlx5_1", 391.0)
     good, slow = judge_output(text.encode(), Asked(H100))
     assert ("mlx5_0" in good.title, "mlx5_1" in slow.title) == (True, True)
-    assert [round(one.sizes[0].value or 0, 1) for one in (good, slow)] == [391.9, 196.8]
+    assert [round(one.sizes[0].value or 0, 1) for one in (good, slow)] == [391.8, 196.8]
     assert [verdict_of([one]) for one in (good, slow)] == [Verdict.PASS, Verdict.FAIL]
 
 
@@ -754,6 +799,16 @@ def perftest(title: str, unit: str, *rows: tuple[int, float]) -> str:
     return f"{RULE}\n   {title} Test\n{RULE}\n{head}{lines}{RULE}\n"
 
 
+CUT_SHORT = perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 392.6)).replace(" MsgRate[Mpps]", "")
+"""A heading that lacks the last column of its row."""
+AT_ONCE = f"{RULE}\n RDMA_Write BW Test\n Device : mlx5_0\n" + (
+    f"{RULE}\n RDMA_Write BW Test\n Device : mlx5_1\n{RULE}\n #bytes #iterations BW peak[Gb/sec] "
+    f"BW average[Gb/sec] MsgRate[Mpps]\n 65536 5000 0.0 391.0 0.7\n{RULE}\n 65536 5000 391.0 391.0 "
+    f"0.7\n{RULE}\n"
+)
+"""Two tests in one terminal."""
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -771,7 +826,12 @@ def perftest(title: str, unit: str, *rows: tuple[int, float]) -> str:
             + perftest("RDMA_Read BW", "Gb/sec", (1 << 20, 1.0)),
             Verdict.FAIL,
         ),
-        (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 9.0))[:-71], Verdict.INCONCLUSIVE),
+        # Of one size the row is all that there is.
+        (perftest("RDMA_Write BW", "Gb/sec", (1 << 20, 9.0))[:-71], Verdict.FAIL),
+        (CUT_SHORT, Verdict.PASS),
+        (AT_ONCE, Verdict.PASS),
+        (AT_ONCE.replace("391.0", "191.0"), Verdict.FAIL),
+        (AT_ONCE.partition(" 65536 5000 391")[0], Verdict.INCONCLUSIVE),  # one of two
         ((PERFTEST / "write_bw-all-sizes.client.txt").read_bytes(), Verdict.FAIL),
         ((PERFTEST / "write_lat.client.txt").read_bytes(), Verdict.INCONCLUSIVE),
     ],
@@ -780,7 +840,7 @@ def test_perftest_is_judged_by_its_own_promise(text: str | bytes, expected: Verd
     assert verdict(text) is expected
     if b"RDMA_Write BW" in (text.encode() if isinstance(text, str) else text):
         output = text if isinstance(text, bytes) else text.encode()
-        assert judge_output(output, Asked(H100))[0].sizes[-1].wire == 400
+        assert judge_output(output, Asked(H100))[-1].sizes[-1].wire == 400
 
 
 @pytest.mark.parametrize(

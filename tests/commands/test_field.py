@@ -18,7 +18,7 @@ from pytest_mnode.spec import Spec, profile_spec
 from pytest_mnode.spec.bandwidth import bus_factor
 from tests.spec.test_schema import CLUSTERS
 
-KINDS = {"slingshot": "infiniband", "omnipath": "infiniband", "tcpx": "roce", "tcpxo": "roce"}
+KINDS = {"slingshot": "cxi", "omnipath": "infiniband", "tcpx": "roce", "tcpxo": "roce"}
 PROGRAMS = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
 MODELS = {
     "A100": "NVIDIA A100-SXM4-80GB",
@@ -44,16 +44,22 @@ PROFILES = {
     "h200-roce-8x400": "a3-ultra",
     "mi300x-8x400": "mi300x",
     "mi325x-8x400": "mi325x",
+    "mi355x-8x400": "mi355x",
 }
 EXCEPTIONS = {
     "040": "undecided: 76 of 100 is below its bound, 79.5, by less than what one run may be off",
+    "044": "undecided: two of eight GPUs reach 0.71 of a ring's line at 8 GiB, and less below it",
     "068": "its source: 0.56 over 16 nodes with one GPU and two NICs each, 0.96 over two (067); "
     "0.56 is what PCIe leaves (078), so the example is no healthy one",
     "078": "its source: NCCL_IB_DATA_DIRECT=0 leaves what PCIe 5.0 does of a NIC of 800 Gbit/s, 56 "
     "of 100 GB/s; no promise of a line at 800 Gbit/s is kept, and the first reason says this",
     "080": "as 078",
+    "105": "undecided: half of what H200, whose NVLink is the same, reach at larger sizes (160)",
     "142": "undecided: 0.8 of what the same nodes reach without one setting (143); whether "
     "switches of NVLink reduced is not said, and a ring's bound is kept",
+    "361": "undecided: one run without warm-up, 200 of a bound of 193",
+    "366": "as 142: 343 keeps a ring's bound, and not that of NVLS",
+    "375": "its smallest judged size has half of what double the size has, at one node's NVLink",
 }
 """By table, why it is judged otherwise than its source calls it."""
 
@@ -83,9 +89,10 @@ class Table:
     about: bool = False
 
     @property
-    def crosses_a_known_fabric(self) -> bool:
-        known = (self.nodes, self.ranks, self.nics, self.gbit_s, self.fabric)
-        return all(known) and self.nodes != 1
+    def says_its_shape(self) -> bool:
+        """With the fabric, where it crosses one."""
+        known = (self.nics, self.gbit_s, self.fabric)
+        return bool(self.nodes and self.ranks) and (self.nodes == 1 or all(known))
 
     @property
     def spec(self) -> Spec:
@@ -94,7 +101,7 @@ class Table:
             spec = profile_spec(profile)
             if self.gpus == spec.accelerators.per_node:
                 return spec
-        kind = KINDS.get(self.fabric or "", self.fabric)
+        kind = KINDS.get(self.fabric or "", self.fabric or "infiniband")
         # Judged from where the model's ring reaches 0.95 of its line.
         promise = {"at_least_fraction": fraction_of(kind), "sizes": ["1 MiB", "64 GiB"]}
         domain = {"domain": {"gpus": self.domain}} if self.domain else {}
@@ -106,8 +113,8 @@ class Table:
                 "fabric": {
                     "kind": kind,
                     "interfaces": ["*"],
-                    "line_rate": f"{self.gbit_s} Gbit/s",
-                    "nics_per_node": self.nics,
+                    "line_rate": f"{self.gbit_s or 100} Gbit/s",
+                    "nics_per_node": self.nics or 1,
                     "mtu": 4096,
                 },
                 "criteria": {"fabric": {"all_reduce_busbw": promise}},
@@ -118,8 +125,9 @@ class Table:
     @property
     def model(self) -> str:
         """The GPU's name as its driver gives it."""
-        short = (self.gpu or "unknown").partition("-")[0].partition(" ")[0]
-        return MODELS.get(short, self.gpu or "unknown")
+        gpu = self.gpu or "unknown"
+        short = gpu.partition("-")[0].partition(" ")[0]
+        return gpu if "PCI" in gpu else MODELS.get(short, gpu)
 
     @property
     def text(self) -> str:
@@ -153,13 +161,14 @@ class Table:
 
 READ: list[dict[str, Any]] = yaml.safe_load((CLUSTERS.parent / "field.yaml").read_text())
 TABLES = {one["id"]: Table(**one) for one in READ}
-CROSSING = [one for one in TABLES.values() if one.crosses_a_known_fabric]
+SHAPED = [one for one in TABLES.values() if one.says_its_shape]
 
 
 @lru_cache
 def fraction_of(kind: str | None) -> float:
     """What the profiles' part of a fabric promises of an all-reduce."""
-    page = yaml.safe_load((CLUSTERS / "parts" / f"{kind}.yaml").read_text())
+    part = "slingshot" if kind == "cxi" else kind
+    page = yaml.safe_load((CLUSTERS / "parts" / f"{part}.yaml").read_text())
     return float(page["criteria"]["fabric"]["all_reduce_busbw"]["at_least_fraction"])
 
 
@@ -182,14 +191,14 @@ def misjudged(table: Table) -> bool:
     return table.health in ("faulty", "slow") and is_judged(table) and verdict is not Verdict.FAIL
 
 
-@pytest.mark.parametrize("table", CROSSING, ids=lambda table: f"{table.id}-{table.platform}")
+@pytest.mark.parametrize("table", SHAPED, ids=lambda table: f"{table.id}-{table.platform}")
 def test_a_published_table(table: Table) -> None:
     why = EXCEPTIONS.get(table.id)
     values = [(s.size_bytes, s.value, s.judged) for s in table.result.sizes if s.judged]
     assert misjudged(table) is (why is not None), f"{table.health}: {values}; {why}"
 
 
-@pytest.mark.parametrize("table", CROSSING[::3], ids=lambda table: f"{table.id}-{table.platform}")
+@pytest.mark.parametrize("table", SHAPED[::3], ids=lambda table: f"{table.id}-{table.platform}")
 def test_its_csv_is_judged_alike(table: Table) -> None:
     plain = replace(table, algorithm=None, nvls=True, dtype="float")
     spec = plain.spec
@@ -204,8 +213,8 @@ def test_its_csv_is_judged_alike(table: Table) -> None:
 
 
 def test_enough_of_them_are_judged() -> None:
-    verdicts = [(one.health, verdict_of([one.result])) for one in CROSSING if is_judged(one)]
-    assert verdicts.count(("healthy", Verdict.PASS)) >= 62
-    assert verdicts.count(("faulty", Verdict.FAIL)) >= 19
+    verdicts = [(one.health, verdict_of([one.result])) for one in SHAPED if is_judged(one)]
+    assert verdicts.count(("healthy", Verdict.PASS)) >= 200
+    assert verdicts.count(("faulty", Verdict.FAIL)) >= 36
     assert all(one.source and one.rows for one in TABLES.values())
-    assert set(EXCEPTIONS) <= {one.id for one in CROSSING}
+    assert set(EXCEPTIONS) <= {one.id for one in SHAPED}

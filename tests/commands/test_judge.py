@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,13 +14,16 @@ from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.gathered import Gathered
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.commands import main
+from pytest_mnode.criteria.preflight.answers import survey_to_json
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence import file
 from pytest_mnode.evidence.file import EvidenceFile
+from pytest_mnode.evidence.reading import CheckRows
 from pytest_mnode.evidence.row import row
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.certificate.conftest import FACTS, certify
+from tests.criteria.preflight.made import healthy, with_facts, with_node
 
 SKEW = Measurement(
     "skew",
@@ -125,8 +129,23 @@ def test_rows_of_the_same_run_beside_the_certificate_are_judged(tmp_path: Path) 
         evidence = EvidenceFile(report)
         run = Gathered(replace(certificate.run, start=start), (), {})
         evidence.append(file.RUN, run.run_to_json())
-        name = "mode of transparent huge pages"
-        rows = [row(name, "always", node=node) for node in FACTS.nodes]
-        evidence.append(file.ROWS, *file.rows_to_json("test_huge_pages_are_alike", rows))
+        rows = (row("mode of transparent huge pages", "always"),)
+        read = (CheckRows("test_huge_pages_are_alike", rows),)
+        survey = healthy(len(FACTS.nodes))
+        for index, name in enumerate(FACTS.nodes):
+            survey = with_facts(with_node(survey, index, name=name), index, read=read)
+        evidence.append(file.ROWS, *survey_to_json(survey))
         evidence.close()
         assert judged() == verdict
+
+
+@pytest.mark.parametrize("wrong", [{}, {"record": []}, {"test": 1, "record": {"facts": None}}])
+def test_evidence_with_odd_values_is_one_line(
+    report: Path, wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence = EvidenceFile(report)
+    evidence.append(file.TEST, wrong)
+    evidence.close()
+    assert main(["judge", str(report), f"--spec={default_spec_path()}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("; accepted: the evidence of a run")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import pickle
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,7 @@ KILLED = "  host      : elm5\n  rank      : 2 (local_rank: 2)\n  exitcode  : -9 
         ("rank_2.log", "KeyError: 'labels'\n", ("Python error", [2], None)),
         ("rank_2/stderr.log", "torch.OutOfMemoryError: no\n", ("GPU out of memory", [2], None)),
         ("a_rank2.err", "OSError: [Errno 5] Input/output error", ("file system failed", [2], None)),
+        ("globalrank-2_localrank-0.txt", "KeyError: 'labels'\n", ("Python error", [2], None)),
         ("torchrun.log", KILLED, ("killed", [2], "elm5")),
         ("rank_1.log", "ValueError: no such comment\n", ("rank did not join", [2], None)),
         ("local_rank_2.log", "ValueError: no such comment\n", ("rank did not join", [2], None)),
@@ -316,6 +319,340 @@ def test_an_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = why(capsys, left(tmp_path, {**LATE, "cut.log.gz": gzip.compress(b"x" * 99)[:-9]}))[1]
     assert found["cause"]["ranks"] == [2]
     assert any("cut.log.gz" in line for line in found["missing"])
+
+
+FELL = "[rank1]: KeyError: 'labels'\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.log", b"\0" * 5000 + FELL.encode() + b"\0" * 5000),  # a node died while it wrote
+        ("a.log", FELL.encode("utf-16")),
+        ("a.log.xz", lzma.compress(FELL.encode())),
+        (
+            "a.log.gz",
+            gzip.compress(FELL.encode() + random.Random(1).randbytes(9000).hex().encode())[:-9],
+        ),
+    ],
+)
+def test_what_is_packed_cut_or_has_zero_bytes_is_read(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: content, "weights.bin": random.Random(2).randbytes(9000)}
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert (found["cause"]["cause"], found["cause"]["ranks"]) == ("Python error", [1])
+    assert found["files"] == 1
+
+
+def test_records_of_collectors_name_hosts_and_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = {"_HOSTNAME": "elm4", "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": FELL_OFF[7:].strip()}
+    pod = {"pod_name": "nemo-2", "container_name": "main"}
+    files = {
+        "j.json": json.dumps(journal),
+        "f.jsonl": json.dumps({"time": "2026", "log": FELL, "kubernetes": pod}),
+    }
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert (found["cause"]["cause"], found["cause"]["host"]) == ("GPU lost", "elm4")
+    assert [(one["ranks"], one["host"]) for one in found["others"]] == [([1], "nemo-2")]
+    logged = {"event": "crash", "rank": 4, "exception": "Traceback:\n  x\nKeyError: 'mask'"}
+    found = why(capsys, left(tmp_path / "b", {"app.jsonl": json.dumps(logged)}))[1]["cause"]
+    assert (found["cause"], found["ranks"]) == ("Python error", [4])
+
+
+def test_blocks_of_dshbak_name_their_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = "-" * 16
+    text = f"{rule}\nelm[1,3]\n{rule}\nall well\n{rule}\nelm2\n{rule}\n{FELL_OFF}"
+    found = why(capsys, left(tmp_path, {"dmesg.txt": text}))[1]["cause"]
+    assert (found["cause"], found["host"]) == ("GPU lost", "elm2")
+
+
+def test_folders_with_equal_names_are_all_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node, text in (("n0", "step 1\n"), ("n1", "KeyError: 'labels'\n"), ("n2", "step 1\n")):
+        left(tmp_path, {f"{node}/rank_0.log": text})
+    found = why(capsys, *(tmp_path / node for node in ("n0", "n1", "n2")))[1]
+    assert (found["files"], found["cause"]["cause"]) == (3, "Python error")
+
+
+LATE_START = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+NO_MODULE = "ModuleNotFoundError: No module named 'flash_attn'\n"
+ALL_FAILED = (
+    "Root Cause (first observed failure):\n[0]:\n  host      : elm3\n  rank      : 24 "
+    "(local_rank: 0)\n  exitcode  : 1 (pid: 1)\n====\n"
+)
+NOT_ACCEPTED = (
+    "[E socket.cpp:1019] [c10d] The client socket has timed out after 600000ms while trying to "
+    "connect to (elm0, 29500).\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "cause", "host"),
+    [
+        (
+            {"a.log": LATE_START, "b.log": NO_MODULE + ALL_FAILED},
+            *("library or module missing", "elm3"),
+        ),
+        (
+            {"a.log": LATE_START, "b.log": "Failed to pull image\n"},
+            *("image not pulled", None),
+        ),
+        ({"a.log": NOT_ACCEPTED, "elm0.log": "KeyError: 'x'\n"}, "Python error", "elm0"),
+        # One file tells of both: the exception may be of who waited.
+        ({"a.log": LATE_START + NO_MODULE}, "rendezvous failed", None),
+    ],
+)
+def test_who_did_not_start_comes_before_who_waited(
+    files: dict[str, str | bytes],
+    cause: str,
+    host: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = why(capsys, left(tmp_path, files))[1]["cause"]
+    assert (found["cause"], found["host"]) == (cause, host)
+
+
+def test_different_versions_of_nccl_explain_a_misread_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    misread = "elm1:7:9 [0] NCCL WARN Message truncated : received 1024 bytes instead of 256\n"
+    files = {"a.log": f"NCCL version 2.18.1+cuda12.1\n{misread}", "b.log": "NCCL version 2.21.5\n"}
+    found = why(capsys, left(tmp_path / "a", {**files}))[1]["cause"]
+    assert found["cause"] == "ranks run different versions"
+    assert found["detail"] == "2.18.1 in a.log, 2.21.5 in b.log"
+    files["b.log"] = "NCCL version 2.18.1\n"
+    found = why(capsys, left(tmp_path / "b", {**files}))[1]["cause"]
+    assert (found["cause"], found["seen_by_victims"]) == ("ranks' collectives differ", True)
+
+
+def test_an_exception_has_the_rank_in_its_group_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 4 to 7 are a group, of which rank 5 is late."""
+    files: dict[str, str | bytes] = {}
+    for rank in (4, 5, 6, 7):
+        own, last = rank - 4, 2 - (rank == 5)
+        waits = "" if rank == 5 else WATCHDOG.replace("[Rank {rank}]", f"[Rank {own}]")
+        group = GROUP.replace(
+            "PG ID 0 PG GUID 0(default_pg) Rank {rank}", f"PG ID 3 PG GUID 9(tp) Rank {own}"
+        )
+        repeated = (
+            waits.partition("] ")[2]
+            and f"  what():  [PG ID 3 PG GUID 9(tp) Rank {own}] " + waits.partition("616] ")[2]
+        )
+        if rank == 5:
+            group = group.replace("Timeout at NCCL work: 2, l", "L")
+        files[f"out/rank{rank}/stderr.log"] = (waits + group + repeated).format(
+            rank=rank, last=last
+        )
+    found = why(capsys, left(tmp_path, files))[1]["cause"]
+    assert (found["cause"], found["ranks"]) == ("rank did not join", [5])
+
+
+def steps(*numbers: int) -> str:
+    return "".join(f"INFO train: step {number} loss 2.1\n" for number in numbers)
+
+
+OUT = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "survived"),
+    [
+        (steps(0) + OUT + steps(1, 2, 3, 4) + FELL, "Python error", ["GPU out of memory"]),
+        (steps(0) + OUT + steps(1, 2, 2, 2) + FELL, "GPU out of memory", []),  # of several ranks
+        # The output of another rank stands below.
+        (steps(1, 2, 3, 4) + OUT + steps(1, 2, 3, 4, 5) + FELL, "GPU out of memory", []),
+        (OUT + steps(1, 2, 3, 4, 5) + FELL, "GPU out of memory", []),
+        (steps(0) + OUT + steps(1, 2, 3, 4) + OUT + FELL, "GPU out of memory", []),
+        (steps(0) + OUT + steps(1, 2, 3, 4), None, ["GPU out of memory"]),
+    ],
+)
+def test_what_a_job_survived_is_no_cause(
+    text: str,
+    cause: str | None,
+    survived: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = why(capsys, left(tmp_path, {"job.log": text}))[1]
+    assert (found["cause"] and found["cause"]["cause"]) == cause
+    others = [one["cause"] for one in found["others"]]
+    assert [name for name in others if name != "Python error"] == survived
+
+
+@pytest.mark.parametrize("name", ["attempt_{}/rank_1.err", "slurm-{}.out", "logs/attempt_{}/0/out"])
+def test_the_last_attempt_has_the_cause(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name.format(9): OUT, name.format(10): FELL, "torchrun.log": "step 1\n"}
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert found["cause"]["cause"] == "Python error"
+    assert [one["cause"] for one in found["others"]] == ["GPU out of memory"]
+
+
+def test_ranks_with_one_cause_are_named_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"rank_{rank}.log": OUT.replace("rank3", f"rank{rank}") for rank in (3, 9)}
+    found = why(capsys, left(tmp_path / "a", {**files, "rank_1.log": FELL}))[1]
+    assert (found["cause"]["cause"], found["cause"]["ranks"]) == ("GPU out of memory", [3, 9])
+    files = {f"rank_{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in (3, 9)}
+    found = why(capsys, left(tmp_path / "b", {**files}))[1]
+    assert found["cause"]["ranks"] == [3, 9]
+    # All report a failure of one of them, which raised something else.
+    files = {f"rank_{rank}.log": "RuntimeError: a rank failed to save\n" for rank in range(4)}
+    files["rank_2.log"] = FELL.replace("rank1", "rank2") + files["rank_2.log"]
+    found = why(capsys, left(tmp_path / "c", {**files}))[1]
+    assert (found["cause"]["ranks"], found["others"][0]["ranks"]) == ([2], [0, 1, 2, 3])
+
+
+ACCOUNTS = "JobID|State|ExitCode\n9|COMPLETED|0:0\n9.0|{}|0:0\n"
+IN_JSON = '{{"state": {{"current": ["COMPLETED"]}}, "steps": [{{"state": ["{}"]}}]}}'
+
+
+@pytest.mark.parametrize("accounts", [ACCOUNTS, IN_JSON])
+@pytest.mark.parametrize(("state", "cause"), [("COMPLETED", None), ("FAILED", "Python error")])
+def test_a_job_that_completed_has_no_cause(
+    state: str,
+    cause: str | None,
+    accounts: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = {"rank_1.log": "IndexError: in an answer of the model\n"}
+    files["sacct"] = accounts.format(state)
+    status, found = why(capsys, left(tmp_path, {**files}))
+    assert (status, found["cause"] and found["cause"]["cause"]) == (int(cause is None), cause)
+    if cause is None:
+        assert found["missing"] == [
+            "nothing failed: Slurm's accounting says that all steps completed"
+        ]
+        assert [one["ranks"] for one in found["others"]] == [[1]]
+
+
+SRUN = "srun: error: elm{}: task 3: Exited with exit code {}\n"
+FAILED = "KeyError: 'labels'\nRuntimeError: NCCL error: remote process exited or network error\n"
+ENDED = "JOB 7 ON elm4 CANCELLED AT 2026-11-21T02:01:00 DUE TO TIME LIMIT\n"
+PORT_DOWN = "elm3:7:9 [2] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        # The only node on which a task ended by itself is that of what nobody named.
+        (
+            {"a": "OCI runtime create failed\n" + SRUN.format(3, 1)},
+            ("container not created", "elm3"),
+        ),
+        (
+            {"a": "OCI runtime create failed\n" + SRUN.format(3, 1) + SRUN.format(4, 2)},
+            ("container not created", None),
+        ),
+        (
+            {"a": "OCI runtime create failed\n" + SRUN.format(3, 143)},
+            ("container not created", None),
+        ),
+        # A rank that raised may hang at its end; then the task that ended by itself only followed.
+        (
+            {"a": FAILED + SRUN.format(3, 1) + "srun: error: elm4: task 0: Killed\n"},
+            ("Python error", None),
+        ),
+        # One file tells of who waited and of who did not start, and names the nodes of both.
+        (
+            {"a": f"elm4: {NO_MODULE}elm3: {NOT_ACCEPTED}"},
+            ("library or module missing", "elm4"),
+        ),
+        # What hung until the scheduler ended it.
+        ({"a": PORT_DOWN + ENDED}, ("port went down", "elm3")),
+        ({"a": ENDED + PORT_DOWN}, ("time limit", None)),
+        ({"a": ENDED, "b": PORT_DOWN}, ("time limit", None)),
+    ],
+)
+def test_which_node_and_what_came_first(
+    files: dict[str, str | bytes],
+    expected: tuple[str, str | None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = why(capsys, left(tmp_path, files))[1]["cause"]
+    assert (found["cause"], found["host"]) == expected
+
+
+def test_ranks_that_crash_after_they_gave_up_a_wait_only_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gave_up = (
+        "DeepEP dispatch timeout, channel: 3\nCUDA error x.cu:7 'unspecified launch failure'\n"
+    )
+    files = {f"rank_{rank}.log": gave_up for rank in range(3)}
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert found["cause"]["cause"] == "rank waited in vain"
+    assert [one["cause"] for one in found["others"]] == ["GPU crashed"]
+
+
+def test_an_exception_that_a_rank_survived_until_another_was_killed_explains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = "Root Cause (first observed failure):\n[0]:\n  rank      : {} (local_rank: 0)\n"
+    killed = "  exitcode  : -9 (pid: 77)\n"
+    for rank, culprit in ((5, ("killed", [5])), (1, ("Python error", [1]))):
+        found = why(capsys, left(tmp_path, {"a": FELL, "b": first.format(rank) + killed}))[1]
+        assert (found["cause"]["cause"], found["cause"]["ranks"]) == culprit
+
+
+GONE = "[rank1]:[W1021 11:30:44 TCPStore.cpp:125] recvValue failed on SocketImpl(fd=81)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"Training completed\n{GONE}", None),
+        (GONE, "store connection lost"),
+        (f"Training completed\n{GONE}{GONE.replace('[W', '[E')}{FELL}", "Python error"),
+    ],
+)
+def test_ranks_that_end_after_the_training_are_no_failure(
+    text: str, cause: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = why(capsys, left(tmp_path, {"job.log": text}))[1]
+    assert (found["cause"] and found["cause"]["cause"]) == cause
+    assert cause or found["missing"][0].startswith("nothing failed: training ended")
+
+
+ALONE = "Failures:\n  <NO_OTHER_FAILURES>\n" + ALL_FAILED
+
+
+def test_the_only_rank_that_failed_is_known_by_torchruns_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = "Memory access fault by GPU node-5 on address 0x7f0000. Reason: Unknown.\n"
+    aborted = ALONE.replace(": 1 (pid", ": -6 (pid")
+    found = why(capsys, left(tmp_path / "a", {"a.log": fault + aborted}))[1]["cause"]
+    assert (found["cause"], found["ranks"], found["host"]) == ("GPU crashed", [24], "elm3")
+    exited = ALONE.replace(": 1 (pid", ": 3 (pid")
+    closing = "api.py:900] Sending process 2 closing signal SIGTERM\n"
+    found = why(capsys, left(tmp_path / "b", {"a.log": closing + exited}))[1]
+    assert (found["cause"]["cause"], found["suspects"]) == ("ended by the launcher", [24])
+    child = "[rank: 7] Child process with PID 37032 terminated with code 1. Forcefully\n"
+    found = why(capsys, left(tmp_path / "c", {"a.log": GONE + child}))[1]
+    assert (found["cause"]["cause"], found["suspects"]) == ("store connection lost", [7])
+    found = why(capsys, left(tmp_path / "d", {"a.log": GONE + child.replace("7]", "1]")}))[1]
+    assert found["suspects"] == []  # it only lost the others
+
+
+def test_a_time_zone_may_hide_a_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = FELL_OFF.replace("[81.2]", "[Sat Nov 21 04:00:00 2026]")
+    found = why(capsys, left(tmp_path, {**watchdogs(0, 1, 2), "dmesg-elm4": later}))[1]
+    assert found["cause"]["cause"] == "collective timed out"
+    assert any("time zone of dmesg-elm4: GPU lost" in line for line in found["missing"])
 
 
 def test_a_folder_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

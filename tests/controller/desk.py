@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.worlds import PoolFacts, Worlds
+from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
+from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.protocol.hub_messages import LeaseNodes, OpenWorld
 
 
 class Desk:
@@ -17,7 +16,7 @@ class Desk:
         names = [f"n{i}" for i in range(4)]
         leases = Leases({name: NodeState(Node(name, 0, "127.0.0.1"), 0, True, 1) for name in names})
         for name in names:
-            leases.ask(f"client/{name}", LeaseNodes(1, 1, False, name))
+            leases.queue.append(NodesRequest(Asked(f"client/{name}", 1), 1, False, name))
         leases.answers()
         self.sent: list[tuple[str, Any]] = []
         self.to_agents: list[Any] = []
@@ -33,8 +32,8 @@ class Desk:
     def ask(self, number: int, seq: int, procs: int = 1, file: str = "") -> str:
         """The name of the launched world; "" if none is."""
         before = set(self.worlds.worlds)
-        asked = OpenWorld(seq, number + 1, procs, False, file=file)
-        self.worlds.opening.append((f"client/n{number}", asked))
+        asked = Asked(f"client/n{number}", seq)
+        self.worlds.opening.append(Opening(asked, number + 1, procs, False, file=file))
         self.worlds.open()
         return next(iter(set(self.worlds.worlds) - before), "")
 

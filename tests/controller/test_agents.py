@@ -17,6 +17,7 @@ from pytest_mnode import processes
 from pytest_mnode.controller import agents
 from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.limits import Limits
 from pytest_mnode.protocol.channel import Keys
 from tests.waiting import until
 
@@ -74,7 +75,7 @@ def test_each_node_has_its_own_agent(opened: Agents) -> None:
     assert [first["endpoint"], second["endpoint"]] == ["tcp://10.0.0.9:1", "tcp://10.1.0.9:1"]
     assert [node["name"] for node in second["nodes"]] == ["n1"]
     assert (first["run_dir"], first["log_dir"], first["remote"]) == ("", "", True)
-    assert first["run_id"] == opened.run_dir
+    assert first["run_id"] == opened.place_of_run.run_dir
     assert first["open_files"] is None  # its machine has a separate limit
     assert sys.prefix in first["prefixes"]
 
@@ -102,17 +103,14 @@ def test_an_ended_agent_reports_its_reason(opened: Agents, how: str) -> None:
     assert opened.ended() == {1: how}
 
 
-def test_a_silent_agent_names_the_endpoint_to_check(
-    opened: Agents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.03)
-    opened.launcher.start_limit_s = 0.02
+def test_a_silent_agent_names_the_endpoint_to_check(opened: Agents) -> None:
+    opened.launcher.limits = Limits(start_s=0.02, connect_s=0.015)
     opened.heard(0)
     time.sleep(0.1)
     assert opened.silent() == {
         1: "no message for 0 s; check that no firewall blocks tcp://10.1.0.9:1 on this machine"
     }
-    opened.launcher.silence_limit_s = 0.02
+    opened.launcher.limits = Limits(silence_s=0.02)
     assert opened.silent()[0] == "no message for 0 s"
 
 

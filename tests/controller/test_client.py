@@ -12,17 +12,9 @@ import pytest
 from pytest_mnode.controller import client as module
 from pytest_mnode.controller.client import Client
 from pytest_mnode.errors import ClusterError, TimeLimitError
-from pytest_mnode.protocol.agent_messages import Death, PartLost
+from pytest_mnode.limits import Limits
+from pytest_mnode.protocol.agent_messages import Answer, Call, Death, PartLost
 from pytest_mnode.protocol.channel import LocalLine
-from pytest_mnode.protocol.hub_messages import (
-    Answer,
-    AskLauncher,
-    CloseWorld,
-    LeaseNodes,
-    OpenWorld,
-    Refused,
-    ReleaseNodes,
-)
 from pytest_mnode.protocol.launcher_requests import (
     LauncherRequest,
     LinkRates,
@@ -34,11 +26,10 @@ from pytest_mnode.protocol.world import HUB, Lease, Shape, WorldInfo
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    for limit in ("LEASE_LIMIT_S", "ANSWER_LIMIT_S"):
-        monkeypatch.setattr(module, limit, 0.0)
+    monkeypatch.setattr(module, "LEASE_LIMIT_S", 0.0)
     for kind in (LauncherRequest, SwitchPower):
         monkeypatch.setattr(kind, "limit_s", 0.0)
-    return Client("client/1", LocalLine(lambda _, __: None))
+    return Client("client/1", LocalLine(lambda _, __: None), Limits(0.0, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +69,7 @@ class Hub:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.line = LocalLine(self._hear)
-        self.client = Client("client/1", self.line, alone=True)
+        self.client = Client("client/1", self.line, Limits(), alone=True)
         self._ids = itertools.count(1)
 
     def _hear(self, destination: str, payload: bytes) -> None:
@@ -86,21 +77,21 @@ class Hub:
         message = pickle.loads(payload)
         self.told.append(message)
         match message:
-            case LeaseNodes(seq):
+            case Call(seq, "lease"):
                 self.say(Answer(seq, Lease(next(self._ids), ("n0", "n1"))))
-            case OpenWorld(seq):
+            case Call(seq, "open_world"):
                 world = WorldInfo(f"w{next(self._ids)}", Shape(2, 1), ("n0", "n1"))
                 self.say(Answer(seq, world))
-            case AskLauncher(seq):
-                self.say(Refused(seq, "ClusterError", "no"))
+            case Call(seq, "ask_launcher"):
+                self.say(Answer(seq, ClusterError("no")))
 
     def say(self, message: Any) -> None:
         self.line.put(pickle.dumps(message))
 
-    def kinds(self) -> list[type]:
-        """Kinds of messages since the last call."""
+    def methods(self) -> list[str]:
+        """Methods that were called since the last time."""
         told, self.told = self.told, []
-        return [type(message) for message in told]
+        return [call.method for call in told]
 
     def test(self, *, reusable: bool = True, holds: bool = False, **request: Any) -> WorldInfo:
         """What a test does; its world is given back. request: of nodes or of the world."""
@@ -115,21 +106,21 @@ class Hub:
         return world
 
 
-GIVEN_BACK = [CloseWorld, ReleaseNodes]
-ASKED = [LeaseNodes, OpenWorld]
+GIVEN_BACK = ["close_world", "release"]
+ASKED = ["lease", "open_world"]
 
 
 def test_the_next_test_of_the_same_shape_costs_the_hub_no_message() -> None:
     hub = Hub()
     first = hub.test()
-    assert hub.kinds() == ASKED
+    assert hub.methods() == ASKED
     second = hub.test()
-    assert (hub.kinds(), second.id) == ([], first.id)
+    assert (hub.methods(), second.id) == ([], first.id)
     assert (first.new_group, second.new_group) == (True, False)
     hub.client.give_back()
-    assert hub.kinds() == GIVEN_BACK
+    assert hub.methods() == GIVEN_BACK
     hub.client.give_back()
-    assert hub.kinds() == []
+    assert hub.methods() == []
 
 
 def test_what_is_kept_can_be_taken_at_the_end() -> None:
@@ -138,10 +129,10 @@ def test_what_is_kept_can_be_taken_at_the_end() -> None:
     taken = hub.client.take_kept()
     assert taken is not None
     assert [one.id for one in taken[1]] == [world.id]
-    assert hub.kinds() == ASKED
+    assert hub.methods() == ASKED
     assert hub.client.take_kept() is None
     hub.client.release(taken[0])
-    assert hub.kinds() == [ReleaseNodes]
+    assert hub.methods() == ["release"]
 
 
 @pytest.mark.parametrize(
@@ -151,39 +142,39 @@ def test_what_is_kept_can_be_taken_at_the_end() -> None:
         ({"exclusive": True}, GIVEN_BACK + ASKED),
         ({"on": ("n0",)}, GIVEN_BACK + ASKED),
         ({"on": ("n1", "n0")}, []),
-        ({"procs_per_node": 2}, [CloseWorld, OpenWorld]),
-        ({"fresh": True}, [CloseWorld, OpenWorld]),
-        ({"file": "b.py"}, [CloseWorld, OpenWorld]),
-        ({"nodes_of_world": ("n0",)}, [CloseWorld, OpenWorld]),
-        ({"held": "w9"}, [CloseWorld, OpenWorld]),
+        ({"procs_per_node": 2}, ["close_world", "open_world"]),
+        ({"fresh": True}, ["close_world", "open_world"]),
+        ({"file": "b.py"}, ["close_world", "open_world"]),
+        ({"nodes_of_world": ("n0",)}, ["close_world", "open_world"]),
+        ({"held": "w9"}, ["close_world", "open_world"]),
     ],
 )
 def test_a_test_with_another_request_asks_the_hub(
-    request_of_nodes: dict[str, Any], told: list[type]
+    request_of_nodes: dict[str, Any], told: list[str]
 ) -> None:
     hub = Hub()
     hub.test()
-    hub.kinds()
+    hub.methods()
     if subset := request_of_nodes.pop("nodes_of_world", None):
         lease = hub.client.lease(None, False, "test_b")
         hub.client.open_world(lease, 1, False, subset, file="a.py")
     else:
         hub.test(**request_of_nodes)
-    assert hub.kinds()[: len(told) or None] == told
+    assert hub.methods()[: len(told) or None] == told
 
 
 def test_a_held_world_is_for_tests_that_ask_for_it() -> None:
     hub = Hub()
     world = hub.test(holds=True)
-    hub.kinds()
+    hub.methods()
     assert hub.test(held=world.id, on=("n0", "n1")).id == world.id
-    assert hub.kinds() == []
+    assert hub.methods() == []
 
 
 def test_a_world_that_is_not_reusable_is_not_kept() -> None:
     hub = Hub()
     hub.test(reusable=False)
-    assert hub.kinds() == ASKED + GIVEN_BACK
+    assert hub.methods() == ASKED + GIVEN_BACK
 
 
 @pytest.mark.parametrize(
@@ -192,22 +183,24 @@ def test_a_world_that_is_not_reusable_is_not_kept() -> None:
 def test_a_world_that_lost_a_rank_between_tests_is_given_back(lost: Any) -> None:
     hub = Hub()
     assert hub.test().id == lost.world
-    hub.kinds()
+    hub.methods()
     hub.say(lost)
     assert hub.test().id != lost.world
-    assert hub.kinds() == GIVEN_BACK + ASKED
+    assert hub.methods() == GIVEN_BACK + ASKED
 
 
 def test_what_is_kept_is_given_back_before_any_other_request() -> None:
     hub = Hub()
     hub.test()
-    hub.kinds()
+    hub.methods()
     with pytest.raises(ClusterError, match="no"):
         hub.client.ask_launcher(PowerOn("n0"))
-    assert hub.kinds() == [*GIVEN_BACK, AskLauncher]
+    assert hub.methods() == [*GIVEN_BACK, "ask_launcher", "forget"]
 
 
 def test_clients_of_a_hub_share_no_ordinal() -> None:
-    clients = [Client("client/1", LocalLine(lambda _, __: None), number=n) for n in range(3)]
+    clients = [
+        Client("client/1", LocalLine(lambda _, __: None), Limits(), number=n) for n in range(3)
+    ]
     drawn = [ordinal for one in clients for ordinal in itertools.islice(one.ordinals, 1000)]
     assert len(set(drawn)) == 3000

@@ -16,25 +16,16 @@ from pytest_mnode.controller import debugging
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.debugging import DebuggerSession
-from pytest_mnode.protocol.agent_messages import Death
-from pytest_mnode.protocol.rank_messages import BodyDone
-from pytest_mnode.protocol.terminal_messages import (
-    AskDebugger,
-    CloseTerminal,
-    DebuggerAnswer,
-    DebuggerLeft,
-    OpenTerminal,
-    TerminalClosed,
-    TerminalInput,
-    TerminalOpened,
-    TerminalOutput,
-)
+from pytest_mnode.protocol.agent_messages import Death, DebuggerAnswer, OpenTerminal, TerminalData
+from pytest_mnode.protocol.rank_messages import AskDebugger, BodyDone, DebuggerLeft
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 WORLD = WorldInfo("w1", Shape(2, 2), ("node0", "node1"))
 ASK = AskDebugger(2, 7)
-OPENED = TerminalOpened("w1", 2, "in", "out")
-ENDED: list[Any] = [DebuggerLeft(2, 7), TerminalClosed("w1", 2)]
+PLACE = "node1", "w1", 2
+OPENED = DebuggerAnswer("w1", 2, "in", "out")
+CLOSED = TerminalData(*PLACE, None)
+ENDED: list[Any] = [DebuggerLeft(2, 7), CLOSED]
 
 
 class Stage:
@@ -50,7 +41,8 @@ class Stage:
         self.shown: list[str] = []
         self.heard: list[Any] = []
 
-    def tell(self, message: Any) -> None:
+    def tell(self, method: str, message: Any) -> None:
+        assert method == "order"
         self.sent.append(message)
 
     def tell_rank(self, world: WorldInfo, rank: int, answer: DebuggerAnswer) -> None:
@@ -95,16 +87,11 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def test_a_debugging_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
     os.write(keys, b"p 1\n")
-    output = TerminalOutput("w1", 2, "é".encode()[:1]), TerminalOutput("w1", 2, "é\n".encode()[1:])
+    output = [TerminalData(*PLACE, data) for data in ("é".encode()[:1], "é\n".encode()[1:])]
     stage = Stage(OPENED, *output, BodyDone(0, 7), *ENDED)
     assert not stage.session.attach(ASK, stage.hear)
-    assert stage.answers == [(2, DebuggerAnswer("in", "out"))]
-    place = "node1", "w1", 2
-    assert stage.sent == [
-        OpenTerminal(*place),
-        TerminalInput(*place, b"p 1\n"),
-        CloseTerminal(*place),
-    ]
+    assert stage.answers == [(2, OPENED)]
+    assert stage.sent == [OpenTerminal(*PLACE), TerminalData(*PLACE, b"p 1\n"), CLOSED]
     assert capsys.readouterr().out == "é\n"
     assert stage.heard == [BodyDone(0, 7)]
 
@@ -115,19 +102,19 @@ def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:
     session = stage.session
     session.attach(ASK, stage.hear)
     session.attach(ASK, stage.hear)
-    assert [m.data for m in stage.sent if isinstance(m, TerminalInput)] == [b"", b""]
+    assert [m.data for m in stage.sent if isinstance(m, TerminalData)] == [b"", None, b"", None]
 
 
 def test_quitting_ends_the_session() -> None:
-    stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True), TerminalClosed("w1", 2))
+    stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True), CLOSED)
     assert stage.session.attach(ASK, stage.hear)
 
 
 def test_the_next_breakpoint_comes_before_the_terminal_is_closed() -> None:
     stage = Stage(OPENED, ENDED[0], ASK, ENDED[1], OPENED, *ENDED)
     stage.session.attach(ASK, stage.hear)
-    assert stage.answers == [(2, DebuggerAnswer("in", "out"))] * 2
-    assert [type(m) for m in stage.sent] == [OpenTerminal, CloseTerminal] * 2
+    assert stage.answers == [(2, OPENED)] * 2
+    assert stage.sent == [OpenTerminal(*PLACE), CLOSED] * 2
     assert not stage.heard
     assert not stage.inbox
 
@@ -137,7 +124,7 @@ def test_the_first_rank_at_a_breakpoint_is_debugged() -> None:
     session = stage.session
     session.attach(ASK, stage.hear)
     assert not session.attach(AskDebugger(0, 7), stage.hear)
-    assert stage.answers[-1] == (0, DebuggerAnswer())
+    assert stage.answers[-1] == (0, DebuggerAnswer("w1", 0))
 
 
 def test_the_chosen_rank_is_debugged() -> None:
@@ -146,7 +133,7 @@ def test_the_chosen_rank_is_debugged() -> None:
     session = stage.session
     session.attach(AskDebugger(0, 7), stage.hear)
     session.attach(ASK, stage.hear)
-    assert stage.answers == [(0, DebuggerAnswer()), (2, DebuggerAnswer("in", "out"))]
+    assert stage.answers == [(0, DebuggerAnswer("w1", 0)), (2, OPENED)]
 
 
 def test_a_chosen_rank_that_does_not_exist() -> None:
@@ -166,13 +153,17 @@ def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stage.is_worker = True
     stage.session.attach(ASK, stage.hear)
     assert "cannot be debugged with pytest-xdist" in stage.answers[0][1].error
-    stage = Stage(TerminalOpened("w1", 2, error="no pseudo-terminal on node1: No such file"))
+    stage = Stage(DebuggerAnswer("w1", 2, error="no pseudo-terminal on node1: No such file"))
     stage.session.attach(ASK, stage.hear)
-    assert stage.answers == [(2, DebuggerAnswer(error="no pseudo-terminal on node1: No such file"))]
+    assert stage.answers == [
+        (2, DebuggerAnswer("w1", 2, error="no pseudo-terminal on node1: No such file"))
+    ]
     monkeypatch.setattr(debugging, "_ANSWER_LIMIT_S", 0.05)
     stage = Stage()
     stage.session.attach(ASK, stage.hear)
-    assert stage.answers == [(2, DebuggerAnswer(error="node1 opened no terminal within 0.05 s"))]
+    assert stage.answers == [
+        (2, DebuggerAnswer("w1", 2, error="node1 opened no terminal within 0.05 s"))
+    ]
 
 
 def test_a_terminal_that_is_never_closed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +175,7 @@ def test_a_terminal_that_is_never_closed_is_left(monkeypatch: pytest.MonkeyPatch
 
 def test_a_rank_that_ends_closes_its_session() -> None:
     death = Death("node1", "w1", 2, 99, None, 9)
-    stage = Stage(OPENED, TerminalClosed("w1", 1), death)
+    stage = Stage(OPENED, TerminalData("node0", "w1", 1, None), death)
     assert not stage.session.attach(ASK, stage.hear)
     assert stage.heard == [death]
 

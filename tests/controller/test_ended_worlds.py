@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_mnode.controller.leases import Asked
+from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.agent_messages import Death, PartLost, StopWorld
-from pytest_mnode.protocol.hub_messages import CloseWorld, Refused
 from tests.controller.desk import Desk
 
 
@@ -20,7 +21,7 @@ def up(desk: Desk, number: int) -> str:
 
 def idle(desk: Desk, number: int) -> str:
     name = up(desk, number)
-    desk.worlds.close(CloseWorld(name, True))
+    desk.worlds.close(name, True)
     return name
 
 
@@ -31,7 +32,7 @@ def lost(desk: Desk, name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "end"),
     [
-        (up, lambda desk, name: desk.worlds.close(CloseWorld(name, False))),
+        (up, lambda desk, name: desk.worlds.close(name, False)),
         (up, lambda desk, _: desk.worlds.stop_leased(2)),
         (idle, lost),
         (idle, lambda desk, _: desk.worlds.node_lost("n1", "gone")),
@@ -53,7 +54,7 @@ def test_idle_worlds_can_be_leased_without_their_nodes() -> None:
     """Then the client learns of deaths there, and ends them with its lease."""
     desk = Desk()
     used, name = up(desk, 0), idle(desk, 1)
-    lease = desk.worlds.leases.lease_no_node("client/end", 1)
+    lease = desk.worlds.leases.lease_no_node(Asked("client/end", 1))
     assert [world.id for world in desk.worlds.lease_idle(lease.id)] == [name]
     died = Death("n1", name, 0, 1, None, 9)
     desk.worlds.broke(died)
@@ -69,7 +70,7 @@ def test_a_world_that_does_not_start_is_ended() -> None:
     sent = len(desk.to_agents)
     lost(desk, name)
     assert desk.to_agents[sent:] == [StopWorld("n1", name)]
-    assert isinstance(desk.sent[-1][1], Refused)
+    assert isinstance(desk.sent[-1][1].value, WorldError)
 
 
 def test_the_oldest_idle_world_makes_room() -> None:

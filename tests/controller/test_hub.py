@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 from collections import deque
@@ -12,36 +13,37 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_mnode.controller import launcher_calls
 from pytest_mnode.controller.agents import RunDirectories
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.worlds import PoolFacts
-from pytest_mnode.errors import ClusterError
+from pytest_mnode.errors import (
+    ClusterError,
+    MnodeError,
+    NodeLostError,
+    RankError,
+    TimeLimitError,
+)
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.rack.launcher import Rack
+from pytest_mnode.launchers.slurm.commands import SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
-from pytest_mnode.protocol.agent_messages import AgentAlive, NodeGone, NodeReady, StartForkServer
-from pytest_mnode.protocol.channel import Keys, LocalLine
-from pytest_mnode.protocol.hub_messages import (
+from pytest_mnode.limits import Limits
+from pytest_mnode.protocol.agent_messages import (
+    AgentAlive,
     Answer,
-    AskLauncher,
-    CloseWorld,
+    Call,
     Collect,
-    LeaseNodes,
-    OpenWorld,
-    Refused,
-    ReleaseNodes,
-    StartPool,
+    NodeReady,
+    StartForkServer,
 )
+from pytest_mnode.protocol.channel import Keys, LocalLine
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
     LinkRates,
     PowerOff,
     PowerOn,
-    SchedulerNames,
     SetLinkPresent,
     SetLinkRate,
     SetLinkUp,
@@ -118,7 +120,7 @@ def hub_of(launcher: Any, directory: Path) -> Hub:
 def hub(launcher: TwoMachines, tmp_path: Path) -> Iterator[Hub]:
     """A started hub that has messages from both agents."""
     made = hub_of(launcher, tmp_path)
-    made.local_line("client/0").send(HUB, StartPool())
+    made.local_line("client/0").send(HUB, Call(0, "start"))
     beat(made)
     made.turn()
     yield made
@@ -146,6 +148,10 @@ def answer(hub: Hub, line: LocalLine) -> Any:
     raise AssertionError("no answer")
 
 
+def refused(answer: Any) -> tuple[int, type, str]:
+    return answer.seq, type(answer.value), str(answer.value)
+
+
 def lost(hub: Hub) -> list[str]:
     return [name for name, state in hub.nodes.items() if state.lost]
 
@@ -159,21 +165,21 @@ def test_agents_and_nodes_end_with_the_hub(hub: Hub, launcher: TwoMachines) -> N
 def test_a_world_that_its_client_gives_back_is_ended(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given_back: list[CloseWorld] = []
-    monkeypatch.setattr(hub.worlds, "close", given_back.append)
-    message = CloseWorld("w1", False)
-    hub.local_line("client/1").send(HUB, message)
+    given_back: list[object] = []
+    monkeypatch.setattr(hub.worlds, "close", lambda *args: given_back.append(args))
+    world = "w1", False, False, False
+    hub.local_line("client/1").send(HUB, Call(0, "close_world", world))
     hub.turn()
-    assert given_back == [message]
+    assert given_back == [world]
 
 
 def test_a_slow_launcher_call_does_not_delay_other_messages(
     hub: Hub, launcher: TwoMachines
 ) -> None:
     first, second = hub.local_line("client/1"), hub.local_line("client/2")
-    first.send(HUB, AskLauncher(1, Slow("n0")))
-    second.send(HUB, AskLauncher(7, Slow("n1")))
-    first.send(HUB, AskLauncher(2, DescribeRun()))
+    first.send(HUB, Call(1, "ask_launcher", (Slow("n0"),)))
+    second.send(HUB, Call(7, "ask_launcher", (Slow("n1"),)))
+    first.send(HUB, Call(2, "ask_launcher", (DescribeRun(),)))
     described = answer(hub, first)
     assert (described.seq, described.value.nodes) == (2, launcher.nodes)
     for _ in range(SILENT_TURNS):
@@ -191,8 +197,8 @@ def test_power_of_a_node_is_switched_in_the_order_of_the_calls(
 ) -> None:
     """For example if Ctrl-C ends the wait for the first call, and the test's end boots the node."""
     line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, PowerOff("n0")))
-    line.send(HUB, AskLauncher(2, PowerOn("n0")))
+    line.send(HUB, Call(1, "ask_launcher", (PowerOff("n0"),)))
+    line.send(HUB, Call(2, "ask_launcher", (PowerOn("n0"),)))
     hub.turn()
     assert line.receive(0.5) is None
     launcher.go.set()
@@ -204,16 +210,72 @@ def test_two_requests_to_boot_a_node_boot_it_once(hub: Hub) -> None:
     hub._node_lost("n1", "unplugged")
     lines = [hub.local_line(f"client/{number}") for number in (1, 2)]
     for line in lines:
-        line.send(HUB, AskLauncher(1, PowerOn("n1")))
+        line.send(HUB, Call(1, "ask_launcher", (PowerOn("n1"),)))
     assert [answer(hub, line) for line in lines] == [Answer(1, None)] * 2
     assert hub.agents._agents[1].incarnation == 1
 
 
 def test_an_error_in_a_launcher_call_affects_that_call_alone(hub: Hub) -> None:
     line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, SchedulerNames()))
-    assert answer(hub, line) == Refused(1, "ClusterError", "KeyError: 'n7'")
-    assert hub.requests.failure is None
+    line.send(HUB, Call(1, "ask_launcher", (LinkRates("n0", "fab0"),)))
+    assert refused(answer(hub, line)) == (1, ClusterError, "KeyError: 'n7'")
+    assert hub.failure is None
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_answer_that_cannot_be_sent_is_an_error_of_that_call_alone(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """A launcher may be of other people, and so its answers and errors."""
+    lock = threading.Lock()
+
+    def ask(_: LauncherRequest) -> Any:
+        error = ClusterError("no power")
+        error.lock = lock  # type: ignore[attr-defined]
+        if raises:
+            raise error
+        return lock
+
+    monkeypatch.setattr(hub.launcher, "ask", ask)
+    line = hub.local_line("client/1")
+    line.send(HUB, Call(1, "ask_launcher", (LinkRates("n0", "fab0"),)))
+    seq, kind, text = refused(answer(hub, line))
+    assert (seq, kind, hub.failure) == (1, ClusterError, None)
+    assert text == "no power" if raises else "cannot pickle '_thread.lock'" in text
+
+
+def test_a_client_that_is_gone_gets_no_nodes(hub: Hub) -> None:
+    """Its last request may be read after the news of its end."""
+    for node, port in (("n0", 1), ("n1", 2)):
+        hub.switchboard.queued.append(("", HUB, pickle.dumps(NodeReady(node, port))))  # type: ignore[attr-defined]
+    hub.local_line("client/0").send(HUB, Call(0, "forget", ("client/1",)))
+    hub.local_line("client/1").send(HUB, Call(1, "lease", (2, False, "a test")))
+    line = hub.local_line("client/2")
+    line.send(HUB, Call(1, "lease", (2, False, "another test")))
+    assert answer(hub, line).value.nodes == ("n0", "n1")
+
+
+def test_no_world_is_opened_once_the_pool_has_failed(hub: Hub) -> None:
+    line = hub.local_line("client/1")
+    hub._fail(ClusterError("the agent ended"))
+    line.send(HUB, Call(1, "open_world", (1, 1, False)))
+    hub.turn()
+    assert refused(line.receive(0.0)) == (1, ClusterError, "the agent ended")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NodeLostError("n1", "n1 is lost"),
+        SlurmError("scontrol", 1, "no"),
+        RankError("2 of 4", {"node": "n1"}),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_reach_the_client_whole(error: MnodeError) -> None:
+    """Their classes have constructors of their own."""
+    got = pickle.loads(pickle.dumps(Answer(1, error))).value
+    assert (type(got), str(got), vars(got)) == (type(error), str(error), vars(error))
 
 
 def test_a_request_that_meets_an_error_nobody_foresaw_is_refused_with_it(
@@ -222,12 +284,27 @@ def test_a_request_that_meets_an_error_nobody_foresaw_is_refused_with_it(
     def fails(*_: object) -> None:
         raise KeyError("n7")
 
-    monkeypatch.setattr(hub.leases, "ask", fails)
+    monkeypatch.setattr(hub.leases, "answers", fails)
     line = hub.local_line("client/1")
-    line.send(HUB, LeaseNodes(1, 1, False, "a test"))
+    line.send(HUB, Call(1, "lease", (1, False, "a test")))
     with pytest.raises(KeyError):
         hub.turn()
-    assert line.receive(0.0) == Refused(1, "ClusterError", "KeyError: 'n7'")
+    assert refused(line.receive(0.0)) == (1, ClusterError, "KeyError: 'n7'")
+
+
+@pytest.mark.parametrize(("error", "ends"), [(ClusterError("no"), False), (KeyError("n7"), True)])
+def test_a_message_of_an_agent_that_cannot_be_served_ends_no_run(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, ends: bool
+) -> None:
+    """Errors that were foreseen; others are failures of the hub."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(hub.agents, "heard", fails)
+    beat(hub)
+    with pytest.raises(KeyError) if ends else contextlib.nullcontext():
+        hub.turn()
 
 
 def test_messages_that_arrive_while_the_hub_is_delayed_are_read_first(hub: Hub) -> None:
@@ -263,7 +340,7 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
 def test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why(hub: Hub) -> None:
     for node in ("n0", "n1"):
         hub.switchboard.queued.append(  # type: ignore[attr-defined]
-            ("", HUB, pickle.dumps(NodeGone(node)))
+            ("", HUB, pickle.dumps(NodeReady(node, None)))
         )
     hub.turn()
     hub._node_lost("n1", "powered off")
@@ -274,12 +351,12 @@ def test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why(hub: Hub) -
 
 
 def test_power_is_switched_though_the_call_before_never_ends(
-    hub: Hub, launcher: TwoMachines, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, launcher: TwoMachines
 ) -> None:
-    monkeypatch.setattr(launcher_calls, "BOOT_LIMIT_S", 0.1)
+    launcher.limits = Limits(start_s=0.02)
     line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, PowerOff("n0")))
-    line.send(HUB, AskLauncher(2, PowerOn("n0")))
+    line.send(HUB, Call(1, "ask_launcher", (PowerOff("n0"),)))
+    line.send(HUB, Call(2, "ask_launcher", (PowerOn("n0"),)))
     assert answer(hub, line) == Answer(2, None)
 
 
@@ -291,16 +368,16 @@ def torch_starts(hub: Hub) -> int:
 def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
     """A test in the controller gets its nodes before."""
     line = hub.local_line("client/1")
-    line.send(HUB, collected(ranks=False))
-    line.send(HUB, LeaseNodes(1, None, True, "a test", ranks=False))
+    line.send(HUB, Call(0, "collect", (collected(ranks=False),)))
+    line.send(HUB, Call(1, "lease", (None, True, "a test", (), False)))
     granted = answer(hub, line)
     assert granted == Answer(1, Lease(1, ("n0", "n1")))
     for _ in range(BOOT_TURNS):
         pass_time(hub, 1.0)
         beat(hub)
         hub.turn()
-    assert (hub.requests.failure, torch_starts(hub)) == (None, 0)
-    line.send(HUB, OpenWorld(2, granted.value.id, 1, False))
+    assert (hub.failure, torch_starts(hub)) == (None, 0)
+    line.send(HUB, Call(2, "open_world", (granted.value.id, 1, False)))
     hub.turn()
     assert torch_starts(hub) == 2
     assert line.receive(0) is None
@@ -310,12 +387,12 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
 def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, early: bool) -> None:
     """early: once the tests are known; tests without ranks do not wait for it."""
     line, other = hub.local_line("client/1"), hub.local_line("client/2")
-    line.send(HUB, collected(ranks=early))
-    other.send(HUB, LeaseNodes(1, None, True, "a test in the controller", ranks=False))
+    line.send(HUB, Call(0, "collect", (collected(ranks=early),)))
+    other.send(HUB, Call(1, "lease", (None, True, "a test in the controller", (), False)))
     granted = answer(hub, other)
     assert torch_starts(hub) == (2 if early else 0)
-    other.send(HUB, ReleaseNodes(granted.value.id))
-    line.send(HUB, LeaseNodes(1, None, True, "a test"))
+    other.send(HUB, Call(0, "release", (granted.value.id,)))
+    line.send(HUB, Call(1, "lease", (None, True, "a test")))
     hub.turn()
     assert torch_starts(hub) == 2
     assert line.receive(0) is None
@@ -326,17 +403,17 @@ def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, ear
 
 def test_a_node_whose_ranks_never_come_is_named(hub: Hub) -> None:
     line = hub.local_line("client/1")
-    line.send(HUB, collected(ranks=True))
-    line.send(HUB, LeaseNodes(1, None, True, "a test"))
+    line.send(HUB, Call(0, "collect", (collected(ranks=True),)))
+    line.send(HUB, Call(1, "lease", (None, True, "a test")))
     hub.turn()
     for _ in range(BOOT_TURNS):
         pass_time(hub, 1.0)
         beat(hub)
         hub.turn()
-    refused = answer(hub, line)
-    assert refused.text == (
+    assert refused(answer(hub, line))[1:] == (
+        TimeLimitError,
         "torch and the tests were not imported on n0, n1 within 300 s; "
-        "--mnode-log-dir=DIR keeps their logs"
+        "--mnode-log-dir=DIR keeps their logs; raise --mnode-start-limit if their storage is slow",
     )
 
 
@@ -352,15 +429,13 @@ REQUESTS: tuple[LauncherRequest, ...] = (
     SetPairRate("n0", "n1", "fab0", 50.0),
     SetLinkUp("n0", "fab0", up=False),
     SetLinkPresent("n0", "fab0", present=False),
-    SchedulerNames(),
 )
-OFFERED = {Local: (), Ssh: (PowerOff, PowerOn), Slurm: (PowerOff, PowerOn, SchedulerNames)}
+OFFERED = {Local: (), Ssh: (PowerOff, PowerOn), Slurm: (PowerOff, PowerOn)}
 
 
 @pytest.mark.parametrize(
     ("kind", "request_"),
-    [(k, r) for k, some in OFFERED.items() for r in REQUESTS if not isinstance(r, some)]
-    + [(Rack, SchedulerNames())],
+    [(k, r) for k, some in OFFERED.items() for r in REQUESTS if not isinstance(r, some)],
     ids=lambda value: getattr(value, "name", type(value).__name__),
 )
 def test_unsupported_launcher_calls_have_an_error(
@@ -368,7 +443,6 @@ def test_unsupported_launcher_calls_have_an_error(
 ) -> None:
     with pytest.raises(ClusterError) as refused:
         kind.__new__(kind).ask(request_)
-    other = "slurm" if isinstance(request_, SchedulerNames) else "rack"
     assert str(refused.value) == (
-        f"the {kind.name} launcher cannot {request_.does}; use --mnode-launcher={other}, which can"
+        f"the {kind.name} launcher cannot {request_.does}; use --mnode-launcher=rack, which can"
     )

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.controller.leases import Leases, NodeState
+from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
+from pytest_mnode.errors import NodeLostError
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.hub_messages import Answer, LeaseNodes, Refused
+from pytest_mnode.protocol.world import Lease
 
 
 def leases(count: int = 4) -> Leases:
@@ -24,11 +25,11 @@ def leases(count: int = 4) -> Leases:
 def ask(
     desk: Leases, client: str, nodes: int | None, exclusive: bool = False, seq: int = 1
 ) -> None:
-    desk.ask(client, LeaseNodes(seq, nodes, exclusive, f"test of {client}"))
+    desk.queue.append(NodesRequest(Asked(client, seq), nodes, exclusive, f"test of {client}"))
 
 
 def granted(desk: Leases) -> dict[str, tuple[str, ...]]:
-    return {c: a.value.nodes for c, a in desk.answers() if isinstance(a, Answer)}
+    return {asked.client: a.nodes for asked, a in desk.answers() if isinstance(a, Lease)}
 
 
 def test_two_requests_get_disjoint_nodes_and_a_third_waits() -> None:
@@ -67,10 +68,10 @@ def test_a_lost_node_is_named() -> None:
     desk.nodes["node2"].mark_lost("powered off")
     ask(desk, "a", 4)
     [(_, answer)] = desk.answers()
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, NodeLostError)
     assert answer.node == "node2"
     text = "test of a needs 4 nodes, but the run has 4, of which node2 is lost: powered off"
-    assert answer.text == text
+    assert str(answer) == text
 
 
 def test_requests_of_a_lost_client_are_removed() -> None:
@@ -146,7 +147,7 @@ def test_a_node_that_boots_again_holds_up_only_those_that_need_it() -> None:
     desk.nodes["node1"].mark_lost("powered off")
     desk.nodes["node1"].mark_booting()
     ask(desk, "all", None)
-    desk.ask("named", LeaseNodes(1, 1, False, "test of named", on=("node1",)))
+    desk.queue.append(NodesRequest(Asked("named", 1), 1, False, "test of named", on=("node1",)))
     ask(desk, "three", 3)
     ask(desk, "one", 1)
     assert granted(desk) == {"three": ("node0", "node2", "node3")}

@@ -1,19 +1,24 @@
-"""Waits before the first test, printed once on a terminal, and not in a log."""
+"""Waits before the first test, printed once on a terminal, and not in a log; and the text of the
+live line, in terminals of any width."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_mnode.controller import live_line
-from pytest_mnode.controller.live_plugin import LivePlugin
+from pytest_mnode.controller import console
+from pytest_mnode.controller.live_plugin import Facts, LivePlugin, live_text
 from pytest_mnode.progress import progress
 from tests.inner import run_here, write_files
+
+SWEEP = Facts("fabric", "all_reduce 8 MiB", 34.9, done=3, total=9, expected_s=3725.0)
+WAITS = replace(SWEEP, awaited="rank 2 of 4 on node2")
 
 
 @pytest.mark.parametrize("isatty", [True, False])
@@ -57,12 +62,47 @@ def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytes
 
 
 def test_a_guard_of_the_terminal_that_stays_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_line, "_GUARD_END_S", 0.1)
+    monkeypatch.setattr(console, "_GUARD_END_S", 0.1)
     plugin = SimpleNamespace(suspend_global_capture=lambda: None)
     config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _: plugin))
     reads, writes = os.pipe()
     guard = subprocess.Popen(["sleep", "300"], stdin=subprocess.PIPE)
-    with live_line.LiveLine(writes, config, lambda _: "") as line:
+    with console.LiveLine(writes, config, lambda _: "") as line:
         line._guard = guard
     os.close(reads)
     assert guard.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("facts", "width", "text"),
+    [
+        (SWEEP, 80, "fabric: all_reduce 8 MiB [###.......] 3 of 9, 0:34 of about 1:02:05"),
+        (
+            WAITS,
+            120,
+            "fabric: all_reduce 8 MiB [###.......] 3 of 9, 0:34 of about 1:02:05, "
+            "waiting for rank 2 of 4 on node2",
+        ),
+        (
+            WAITS,
+            90,
+            "fabric: all_reduce 8 MiB 3 of 9, 0:34 of about 1:02:05, "
+            "waiting for rank 2 of 4 on node2",
+        ),
+        (
+            WAITS,
+            80,
+            "fabric: all_r... 3 of 9, 0:34 of about 1:02:05, waiting for rank 2 of 4 on node2",
+        ),
+        (WAITS, 20, "fabric: ... 3 of 9, "),
+        (Facts("", "test_x[\x1b[2Jñ]", 3.0, limit_s=300.0), 80, "test_x[?[2J?], 0:03, limit 5:00"),
+        (
+            Facts("gang", "A runs", 61.0, done=7, total=5),
+            80,
+            "gang: A runs [##########] 5 of 5, 1:01",
+        ),
+        (Facts("gang", "A runs", 61.0, done=0, total=0), 80, "gang: A runs, 1:01"),
+    ],
+)
+def test_parts_are_dropped_in_order_of_importance(facts: Facts, width: int, text: str) -> None:
+    assert live_text(facts, width) == text

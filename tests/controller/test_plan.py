@@ -9,11 +9,14 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.run_facts import facts_of
-from pytest_mnode.controller.plan import COSTS
+from pytest_mnode.controller.plan import COSTS, _start_s
+from pytest_mnode.protocol.world import Shape
 from pytest_mnode.spec import Criteria, default_spec_path, load_spec
+from pytest_mnode.spec.bandwidth import Collective
 from tests.certificate.conftest import RIGHT, certify
 from tests.inner import need_rack, run_pytest
 
+SHAPE = Shape(4, 1)
 DOCS = Path(__file__).parents[2] / "docs/plan.md"
 SUITE = ("--pyargs", "pytest_mnode.acceptance", "--mnode-nodes=4", "--mnode-plan")
 
@@ -31,6 +34,21 @@ def test_the_docs_say_what_a_criterion_costs(name: str) -> None:
 
 def test_every_criterion_has_a_cost() -> None:
     assert COSTS.keys() == Criteria.model_fields.keys()
+
+
+@pytest.mark.parametrize("given", ["all_reduce", "send_recv"])  # the first and the last
+def test_the_time_of_the_fabric_is_that_of_what_is_promised(given: str) -> None:
+    spec = load_spec(default_spec_path())
+    fabric = spec.criteria.fabric
+    assert fabric is not None
+    without = {f"{one}_busbw": None for one in Collective if one != given}
+
+    def seconds(**promises: object) -> float:
+        criteria = spec.criteria.model_copy(update={"fabric": fabric.model_copy(update=promises)})
+        return COSTS["fabric"].expected_s(spec.model_copy(update={"criteria": criteria}), SHAPE)
+
+    assert _start_s(SHAPE) < seconds(**without) < seconds()
+    assert seconds(**without, **{f"{given}_busbw": None}) == _start_s(SHAPE)
 
 
 def test_the_racks_plan(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.inner import clean_env, junit_command, need_rack, write_files
+from tests.watched import Watched
 
 TEXT = """
     import pathlib, time
@@ -33,25 +34,20 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, to_all: bool) -> None
     """A scheduler may send it to all processes, and the batch script passes it on once more."""
     need_rack()
     write_files(tmp_path, test_it=TEXT)
-    argv = junit_command(tmp_path, "--mnode-nodes=2", "--mnode-report=report", "test_it.py")
-    with subprocess.Popen(
-        argv, cwd=tmp_path, env=clean_env(), stdout=subprocess.PIPE, text=True
-    ) as run:
-        end = time.monotonic() + 120
-        while len(list(tmp_path.glob("busy*"))) < 2:
-            assert time.monotonic() < end
-            assert run.poll() is None
-            time.sleep(0.05)
-        others = psutil.Process(run.pid).children(recursive=True) if to_all else []
-        run.send_signal(signal.SIGTERM)
+    args = ("--mnode-nodes=2", "--mnode-report=report", "--junitxml=junit.xml", "test_it.py")
+    with Watched(tmp_path, *args) as run:
+        run.wait_until_busy(2)
+        others = psutil.Process(run.process.pid).children(recursive=True) if to_all else []
+        run.process.send_signal(signal.SIGTERM)
         for one in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.terminate()
         if to_all:
             time.sleep(0.2)
-            run.send_signal(signal.SIGTERM)
-        output, _ = run.communicate(timeout=60)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+            run.process.send_signal(signal.SIGTERM)
+        output, _ = run.process.communicate(timeout=60)
+        run.expect_nothing_left()
+    assert run.process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert to_all or "[ranks 0-1 of 2 on node0,node1] at test_it.py:" in output, output
     assert "cut short by interrupted" in output
     assert json.loads((tmp_path / "report/certificate.json").read_text())

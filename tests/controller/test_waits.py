@@ -11,20 +11,15 @@ import pytest
 from pytest_mnode import errors
 from pytest_mnode.controller import client as client_module
 from pytest_mnode.controller.client import Client
-from pytest_mnode.protocol.agent_messages import StopWorld
-from pytest_mnode.protocol.hub_messages import (
-    Answer,
-    CloseWorld,
-    LeaseNodes,
-    Refused,
-    Withdraw,
-)
+from pytest_mnode.limits import Limits
+from pytest_mnode.protocol import channel
+from pytest_mnode.protocol.agent_messages import Answer, Call, StopWorld
 from pytest_mnode.protocol.world import Lease
 from tests.controller.desk import Desk
 from tests.inner import run_pytest, write_files
 
 
-class Line:
+class Line(channel.Line):
     """The hub's end: stores sent messages; answers with what `answer` returns or raises."""
 
     def __init__(self, answer: Callable[[int], Any]) -> None:
@@ -54,7 +49,7 @@ def raises(error: BaseException) -> Callable[[int], Any]:
         (raises(pytest.fail.Exception("Timeout >1.0s")), pytest.fail.Exception),
         (raises(SystemExit(1)), SystemExit),
         (lambda _: None, errors.TimeLimitError),
-        (lambda seq: Refused(seq, "ClusterError", "no"), errors.ClusterError),
+        (lambda seq: Answer(seq, errors.ClusterError("no")), errors.ClusterError),
     ],
     ids=["interrupt", "time limit of a plugin", "exit", "limit", "refused"],
 )
@@ -70,18 +65,17 @@ def test_a_wait_that_ends_without_its_answer_withdraws_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_module, "LEASE_LIMIT_S", 0.01)
-    monkeypatch.setattr(client_module, "ANSWER_LIMIT_S", 0.01)
     line = Line(answer)
     with pytest.raises(error):
-        wait(Client("client/1", line))
+        wait(Client("client/1", line, Limits(0.001, 0.001)))
     asked, withdrawn = line.sent
-    assert withdrawn == Withdraw(asked.seq)
+    assert withdrawn == Call(0, "forget", ("client/1", asked.seq))
 
 
 def test_an_answer_that_arrived_is_kept() -> None:
     line = Line(lambda seq: Answer(seq, Lease(4, ("n0",))))
-    assert Client("client/1", line).lease(1, False, "a test") == Lease(4, ("n0",))
-    assert [type(message) for message in line.sent] == [LeaseNodes]
+    assert Client("client/1", line, Limits()).lease(1, False, "a test") == Lease(4, ("n0",))
+    assert [message.method for message in line.sent] == ["lease"]
 
 
 @pytest.mark.parametrize("came_up", [False, True])
@@ -110,9 +104,9 @@ def test_a_world_that_never_becomes_ready_is_given_up(file: str, limit_s: float)
     desk.clock_s += 0.1
     desk.worlds.check_limits()
     [(client, refused)] = desk.sent
-    assert (client, refused.seq, refused.kind) == ("client/n1", 2, "WorldError")
+    assert (client, refused.seq, type(refused.value)) == ("client/n1", 2, errors.WorldError)
     assert desk.worlds.worlds == {}
-    assert f"rank 0 on n1 did not start within {limit_s:.0f} s" in refused.text
+    assert f"rank 0 on n1 did not start within {limit_s:.0f} s" in str(refused.value)
     assert desk.to_agents[-1] == StopWorld("n1", name)
 
 
@@ -130,7 +124,7 @@ def test_an_idle_world_answers_the_last_request_it_was_given_for() -> None:
     desk = Desk()
     name = desk.ask(3, 2)
     desk.worlds.hello(name, 0)
-    desk.worlds.close(CloseWorld(name, True))
+    desk.worlds.close(name, True)
     assert desk.forget(3, 2) == [], "the world is idle, and may serve other clients"
     assert desk.ask(3, 3) == ""
     assert [m.seq for _, m in desk.sent if isinstance(m, Answer)] == [2, 3]

@@ -14,25 +14,22 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_mnode.controller import world_messages
 from pytest_mnode.controller import world_test as conduct
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.world_test import WorldTest
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.outcome.stuck import stuck_failures
-from pytest_mnode.protocol.agent_messages import Death, PartLost, Progress, StackTexts
+from pytest_mnode.protocol.agent_messages import Death, LiveOutput, PartLost, Progress, StackTexts
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     CallFunction,
     Limit,
     PhaseReport,
-    Returned,
     RunItem,
     TearDown,
     TornDown,
 )
-from pytest_mnode.protocol.terminal_messages import LiveOutput
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 WORLD = WorldInfo("w1", Shape(2, 1), ("node0", "node1"))
@@ -133,15 +130,15 @@ class Stopped(Stage):
 
 def ran(stage: Stage, timeout_s: float = 0.1, still_s: float = math.inf) -> Outcome:
     driven = WorldTest(cast(Client, stage), WORLD, timeout_s, still_s=still_s)
-    return driven.run_item("a.py::test_a", None, True)
+    driven.begin_item("a.py::test_a", None, True)
+    return driven.end_item()
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("UNCLEAN_TEARDOWN_LIMIT_S", "POLL_S"):
+    limits = ("UNCLEAN_TEARDOWN_LIMIT_S", "POLL_S", "GRACE_S", "DEATH_GRACE_S", "STACKS_LIMIT_S")
+    for limit in limits:
         monkeypatch.setattr(conduct, limit, 0.05)
-    for limit in ("GRACE_S", "DEATH_GRACE_S", "STACKS_LIMIT_S"):
-        monkeypatch.setattr(world_messages, limit, 0.05)
 
 
 def test_passes_of_all_ranks_are_a_pass() -> None:
@@ -179,12 +176,26 @@ def test_a_rank_that_ended_alone_passes_no_test_that_another_fails() -> None:
 def test_a_function_returned_if_no_rank_failed_in_it(error: str, returned: bool) -> None:
     def answers(rank: int, message: Any) -> list[Any]:
         if isinstance(message, CallFunction):
-            return [Returned(rank, 7, None if error else b"", error if rank else "")]
+            return [TornDown(rank, 7, problem=error)]
         return obedient(rank, message)
 
     driven = WorldTest(cast(Client, Stage(answers, answers)), WORLD, 30.0)
     outcome = driven.run_function(CallFunction(7, "client", b"", group=False))
     assert outcome.returned == returned
+
+
+def test_a_grace_period_is_no_loop_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(Stage):
+        asked = 0
+
+        def next_message(self, timeout_s: float) -> Any:
+            self.asked += 1
+            return super().next_message(timeout_s)
+
+    monkeypatch.setattr(conduct, "GRACE_S", 0.5)
+    stage = Counted(fails, silent)
+    assert not ran(stage, timeout_s=30).clean
+    assert stage.asked < 200
 
 
 def test_no_wait_for_a_message_is_longer_than_half_a_turn() -> None:
@@ -242,7 +253,7 @@ def test_a_running_rank_has_a_longer_grace_and_its_failure_is_reported() -> None
 def test_the_grace_of_a_running_rank_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(world_messages, "MOST_GRACE_S", 0.18)
+    monkeypatch.setattr(conduct, "MOST_GRACE_S", 0.18)
     monkeypatch.setattr(Busy, "polls", 1000)
     outcome = ran(Busy(fails, silent), timeout_s=60)
     assert outcome.states[1].stuck_in == "setup"
@@ -350,7 +361,7 @@ def test_c_stacks_that_never_come_are_not_awaited(monkeypatch: pytest.MonkeyPatc
     class NoGdb(Stage):
         def take_native_stacks(self, *_: Any) -> None: ...
 
-    monkeypatch.setattr(world_messages, "GDB_LIMIT_S", 0.05)
+    monkeypatch.setattr(conduct, "GDB_LIMIT_S", 0.05)
     outcome = ran(NoGdb(obedient, silent))
     assert (outcome.states[1].stack, outcome.states[1].native) == ("x", "")
 
@@ -371,7 +382,7 @@ def test_a_rank_that_died_is_not_waited_for_at_the_end(ordinal: int, named: str)
     def dies(rank: int, message: Any) -> list[Any]:
         return [
             Death("node1", "w1", 1, 1, None, 9, ordinal=ordinal, phase="after"),
-            Returned(0, 7, pickle.dumps(["OSError: full"])),
+            TornDown(0, 7, value=pickle.dumps(["OSError: full"])),
         ]
 
     line, of_rank_0 = sorted(exit_lines(silent, dies), key=lambda one: "OSError" in one)
@@ -541,7 +552,8 @@ def calls_of_a_test(ranks: int) -> int:
     driven = WorldTest(cast(Client, stage), world, 60.0)
     sys.setprofile(count)
     try:
-        outcome = driven.run_item("a.py::test_a", None, True)
+        driven.begin_item("a.py::test_a", None, True)
+        outcome = driven.end_item()
     finally:
         sys.setprofile(None)
     assert outcome.clean

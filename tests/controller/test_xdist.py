@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_mnode.controller.xdist import XdistController, join
+from pytest_mnode.limits import Limits
 from pytest_mnode.protocol.channel import Switchboard, new_keys
 
 
@@ -15,7 +16,10 @@ def test_workers_share_no_ordinal(tmp_path: Path) -> None:
     secret, keys = new_keys()
     hub = Switchboard(f"ipc://{tmp_path}/hub", secret, keys)
     pool = SimpleNamespace(address=SimpleNamespace(endpoint=f"ipc://{tmp_path}/hub", keys=keys))
-    run: Any = SimpleNamespace(nodes=2, launcher="", reason="", make_pool=lambda: pool)
+    settings = SimpleNamespace(limits=lambda _: Limits())
+    run: Any = SimpleNamespace(
+        nodes=2, launcher="", reason="", settings=settings, make_pool=lambda: pool
+    )
     controller, spec = XdistController(run), SimpleNamespace(popen=True, via=None)
     found = []
     for name in ("gw0", "gw1"):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.devices import judge_products, judge_rates
+from pytest_mnode.checks.devices.matmul import judge_products
+from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measurement import Measurement, Verdict
@@ -75,7 +76,7 @@ FAST = (*[100.0] * 30, 150.0, 151.0)
         (FAST, {"fraction": 0.95, "floor": 110}, Verdict.INCONCLUSIVE, "most ranks are slow, or"),
         # They cannot be compared.
         ((100, None, 100), {}, Verdict.INCONCLUSIVE, "rank 1 on node1: cold"),
-        ((100,), {}, Verdict.INCONCLUSIVE, "a single rank has no other rank to be"),
+        ((100,), {}, Verdict.INCONCLUSIVE, "a single rank has no other to be"),
     ],
 )
 def test_the_slowest_rank_is_compared_with_the_others(
@@ -88,6 +89,12 @@ def test_the_slowest_rank_is_compared_with_the_others(
     else:
         assert found.culprit is None
         assert words in found.note
+
+
+@pytest.mark.parametrize("rates", [(0.0,) * 8, (float("nan"),) + (500.0,) * 7])
+def test_rates_that_are_no_numbers_above_0_are_inconclusive(rates: tuple[float, ...]) -> None:
+    one = next(iter(recorded(*rates).values()))
+    assert (str(one.verdict), one.note) == ("inconclusive", "no rates above 0 of all ranks")
 
 
 def test_the_slowest_rank_has_its_value_and_the_source_of_its_bound() -> None:

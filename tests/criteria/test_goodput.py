@@ -102,6 +102,7 @@ def test_traces_tell_communication_and_the_rank_that_others_wait_for() -> None:
     assert found.slow == {"slow rank": 1}
     assert found.traces == 1
     assert found.hidden == pytest.approx(0.01)
+    assert all(hidden == pytest.approx(0.01) for _, hidden in found.traced.values())
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,15 @@ def test_starts_are_told_apart() -> None:
     found = made(notes(0, 0, 10), died, *again, wall=33, last_step=16)
     assert parts(found) == {"starting": 5, "restarting": 8.5, "stepping": 15.5, "lost steps": 4}
     assert found.starts == 2
+
+
+@pytest.mark.parametrize(("restarts", "part"), [(1, "restarting"), (0, "ending")])
+def test_a_restart_that_reached_no_step_is_no_end(restarts: int, part: PartName) -> None:
+    """Another program of the job, after its training, was not started by torchrun again."""
+    last = f'["begin", {T + 17}, "node0", 77, "{restarts}"]\n'.encode()
+    found = made(notes(0, 0, 10), {"rank0.70.jsonl": last}, wall=30)
+    assert parts(found) == {"starting": 5, "stepping": 10, part: 15}
+    assert found.starts == 1 + restarts
 
 
 def test_one_odd_step_accuses_nobody() -> None:

@@ -13,24 +13,19 @@ from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.fabric import judge_busbw
 from pytest_mnode.criteria.launching.rendezvous import RankTimes, judged_times
 from pytest_mnode.criteria.launching.starting import judged_start
-from pytest_mnode.criteria.placement.binding import judge_cpus
-from pytest_mnode.criteria.placement.rank_placement import Question, over_ranks
 from pytest_mnode.criteria.restart.history import history_of
 from pytest_mnode.criteria.restart.judging import judge
 from pytest_mnode.criteria.scaling.judge import judge_efficiency
-from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import HeadlineMark, Measurement
 from pytest_mnode.measuring.rank_rates import Comparison, RankRate
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 from pytest_mnode.spec.launch import RendezvousPromise, StartPromise
 from tests.certificate.conftest import certify
 from tests.criteria.launching.made import started
-from tests.criteria.placement.made import placed, read
 from tests.criteria.restart.made import KILL, KILLED, TERMS, WHOLE, resumed
 from tests.criteria.scaling import made
 from tests.gang.windows import RACE, RACED, judged_race, watched
 from tests.measuring.sweeps import KIB, MIB, judged, row
-from tests.trees import Tree, gpu_address, gpu_server
 
 LAYOUT = Layout.of(dp=2, tp=2)
 MATMUL, COPY = (
@@ -84,7 +79,7 @@ def restart() -> list[Measurement]:
 
 def scaling() -> list[Measurement]:
     plan = made.plan(4)
-    return judge_efficiency(made.judged(plan, made.timings(plan)))
+    return judge_efficiency(made.judged(made.timings(plan)))
 
 
 def gang() -> list[Measurement]:
@@ -117,19 +112,6 @@ def test_each_criterion_answers_in_its_unit(
 
 def marks(measurements: Sequence[Measurement]) -> list[HeadlineMark]:
     return [one.headline for one in measurements if one.headline]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    tree: Tree = gpu_server(tmp_path_factory.mktemp("server"))
-    return read(tree.root)
-
-
-def test_ranks_out_of_place_are_not_counted(server: Machine) -> None:
-    ranks = [placed(cpus, accelerator=gpu_address(0)) for cpus in ("0-3", "0-3", "60")]
-    answers = [judge_cpus(server, rank) for rank in ranks]
-    [mark] = marks([over_ranks(Question.CPUS, answers)])
-    assert (mark.right, mark.of, mark.after) == (2, 3, "ranks beside their accelerators")
 
 
 def test_groups_with_a_wrong_rank_or_without_one_are_not_counted() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.devices import judge_load
+from pytest_mnode.checks.devices.under_load import judge_load
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.load_readings import Steady
 from pytest_mnode.measurement import Measurement
@@ -85,6 +85,7 @@ HOT = {"temperature_c": 91, "temperature_range": (91, 91)}
         ({"clock_at_least_fraction": 0.9}, {"clock_mhz": 1200}, "clock", "fail", 1200),
         ({"power_at_least_fraction": 0.9}, {"power_w": 500}, "power", "fail", 500),
         ({"power_at_least_fraction": 0.9}, {"power_w": None}, "power", "inconclusive", None),
+        ({"power_at_least_fraction": 0.9}, {"power_w": 0}, "power", "inconclusive", None),
     ],
 )
 def test_verdicts(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.devices.matmul import judge_products
+from pytest_mnode.checks.devices.training_step import judge_steps
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
 from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp, InterfacesRunAtTheirSpeed
@@ -25,10 +27,10 @@ from pytest_mnode.checks.node.rdma import (
 )
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.checks.node.same import NodesAreTheSame
-from pytest_mnode.criteria.devices import judge_products, judge_rates, judge_steps
+from pytest_mnode.checks.placement.nic import RanksSendOverTheNearestNic, nic_rows
+from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
-from pytest_mnode.criteria.placement.nics import judge_nics
-from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement, over_ranks
+from pytest_mnode.criteria.placement.near import RankReading
 from pytest_mnode.criteria.port_counters.judging import judge as judge_ports
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.preflight.answers import (
@@ -43,6 +45,8 @@ from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.criteria.preflight.survey_check import of_node
 from pytest_mnode.criteria.transport.evidence import Evidence
+from pytest_mnode.evidence.row import Row as PlacementRow
+from pytest_mnode.evidence.row import of_rank
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.cpus import Cpus
 from pytest_mnode.machine.model import Machine
@@ -484,15 +488,18 @@ OF_TRAFFIC: dict[str, Row] = {
 
 def _nearest(bad: Bad | None) -> list[Measurement]:
     """Each rank sends over the NIC of its accelerator; the bad one over both."""
-    answers = []
+    found = list[PlacementRow]()
     for number in range(2 * COUNT):
         node, device = divmod(number, 2)
         used = NICS if bad == Bad(node, device) else NICS[device : device + 1]
-        placed = RankPlacement(
-            rank=number, node=NAMES[node], accelerator=GPUS[device], nics=used[:: 1 - 2 * device]
+        here = RankReading(
+            machine=_machine(),
+            accelerator=GPUS[device],
+            beside=GPUS,
+            nics=used[:: 1 - 2 * device],
         )
-        answers.append(judge_nics(_machine(), placed, NICS, GPUS))
-    return [over_ranks(Question.NIC, answers)]
+        found += of_rank(nic_rows(here, NICS), number, NAMES[node])
+    return RanksSendOverTheNearestNic("nearest").rule(found)
 
 
 def _is_bad(rank: int, bad: Bad | None) -> bool:

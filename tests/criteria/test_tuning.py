@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
+import socket
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +105,16 @@ def test_a_gain_that_costs_loss_is_not_advised_and_says_so() -> None:
     assert gains(one)["b"][1] is False
     assert one.lines == ()
     assert one.notes == ("b: loss 10.0% worse",)
+
+
+def test_what_no_trace_showed_has_no_row() -> None:
+    values = {"a": {"": [100, math.nan]}, "b": {"": [100, 2.0]}}
+    rows = advice(found(OVERLAP, values)).rows
+    assert [(one.setting, one.metric) for one in rows] == [
+        ("a", "time"),
+        ("b", "time"),
+        ("b", "loss"),
+    ]
 
 
 def test_a_setting_that_gains_here_and_loses_there_is_for_some_jobs_only() -> None:
@@ -270,6 +283,54 @@ def test_training_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Exception, match="no_such_key"):
         in_ranks.train(profile_spec("rack"), job={"no_such_key": 1}, passes=1, world=world)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_8_bit_hook_reads_what_gloo_gathers() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from pytest_mnode.criteria.tuning import in_ranks
+
+    stores: Any = dist  # stubs do not export them
+    given = torch.linspace(-1, 1, 512)
+    bucket = SimpleNamespace(buffer=given.clone)
+    dist.init_process_group("gloo", store=stores.HashStore(), rank=0, world_size=1)
+    try:
+        mean = in_ranks.eight_bit_hook("gloo")(None, bucket).wait()
+    finally:
+        dist.destroy_process_group()
+    assert torch.allclose(mean, given, atol=1 / 255)
+    assert len(mean.unique()) <= 256
+
+
+def test_other_traffic_flows_until_the_measurement_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pytest_mnode.criteria.tuning import in_ranks  # imports torch
+
+    flowed: list[int] = []
+
+    class Client(socket.socket):
+        def sendall(self, data: Any, flags: int = 0) -> None:
+            super().sendall(data, flags)
+            flowed.append(len(data))
+
+    def connected(address: tuple[str, int]) -> socket.socket:
+        client = Client()
+        client.connect(address)
+        return client
+
+    monkeypatch.setattr(in_ranks, "gathered", lambda mine: (mine,))
+    monkeypatch.setattr(socket, "create_connection", connected)
+    monkeypatch.setattr(in_ranks, "REPEAT_S", 0.05)
+    world = World(0, 1, 0, 1, "node0", ("node0",))
+    spec = profile_spec("rack")
+    fabric = spec.fabric.model_copy(update={"interfaces": ("lo",)})
+    with in_ranks.other_traffic(spec.model_copy(update={"fabric": fabric}), "fabric", world):
+        assert flowed
+    after = len(flowed)
+    time.sleep(0.02)
+    assert len(flowed) == after
 
 
 LOST = RankError("a node is lost", Culprit.rank("rank 1 of 2 on node1", "node1", 1).record)

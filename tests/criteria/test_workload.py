@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.criteria import workload
 from pytest_mnode.criteria.goodput import PARTS, Ledger, RankNotes, ledger
 from pytest_mnode.criteria.workload import (
     Ran,
+    cause_on,
     counted,
     judge_end,
     judge_goodput,
@@ -21,7 +23,9 @@ from pytest_mnode.criteria.workload import (
     resumed,
 )
 from pytest_mnode.errors import SpecError
-from pytest_mnode.logs.causes import Cause, first_cause
+from pytest_mnode.jobs.torchrun import before_restart
+from pytest_mnode.logs.aftermath import Left, answer
+from pytest_mnode.logs.causes import Cause
 from pytest_mnode.logs.causes.table import known_cause
 from pytest_mnode.logs.nccl_inspector import Calls
 from pytest_mnode.logs.training import Progress, Step, read_progress
@@ -56,8 +60,9 @@ def ran(
         rate = "" if tokens is None else f" tok/s {tokens / slow + n % 3:.1f}"
         lines.append(f"step {n} loss {8 - n / 10} time {seconds * slow:.3f} s{rate}")
     ended = {} if why else dict.fromkeys(names, 0) | dict(codes or {})
-    cause = first_cause({"node2": output}) if output else None
-    return Ran(names, nodes * 8, ended, why, read_progress(["\n".join(lines)], OWN), cause, 9.0)
+    cause = answer(Left.of_nodes({"node2": output})).cause
+    said = read_progress(["\n".join(lines)], OWN)
+    return Ran(names, nodes * 8, ended, why, said, cause.cause if cause else None, 9.0)
 
 
 def verdicts(found: Any) -> dict[str, str | None]:
@@ -83,14 +88,31 @@ def test_tokens_per_second_without_the_warm_up(limit: float, verdict: str) -> No
     ("keys", "value"),
     [
         ({"peak_tflops": 100, "parameters": 8e9}, 6 * 8e9 * 1001 / 1e14),
+        ({"parameters": 8e9, "dtype": "float16"}, 6 * 8e9 * 1001 / 2e14),
+        ({"parameters": 8e9}, None),
         ({"peak_tflops": 100}, None),
         ({}, None),
     ],
 )
-def test_mfu(keys: Mapping[str, float], value: float | None) -> None:
-    one = only(judge_rates([ran()], promise(mfu_at_least=0.4, **keys), "an accelerator"))
+def test_mfu(keys: Mapping[str, Any], value: float | None) -> None:
+    peaks: Mapping[Any, float] = {"float16": 200.0}
+    one = only(judge_rates([ran()], promise(mfu_at_least=0.2, **keys), "an accelerator", peaks))
     assert one.value == (None if value is None else pytest.approx(value, rel=0.01))
     assert one.verdict == ("inconclusive" if value is None else "pass")
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"peak_tflops": 40}, "1.2 of a peak of 40 TFLOP/s is more than all: "),  # of the whole job
+        ({}, "no peak is known for bfloat16: give criteria.workload.peak_tflops"),
+    ],
+)
+def test_mfu_that_cannot_be(keys: Mapping[str, Any], why: str) -> None:
+    asked = promise(mfu_at_least=0.2, parameters=8e9, **keys)
+    one = only(judge_rates([ran()], asked, "an accelerator"))
+    assert one.verdict == "inconclusive"
+    assert one.note.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,43 @@ def test_efficiency(small: Ran, large: Ran, value: float | None) -> None:
         assert one.verdict == "fail"
 
 
+def test_the_rank_that_made_a_job_restart_is_named_though_its_log_goes_on() -> None:
+    """Rank 0 prints the steps, also those after the restart; the other one only saw its end."""
+    torchrun = "1130 14:35:52.456000 3 torch/distributed/elastic/multiprocessing/api.py:1002] "
+    steps = [f"step {number} loss 0.5" for number in range(1, 41)]
+    of_0 = [
+        *steps[:24],
+        "[rank0]: RuntimeError: CUDA error: device-side assert triggered",
+        f"E{torchrun}failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python",
+        *steps[20:],
+    ]
+    of_1 = [
+        "[rank1]: RuntimeError: gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5",
+        f"W{torchrun}Sending process 5 closing signal SIGTERM",
+    ]
+    output = {node: "\n".join([*lines, ""]) for node, lines in (("a", of_0), ("b", of_1))}
+    logs = {node: before_restart(text) for node, text in output.items()}
+    found = cause_on(tuple(logs), answer(Left.of_nodes(logs, {}, {0: "a", 1: "b"})))
+    assert found is not None
+    assert (found.host, found.ranks) == ("a", (0,))
+
+
+def test_an_efficiency_of_a_job_that_prints_no_time() -> None:
+    asked = promise(nodes=[1, 4], efficiency_at_least=0.9)
+    said = read_progress(["Epoch 1 | Batch 5/9 | Loss: 1.5"])
+    parts = dict.fromkeys(PARTS, 0.0)
+    small, large = (
+        replace(ran(n), said=said, ledger=Ledger(9.0, parts, steps=8, took=(9.0, *[s] * 7)))
+        for n, s in ((1, 0.5), (4, 0.625))
+    )
+    one = only(judge_rates([small, large], asked, "an accelerator"))
+    assert one.value == pytest.approx(0.8)
+    assert one.verdict == "fail"
+    assert "as its ranks noted them" in one.note
+    one = only(judge_rates([small, replace(large, ledger=None)], asked, "an accelerator"))
+    assert one.verdict == "inconclusive"
+
+
 def test_an_efficiency_against_nothing_is_inconclusive() -> None:
     asked = promise(nodes=[1, 4], efficiency_at_least=0.9)
     assert verdicts(judge_rates([ran(1)], asked, "a rank")) == {"efficiency": "inconclusive"}
@@ -119,6 +178,16 @@ def test_a_log_that_is_not_understood_is_shown() -> None:
     one = replace(ran(), said=read_progress(["Epoch one\n\nfoo"]))
     found = only(judge_rates([one], promise(tokens_per_s_at_least=1), "a rank"))
     assert (found.verdict, "'Epoch one'; 'foo'" in found.note) == ("inconclusive", True)
+
+
+@pytest.mark.parametrize("rate", ["tok/s 12.3K", "'tokens_per_sec': 12300.5"])
+def test_a_rate_of_nobody_is_inconclusive(rate: str) -> None:
+    said = read_progress(["\n".join(f"step {n} | loss 3 | {rate}" for n in range(1, 9))])
+    found = only(
+        judge_rates([replace(ran(), said=said)], promise(tokens_per_s_at_least=1), "a rank")
+    )
+    assert found.verdict == "inconclusive"
+    assert "its lines say tokens/s without saying whether of a rank" in found.note
 
 
 def test_a_log_without_a_rate_is_inconclusive() -> None:
@@ -158,6 +227,19 @@ def test_loss() -> None:
     assert verdicts(judge_loss(broken, asked))["loss of step 4: no number"] == "fail"
 
 
+@pytest.mark.parametrize(
+    ("losses", "first"),
+    [("3 2 nan nan", 3), ("nan nan", 1), ("nan 3 2", None), ("3 inf", 2), ("3 nan 2", None)],
+)
+def test_a_loss_that_ends_as_no_number(losses: str, first: int | None) -> None:
+    lines = (f"step {number} loss {loss}" for number, loss in enumerate(losses.split(), 1))
+    one = replace(ran(), said=read_progress(["\n".join(lines)]))
+    asked = promise(loss={"curve": [(99, 5.0)], "within": 0.05})
+    found = verdicts(judge_loss(one, asked))
+    assert found.get("steps at the end without a finite loss") == (first and "fail")
+    assert (f"infinite from step {first} on" in only(judge_end([one])).note) is (first is not None)
+
+
 def observed(**changes: Any) -> Ran:
     """A run of 100 s on two nodes, that made 16 steps, four of them twice."""
     parts = dict.fromkeys(PARTS, 0.0) | {"stepping": 70.0, "input": 25.0, "ending": 5.0}
@@ -174,7 +256,8 @@ def test_a_slow_link_is_named_for_communicating(
     ends: set[str], nodes: set[str], either: set[frozenset[str]]
 ) -> None:
     parts = dict.fromkeys(PARTS, 0.0) | {"stepping": 50.0, "communicating": 50.0}
-    book = Ledger(100.0, parts, slow_link=frozenset(ends), steps=16, starts=1, ranks=2, traces=2)
+    traced = {rank: (0.1 - rank / 1000, 0.02) for rank in range(10)}
+    book = Ledger(100.0, parts, slow_link=frozenset(ends), steps=16, traces=2, traced=traced)
     calls = [Calls("AllReduce", 64_000_000, 16, 812, 38.04, "node1")]
     judged = judge_goodput(
         observed(ledger=book, calls=calls), promise(at_most={"communicating": 0.2})
@@ -186,6 +269,7 @@ def test_a_slow_link_is_named_for_communicating(
     assert one.culprit.either == either
     assert "AllReduce of 64 MB over 16 ranks at 38 GB/s, median of 812, node1 comes" in one.note
     assert "by 2 traces of two steps" in one.note
+    assert "ms a step: rank 9 91+20, rank 8 92+20, rank 7 93+20, rank 6 94+20, rank 3" in one.note
 
 
 KILLED = {"killed_s": 50.0, "resumed_s": 80.0}
@@ -237,6 +321,46 @@ def test_a_job_that_hangs_fails_and_names_who_did_not_come() -> None:
     assert found.verdict == "fail"
     assert found.culprit is not None
     assert found.culprit.nodes == {"node1"}
+
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4123"
+
+
+@pytest.mark.parametrize(
+    ("output", "suspects", "nodes", "either"),
+    [
+        ({"node0": CLOSED, "node1": ""}, (), set(), {"node0", "node1"}),
+        ({"node0": CLOSED, "node1": ""}, (1,), set(), {"node1"}),
+        ({"node0": CLOSED, "node1": "Signal 9 (SIGKILL) received by PID 12"}, (), {"node1"}, set()),
+        ({"node0": "[rank1]: CUDA error: out of memory", "node1": ""}, (), {"node1"}, set()),
+    ],
+)
+def test_who_saw_the_end_of_another_rank_is_not_to_blame(
+    output: Mapping[str, str], suspects: tuple[int, ...], nodes: set[str], either: set[str]
+) -> None:
+    places = {0: "node0", 1: "node1"}
+    found = answer(Left.of_nodes(output, places=places)).cause
+    assert found is not None
+    codes = {"node0": 1, "node1": 1}
+    one = only(judge_end([observed(codes=codes, cause=found.cause, suspects=suspects)]))
+    assert one.culprit is not None
+    assert one.verdict == "fail"
+    assert one.culprit.nodes == nodes
+    assert either in one.culprit.either or (nodes and not one.culprit.either)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_what_all_nodes_say_is_nobodys_own(everywhere: bool) -> None:
+    said = "[rank{}]: ModuleNotFoundError: No module named 'flash_attn'"
+    output = {f"node{n}": said.format(n) if everywhere or n else "" for n in range(2)}
+    cause = cause_on(output, answer(Left.of_nodes(output)))
+    one = only(judge_end([observed(codes={"node0": 1, "node1": 1}, cause=cause)]))
+    assert one.culprit is not None
+    assert one.culprit.nodes == (set() if everywhere else {"node1"})
+    assert "flash_attn" in one.note
+    alone = cause_on(["node1"], answer(Left.of_nodes({"node1": output["node1"]})))
+    assert alone is not None
+    assert alone.host == "node1"
 
 
 @pytest.mark.parametrize(
@@ -332,3 +456,11 @@ def test_promises_that_are_refused(page: str, message: str, tmp_path: Path) -> N
 def test_a_workload_without_a_rate_is_doubtful(tmp_path: Path) -> None:
     spec = changed(tmp_path, {"criteria.workload": "{command: [train.py]}"})
     assert [line for line in doubts(spec) if "no rate is promised" in line]
+
+
+def test_what_an_earlier_run_kept_is_not_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "workload-4"
+    folder.mkdir()
+    (folder / "node9.log").touch()
+    assert workload._keep(folder, {"node0": "x"}, {}) == f"what it left is kept in {folder}"
+    assert [path.name for path in folder.iterdir()] == ["node0.log"]

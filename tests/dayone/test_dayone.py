@@ -17,7 +17,9 @@ FAILED = {
 }
 WITH_PLUGINS = (
     *("--html=report.html", "--json-report", "--alluredir=allure", "--benchmark-json=bench.json"),
-    *("--cov=.", "--cov-report=json", "--reruns=1", "--timeout=120", "--splits=1", "--group=1"),
+    *("--cov=.", "--cov-report=json", "--timeout=120", "--splits=1", "--group=1"),
+    # Else a failure in the middle, after which ranks import all libraries again.
+    "--randomly-dont-reorganize",
     *("--force-sugar", "-p", "no:subtests", "-p", "pytest_subtests.plugin"),
 )
 
@@ -91,8 +93,8 @@ def test_the_plugins_were_loaded(beside_all: InnerRun) -> None:
     here = beside_all.junit.parent
     report = json.loads((here / ".report.json").read_text())
     assert report["summary"]["total"] == 25
-    assert len(list((here / "allure").glob("*-result.json"))) == 25 + len(FAILED)
+    assert len(list((here / "allure").glob("*-result.json"))) == 25
     assert (here / "report.html").read_text().count("test_one_replica_goes_astray") >= 1
     totals = json.loads((here / "coverage.json").read_text())["files"]
     assert totals["test_sharding.py"]["summary"]["percent_covered"] == 100
-    assert "2 rerun" in beside_all.output
+    assert "Using --randomly-seed" in beside_all.output

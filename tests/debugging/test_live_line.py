@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.controller.live_line import terminal_of
+from pytest_mnode.controller.console import terminal_of
 from tests.debugging.screen import ScreenRun
 from tests.inner import clean_env, command, released_plugins, write_files
 

@@ -178,13 +178,14 @@ def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "launcher", "hint"),
-    [(0, "slurm", "; request them with --gpus-per-node"), (4, "ssh", "")],
+    ("shown", "scheduler", "hint"),
+    [(0, {"kind": "slurm"}, "; request them with --gpus-per-node"), (4, {}, "")],
 )
 def test_if_nvml_shows_fewer_devices_no_number_is_promised(
-    tmp_path: Path, shown: int, launcher: str, hint: str
+    tmp_path: Path, shown: int, scheduler: dict[str, str], hint: str
 ) -> None:
-    page = draft(cluster_of(lambda i: replace(ib_node(i), **gpus(shown=shown)), launcher=launcher))
+    found = cluster_of(lambda i: replace(ib_node(i), **gpus(shown=shown)), scheduler=scheduler)
+    page = draft(found)
     assert page.missing == ("accelerators.per_node",)
     why = f"FILL IN per_node, and uncomment: NVML shows {shown} of 8 on PCI{hint}."
     assert why in unwrapped(page.text())
@@ -281,9 +282,9 @@ def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
     ("changes", "scheduler"),
     [
         ({}, None),
-        ({"launcher": "slurm"}, {"kind": "slurm"}),
+        ({"scheduler": {"kind": "slurm"}}, {"kind": "slurm"}),
         (
-            {"launcher": "slurm", "scheduler_names": (("cluster", "hall"), ("partition", "gpu"))},
+            {"scheduler": {"kind": "slurm", "cluster": "hall", "partition": "gpu"}},
             {"kind": "slurm", "names": {"partition": "gpu"}},
         ),
     ],
@@ -292,7 +293,7 @@ def test_the_scheduler(changes: dict[str, Any], scheduler: dict[str, Any] | None
     page = yaml.safe_load(draft(cluster_of(**changes)).text())
     assert page.get("scheduler") == scheduler
     assert ("  # gang: {}" in draft(cluster_of(**changes)).text()) is (scheduler is not None)
-    if changes.get("scheduler_names"):
+    if "cluster" in changes.get("scheduler", {}):
         assert page["name"] == "hall"
 
 

@@ -28,7 +28,9 @@ from tests.discover.made import (
 )
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+A100, A100_40 = "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"
 AZURE = Dmi("Microsoft Corporation", "Virtual Machine", "7783-7084-3265-9085-8269-3286-77")
+EC2 = Dmi("Amazon EC2", "an instance")
 GOOGLE, ORACLE = Dmi("Google", "Google Compute Engine"), Dmi("Dell", "X", "OracleCloud.com")
 Make = Callable[[int], Machine]
 
@@ -96,26 +98,51 @@ def google(count: int, speed_mbits_s: int | None = 200_000) -> Make:
         (of(google(8), H100), None),
         (of(ib_node, "NVIDIA H100 NVL"), None),
         (of(ib_node, H100, count=4), None),
-        (of(ib_node, H100, **named("mlx5_", rate_gbits_s=200.0)), None),
+        (of(ib_node, H100, **named("mlx5_", rate_gbits_s=200.0)), "hgx-h100"),
+        (of(ib_node, H100, **named("mlx5_", 4)), "hgx-h100"),
+        (of(efa_node, H200, EC2, **named("rdmap", 16, "EFA", rate_gbits_s=100.0)), "p5en"),
+        (of(efa_node, A100, EC2, **named("rdmap", 4, "EFA", rate_gbits_s=100.0)), "p4de"),
+        (of(ib_node, A100_40, **named("mlx5_", rate_gbits_s=200.0)), "hgx-a100"),
+        (of(roce_node, H200, ORACLE), ["hgx-h200", "roce"]),
+        (of(roce_node, "NVIDIA GB200", GOOGLE, count=4), ["gb200-nvl72", "roce"]),
+        (
+            of(roce_node, A100_40, ORACLE, **named("mlx5_", 16, "RoCE", rate_gbits_s=100.0)),
+            ["hgx-a100", "roce"],
+        ),
+        (of(ib_node, "AMD Instinct MI300X VF", AZURE, vendor="1002"), ["mi300x", "infiniband"]),
         (tcp_node, None),
         (of(roce_node, "AMD Instinct MI300X OAM", vendor="1002"), "mi300x"),
         (bare(roce_node, "1002", "74a1"), "mi300x"),
         (bare(roce_node, "1002", "74b5"), "mi300x"),  # a virtual function of it
         (bare(roce_node, "1002", "74a5"), "mi325x"),
+        (bare(roce_node, "1002", "75a0"), "mi350x"),
+        (of(roce_node, "AMD Instinct MI355X VF", ORACLE, vendor="1002"), "mi355x"),
+        (of(roce_node, "NVIDIA H20"), "hgx-h20"),
+        (
+            of(
+                efa_node,
+                A100,
+                Dmi("Amazon EC2", "p4de.24xlarge"),
+                **named("rdmap", 4, "EFA", rate_gbits_s=100.0),
+            ),
+            "p4de",
+        ),
         (bare(roce_node, "1002", "7408"), None),
         (bare(roce_node, "1da3", "1060"), None),
     ],
 )
-def test_nodes_are_of_a_profile(make: Make, name: str | None, tmp_path: Path) -> None:
+def test_nodes_are_of_a_profile(make: Make, name: str | list[str] | None, tmp_path: Path) -> None:
     page = draft(cluster_of(make))
-    assert yaml.safe_load(page.text()).get("extends") == name
+    written = yaml.safe_load(page.text())
+    assert written.get("extends") == name
     spec = loaded(page, tmp_path)
     [doubt] = doubts(spec)
     assert doubt.startswith("confirmed: false")
     if name is not None:
-        profile = profile_spec(name)
+        profile = profile_spec(*([name] if isinstance(name, str) else name))
         assert spec.criteria.fabric == profile.criteria.fabric
-        assert spec.fabric.line_rate_bits_s == profile.fabric.line_rate_bits_s
+        same_rate = "line_rate" not in written.get("fabric", {})
+        assert (spec.fabric.line_rate_bits_s == profile.fabric.line_rate_bits_s) is same_rate
         assert spec.promised("mesh")
         assert not spec.promised("restart")
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.discover import nodes as discover_nodes
 from pytest_mnode.discover.draft import draft
-from pytest_mnode.discover.nodes import node_of, read_nodes, scheduler_names
+from pytest_mnode.discover.nodes import node_of, read_nodes
 from pytest_mnode.discover.session import (
     Findings,
     check_place,
@@ -46,8 +47,8 @@ def result(stdout: str = "", code: int | None = 0, stderr: str = "") -> CommandR
     [
         (result(ANSWER + "\n"), ""),
         (result(f"Welcome to node0!\n{ANSWER}\n"), ""),
-        (result("", None), "no answer within 90 s"),
-        (result(ANSWER, None), "no answer within 90 s"),
+        (result("", None), "no answer within 0.1 s"),
+        (result(ANSWER, None), "no answer within 0.1 s"),
         (result("", 127, "sh: python: not found\n"), "status 127: sh: python: not found"),
         (result("", 1), "reading it ended with status 1: no message"),
         (result('{"interfaces": 3}\n'), "its answer cannot be read: "),
@@ -81,7 +82,7 @@ class OneOff(Nodes):
         argv: Sequence[str],
         nodes: Sequence[str] | str | None = None,
         *,
-        timeout: float = 60.0,
+        timeout: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]:
         assert nodes == ["node0", "node2"]
@@ -127,8 +128,9 @@ def test_names_of_an_allocation() -> None:
         "SLURM_CLUSTER_NAME": "hall",
         "SLURM_JOB_ACCOUNT": "",
     }
-    assert scheduler_names(variables) == (("cluster", "hall"), ("partition", "gpu"))
-    assert scheduler_names({}) == ()
+    names = {"cluster": "hall", "partition": "gpu"}
+    assert SlurmBackend().scheduler(variables) == {"kind": "slurm", **names}
+    assert SlurmBackend().scheduler({}) == {"kind": "slurm"}
 
 
 def settings(**changes: Any) -> Settings:

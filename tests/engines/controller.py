@@ -15,6 +15,7 @@ from tests.engines.slurm import SlurmOnRack
 PROGRAM = """
 import json, os, subprocess, sys, tempfile, time
 from pathlib import Path
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.errors import MnodeError
@@ -26,13 +27,14 @@ run_dir = tempfile.mkdtemp(prefix="mnode-", dir=".")
 try:
     spec = load_spec(Path(os.environ.get("SPEC", default_spec_path())))
     remote = RemoteOptions(os.path.abspath(run_dir), Path.cwd())
-    launcher = Slurm(count, spec, remote, arguments)
+    left = SlurmBackend().leftovers(f"pytest-mnode-{os.getpid()}")
+    launcher = Slurm(count, spec, remote, arguments, leftovers=left)
     launcher.start()
 except MnodeError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
     sys.exit()
 nodes = [[n.name, n.address, n.fabric_address, n.fabric_interface] for n in launcher.nodes]
-print(json.dumps({"job": launcher.job_id, "nodes": nodes, "held": launcher.held,
+print(json.dumps({"job": launcher.job_id, "nodes": nodes, "held": launcher.allocation is not None,
                   "shared": str(launcher.shared_dir)}), flush=True)
 
 def run(argv, node=0, **options):

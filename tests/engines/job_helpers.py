@@ -45,7 +45,7 @@ JOB_HELPERS = """
         # Its torchrun is a stand-in that starts in a moment.
         return Job(argv, env={"PYTHONPATH": QUICK}, **fields)
 
-    def until(job, text, nodes=None, limit=60):
+    def until(job, text, nodes=None, limit=120):
         end = time.monotonic() + limit
         while not all(text in job.output(n) for n in nodes or job.nodes):
             assert time.monotonic() < end, (job.events, {n: job.output(n) for n in job.nodes})

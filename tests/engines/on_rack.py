@@ -124,7 +124,7 @@ class OnRack(ABC):
     def power_off(self, name: str) -> None:
         """Cut the power of a node."""
         self.rack.ask(PowerOff(name))
-        self._daemons[name].wait(10)
+        self._daemons[name].wait(60)
 
     def power_on(self, name: str) -> None:
         """Boot the node and its daemon, if it is off."""

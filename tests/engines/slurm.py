@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from pytest_mnode.launchers.rack import Rack
-from pytest_mnode.launchers.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
+from pytest_mnode.launchers.slurm import JobState, NodeState
+from pytest_mnode.launchers.slurm.jobs import jobs_from_json
+from pytest_mnode.launchers.slurm.nodes import nodes_from_text
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from tests.engines import slurm_conf
 from tests.engines.on_rack import OnRack

@@ -18,7 +18,7 @@ HELPERS = (
     + """
     from pytest_mnode.jobs.slurm import sbatch
     from pytest_mnode.jobs.slurm.submitted import SubmittedJob
-    from pytest_mnode.criteria.launching import sbatch as sbatch_path
+    from pytest_mnode.criteria.launching.slurm import submission as sbatch_path
     from pytest_mnode.criteria.launching.paths import NotSubmittedError
     from pytest_mnode.launchers.slurm import Slurm
 

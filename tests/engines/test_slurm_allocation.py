@@ -38,11 +38,10 @@ INSIDE = ["salloc", "--nodelist=node[0-1]", "--exclusive", "--quiet"]
         (2, (["-pgpu"], INSIDE),
          "UsageError: --mnode-slurm-args=-pgpu: this run is inside allocation {job}"),
         (2, (["--partition=gpu"], []), "ClusterError: slurm: 2 nodes not allocated: "),
-        (2, (["--no-shell"], []), "UsageError: --mnode-slurm-args: --no-shell: "),
         (1, ([], ["salloc", "--quiet", "--nodelist=node0", ":", "--nodelist=node1"]),
          "is a heterogeneous job of 2 components (group 0: node0; group 1: node1), and a run"),
     ],
-    ids=["too few", "arguments inside", "no such partition", "no shell", "components"],
+    ids=["too few", "arguments inside", "no such partition", "components"],
 )  # fmt: skip
 def test_an_impossible_request_is_one_line(
     slurm: SlurmOnRack, tmp_path: Path, nodes: int, words: tuple[list[str], list[str]], message: str

@@ -37,6 +37,22 @@ def test_an_ended_run_leaves_nothing(
     busy.until(lambda: not busy.left(), 30, "nothing is left")
 
 
+def test_a_killed_clean_up_is_replaced(slurm: SlurmOnRack, busy: Busy) -> None:
+    """Then the run is killed too."""
+    [first] = releasing(busy)
+    os.kill(first, signal.SIGKILL)
+    busy.until(lambda: {first} != set(releasing(busy)) != set(), 30, "another one runs")
+    os.kill(busy.controller().pid, signal.SIGKILL)
+    busy.program.communicate(timeout=60)
+    slurm.await_that(lambda: not slurm.queue(), 30, "the allocation is given back")
+    busy.until(lambda: not busy.left(), 30, "nothing is left")
+
+
+def releasing(busy: Busy) -> list[int]:
+    """Pids of the processes that release the allocation."""
+    return [p.pid for p in busy.processes() if any("queue_cleanup" in w for w in p.command)]
+
+
 def test_a_run_that_loses_its_allocation_ends_with_the_reason(
     slurm: SlurmOnRack, busy: Busy
 ) -> None:

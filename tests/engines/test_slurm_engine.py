@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_mnode.launchers.slurm import jobs_from_text
+from pytest_mnode.launchers.slurm.jobs import jobs_from_text
 from tests.engines.slurm import SlurmOnRack
 
 

@@ -94,8 +94,8 @@ Host imposter
   HostName node0
   HostKeyAlias unheard.of
 """
-LOST_LIMIT_S = 15.0
-GONE_LIMIT_S = 20.0
+LOST_LIMIT_S = 45.0
+GONE_LIMIT_S = 60.0
 
 
 def test_every_unusable_host_has_a_line(ssh: SshOnRack, tmp_path: Path) -> None:

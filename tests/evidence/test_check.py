@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from pytest_mnode.charts import Chart
+from pytest_mnode.checks import world_check
 from pytest_mnode.checks.node.huge_pages import HugePagesAreAlike
+from pytest_mnode.checks.world_check import WorldCheck
 from pytest_mnode.evidence.check import CHECKS, Check, catalogue, check
 from pytest_mnode.evidence.reading import CheckRows, ReadOrder, read, read_all
-from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.evidence.row import MeasuredRows, Row, row
 from pytest_mnode.evidence.rules import Rows, Unread
-from pytest_mnode.measurement import Verdict
-from pytest_mnode.spec import Spec
+from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict, at_least
+from pytest_mnode.measuring import ranks
+from pytest_mnode.spec import Spec, profile_spec
 
 KEY, THP = "preflight.huge_pages", "mode of transparent huge pages"
 
@@ -101,7 +111,7 @@ def late() -> Iterator[type[Check]]:
 
 
 def test_a_check_of_a_conftest_has_its_own_key(late: type[Check]) -> None:
-    assert late in catalogue()
+    assert late in catalogue("preflight")
     page = {"preflight": {"late": 3}}
     criteria = Spec.model_fields["criteria"].annotation.model_validate(page)  # type: ignore[union-attr]
     assert criteria.preflight.late == 3
@@ -112,6 +122,7 @@ def test_a_check_of_a_conftest_has_its_own_key(late: type[Check]) -> None:
     ("key", "doc", "words"),
     [
         ("late", "Is it late?", "accepted: preflight.NAME"),
+        ("devices.late.by", "Is it late?", "on a world; accepted: preflight.NAME on a node or"),
         ("preflight.late", "It is late.", "begins with no question"),
     ],
 )
@@ -123,3 +134,39 @@ def test_what_is_no_check_is_refused_in_one_line(key: str, doc: str, words: str)
 def test_rows_say_what_they_have() -> None:
     assert Row(metric="x", value=3.0, unit="GB").shown == "3 GB"
     assert Row(metric="x", why="gone").shown == "gone"
+
+
+class _Faulty(WorldCheck):
+    """Does it hold?"""
+
+    key = "devices.faulty"
+
+    def measure(self, world: Any, device: Any) -> Iterator[float]:
+        yield math.nan
+
+    def rule(self, found: float) -> Iterator[Measurement]:
+        if self.promise == "raise":
+            raise ValueError("an error\nof two lines")
+        yield Measurement("rate", found, "GB/s", at_least(1.0))
+
+    def to_rows(self, found: float) -> Iterator[Row]:
+        yield row("rate", found, "GB/s")
+
+
+@pytest.mark.parametrize("promise", ["raise", "keep"])
+def test_a_check_that_is_wrong_itself_is_inconclusive(
+    monkeypatch: pytest.MonkeyPatch, promise: str
+) -> None:
+    """And NaN, which JSON lacks, does not fail the test that measured it."""
+    monkeypatch.setattr(world_check, "promised", lambda *_: promise)
+    monkeypatch.setattr(ranks, "of_first_rank", lambda value: value)
+    world: Any = SimpleNamespace(rank=0)
+    kept, charts = list[Measurement](), list[Chart]()
+    measure = Measure(kept, "", charts)
+    world_check.judge(_Faulty, "", world, torch.device("cpu"), profile_spec("rack"), measure)
+    [found], [chart] = kept, charts
+    assert found.verdict is Verdict.INCONCLUSIVE
+    words = r"its rule raised ValueError: an error of two lines \(test_check.py, line \d+\)"
+    assert (re.match(words, found.note) is not None) == (promise == "raise")
+    assert isinstance(chart, MeasuredRows)
+    assert [one.why for one in chart.rows] == ["read nan"]

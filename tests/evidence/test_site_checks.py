@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,40 +48,25 @@ def path_with(*directories: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([*map(str, directories), *inherited])}
 
 
-def cases(directory: Path) -> dict[str, Mapping[str, Any]]:
-    certificate = json.loads((directory / "report/certificate.json").read_text())
-    [preflight] = [c for c in certificate["criteria"] if c["name"] == "preflight"]
-    return {case["test"].partition("::")[2]: case for case in preflight["cases"]}
-
-
-def run_preflight(
-    directory: Path, faults: str, env: dict[str, str]
-) -> dict[str, Mapping[str, Any]]:
-    """Cases of the example's check on three nodes with these faults."""
-    need_rack()
-    report = f"--mnode-report={directory / 'report'}"
-    fault = f"--mnode-fault={faults}"
-    done = run_pytest(
-        directory,
-        "--mnode-nodes=3",
-        report,
-        fault,
-        spec(directory),
-        "-k",
-        CASE,
-        str(PREFLIGHT),
-        env=env,
-    )
-    assert (directory / "report/certificate.json").exists(), done.output
-    return cases(directory)
-
-
 SWAPS = "other_text:node2:/proc/swaps:/dev/sda2 partition 8388604 0 -2"
 
 
 def test_a_package_brings_its_check_to_all_nodes(tmp_path: Path, site: Path) -> None:
+    need_rack()
     hidden = f"full_disk:node1:{site}"  # node1 has not the package
-    found = run_preflight(tmp_path, f"{SWAPS},{hidden}", path_with(site))
+    done = run_pytest(
+        tmp_path,
+        "--mnode-nodes=3",
+        f"--mnode-report={tmp_path / 'report'}",
+        f"--mnode-fault={SWAPS},{hidden}",
+        spec(tmp_path),
+        *("-k", CASE, str(PREFLIGHT)),
+        env=path_with(site),
+    )
+    assert (tmp_path / "report/certificate.json").exists(), done.output
+    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    [preflight] = [one for one in certificate["criteria"] if one["name"] == "preflight"]
+    found = {case["test"].partition("::")[2]: case for case in preflight["cases"]}
     verdicts = {name: case["verdict"] for name, case in found.items()}
     assert verdicts == {
         f"{CASE}[node0]": "pass",
@@ -99,39 +83,119 @@ def test_a_package_brings_its_check_to_all_nodes(tmp_path: Path, site: Path) -> 
 GREEN = """
 
 @check("preflight.green")
-class StaysGreen(Check):
+class StaysGreen(SwapIsOff):
     "Is it green?"
-    promise: Literal["always"]
-
-    def read(self, root: Path) -> Iterator[Row]:
-        yield row("green", 1)
-
-    def rule(self, rows: Rows) -> Iterator[Measurement]:
-        yield rows.at_least("green", 1)
 
     fault = "other_text:{node}:/sys/no-such:0"
-    promised_as = "always"
+
+    def read(self, root: Path) -> Iterator[Row]:
+        yield row("swap areas", 0)
+"""
+ISOLATED = """
+from collections import Counter
+
+from pytest_mnode import RankRows, RowsOfRanks
+
 """
 
 
 def test_a_command_shows_which_checks_of_a_conftest_turn_red(tmp_path: Path) -> None:
+    """Those of nodes, and the one of placement that the docs show, which is tried by itself."""
     need_rack()
-    text = (SITE / "example_site.py").read_text() + GREEN
-    (tmp_path / "conftest.py").write_text(text)
+    page = (ROOT / "docs" / "own-checks.md").read_text()
+    [shown] = re.findall(r"(?ms)^```python\n(@check\(\"numa.*?)^```$", page)
+    text = (SITE / "example_site.py").read_text() + GREEN + ISOLATED + shown
+    (tmp_path / "conftest.py").write_text(f"from __future__ import annotations\n{text}")
     (tmp_path / "pytest.ini").touch()
-    argv = [sys.executable, "-m", "pytest_mnode", "check", CASE, "test_stays_green"]
+    cpus = "test_same_cpus_are_isolated"
+    argv = [sys.executable, "-m", "pytest_mnode", "check", CASE, cpus, "test_stays_green"]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     env = {**clean_env(), **path_with(ROOT), "TMPDIR": str(temporary)}
     done = subprocess.run(
         argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
     )
-    red, green = done.stdout.splitlines()
+    red, green, of_ranks = done.stdout.splitlines()
     assert red.startswith(f"{CASE}: red on node2 alone, by other_text:node2:/proc/swaps:")
     assert "test_stays_green: NOT red there alone: node0 pass, node1 pass, node2 pass" in green
+    assert of_ranks.startswith(f"{cpus}: red on node2 alone, by other_text:node2:/sys/")
     assert done.returncode == 1
     assert done.stderr == ""
     assert list(temporary.glob("tmp*")) == []
+
+
+RAISES = """
+from __future__ import annotations
+from pytest_mnode import Check, Measurement, RowsOfRanks, check, row
+from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
+
+@check("numa.broken")
+class RanksAnswer(RowsOfRanks):
+    "Does every rank answer?"
+    promise: int
+    def read_rank(self, world, device):
+        yield row("before", 1)
+        if world.rank == 1:
+            raise ValueError("no such tool")
+    def rule(self, found):
+        yield Measurement.none_allowed("silent", [], "all")
+
+class _Survey(SurveyCheck):
+    promise: int
+    def rows(self, node):
+        if node.name == "node1":
+            raise ValueError("no such tool")
+        yield row("found", 1)
+    def rule(self, rows):
+        yield rows.at_most("found", self.promise)
+
+@check("preflight.broken_rows")
+class BrokenRows(_Survey):
+    "Are rows there?"
+
+@check("preflight.broken_rule")
+class BrokenRule(_Survey):
+    "Is a rule there?"
+    rows = lambda self, node: [row("found", 1)]
+    def rule(self, rows):
+        return 1 // 0
+"""
+
+
+def test_a_check_of_a_site_that_raises_is_inconclusive_and_harms_no_other(tmp_path: Path) -> None:
+    need_rack()
+    (tmp_path / "conftest.py").write_text(RAISES)
+    page = yaml.safe_load(default_spec_path().read_text())
+    page["criteria"] = {
+        "numa": {"broken": 1},
+        "preflight": {"broken_rows": 1, "broken_rule": 1, "huge_pages": "same"},
+    }
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(page))
+    suite = ["test_preflight.py", "test_numa.py"]  # beside conftest.py, which is read for them
+    for name in suite:
+        shutil.copy(PREFLIGHT.with_name(name), tmp_path)
+    chosen = "broken or answer or huge_pages"
+    report, spec = f"--mnode-report={tmp_path / 'report'}", f"--mnode-spec={tmp_path / 'spec.yaml'}"
+    done = run_pytest(tmp_path, "--mnode-nodes=2", spec, report, "-k", chosen, *suite)
+    assert "Traceback" not in done.output
+    assert (tmp_path / "report/certificate.json").exists(), done.output
+    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    found = {
+        case["test"].partition("::")[2]: (case["verdict"], case["measurements"][0]["note"])
+        for one in certificate["criteria"]
+        for case in one["cases"]
+    }
+    assert {name: verdict for name, (verdict, _) in found.items()} == {
+        **{f"test_huge_pages_are_alike[node{n}]": "pass" for n in (0, 1)},
+        "test_broken_rows[node0]": "pass",
+        "test_broken_rows[node1]": "inconclusive",
+        **{f"test_broken_rule[node{n}]": "inconclusive" for n in (0, 1)},
+        "test_ranks_answer": "inconclusive",
+    }, done.output
+    tool = "its reading raised ValueError: no such tool (conftest.py, line"
+    assert f"node1: {tool}" in found["test_broken_rows[node1]"][1]
+    assert f"rank 1 on node1: {tool}" in found["test_ranks_answer"][1]
+    assert "its rule raised ZeroDivisionError" in found["test_broken_rule[node0]"][1]
 
 
 def test_the_command_names_the_checks_that_it_can_try(tmp_path: Path) -> None:

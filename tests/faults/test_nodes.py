@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -238,6 +239,25 @@ def test_cpus_have_a_quota(rack: Rack) -> None:
     undo()
     assert "mnode-" not in shell(rack, 1, "cat /proc/self/cgroup /proc/1/cgroup")
     assert _groups(rack) == []
+
+
+def test_what_binds_the_first_process_of_a_node_binds_all_that_enter_it() -> None:
+    """As on a machine, where every process is a child of the first."""
+    with Rack(2) as rack:
+        pid = rack.pid_of(rack.nodes[1])
+        nice = os.getpriority(os.PRIO_PROCESS, pid) + 1
+        cpus = os.sched_getaffinity(pid)
+        os.sched_setaffinity(pid, {min(cpus)})
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        seen = "nproc; nice; ulimit -f"
+        assert shell(rack, 1, seen).split()[:2] == ["1", str(nice)]
+        assert shell(rack, 1, seen).split()[2] != shell(rack, 0, seen).split()[2]
+        try:  # of a process that may use none of them
+            os.sched_setaffinity(0, cpus - {min(cpus)} or cpus)
+            assert shell(rack, 1, "nproc").strip() == "1"
+        finally:
+            os.sched_setaffinity(0, cpus)
 
 
 def _groups(rack: Rack) -> list[str]:

@@ -166,7 +166,7 @@ class Scheduler:
             return
         reached = threading.Event()
         self.alarm = (self.now + seconds, reached)
-        assert reached.wait(10)
+        assert reached.wait(60)
 
     # Events.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang import site
 from pytest_mnode.gang import slurm as slurm_module
-from pytest_mnode.gang.kubernetes import cleanup
 from pytest_mnode.gang.kubernetes import engine as engine_module
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.gang.slurm import SlurmEngine
-from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED
+from pytest_mnode.launchers.cleanup.leftovers import Leftovers
+from pytest_mnode.launchers.kubernetes import cleanup
 from pytest_mnode.launchers.kubernetes.api import ApiError
 
 KINDS = ("batch/jobs", "/services")
@@ -59,17 +60,15 @@ def test_all_objects_of_a_run_are_deleted(capsys: pytest.CaptureFixture[str]) ->
 
 
 class Cleanup:
-    """The process that ends what is left. status: None if it still runs."""
+    """The process that ends what is left."""
 
-    def __init__(self, status: int | None = 0) -> None:
-        self.status = status
-        self.last: list[bytes] = []
+    def __init__(self) -> None:
+        self.left = ""
+        self.answered: list[bool] = []
 
-    def finish(self, last: bytes) -> None:
-        self.last.append(last)
-
-    def wait(self, _: float) -> int | None:
-        return self.status
+    def end(self, answered: bool) -> str:
+        self.answered.append(answered)
+        return self.left
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ def kubernetes() -> KubernetesEngine:
         "_unanswered": False,
         "_submitted": True,
         "_selector": "run=r",
+        "run_id": "r",
     }
     for name, value in parts.items():
         setattr(made, name, value)
@@ -109,36 +109,33 @@ def test_a_cancelled_gang_is_deleted_with_all_that_was_made_for_it(
 def test_the_end_of_an_engine_ends_its_objects(kubernetes: KubernetesEngine) -> None:
     parts: Any = kubernetes
     kubernetes.close()
-    assert (parts._cleanup.last, parts._streams.closed) == ([ANSWERED], [True])
-    parts._cleanup.status, parts._unanswered = None, True
-    parts._api.namespace = "team"
-    with pytest.raises(ClusterError, match="objects labelled run=r may be left"):
+    assert (parts._cleanup.answered, parts._streams.closed) == ([True], [True])
+    parts._cleanup.left, parts._unanswered = "objects may be left", True
+    with pytest.raises(ClusterError, match=r"^objects may be left$"):
         kubernetes.close()
-    assert parts._cleanup.last[1:] == [b""], "a submission may still arrive"
+    assert parts._cleanup.answered[1:] == [False], "a submission may still arrive"
 
 
 @pytest.mark.usefixtures("server")
 def test_an_engine_names_all_that_it_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program that ends it is started before the first object is made."""
-    commands: list[list[str]] = []
-
-    def started(show: str, end: str) -> Cleanup:
-        commands.extend([shlex.split(show), shlex.split(end)])
-        return Cleanup()
-
+    given: list[Leftovers] = []
     monkeypatch.setattr(engine_module, "Api", Api)
-    monkeypatch.setattr(engine_module, "QueueCleanup", started)
+    monkeypatch.setattr(engine_module, "Cleanup", given.append)
     monkeypatch.setattr(engine_module, "api_version", lambda *_: "v1")
     for name in ("Streams", "admitted", "check_logs", "pod_template"):
         monkeypatch.setattr(engine_module, name, lambda *_: {})
     monkeypatch.setattr(Api, "namespace", "team", raising=False)
     monkeypatch.setattr(Api, "owners", lambda _: [], raising=False)
     scheduler: Any = SimpleNamespace(engine="jobset", namespace="team")
-    options: Any = SimpleNamespace(context="c", namespace="team")
-    made = KubernetesEngine(scheduler, options, {})
-    for command, what in zip(commands, ("show", "delete"), strict=True):
-        assert command[-6:-1] == [cleanup.__name__, what, made.run_id, "c", "team"]
-        assert command[-1] == "jobset.x-k8s.io/jobsets"
+    options: Any = SimpleNamespace(k8s_context="c", k8s_namespace="team")
+    backend = KubernetesBackend()
+    made = KubernetesEngine(scheduler, options, {}, leftovers=backend.leftovers)
+    [left] = given
+    for command, what in ((left.show, "show"), (left.end, "delete")):
+        words = (cleanup.__name__, what, made.run_id, "c", "team", "jobset.x-k8s.io/jobsets")
+        assert command[-6:] == words
+    assert left.by_hand.startswith("kubectl --context=c -n team delete jobsets -l ")
 
 
 def test_the_end_of_an_engine_ends_its_jobs(
@@ -146,22 +143,25 @@ def test_the_end_of_an_engine_ends_its_jobs(
 ) -> None:
     made: list[Any] = []
 
-    def started(name: str, directory: str) -> Cleanup:
-        made.append((name, directory, Cleanup()))
+    def started(left: Leftovers, directory: str) -> Cleanup:
+        made.append((left.name, directory, Cleanup()))
         return made[0][2]  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(slurm_module, "SlurmCleanup", started)
+    monkeypatch.setattr(slurm_module, "Cleanup", started)
     monkeypatch.setattr(slurm_module, "SlurmRoom", lambda *_: SimpleNamespace(target=None))
-    engine = SlurmEngine(tmp_path)
+    engine = SlurmEngine(tmp_path, SlurmBackend().leftovers("mnode-gang-1"))
     cancelled: list[int] = []
     engine._slurm = SimpleNamespace(cancel=lambda *jobs: cancelled.extend(jobs))  # type: ignore[assignment]
     engine.cancel(["7", "8"])
     assert cancelled == [7, 8]
     engine.close()
     [(name, directory, cleanup_process)] = made
-    assert name.startswith("mnode-gang-")
+    assert name == engine._job_name == "mnode-gang-1"
     assert Path(directory) == engine.directory
-    assert cleanup_process.last == [ANSWERED]
+    assert cleanup_process.answered == [True]
+    cleanup_process.left, engine._submitted = "jobs may be left", True
+    with pytest.raises(ClusterError, match=r"^jobs may be left$"):
+        engine.close()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.errors import UsageError
 from pytest_mnode.gang import slurm
 from pytest_mnode.gang.engine import GangRequest
@@ -32,6 +33,7 @@ case "$*" in
 *) echo "{chr(10).join(f"NodeName={name} {facts}" for name, facts in NODES)}";;
 esac
 """
+LEFT = SlurmBackend().leftovers("mnode-gang-1")
 FAKES = {
     "scontrol": SCONTROL,
     "sinfo": "#!/bin/sh\necho 'gpu*'; echo all\n",
@@ -50,8 +52,7 @@ echo 17
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake commands, first in PATH, and no process that ends jobs."""
-    cleanup = SimpleNamespace(finish=lambda _: None, wait=lambda _: 0)
-    monkeypatch.setattr(slurm, "SlurmCleanup", lambda *_: cleanup)
+    monkeypatch.setattr(slurm, "Cleanup", lambda *_: SimpleNamespace(end=lambda _: ""))
     for name, text in FAKES.items():
         write_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -79,7 +80,7 @@ def test_nodes_that_jobs_may_get(
 
 def test_a_constraint_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="its nodes cannot be counted; accepted: features"):
-        SlurmEngine(tmp_path, names={"constraint": "[rack1|rack2]"})
+        SlurmEngine(tmp_path, LEFT, names={"constraint": "[rack1|rack2]"})
     assert not list(tmp_path.glob(".mnode-gang-*"))
 
 
@@ -99,7 +100,7 @@ def test_jobs_are_submitted_to_the_counted_nodes(
 
 @contextmanager
 def engine_of(directory: Path, *args: str, **names: str) -> Iterator[SlurmEngine]:
-    engine = SlurmEngine(directory, args=args, names=names)
+    engine = SlurmEngine(directory, LEFT, args=args, names=names)
     try:
         yield engine
     finally:
@@ -188,7 +189,7 @@ def test_excluded_nodes_are_excluded_in_sbatch_too(
 )
 def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str, text: str) -> None:
     with pytest.raises(UsageError) as error:
-        SlurmEngine(tmp_path, args=[option])
+        SlurmEngine(tmp_path, LEFT, args=[option])
     assert str(error.value).startswith(f"--mnode-slurm-args: {text}")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.glob(".mnode-gang-*"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.gang.slurm_options import Requirements, Target, features_of, left_out, option_of
-from pytest_mnode.launchers.slurm import NodeState, nodes_from_text
+from pytest_mnode.gang.slurm_options import Requirements, Target, features_of, option_of, submitting
+from pytest_mnode.launchers.slurm import NodeState
+from pytest_mnode.launchers.slurm.nodes import nodes_from_text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_nodes_of_the_jobs_own_reservation_are_not_reserved() -> None:
 def test_options_set_by_environment_variables() -> None:
     blocked = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
     hidden = {"SBATCH_PARTITION": "x", "SBATCH_WAIT": "1", "SLURM_JOB_ID": "7"}
-    assert left_out(blocked | hidden) == list(hidden)
+    assert submitting(blocked | hidden) == blocked
 
 
 @pytest.mark.parametrize(

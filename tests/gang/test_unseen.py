@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -154,3 +155,10 @@ def test_a_slow_answer_is_no_gap_if_events_were_reported_meanwhile() -> None:
     assert blind_gaps([slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]
     assert blind_gaps(complete, 10.0) == [(11.0, 19.0)]  # events after the last answer
     assert blind_gaps([first, slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]
+
+
+def test_a_short_action_needs_no_observation() -> None:
+    scheduler = Scheduler()
+    watch = Watch(scheduler, "race 1", scheduler, scheduler.names, 1.0)
+    watch.during(lambda: time.sleep(0.02))
+    assert scheduler.observations == 0

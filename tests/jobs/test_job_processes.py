@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +13,20 @@ from pytest_mnode.jobs import job_processes, node_processes
 from pytest_mnode.jobs.job_processes import answering
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.nodes import Nodes, RunDescription
+from tests.waiting import soon
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
-ASKED_S = 0.5
+MEET = """cd "$0"; touch $1; while [ $(ls | wc -l) -lt 3 ]; do sleep 0.01; done; test $1 != n2"""
 
 
 class _Lost:
-    """n0 is known to be lost; n1 turns out to be when all are asked; n2 does not answer."""
+    """n0 is known to be lost; n1 turns out to be when all are asked; n2 does not answer.
+
+    argv: what others run, with their name as its last word.
+    """
+
+    def __init__(self, *argv: str) -> None:
+        self.argv = argv
 
     lost: tuple[str, ...] = ("n0",)
 
@@ -32,25 +39,24 @@ class _Lost:
         if len(request.nodes) > 1 and "n1" not in self.lost:
             self.lost += ("n1",)
             raise NodeLostError("n1", "n1 is lost")
-        return [["sh", "-c", f"sleep {ASKED_S}; test {name} != n2"] for name in request.nodes]
+        return [[*self.argv, name] for name in request.nodes]
 
 
-def test_nodes_are_asked_at_the_same_time() -> None:
-    began = time.monotonic()
-    assert answering(Nodes(_Lost(), NAMES), NAMES) == {"n3", "n4"}
-    assert time.monotonic() - began < 3 * ASKED_S
-    assert answering(Nodes(_Lost(), NAMES), ["n0"]) == set()
+def test_nodes_are_asked_at_the_same_time(tmp_path: Path) -> None:
+    """Those that are left answer once all of them are asked."""
+    lost = _Lost("sh", "-c", MEET, str(tmp_path))
+    assert answering(Nodes(lost, NAMES), NAMES) == {"n3", "n4"}
+    assert answering(Nodes(lost, NAMES), ["n0"]) == set()
 
 
 def test_nodes_that_never_answer_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_processes, "_LIMIT_S", 0.2)
-    monkeypatch.setattr(f"{__name__}.ASKED_S", 60.0)
-    nodes = Nodes(_Lost(), NAMES)
-    began = time.monotonic()
-    assert answering(nodes, ["n3"]) == set()
-    with pytest.raises(ClusterError, match=r"n3: .* could not be read: no answer within 0\.2 s"):
-        job_processes.pids(nodes, ["n3"], "job", "all")
-    assert time.monotonic() - began < 20.0
+    nodes = Nodes(_Lost("sh", "-c", "sleep 60"), NAMES)
+    with soon():
+        assert answering(nodes, ["n3"]) == set()
+        why = r"n3: .* could not be read: no answer within 0\.2 s"
+        with pytest.raises(ClusterError, match=why):
+            job_processes.pids(nodes, ["n3"], "job", "all")
 
 
 def test_processes_that_outlive_sigkill_are_named(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.jobs import job_processes, running
 from pytest_mnode.jobs.job import Decision, Job
@@ -19,7 +20,7 @@ from pytest_mnode.jobs.kubernetes import pod_job, pod_start
 from pytest_mnode.jobs.kubernetes.pod_job import PodJob
 from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced, PodStart
 from pytest_mnode.jobs.running import RunningJob
-from pytest_mnode.jobs.slurm import queued, submitted
+from pytest_mnode.jobs.slurm import queued
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
 from pytest_mnode.jobs.slurm.sbatch import Request
@@ -163,7 +164,7 @@ class Queue:
     refuses = False
     made: list[Queue]
 
-    def __init__(self, slurm: Any, *_: object) -> None:
+    def __init__(self, slurm: Any) -> None:
         self.slurm, self.name = slurm, "mnode-x"
         self.number: int | None = None
         self.state: JobState | None = None
@@ -196,7 +197,6 @@ class Queue:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A Slurm, and the nodes on which processes of a job were killed."""
     killed: list[str] = []
-    monkeypatch.setattr(submitted, "Queued", Queue)
     monkeypatch.setattr(Queue, "made", [], raising=False)
     monkeypatch.setattr(Queue, "refuses", False)
     monkeypatch.setattr(job_processes, "living", lambda _, on: list(on))
@@ -212,7 +212,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def in_queue(here: Here, slurm: Any) -> SubmittedJob:
     request = Request("x", 2, "x", "/", begin_on=NAMES)
     names = Names({name: name for name in NAMES})
-    return SubmittedJob.start(Nodes(here, NAMES), Job(["t.py"], nodes=2), request, names, slurm)
+    job, queue = Job(["t.py"], nodes=2), Queue(slurm)
+    return SubmittedJob.start(Nodes(here, NAMES), job, request, names, queue)  # type: ignore[arg-type]
 
 
 def test_a_queued_job_ends_with_its_test(here: Here, slurm: SimpleNamespace) -> None:
@@ -255,8 +256,9 @@ def test_the_end_of_a_job_in_the_queue_is_left_to_a_process_of_its_own(
 ) -> None:
     done: list[object] = []
     cleanup = SimpleNamespace(close=done.append)
-    monkeypatch.setattr(queued, "SlurmCleanup", lambda _: cleanup)
-    made = Queued(SimpleNamespace(cancel=done.append), Names({}), "mnode-x")  # type: ignore[arg-type]
+    monkeypatch.setattr(queued, "Cleanup", lambda _: cleanup)
+    left = SlurmBackend().leftovers("mnode-x")
+    made = Queued(SimpleNamespace(cancel=done.append), Names({}), left)  # type: ignore[arg-type]
     made.cancel()
     assert done == [], "it was not submitted"
     made.number = 7
@@ -379,9 +381,9 @@ def test_pods_of_a_job_end_with_their_test(
     if refuses:
         REFUSES.append(True)
         with pytest.raises(NotPlaced):
-            PodJob.launch(Nodes(here, NAMES), job, run)
+            PodJob.start(Nodes(here, NAMES), job, run)
     else:
-        made = PodJob.launch(Nodes(here, NAMES), job, run)
+        made = PodJob.start(Nodes(here, NAMES), job, run)
         made.close()
         made.close()
     assert ASKED == ["deleted"]

@@ -17,7 +17,7 @@ from pytest_mnode.jobs.running import RunningJob
 from pytest_mnode.launchers.nodes import Nodes
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 from tests.jobs.ranks import NAMES, QUICK, RANK, Here
-from tests.waiting import until
+from tests.waiting import soon, until
 
 TESTS = """
     import signal, time
@@ -31,7 +31,7 @@ TESTS = """
         script.write_text(RANK)
         return [str(script), str(tmp_path)]
 
-    def until(job, text, nodes=None, limit=40):
+    def until(job, text, nodes=None, limit=120):
         end = time.monotonic() + limit
         while not all(text in job.output(n) for n in nodes or job.nodes):
             assert time.monotonic() < end, {n: job.output(n) for n in job.nodes}
@@ -48,7 +48,7 @@ TESTS = """
         (tmp_path / "broken.0.0").touch()
         until(job, " 0 1 2 fab0 =fab0 node")
         (tmp_path / "done").touch()
-        assert job.wait(40).returncodes == {"node0": 0, "node1": 0}
+        assert job.wait(120).returncodes == {"node0": 0, "node1": 0}
         assert whats(job) == ["started", "signalled", "ended", "ended"]
         [sent] = [e for e in job.events if e.what == "signalled"]
         assert (sent.detail, len(sent.pids)) == ("SIGKILL", 1)
@@ -60,13 +60,13 @@ TESTS = """
         before = {n: job.pids(n) for n in job.nodes}
         local = job._torchruns["node1"]
         cluster.power_off("node1")
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while job.requeue == 0 and time.monotonic() < end: job.poll(); time.sleep(0.02)
         assert job.nodes == ("node0", "node3") and local.poll() is not None
         assert not set(before["node0"]) & set(job.pids("node0"))
         until(job, " 1 0 2 fab0 =fab0 node")
         (tmp_path / "done").touch()
-        assert job.wait(40).ok
+        assert job.wait(120).ok
         assert whats(job)[:3] == ["started", "ended", "node lost"]
         assert [e.node for e in job.events if e.what == "node lost"] == ["node1"]
         killed = next(e for e in job.events if e.what == "killed")
@@ -79,7 +79,7 @@ TESTS = """
         until(job, " 1 0 1 fab0", ["node1"])
         assert job.nodes == ("node1",)
         cluster.power_off("node1")
-        result = job.wait(30)
+        result = job.wait(120)
         assert not result.ok and job.events[-1].what == "gave up", job.events
         assert job.events[-1].detail == "node1 is gone, after 1 requeues"
 
@@ -98,7 +98,7 @@ TESTS = """
         cluster.power_on("node1")
         until(job, " 2 0 2 fab0")
         (tmp_path / "done").touch()
-        assert job.wait(40).ok
+        assert job.wait(120).ok
 
     def test_stubborn_ranks_are_killed_and_a_failure_is_not_requeued(
         cluster, argv, tmp_path
@@ -110,7 +110,7 @@ TESTS = """
         assert preempted.detail == "node0 killed after 0.5 s"
         until(job, " 1 0 1 fab0")
         (tmp_path / "broken.1.0").touch()
-        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
+        assert job.wait(120).returncodes == {"node0": 1} and job.requeue == 1
 
     def test_a_rank_with_exit_status_75_was_preempted(cluster, argv, tmp_path):
         env = {**quick, "GLOO_SOCKET_IFNAME": "mgmt0"}
@@ -119,7 +119,7 @@ TESTS = """
         job.kill(rank=0, signal=signal.SIGTERM)
         until(job, " 1 0 1 mgmt0 =fab0 node2")
         (tmp_path / "done").touch()
-        assert job.wait(40).ok
+        assert job.wait(120).ok
 
     def test_jobs_that_are_refused(cluster, argv):
         for job, message in [
@@ -154,7 +154,7 @@ def test_a_job_waits_for_a_lost_node_as_long_as_promised(launched: Any, tmp_path
         here.gone = ("n1",)
         (tmp_path / "broken.0.0").touch()
         lost_at = time.monotonic()
-        job.wait(30)
+        job.wait(120)
         assert time.monotonic() - lost_at > 0.7
         assert (job.events[-1].what, job.requeue) == ("gave up", 0)
         assert job.events[-1].detail == "n1 not back within 0.7 s"
@@ -166,9 +166,8 @@ def test_local_commands_of_a_job_end_without_their_nodes(launched: Any) -> None:
     job = launch()
     commands = list(job._torchruns.values())
     here.gone = NAMES
-    began = time.monotonic()
-    job.close()
-    assert time.monotonic() - began < 20.0
+    with soon():
+        job.close()
     assert [command.wait(0) for command in commands] == [-signal.SIGKILL] * 2
 
 

@@ -16,8 +16,7 @@ from pytest_mnode.jobs.kubernetes import in_pod, job_pods, pod_start
 from pytest_mnode.jobs.kubernetes.job_pods import JobPods
 from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced, Order, PodStart
 from pytest_mnode.launchers.node import CommandResult
-
-SOON_S = 10.0
+from tests.waiting import soon
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +28,8 @@ def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ):
         for limit in limits:
             monkeypatch.setattr(module, limit, 0.2)
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < SOON_S
+    with soon():
+        yield
 
 
 class Pods:

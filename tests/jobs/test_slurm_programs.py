@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import syslog
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm import files, on_node, queued, sbatch
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
-from pytest_mnode.launchers.cleanup import queue_cleanup
-from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, SlurmCleanup, clean_up
+from pytest_mnode.launchers.cleanup import leftovers, queue_cleanup
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup
+from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, clean_up
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 from tests.inner import OWN_ADDRESSES
 from tests.programs import write_program
@@ -67,12 +73,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_cleanup, "_LATE_S", 0.5)
 
 
-SHOW = "squeue --noheader --all --format='%A %T' --name=mnode-1"
-END = "scancel --full --name=mnode-1"
+LEFT = SlurmBackend().leftovers("mnode-1")
+SHOW, END = shlex.join(LEFT.show), shlex.join(LEFT.end)
 
 
 def test_jobs_are_cancelled_when_their_owner_has_ended(programs: Path) -> None:
-    cleanup = SlurmCleanup("mnode-1")
+    cleanup = Cleanup(LEFT)
     process = cleanup._process
     until(lambda: signal.SIGTERM in _ignored(process.pid), "it ignores signals")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -90,7 +96,7 @@ def _ignored(pid: int) -> set[signal.Signals]:
 
 
 def test_nothing_is_cancelled_for_a_job_that_has_ended(programs: Path) -> None:
-    cleanup = SlurmCleanup("mnode-1")
+    cleanup = Cleanup(LEFT)
     cleanup.close(done=True)
     cleanup.close(done=True)
     assert cancelled(programs) == 0
@@ -169,9 +175,15 @@ def test_a_scheduler_is_tried_for_an_hour_at_growing_intervals(
     assert 3600 < now[0] < 3700
 
 
-def test_no_commands_of_a_scheduler(tmp_path: Path) -> None:
+def test_what_cannot_be_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the system's log: nobody else may be there any more."""
+    said: list[str] = []
+    monkeypatch.setattr(syslog, "syslog", lambda _, text: said.append(text))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO()))
     (tmp_path / "beats").mkdir()
-    assert not clean_up(b"", "no-such-squeue", "no-such-scancel", str(tmp_path / "beats"))
+    assert queue_cleanup.main("no-such-squeue", "no-such-scancel", "run x", str(tmp_path / "beats"))
+    assert said == ["mnode: run x"]
     assert not (tmp_path / "beats").exists()
 
 
@@ -225,24 +237,25 @@ def test_slurm_estimates_the_start_of_a_job(
 
 def test_no_sbatch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SlurmError, match=r"^sbatch: cannot be run: No such file"):
+    with pytest.raises(
+        SlurmError, match=r"^sbatch: no such command on this machine; install Slurm"
+    ):
         sbatch.submit("", {"PATH": str(tmp_path)}, [])
 
 
 def batch(programs: Path, address: str, nodes: str) -> subprocess.CompletedProcess[str]:
-    """Run the program of the batch script; nodes: the fake scontrol."""
-    program(programs, "scontrol", f"#!/bin/sh\n{nodes}\n")
+    """Run the program of the batch script; nodes: Slurm's list."""
     program(programs, "srun", "#!/bin/sh\nexit 0\n")
     plan = files.Plan("abc", Job(["t.py"]), {"n0": files.JobNode("node0", address, None)})
     module = "pytest_mnode.jobs.slurm.on_node"
     argv = [sys.executable, "-m", module, "batch", str(plan.write(programs))]
-    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n0"}
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": nodes}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("address", OWN_ADDRESSES)
 def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: str) -> None:
-    done = batch(programs, address, "echo n0")
+    done = batch(programs, address, "n0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     start = files.read_start(programs / "start.0.json")
     assert (start.nodes, start.address) == (("node0",), address)
@@ -250,20 +263,20 @@ def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: s
 
 
 def test_a_job_without_a_node_list(programs: Path) -> None:
-    done = batch(programs, "127.0.0.1", "echo no controller >&2; exit 1")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines() == [
-        "scontrol show hostnames n0: no controller",
-        "Slurm named no node of this job (SLURM_JOB_NODELIST=n0)",
-    ]
+    for given, said in (
+        ("", "Slurm named no node of this job (SLURM_JOB_NODELIST)"),
+        ("n[1-", "hosts 'n[1-': brackets do not match"),
+    ):
+        done = batch(programs, "127.0.0.1", given)
+        assert (done.returncode, done.stdout, done.stderr) == (1, f"{said}\n", "")
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Queued:
     """Job 12, without a process that ends it."""
-    monkeypatch.setattr(queued, "SlurmCleanup", lambda _: None)
+    monkeypatch.setattr(queued, "Cleanup", lambda _: SimpleNamespace(leftovers=LEFT))
     monkeypatch.setattr(queued, "POLL_JOB_S", 0.01)
-    made = Queued(Slurm(), Names({"host0": "n0"}), "mnode-1")
+    made = Queued(Slurm(), Names({"host0": "n0"}), LEFT)
     made.number = 12
     return made
 
@@ -302,18 +315,26 @@ def test_a_job_that_stays_in_the_queue_is_not_awaited(
     """One that is completing may wait for a node that was lost; nothing is left of it then."""
     monkeypatch.setattr(queued, "_END_S", 0.2)
     program(programs, "scontrol", f"#!/bin/sh\necho JobId=12 JobName=x JobState={state}\n")
-    with pytest.raises(ClusterError, match=f"job 12 is still {state} after scancel"):
+    with pytest.raises(
+        ClusterError, match=f"job 12 is still {state} after scancel: .* scancel --name=mnode-1$"
+    ):
         job.await_end()
     if state == "COMPLETING":
         job.await_end(lost=True)
 
 
 def test_a_cleanup_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_cleanup, "_END_S", 0.2)
-    cleanup = SlurmCleanup("mnode-1")
+    """And says before that what may be left."""
+    monkeypatch.setattr(leftovers, "ENDED_S", 0.1)
+    monkeypatch.setattr(leftovers, "_END_S", 0.2)
+    cleanup = Cleanup(LEFT)
     os.kill(cleanup._process.pid, signal.SIGSTOP)
+    assert cleanup.end(answered=True) == (
+        "jobs named mnode-1 may be left; their end is retried for an hour; "
+        "or run scancel --name=mnode-1"
+    )
     cleanup.close(done=True)
-    assert cleanup.wait(10) == -signal.SIGKILL
+    assert cleanup._wait(10) == -signal.SIGKILL
 
 
 def test_a_requeue_that_slurm_never_makes_ends_the_job(
@@ -322,7 +343,7 @@ def test_a_requeue_that_slurm_never_makes_ends_the_job(
     monkeypatch.setattr(on_node, "_REQUEUE_S", 0.1)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0")
-    program(programs, "scontrol", '#!/bin/sh\necho n0\necho "$*" >>"$0.asked"\n')
+    program(programs, "scontrol", '#!/bin/sh\necho "$*" >>"$0.asked"\n')
     program(programs, "srun", "#!/bin/sh\nexit 75\n")
     files.write_status(programs, "node0", 0, files.Status(75, True, False))
     job = files.Plan(

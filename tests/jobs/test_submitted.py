@@ -50,7 +50,7 @@ def test_status_files_may_arrive_late(job: SubmittedJob, tmp_path: Path) -> None
 def test_a_status_file_that_never_arrives(
     job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "NFS_DELAY_S", 0.0)
+    monkeypatch.setattr(submitted, "NFS_DELAY_S", 0.0)
     files.write_status(tmp_path, "node0", 0, WELL)
     result = job.poll()
     assert result is not None

@@ -90,10 +90,15 @@ def _bad_init() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_bad_init")
-@pytest.mark.parametrize("group", [False, True])
-def test_the_command_dies_and_is_reaped_with_the_entering_process(rack: Rack, group: bool) -> None:
+@pytest.mark.parametrize(("group", "stopped"), [(False, False), (True, False), (False, True)])
+def test_the_command_dies_and_is_reaped_with_the_entering_process(
+    rack: Rack, group: bool, stopped: bool
+) -> None:
     (command,) = rack.commands(rack.nodes[:1], SLEEPS)
     with ready(command, start_new_session=True) as process:
+        if stopped:
+            for one in (process.pid, *processes.descendants(process.pid)):
+                os.kill(one, signal.SIGSTOP)
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         process.communicate(timeout=40)  # the sleeper holds the other end
     # A zombie would keep the node from ending.
@@ -116,7 +121,7 @@ def test_a_command_from_before_a_reboot_is_refused(rack: Rack) -> None:
     (old,) = rack.commands([node], ["uname", "-n"])
     rack.ask(PowerOff(node.name))
     rack.ask(PowerOn(node.name))
-    done = subprocess.run(old, capture_output=True, text=True, check=False, timeout=10)
+    done = subprocess.run(old, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 125
     assert done.stderr.startswith("node2: the node is off, or was booted again")
     assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
@@ -126,5 +131,5 @@ def test_a_reused_pid_is_refused(rack: Rack) -> None:
     (command,) = rack.commands(rack.nodes[:1], ["true"])
     place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
     command[place + 1] = str(os.getpid())
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr.split(":")[0]) == (125, "node0")

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hosts import Host, parse_hosts, read_hostfile, slots_of
-from pytest_mnode.launchers.slurm import compress, expand
+from pytest_mnode.launchers.hosts import (
+    Host,
+    compress,
+    expand,
+    parse_hosts,
+    read_hostfile,
+    slots_of,
+)
 
 
 def refusal(read: Callable[[], object]) -> str:
@@ -122,7 +128,7 @@ def test_the_user_and_line_of_a_host() -> None:
         ("n:2222", ["n:2222"]),
         ("n:22", ["n:22"]),
         ("n:8 slots=4", ["n:8"]),
-        ("n slots=4 port = 222", ["n:222"]),
+        ("n slots=4 port = 222\nm Slots=4 PORT=222", ["n:222", "m:222"]),
         ("root@10.0.0.1:2222 slots=8\nroot@10.0.0.2:2222 slots=8",
          ["root@10.0.0.1:2222", "root@10.0.0.2:2222"]),
         ("ops@[2001:db8::1]:8", ["ops@[2001:db8::1]:8"]),
@@ -169,6 +175,7 @@ def test_ssh_gets_the_port(text: str, arguments: tuple[str, ...]) -> None:
         ("[x::1]:4", "1: hosts '[x::1]:4': [x::1]: accepted: numbers and ranges"),
         ("node1:65536", "1: port 65536: accepted: a port, 1 to 65535"),
         ("node1 port=ssh", "1: port ssh: accepted: a port, 1 to 65535"),
+        ("node1 python=python3", "1: python=python3: accepted: the path of a Python"),
         ("node1:2222 port=222", "1: node1:2222: two ports, 2222 and port=222"),
         ("node1 user=a;b", "1: user=a;b: 'a;b' is not a user name"),
         ("a:b:2222", "1: 'a:b:2222' is not a host name"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.launchers.node_env import DEFAULTS, SET, RunEnv, is_secret, is_submitted, node_env
+from pytest_mnode.launchers.node_env import DEFAULTS, SET, RunEnv, is_secret, node_env
+from pytest_mnode.launchers.slurm.command_lines import is_submitted
 from pytest_mnode.option_texts import Given, variables
 from tests.inner import need_rack, run_pytest, write_files
 
@@ -67,12 +68,14 @@ def test_slurm_jobs_get_no_variable_for_the_beginning_of_its_name(
 
 
 def test_nodes_of_this_machine_have_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MINE", "GLOO_SOCKET_IFNAME", "A_TOKEN", "OMP_NUM_THREADS"):
+    of_the_machine = ("GLOO_SOCKET_IFNAME", "DISPLAY", "XDG_RUNTIME_DIR")
+    for name in ("MINE", "A_TOKEN", "OMP_NUM_THREADS", "XDG_CACHE_HOME", *of_the_machine):
         monkeypatch.setenv(name, "outer")
     for launcher, pins in (("rack", None), ("local", "outer")):
         made = RunEnv.of_launcher(launcher, {}).command(defaults={"OMP_NUM_THREADS": "1"})
-        found = [made.get(n) for n in ("MINE", "OMP_NUM_THREADS", "A_TOKEN", "GLOO_SOCKET_IFNAME")]
-        assert found == ["outer", "outer", None, pins]
+        found = [made.get(n) for n in ("MINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "A_TOKEN")]
+        assert found == ["outer", "outer", "outer", None]
+        assert [made.get(name) for name in of_the_machine] == [pins] * 3
     given = RunEnv.of_launcher("rack", {"A_TOKEN": "t", "GLOO_SOCKET_IFNAME": "fab0", "B": "run"})
     made = given.command({"B": "job"})
     assert [made[n] for n in ("A_TOKEN", "GLOO_SOCKET_IFNAME", "B")] == ["t", "fab0", "job"]
@@ -94,7 +97,13 @@ def test_the_header_says_what_nodes_get(monkeypatch: pytest.MonkeyPatch) -> None
     rack = RunEnv.of_launcher("rack", {"B": "1"}).header()
     assert rack.startswith("pytest's own; set for this run: B; without ")
     assert "GITHUB_TOKEN" in rack
-    assert "NCCL_SOCKET_IFNAME (devices of this machine)" in rack
+    assert "NCCL_SOCKET_IFNAME" in rack
+    assert "(devices and login of this machine)" in rack
+    monkeypatch.delenv("GITHUB_TOKEN")
+    local = RunEnv.of_launcher("local", {}).header()
+    assert local.startswith("pytest's own")
+    assert "NCCL_SOCKET_IFNAME" not in local, "nodes that are this machine have its devices"
+    monkeypatch.setenv("GITHUB_TOKEN", "x")
     ssh = RunEnv.of_launcher("ssh", {}).header()
     assert ssh.startswith("each node's own; from pytest's where a node sets none: ")
     assert "NCCL_SOCKET_IFNAME" in ssh

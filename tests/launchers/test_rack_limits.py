@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +23,10 @@ from pytest_mnode.launchers.rack.protocol import Booted, Setup
 from pytest_mnode.launchers.rack.rack_init import Booting, RackInit
 from pytest_mnode.launchers.rack.wiring import Switch
 from pytest_mnode.protocol.launcher_requests import PowerOff
-from tests.waiting import until
+from tests.waiting import soon, until
 
 PLAN = Plan(2, Link("fab0", 200), Link("mgmt0", 20), 1 << 20)
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Mute:
@@ -58,9 +57,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for limit in ("BOOT_LIMIT_S", "KILL_LIMIT_S"):
         monkeypatch.setattr(rack_init, limit, 0.2)
     monkeypatch.setattr(wiring, "FORWARDING_LIMIT_S", 0.2)
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < LIMIT_S
+    with soon():
+        yield
 
 
 def test_a_rack_that_never_answers() -> None:

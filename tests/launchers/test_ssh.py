@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,11 @@ import pytest
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.remote import launcher as launcher_module
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
+from pytest_mnode.limits import Limits
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec import profile_spec
 from tests.inner import need_program
@@ -112,9 +113,44 @@ def test_each_host_that_refuses_has_a_line(tmp_path: Path, use: Use) -> None:
 def test_a_host_to_which_ssh_never_connects(tmp_path: Path, use: Use) -> None:
     use("#!/bin/sh\nexec sleep 60\n")
     launcher = made(tmp_path, "n1")
-    launcher.start_limit_s = 0.5
+    launcher.limits = Limits(start_s=0.5)
     with pytest.raises(ClusterError, match=r"n1: no answer within 0\.5 s: "):
         launcher.start()
+
+
+def test_a_host_may_have_a_python_of_its_own(
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's program and all commands of the run run by it, and by no other."""
+    use(THIS)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    own, log = tmp_path / "python-of-n1", tmp_path / "log of own"
+    started = f"echo x >> {quote(str(log))}"
+    write_program(own, f'#!/bin/sh\n{started}\nexec {quote(sys.executable)} "$@"\n')
+    launcher = made(tmp_path, f"n1 python={own}")
+    try:
+        launcher.start()
+        assert len(log.read_text().splitlines()) == 2, "its program, and its report"
+        [node] = launcher.nodes
+        for python in (sys.executable, launcher.python, str(own)):
+            [command] = launcher.commands([node], [python, "-c", "print(1)"])
+            subprocess.run(command, env=launcher.env.command(), check=True, timeout=60)
+        assert len(log.read_text().splitlines()) == 5
+        assert launcher.python_of(node) == str(own)
+    finally:
+        launcher.close()
+
+
+def test_a_python_of_a_host_that_is_not_there(tmp_path: Path, use: Use) -> None:
+    use(THIS)
+    wrong = tmp_path / "none"
+    launcher = made(tmp_path, f"n1\nn3 python={wrong}")
+    with pytest.raises(ClusterError) as raised:
+        launcher.start()
+    [_, line] = str(raised.value).splitlines()
+    assert line.startswith("  n3: Python did not start on the node (status 127: ")
+    assert f"{wrong}: " in line
+    assert line.endswith(f"; correct python={wrong} in the hostfile")
 
 
 def test_connections_end_with_the_launcher(
@@ -189,7 +225,7 @@ def test_a_lost_connection_is_reopened_without_power_switching(
         psutil.Process(
             int((tmp_path / "connections").read_text().splitlines()[-1].split()[0])
         ).kill()
-        assert losses.get(timeout=10)[1].startswith("the connection was lost")
+        assert losses.get(timeout=60)[1].startswith("the connection was lost")
         with pytest.raises(NodeLostError, match="is unavailable: the connection was lost"):
             launcher.commands(launcher.nodes, ["true"])
 
@@ -216,8 +252,8 @@ def test_a_node_that_cannot_be_connected_again_in_time(
     """Its ssh connects, and nothing follows."""
     use(THIS.replace("exec sh", "[ -e {directory}/silent ] && exec sleep 60; exec sh"))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
-    monkeypatch.setattr(launcher_module, "RECONNECT_S", 1.0)
     launcher = made(tmp_path, "n1")
+    launcher.limits = Limits(connect_s=1.0)
     try:
         launcher.start()
         (tmp_path / "silent").touch()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.logs.causes import Cause, causes, first_cause, is_peer_lost
+from pytest_mnode.logs.causes import Cause, causes, is_peer_lost
 from pytest_mnode.logs.causes.table import candidates, known_causes, rules
 
 TABLE = known_causes()
@@ -22,7 +22,12 @@ TABLE = known_causes()
 COMPOSED = yaml.safe_load(
     (Path(__file__).parents[2] / "fixtures" / "logs" / "causes.yaml").read_text()
 )
-FAILING = [(one["text"], one["cause"], one.get("culprit", "")) for one in COMPOSED["failing"]]
+FAILING = [
+    (text, cause, culprit)
+    for cause, culprits in COMPOSED["failing"].items()
+    for culprit, texts in culprits.items()
+    for text in texts
+]
 HEALTHY = COMPOSED["healthy"]
 
 
@@ -79,16 +84,11 @@ def test_prefixes_and_noise_hide_no_cause(prefix: str) -> None:
 
 @pytest.mark.parametrize(("lost", "name", "_"), LOST)
 def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> None:
-    for root, cause, culprit in random.Random(lost).sample(ROOTS, 12):
+    for root, cause, _ in random.Random(lost).sample(ROOTS, 12):
         found = causes(f"{lost}\n{root}")
         assert (found[0].name, found[0].root) == (cause, True), root
         assert name in [one.name for one in found]
-        first = first_cause({"elm1": lost, "elm2": root, "elm3": lost})
-        assert first is not None
-        assert first.name == cause
-        assert first.host == "elm2" or str(first.host) in culprit
     assert is_peer_lost(lost) is (name not in ("aborted", "ended by the launcher"))
-    assert first_cause({"elm1": "", "elm2": "all well"}) is first_cause({}) is None
 
 
 def _literals(parsed: Any) -> list[str]:
@@ -195,6 +195,14 @@ EVENTS = """\
   Warning  FailedMount       8m  kubelet            MountVolume.SetUp failed for volume "data"
 """
 START = "  Normal   Started           7m  kubelet            Started container main\n"
+
+
+def test_events_name_the_node_of_a_pod_in_any_order() -> None:
+    lost = "3m Warning NodeNotReady pod/train-5 Node is not ready\n"
+    [one] = causes(
+        lost + "4m Normal Scheduled pod/train-5 Successfully assigned ml/train-5 to elm9"
+    )
+    assert (one.name, one.culprit) == ("node lost", "elm9")
 
 
 def test_a_started_pod_has_no_scheduling_cause() -> None:

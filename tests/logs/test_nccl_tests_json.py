@@ -109,6 +109,7 @@ def test_a_file_that_is_cut_off_is_incomplete() -> None:
 def test_the_structured_output_of_forks(key: str) -> None:
     one = {
         "count": 262144,
+        **{"redop": "sum", "root": "-1"},
         "oop_busbw": 18.2,
         f"oop_{key}": 3,
         "ip_busbw": 18.4,
@@ -122,6 +123,7 @@ def test_the_structured_output_of_forks(key: str) -> None:
     [test] = read_nccl_tests(f"NCCL version 2.27.0+cuda12.9\n{json.dumps(output)}\n")
     assert rates(test) == [(1 << 20, 18.2, 18.4), (1 << 21, 18.2, 18.4)]
     assert (test.wrong, test.wrong_by_size) == (3, {1 << 20: 3})
+    assert {(one.reduces, one.root) for one in test.rows} == {(True, -1)}
 
 
 @given(st.text(max_size=60), st.integers(0, 900), st.integers(0, 900))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_mnode.logs.causes import first_cause
+from pytest_mnode.logs.causes import causes
 from pytest_mnode.logs.stacks import located, where
 
 FAULTHANDLER = """\
@@ -59,8 +59,7 @@ def test_what_is_no_stack(text: str) -> None:
 
 
 def test_a_cause_has_the_stacks_of_its_ranks() -> None:
-    cause = first_cause({"log": "[rank2]: CUDA error: device-side assert triggered"})
-    assert cause is not None
+    [cause] = causes("[rank2]: CUDA error: device-side assert triggered")
     assert cause.ranks == (2,)
     texts = {"stack_rank_2.txt": PY_SPY, "rank3.json": json.dumps(THREADS), "rank20.txt": PY_SPY}
     detail = located(cause, texts).detail or ""

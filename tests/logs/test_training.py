@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,50 @@ LOGS: dict[str, tuple[str, Step]] = {
         "iter {n}: loss 3.{n}000, time 250.50ms, mfu 50%",
         Step(4, 3.4, 0.2505, mfu=0.5),
     ),
+    "plain accumulation": (
+        "[step 0000{n}/00030] train loss: 3.{n} | tok/s: 12.3K | step_time: 81.5ms | mfu: 50%",
+        Step(4, 3.4, 0.0815, mfu=0.5),
+    ),
+    "plain JSON": (
+        '12:00:00 INFO trainer: {{"loss": 1.{n}, "global_step": {n}, "step_time_s": 0.25}}',
+        Step(4, 1.4, 0.25),
+    ),
+    "plain batches": ("Epoch 1/2 | Batch {n}/25 | Loss: 1.{n} | 0.25 s/it", Step(4, 1.4, 0.25)),
+    "plain imagenet": ("Epoch: [0][ {n}/50]\tTime 0.51 (0.6)\tLoss 6.{n} (7.0)", Step(4, 6.4)),
+    "plain tutorial": ("[1, {n}] loss: 6.{n}", Step(4, 6.4)),
+    "plain thousands": ("Step 1,00{n}, Loss = 6.{n}", Step(4, 6.4)),
+    "plain since the begin": (
+        "step {n}, loss: 6.{n}, elapsed seconds: 1{n}.5, total seconds: 2{n}.5",
+        Step(4, 6.4),
+    ),
+    "plain times": (
+        "step {n} loss 6.{n} data time: 0.01 s batch time: 0.5 s eta time: 300 s",
+        Step(4, 6.4, 0.5),
+    ),
+    "nemo, tokens of whom": (
+        "global_step: {n} | reduced_train_loss: 1.{n} | train_step_timing in s: 0.5 | "
+        "tokens_per_sec: 8000",
+        Step(4, 1.4, 0.5),
+    ),
+    "plain maxtext": (
+        "completed step: {n}, seconds: 1.5, TFLOP/s/device: 123.4, Tokens/s/device: 4567.8, "
+        "total_weights: 65536, loss: 10.{n}",
+        Step(4, 10.4, 1.5, 4567.8, None, 123.4),
+    ),
+    "plain nanotron": (
+        "[INFO|DP=0|PP=0|TP=0]: iteration: {n} / 100 | elapsed_time_per_iteration_ms: 500 | "
+        "tokens_per_sec: 12.3K | tokens_per_sec_per_gpu: 1.5K | global_batch_size: 1.02K | "
+        "lm_loss: 10.{n} | model_tflops_per_gpu: 123 | hardware_tflops_per_gpu: 150",
+        Step(4, 10.4, 0.5, 1500, None, 123),
+    ),
+    "huggingface, with a loss": (
+        "1|{n}|Loss: 1.{n}: 5%|##   | {n}/100 [00:00<01:40,  2.00s/it, tok_s=12.3k]",
+        Step(4, 1.4, 2.0),
+    ),
+    "lightning of epochs": (
+        "Epoch 1/3:  40%|##   | {n}/40 [00:00<00:03,  2.00s/it, loss=1.{n}]",
+        Step(4, 1.4, 2.0),
+    ),
 }
 
 
@@ -62,7 +107,9 @@ def test_what_a_line_says(name: str) -> None:
     text = "\n".join(["starting", *(line.format(n=n) for n in range(1, 6)), "done"])
     found = read_progress([text])
     assert found.format == name.partition(",")[0].split()[0]
-    assert [one.number for one in found.steps] == [1, 2, 3, 4, 5]
+    first = 1000 if "thousands" in name else 0
+    assert [one.number - first for one in found.steps] == [1, 2, 3, 4, 5]
+    expected = replace(expected, number=first + 4)
     assert found.steps[3] == expected
 
 
@@ -115,6 +162,12 @@ def test_bars_with_words_of_training() -> None:
     assert [read_progress([one]).steps for one in texts] == [(Step(5, None, 1.0),)] * 2
 
 
+def test_a_bar_of_an_evaluation_with_a_loss_counts_no_steps() -> None:
+    bars = [f"Eval: 5%|##   | {n}/9 [00:00<00:01, 9.00it/s, loss=2.5]" for n in range(1, 10)]
+    text = "\n".join(["step 5 loss 3.5", "step 10 loss 3.25", *bars])
+    assert read_progress([text]).steps == (Step(5, 3.5), Step(10, 3.25))
+
+
 def test_a_trainer_prints_the_loss_before_the_bar_of_its_step() -> None:
     found = read_progress([TRAINER])
     assert [(one.number, one.loss) for one in found.steps] == [
@@ -162,6 +215,7 @@ OWN = r"^S(?P<step>\S+) L(?P<loss>\S+)(?: T(?P<seconds>\S+))?(?: J(?P<job_tokens
     [
         ("S7 L1.5 T0.25\nnoise", (Step(7, 1.5, 0.25),)),
         ("S7 L1.5; J4,000", (Step(7, 1.5, None, 1000),)),
+        ("S7 L1.5 J4K", (Step(7, 1.5, None, 1000),)),
         ("S7 Ln/a T0.25", (Step(7, None, 0.25),)),
         ("S7 L1.5k", (Step(7),)),
         ("S7 L1.2.3", (Step(7),)),

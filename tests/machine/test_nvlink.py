@@ -203,7 +203,7 @@ C - Connected - Ready for operation
 
 5/12/2025 06:08:10.580
 Nodes:
-Node #0   - 172.31.48.81    - READY                - Version: 570.172
+Node #0   * 172.31.48.81 *  - READY                - Version: 570.172
 Node #1   - 172.31.48.98    - {}          - Version: 570.172
 
  Nodes From\\To  0   1

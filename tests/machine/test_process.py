@@ -97,12 +97,12 @@ def test_threads_of_this_process_with_their_cpus() -> None:
     def work() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         ready.set()
-        done.wait(10)
+        done.wait(60)
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         process = read_process()
     finally:
         done.set()

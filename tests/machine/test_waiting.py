@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from math import inf
 from pathlib import Path
@@ -84,8 +88,48 @@ def test_time_taken_by_others_is_at_most_the_waiting_time() -> None:
     assert spent.own_s == pytest.approx(1.0)
 
 
+def test_time_neither_running_nor_ready_is_its_own_but_that_of_others_is_not() -> None:
+    """A thread that is stopped for a third of its time, on a CPU that others use as well."""
+    before, after = Reading(delayed_then_s=1.0), Reading(delayed_s=1.3)
+    spent = spent_between(before, after, wall_s=0.9, cpu_s=0.4, cpus=CPUS)
+    assert spent.stopped_s == pytest.approx(0.2)
+    assert spent.own_s == pytest.approx(0.6)
+    unknown = spent_between(Reading(), after, wall_s=0.9, cpu_s=0.4, cpus=CPUS)
+    assert (unknown.stopped_s, unknown.own_s) == (0.0, 0.4)
+
+
+def test_a_stopped_process_is_not_taken_for_one_that_waits_for_a_cpu() -> None:
+    work = (
+        "import signal, sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "over = []; signal.signal(signal.SIGCONT, lambda *_: over.append(1))\n"
+        "from pytest_mnode.machine.waiting import read_waiting, spent_between\n"
+        "before, wall, cpu = read_waiting(), time.monotonic(), time.thread_time()\n"
+        "print(flush=True)\n"
+        "while not over: pass\n"
+        "wall_s, cpu_s = time.monotonic() - wall, time.thread_time() - cpu\n"
+        "spent = spent_between(\n"
+        "    before, read_waiting(), wall_s=wall_s, cpu_s=cpu_s, cpus=frozenset()\n"
+        ")\n"
+        "print(spent.stopped_s)"
+    )
+    root = str(Path(__file__).parents[2])
+    argv = [sys.executable, "-c", work, root]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # it stops where it next runs
+        time.sleep(0.3)
+        process.send_signal(signal.SIGCONT)
+        stopped_s = float(process.stdout.read())
+    assert stopped_s > 0.25
+
+
 def test_a_reset_counter_is_unknown() -> None:
-    before, after = Reading(throttled_s=5.0, delayed_s=5.0), Reading(throttled_s=0.1, delayed_s=1.0)
+    before, after = (
+        Reading(throttled_s=5.0, delayed_then_s=5.0),
+        Reading(throttled_s=0.1, delayed_s=1.0),
+    )
     spent = spent_between(before, after, wall_s=1.0, cpu_s=0.5, cpus=CPUS)
     assert (spent.throttled_s, spent.delayed_s) == (0.0, None)
 
@@ -94,8 +138,9 @@ def test_stretches_add_up() -> None:
     one = Spent(wall_s=1, cpu_s=0.5, delayed_s=None, throttled_s=0.1, others_s=0.2, busiest="a")
     two = Spent(wall_s=2, cpu_s=1, delayed_s=0.3, throttled_s=0, others_s=0.6, busiest="b")
     assert total((one, two)) == Spent(
-        wall_s=3, cpu_s=1.5, delayed_s=0.3, throttled_s=0.1, others_s=0.8, busiest="b"
+        wall_s=3, cpu_s=1.5, delayed_s=None, throttled_s=0.1, others_s=0.8, busiest="b"
     )
+    assert total((two, two)).delayed_s == pytest.approx(0.6)
 
 
 def test_a_thread_that_sleeps_is_neither_running_nor_delayed() -> None:

@@ -15,6 +15,7 @@ from pytest_mnode.measuring.tools import perftest
 from pytest_mnode.measuring.tools.beside_nic import ToolPlacement
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
 from pytest_mnode.spec.fabric import WriteBandwidthPromise
+from tests.machines import placed
 from tests.machines.bed import Machines, need_machines
 from tests.machines.hardware import Hardware, Nic, NumaNode
 from tests.measuring.tools.local import fabric_of
@@ -23,35 +24,6 @@ UNEVEN = Hardware(
     numa=(NumaNode(2, 640), NumaNode(1, 256), NumaNode(1, 256), NumaNode(0, 128)),
     nics=(Nic("mgmt0", None), Nic("fab0", 2)),
 )
-JUDGED = """
-import json, subprocess, sys
-from pytest_mnode.criteria.placement.binding import judge_cpus
-from pytest_mnode.criteria.placement.binding import judge_memory
-from pytest_mnode.criteria.placement.rank_placement import beside_nic
-from pytest_mnode.criteria.placement.rank_placement import PARTS, RankPlacement
-from pytest_mnode.machine.model import Machine
-from pytest_mnode.machine.process import bytes_by_node, read_process
-from pytest_mnode.measuring.tools.beside_nic import locate
-
-PROGRAM = "x = bytearray(32 << 20); x[::4096] = b'x' * 8192; print(flush=True); input()"
-machine = Machine.read(parts=PARTS, limit_s=120)
-for nic, *how in json.loads(sys.argv[1]):
-    argv = [*(["numactl", *how] if how else []), "/usr/bin/python3", "-c", PROGRAM]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(argv, **pipes) as program:
-        program.stdout.readline()
-        seen = read_process(program.pid)
-        program.communicate(b"\\n")
-    rank = RankPlacement(
-        rank=0, node="node0", cpus=seen.cpus_allowed, threads=seen.threads,
-        memory_bytes=bytes_by_node(seen.memory),
-    )
-    rank = beside_nic(machine, rank, [nic], 0, 1)
-    found = judge_cpus(machine, rank), judge_memory(machine, rank, 0.9)
-    print(json.dumps([[str(m.verdict) for m in found], [m.note for m in found]]))
-placed, _ = locate(machine, "rxe0")
-print(json.dumps([placed.place, sorted(placed.near_cpus), sorted(placed.near_memory)]))
-"""
 CASES = (
     ("fab0", ("--cpunodebind=2", "--membind=2"), "pass pass", "on NUMA node 2"),
     (
@@ -124,10 +96,11 @@ def test_perftest_runs_beside_its_nic_and_elsewhere_is_named(
 def test_four_uneven_nodes_and_a_nic_without_affinity(uneven: Machines) -> None:
     """Real processes bound by numactl, as a real kernel shows them."""
     cases = json.dumps([[nic, *how] for nic, how, _, _ in CASES])
-    program = shlex.join([sys.executable, "-P", "-c", JUDGED, cases])
+    program = shlex.join([sys.executable, "-P", placed.__file__, cases])
     lines = uneven.guest("node0", f"cd /; {program}", limit_s=400).splitlines()
-    *found, placed = map(json.loads, lines)
-    for (_, _, expected, words), (verdicts, notes) in zip(CASES, found, strict=True):
+    *found, beside = map(json.loads, lines)
+    for (_, _, expected, words), answers in zip(CASES, found, strict=True):
+        verdicts, notes = zip(*answers, strict=True)
         assert " ".join(verdicts).startswith(expected), notes
         assert words in "; ".join(notes)
-    assert placed == ["rxe0 on NUMA node 2", [3], [2]]
+    assert beside == ["rxe0 on NUMA node 2", [3], [2]]

@@ -1,15 +1,19 @@
 """Near and far copies on simulated machines: source and target, sizes, and verdicts."""
+# Of pytest_mnode.checks.devices.copies.
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pytest_mnode.criteria.placement.copies import CopyRates, copies_table, judge_copies
+from pytest_mnode.checks.placement.copies import NearMemoryIsFasterThanFar, ratio_of
+from pytest_mnode.criteria.placement.near import BUFFERS, COPIES, COPY_RATIO
+from pytest_mnode.evidence.row import RankRows, Row, of_rank, row
 from pytest_mnode.machine.cpus import Cpu, Cpus
 from pytest_mnode.machine.numa import Numa, NumaNode, read_numa
 from pytest_mnode.measurement import Measurement, Verdict
@@ -27,6 +31,7 @@ from pytest_mnode.spec import Spec, profile_spec
 
 GIB = 1 << 30
 SPEC: Spec = profile_spec("rack")
+Rows = tuple[Row, ...]
 
 
 def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:
@@ -109,7 +114,7 @@ def test_more_copies_follow_while_the_promise_is_undecided(decided_at: int, made
     """Up to four times as many as promised."""
     nodes = CopyNodes(0, 1, frozenset())
     near_s, far_s = times_s(
-        nodes, 2, nullcontext, float, lambda near_s, far_s: len(near_s) < decided_at
+        nodes, 2, nullcontext, lambda _: 1.0, lambda ratios: len(ratios) < decided_at
     )
     assert len(near_s) == len(far_s) == made
 
@@ -128,8 +133,8 @@ def test_a_ratio_too_close_to_its_bound_is_inconclusive_on_both_sides(
     ratios: tuple[float, ...], verdict: Verdict, culprit: str | None
 ) -> None:
     near = sorted(ratios)[1] * 10
-    good = CopyRates("rank 0 on a", 15.0, 10.0, ratios=(1.5, 1.5, 1.5))
-    found = judged(good, CopyRates("rank 1 on a", near, 10.0, ratios=ratios))
+    good = copied(0, "a", 15.0, 10.0, (1.5, 1.5, 1.5))
+    found = judged(good, copied(1, "a", near, 10.0, ratios))
     assert (found.verdict, found.false_alarm) == (verdict, 0.01)
     assert found.culprit == culprit or verdict is Verdict.INCONCLUSIVE
     if verdict is not Verdict.PASS:
@@ -137,29 +142,41 @@ def test_a_ratio_too_close_to_its_bound_is_inconclusive_on_both_sides(
 
 
 def test_a_rank_that_surely_breaks_the_promise_is_judged_before_one_that_may() -> None:
-    sure = CopyRates("rank 0 on a", 10.2, 10.0, ratios=(1.02, 1.021, 1.022))
-    unsure = CopyRates("rank 1 on b", 10.1, 10.0, ratios=(0.9, 1.01, 1.4))
+    sure = copied(0, "a", 10.2, 10.0, (1.02, 1.021, 1.022))
+    unsure = copied(1, "b", 10.1, 10.0, (0.9, 1.01, 1.4))
     found = judged(unsure, sure)
     assert (found.verdict, found.culprit) == (Verdict.FAIL, "rank 0 on a")
 
 
-def judged(*rates: CopyRates) -> Measurement:
-    return judge_copies(rates, SPEC)[0]
+CHECK = NearMemoryIsFasterThanFar(1.05, SPEC)
+
+
+def copied(rank: int, node: str, near: float, far: float, ratios: Sequence[float] = ()) -> Rows:
+    """Rows of a rank that measured these rates and ratios."""
+    rates = (row(name, rate) for name, rate in zip(COPIES, (near, far), strict=False))
+    return of_rank((*rates, *(row(COPY_RATIO, ratio) for ratio in ratios)), rank, node)
+
+
+def judged(*ranks: Rows) -> Measurement:
+    return CHECK.rule([one for rank in ranks for one in rank])[0]
 
 
 def test_the_rank_with_the_least_effect_is_judged() -> None:
-    good = CopyRates("rank 0 on a", 15.0, 10.0)
-    flat = CopyRates("rank 1 on a", 10.0, 10.0, where="256 MiB on NUMA node 0, and on 1")
+    good, flat = copied(0, "a", 15.0, 10.0), copied(1, "a", 10.0, 10.0)
+    lost = of_rank([row(COPIES[0], why="the NUMA node is not known")], 2, "b")
     assert judged(good).verdict is Verdict.PASS
     found = judged(good, flat)
     assert (found.verdict, found.value, found.culprit) == (Verdict.FAIL, 1.0, "rank 1 on a")
-    unknown = judged(good, CopyRates("rank 2 on b", why="the NUMA node is not known"))
+    unknown = judged(good, lost)
     assert unknown.verdict is Verdict.INCONCLUSIVE
     assert unknown.note == "rank 2 on b: the NUMA node is not known"
-    broken = judged(flat, CopyRates("rank 2 on b", why="the NUMA node is not known"))
+    broken = judged(flat, lost)
     assert (broken.verdict, broken.culprit) == (Verdict.FAIL, "rank 1 on a")
-    lost = CopyRates("rank 2 on b", why="the NUMA node")
-    assert "rank 2 on b the NUMA node" in copies_table((good, lost))
+    where = "256 MiB on NUMA node 0, and on 1"
+    assert (
+        judged(good, (*flat, *of_rank([row(BUFFERS, where)], 1, "a"))).note
+        == f"rank 1 on a: {where}"
+    )
 
 
 @pytest.fixture
@@ -205,12 +222,12 @@ def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch, memory_n
 def test_measured_copies_restore_the_binding(memory_node: int) -> None:
     before = os.sched_getaffinity(0)
     here = CopyNodes(memory_node, memory_node, frozenset(sorted(before)[:1]))
-    row = _measured("rank 0", here, 1 << 20, 3, torch.device("cpu"))
-    assert row.ratio is not None
-    assert row.near_to_device_gbytes_s is None
+    [rank] = RankRows.each(of_rank(_measured(here, 1 << 20, 3, torch.device("cpu")), 0, "a"))
+    assert ratio_of(rank) is not None
+    assert len(rank.of(COPY_RATIO)) == 3
+    assert rank.value(COPIES[2]) is None
     assert os.sched_getaffinity(0) == before
     lost = CopyNodes(memory_node, 1023, here.cpus)
-    assert (
-        "could not be measured: " in _measured("rank 0", lost, 1 << 20, 3, torch.device("cpu")).why
-    )
+    [one] = _measured(lost, 1 << 20, 3, torch.device("cpu"))
+    assert one.why.startswith("could not be measured: ")
     assert os.sched_getaffinity(0) == before

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pytest_mnode.criteria.devices import judge_products
+from pytest_mnode.checks.devices.matmul import judge_products
 from pytest_mnode.machine.load_readings import Sampler, load_of, nvml_reading
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.machine.waiting import Spent

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.checks.world_check import WorldCheck, limit_of
+from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.marks import LimitOf
 from pytest_mnode.measuring.limits import (
     FACTOR,
     REPEAT_S,
     START_UP_S,
     collective_limit_s,
-    devices_limit_s,
     locating_s,
     paths_limit_s,
     repeats_of_each,
@@ -68,9 +69,17 @@ def test_durations_that_the_spec_promises_are_added() -> None:
     assert devices.promised_s == 60 + 2 * 120 + 600
     spec: Any = SimpleNamespace(criteria=SimpleNamespace(devices=devices))
     settings: Any = SimpleNamespace(timeout_s=300.0)
-    assert devices_limit_s(spec, settings, 4, 8) == 300 + 900 + 300
+    checks = [one for one in catalogue("devices") if issubclass(one, WorldCheck)]
+    limits = {one.key: limit_of(one)(spec, settings, 4, 8) for one in checks}
+    more = {
+        "devices.training_step": 360.0,
+        "devices.repeated_products": 540.0,
+        "devices.memory_test": 600.0,
+        "devices.under_load": 900.0,
+    }
+    assert limits == {**dict.fromkeys(limits, 300.0), **more}
     spec.criteria.devices = None
-    assert devices_limit_s(spec, settings, 4, 8) == 300
+    assert {limit_of(one)(spec, settings, 4, 8) for one in checks} == {300.0}
 
 
 def test_all_calls_of_experts_have_their_time() -> None:

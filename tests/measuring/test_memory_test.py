@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_mnode.criteria.devices import judge_memory
+from pytest_mnode.checks.devices.memory_test import judge_memory
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.memory_test import PATTERNS, Memory, RankMemory, WrongWord, allocated

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pytest_mnode.measuring import checked_calls
 from pytest_mnode.measuring.messages import Exchange, exchange, message, sums, wrong_messages
+from pytest_mnode.measuring.naming import culprit_of_collective
 from pytest_mnode.rank.world import World
 
 WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
@@ -35,6 +36,46 @@ def test_the_rank_in_all_wrong_messages_is_named(
     wrong: tuple[tuple[int, int], ...], right: int, culprit: str | None
 ) -> None:
     assert (Exchange(WORLD, wrong).right, Exchange(WORLD, wrong).culprit) == (right, culprit)
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "senders", "culprit"),
+    [
+        ("send_recv", (3,), (2,), "rank 2 on node1 → rank 3 on node1"),
+        ("send_recv", (0, 3), (2, 3), "rank 3 on node1"),
+        ("send_recv", (0,), (2,), "rank 2 on node1 → rank 0 on node0"),  # by rails
+        ("send_recv", (3,), (), "rank 3 on node1: wrong results there, right results on 3 other"),
+        ("all_to_all", (3,), (2,), "rank 2 on node1 → rank 3 on node1"),
+        ("all_to_all", (3,), (0, 1, 2), "rank 3 on node1: wrong results there"),
+        ("all_to_all", (1, 3), (2,), "rank 2 on node1: the values of this rank are wrong"),
+        ("broadcast", (3,), (0,), "rank 3 on node1: wrong results there"),
+    ],
+)
+def test_an_end_of_a_message_is_blamed_only_if_others_had_the_same_values(
+    collective: str, ranks: tuple[int, ...], senders: tuple[int, ...], culprit: str
+) -> None:
+    found = culprit_of_collective(WORLD, collective, ranks, senders)
+    assert found is not None
+    assert found.startswith(culprit)
+    assert bool(found.nodes) is ("→" not in found)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "senders", "sure", "either"),
+    [
+        (2, (0,), set(), {"node0", "node1"}),  # no third node had the same values
+        (2, (0, 1), set(), {"node0", "node1"}),
+        (3, (0, 1), {"node0"}, set()),
+        (3, (0,), {"node0"}, set()),
+    ],
+)
+def test_values_of_one_node_that_are_wrong_on_all_others(
+    nodes: int, senders: tuple[int, ...], sure: set[str], either: set[str]
+) -> None:
+    world = World(0, 2 * nodes, 0, 2, "node0", tuple(f"node{i}" for i in range(nodes)))
+    found = culprit_of_collective(world, "all_gather", range(2, 2 * nodes), senders)
+    assert found is not None
+    assert (set(found.nodes), set[str]().union(*found.either)) == (sure, either)
 
 
 def test_one_rank_alone_does_not_pass() -> None:

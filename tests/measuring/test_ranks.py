@@ -75,3 +75,8 @@ def test_this_machine_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "by_rank", lambda numbers, device: [numbers])
     [share] = ranks.free_bytes_by_rank(CPU)
     assert 0 < share < psutil.virtual_memory().total
+
+
+def test_a_trace_leaves_no_file(tmp_path: Path) -> None:
+    ranks.traced(lambda: torch.ones(1), 1, CPU, str(tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_mnode.criteria.devices import judge_repeated
+from pytest_mnode.checks.devices.repeated_products import judge_repeated
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.faults import spoiled
 from pytest_mnode.measurement import Verdict

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pytest_mnode.criteria.devices import judge_steps
+from pytest_mnode.checks.devices.training_step import judge_steps
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, job_of, models_of
 from pytest_mnode.rank.world import World

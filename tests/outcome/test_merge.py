@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.outcome.failures import raised_in
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
-from pytest_mnode.outcome.raised import raised_in
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
@@ -214,6 +214,17 @@ def test_equal_errors_of_ranks_that_are_not_neighbours_are_one(ranks: Ranks) -> 
     assert "[ranks 0,2 of 4 on node0,node2: first]\nOverflowError: even" in text
     assert "[ranks 1,3 of 4 on node1,node3]\nOverflowError: odd" in text
     assert text.count("Error: ") == 2
+
+
+def test_the_summary_line_has_an_error_and_not_where_torch_was_built(ranks: Ranks) -> None:
+    what = "ifa != nullptr. Unable to find address for: fab9"
+    line = f"RuntimeError: [enforce fail at /__w/pytorch/third_party/gloo/device.cc:84] {what}"
+    for rank in range(4):
+        ranks.say(rank, report("call", "failed", line), 1.0)
+    shown = ranks.merged()["call"].longrepr
+    assert isinstance(shown, RanksRepr)
+    assert shown.reprcrash.message.endswith(f": RuntimeError: {what}")
+    assert line in str(shown)
 
 
 def test_an_abort_after_a_lost_peer_is_a_victim(ranks: Ranks) -> None:

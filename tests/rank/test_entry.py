@@ -1,9 +1,13 @@
-"""Before a fork: fewer handlers of torch's loggers, and no plugins with loops of their own."""
+"""Before a fork: fewer handlers of torch's loggers, and no plugins with loops of their own. In a
+rank: NCCL's log."""
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from pathlib import Path
+from xml.etree.ElementTree import Element
 
 import pytest
 
@@ -57,3 +61,24 @@ def test_of_plugins_with_their_own_loop_only_those_with_fixtures_are_kept(
     entry._without_other_loops(config)
     assert not manager.has_plugin("loop")
     assert manager.has_plugin("loop with fixture")
+
+
+def test_options_of_other_modules_wait_until_plugins_are_imported() -> None:
+    """Their modules may be of plugins and conftest.py files."""
+    given = {"path": Path("x"), "tree": Element("a"), "exit": pytest.ExitCode.OK}
+    plain, others = entry._loaded({name: pickle.dumps(one) for name, one in given.items()})
+    assert plain.keys() == {"path", "tree"}
+    assert plain["path"] == given["path"]
+    assert pickle.loads(others["exit"]) is given["exit"]
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"])
+def test_the_users_settings_of_nccls_log_stay(name: str) -> None:
+    environ = {name: "user's"}
+    entry.have_nccl_log(environ, Path("/run/nccl"))
+    ours = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,GRAPH",
+        "NCCL_DEBUG_FILE": "/run/nccl",
+    }
+    assert environ == {**ours, name: "user's"}

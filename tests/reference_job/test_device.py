@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pytest_mnode.errors import EnvironmentContractError
-from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.device import device_of
 
 
@@ -20,12 +19,12 @@ def _none(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_the_cpu_if_it_is_allowed(device: str) -> None:
-    assert device_of(JobConfig("run", device=device), 1).type == "cpu"
+    assert device_of(device, 1).type == "cpu"
 
 
 def test_the_cpu_never_replaces_an_accelerator() -> None:
     with pytest.raises(EnvironmentContractError, match="shows no accelerator, and the job must"):
-        device_of(JobConfig("run", device="accelerator"), 0)
+        device_of("accelerator", 0)
 
 
 @pytest.mark.parametrize(("count", "number"), [(8, 3), (1, 0)])
@@ -39,5 +38,5 @@ def test_the_only_accelerator_that_a_rank_is_shown_is_its_own(
     monkeypatch.setattr(
         torch, "get_device_module", lambda _: SimpleNamespace(set_device=chosen.append)
     )
-    assert device_of(JobConfig("run"), 3) == torch.device("cuda", number)
+    assert device_of("auto", 3) == torch.device("cuda", number)
     assert chosen == [torch.device("cuda", number)]

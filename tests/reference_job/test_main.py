@@ -36,7 +36,7 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('{"directory": "run", "steps": 0}', "steps=0: give at least 1"), ("", "not JSON")],
+    [('{"directory": "run", "steps": 0}', "steps=0: Input should be gr"), ("", "no config")],
 )
 def test_a_bad_config_is_one_line(
     program: Program, tmp_path: Path, text: str, message: str

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.reference_job.records import (
+    LINE,
     PARTS,
     CheckpointRecord,
     EndRecord,
@@ -20,8 +21,8 @@ from pytest_mnode.reference_job.records import (
     StartRecord,
     StepRecord,
     UnreadableRecord,
+    Written,
     incarnation,
-    line_of,
     read_records,
 )
 
@@ -50,6 +51,10 @@ SAVED = CheckpointRecord(
 )
 END = EndRecord(**ORIGIN, steps=8, parameters="aa", optimiser="bb", lr=0.0, time=12.0)
 ALL: list[Any] = [START, STEP, SAVED, END]
+
+
+def _line(record: Written) -> str:
+    return LINE.dump_json(record).decode()
 
 
 def _file(directory: Path) -> RecordFile:
@@ -97,7 +102,7 @@ def test_a_server_that_does_not_store_a_record_is_an_error(
 
 
 def test_losses_are_written_to_the_last_bit() -> None:
-    line = json.loads(line_of(STEP))
+    line = json.loads(_line(STEP))
     assert line["loss"] == (0.1 + 0.2).hex()
     assert line["lr"] == (1 / 3).hex()
     assert line["kind"] == "step"
@@ -106,7 +111,7 @@ def test_losses_are_written_to_the_last_bit() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_a_number_is_read_back(tmp_path: Path, loss: float) -> None:
     (tmp_path / "rank0.jsonl").write_text(
-        line_of(STEP).replace(STEP.loss.hex(), float(loss).hex()) + "\n"
+        _line(STEP).replace(STEP.loss.hex(), float(loss).hex()) + "\n"
     )
     [step] = read_records(tmp_path)
     assert isinstance(step, StepRecord)
@@ -117,7 +122,7 @@ def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "rank1.jsonl"
-    path.write_text(f"{line_of(START)}\n{line_of(STEP)[:40]}")
+    path.write_text(f"{_line(START)}\n{_line(STEP)[:40]}")
     first, torn = read_records(tmp_path)
     assert first == START
     assert isinstance(torn, UnreadableRecord)
@@ -135,16 +140,16 @@ def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line
     [
         *("\x00\xff", "[]", "null", "7", '"step"', "{}", '{"kind": "other"}', '{"kind": []}'),
         *('{"kind": "step"}', '{"kind": "end", "lr": 7}', "[" * 100_000, '{"kind": "start"'),
-        line_of(STEP).replace('"samples":[3,1,2]', '"samples":7'),
-        line_of(SAVED).replace('"bytes"', '"octets"'),
-        line_of(STEP).replace('"step":7', '"step":"7"'),
-        line_of(STEP).replace('"parts":{', '"parts":{"more":null,'),
-        line_of(END).replace('"lr":"0x0.0p+0"', '"lr":0.5'),
-        line_of(STEP).replace(STEP.loss.hex(), "0x1p99999"),
+        _line(STEP).replace('"samples":[3,1,2]', '"samples":7'),
+        _line(SAVED).replace('"bytes"', '"octets"'),
+        _line(STEP).replace('"step":7', '"step":"7"'),
+        _line(STEP).replace('"parts":{', '"parts":{"more":null,'),
+        _line(END).replace('"lr":"0x0.0p+0"', '"lr":0.5'),
+        _line(STEP).replace(STEP.loss.hex(), "0x1p99999"),
     ],
 )
 def test_no_content_raises(tmp_path: Path, line: str) -> None:
-    content = f"{line_of(START)}\n{line}\n{line_of(END)}\n"
+    content = f"{_line(START)}\n{line}\n{_line(END)}\n"
     (tmp_path / "rank1.jsonl").write_bytes(content.encode("latin-1"))
     before, bad, after = read_records(tmp_path)
     assert (before, after) == (START, END)
@@ -156,7 +161,7 @@ def test_no_content_raises(tmp_path: Path, line: str) -> None:
 def test_every_rank_is_read_in_order(tmp_path: Path) -> None:
     for rank in (10, 2, 0):
         (tmp_path / f"rank{rank}.jsonl").write_text(
-            line_of(END).replace('"rank":1', f'"rank":{rank}') + "\n"
+            _line(END).replace('"rank":1', f'"rank":{rank}') + "\n"
         )
     (tmp_path / "rank3.jsonl").mkdir()
     (tmp_path / "notes.txt").write_text("not ours")

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from pytest_mnode.spec import Spec, default_spec_path, json_schema, load_spec
+from pytest_mnode.spec.checked import PreflightCriterion
 from pytest_mnode.spec.fabric import BusbwPromise
-from pytest_mnode.spec.preflight import PreflightCriterion
 
 Page = Callable[[str, str], Path]
 Load = Callable[[str, str], Spec]

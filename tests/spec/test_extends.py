@@ -154,6 +154,14 @@ def test_what_cannot_be_extended_is_one_line_that_lists_the_profiles(
         ),
         ({"a.yaml": "extends: base.yaml\nfabric: null"}, "a.yaml", "fabric: missing"),
         ({"a.yaml": "extends: base.yaml\nfabric: {mtu: null}"}, "a.yaml", "fabric.mtu: missing"),
+        (  # what a page removed is of nobody once another page has the section again
+            {
+                "b.yaml": "fabric: null",
+                "a.yaml": "extends: [base.yaml, b.yaml]\nfabric: {kind: ethernet}",
+            },
+            "a.yaml",
+            "fabric.",
+        ),
         ({"a.yaml": "extends: base.yaml\nfabric: &x {y: *x}"}, "a.yaml", "nested too deep"),
         (
             {"b.yaml": "name: [", "a.yaml": "extends: b.yaml"},

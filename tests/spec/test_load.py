@@ -283,7 +283,7 @@ def test_the_installed_copy_is_preferred_to_the_repositorys(
 FRACTION = "at_least_fraction: 0.9"
 REFUSED = [
     # devices
-    ("devices", "{}", "promises nothing; accepted: matmul, training_step, repeated_products"),
+    ("devices", "{}", "promises nothing; accepted: memory_copy, device_copy, host_to_device"),
     ("devices.matmul", "{}", "at_least_fraction: missing"),
     ("devices.matmul", "{at_least_fraction: 1.1}", "at_least_fraction: 1.1; accepted: a number of"),
     ("devices.matmul", "{at_least_fraction: 0}", "at_least_fraction: 0; accepted: a number above"),
@@ -310,7 +310,7 @@ REFUSED = [
     ("numa.memory_near_fraction", "90", "90; accepted: a number of 1 or less"),
     ("numa.copy_near_over_far", "0.5", "0.5; accepted: a number of 1 or more"),
     ("numa.nics", "nearest", "unknown key; did you mean nic?"),
-    ("numa", "{copy_repeats: 3}", "promises nothing; accepted: at least one of cpus, "),
+    ("numa", "{copy_repeats: 3}", "promises nothing; accepted: at least one of "),
     # groups and data
     ("groups.meshes", "[{dp: rest, tp: rest}]", "[0]: {dp: rest, tp: rest} leaves two open; acc"),
     ("groups.meshes", "[{}]", "[0]: {}; accepted: sizes by name, such as {pp: 2, dp: rest, "),
@@ -330,6 +330,7 @@ REFUSED = [
     # launch
     ("launch", "{}", "promises nothing; accepted: torchrun, deepspeed, megatron"),
     ("launch", "{elsewhere: true}", "elsewhere promises nothing without a style"),
+    ("launch", "{environment: same}", "environment promises nothing without a style"),
     ("launch.elsewhere", "false", "False; accepted: True"),
     ("launch.mpi", "{}", "unknown key"),
     ("launch.torchrun", "{within: 5}", "within: 5 has no unit; accepted: "),

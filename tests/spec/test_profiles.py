@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pytest_mnode.spec import bandwidth, default_spec_path, doubts, load_spec
-from pytest_mnode.spec.preflight import PreflightCriterion
+from pytest_mnode.spec.checked import PreflightCriterion
 from pytest_mnode.spec.profiles import find_profile, profile_names
 
 FOLDER = default_spec_path().parent
@@ -109,9 +109,9 @@ def test_a_profile_is_short_and_repeats_nothing_of_what_it_extends(path: Path) -
         ("hgx-b300", "infiniband", 8, 800),
         ("gb200-nvl72 nd-gb200-v6", "infiniband", 4, 200),
         ("gb300-nvl72", "infiniband", 4, 400),
-        ("h100-roce oci-h100 a3-ultra a4 mi300x mi325x", "roce", 8, 400),
+        ("h100-roce hgx-h20 oci-h100 a3-ultra a4 mi300x mi325x mi350x mi355x", "roce", 8, 400),
         ("l40s", "roce", 8, 50),
-        ("p4d", "efa", 8, 50),
+        ("p4d p4de", "efa", 8, 50),
         ("p5 p5e p5en p6-b200 h100-efa", "efa", 8, 400),
         ("p6e-gb200", "efa", 4, 200),
         ("a3-high", "tcpx", 8, 100),

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from pytest_mnode.spec import default_spec_path, doubts, load_spec
+from pytest_mnode.spec.checked import PreflightCriterion
 from pytest_mnode.spec.fabric import FabricCriterion
-from pytest_mnode.spec.preflight import PreflightCriterion
 from tests.spec.conftest import Page
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures" / "clusters"

@@ -39,6 +39,21 @@ def test_a_healthy_night_breaks_no_promise(profile: str, nodes: int) -> None:
     ), found.reasons
 
 
+@pytest.mark.parametrize("nodes", [2, 20])
+@pytest.mark.parametrize("fault", ["narrow_nvlink:node1=0.8", "nvlink_down:node1"])
+def test_nvlink_that_joins_nodes_is_found_to_be_slow(fault: str, nodes: int) -> None:
+    found = night("gb200-nvl72", nodes, fault)
+    assert of_state(found, State.FAILED) == {"node1"}, found.reasons
+
+
+@pytest.mark.parametrize("profile", ["rack", "hgx-h100"])
+def test_a_node_that_has_no_other_to_compare_is_inconclusive(profile: str) -> None:
+    found = night(profile, 1)
+    assert found.run.rehearsal == "a virtual cluster of 1 node (seed 0; no fault)"
+    assert found.verdict is CertificateVerdict.INCONCLUSIVE
+    assert "has no other to be compared with" in found.reasons[0]
+
+
 def test_a_seed_gives_the_same_night() -> None:
     one, same, other = (night("h100-ib", 2, seed=seed).criteria for seed in (1, 1, 2))
     assert one == same != other
@@ -159,7 +174,7 @@ def test_a_check_that_reads_by_itself_is_rehearsed_by_its_own_rule(
             load_spec(page), page, 3, faults=[fault] if fault else [], only=["preflight"]
         )
         assert of_state(found, State.FAILED) == failed, found.reasons
-        [name] = [one.case() for one in catalogue() if one.key == f"preflight.{key}"]
+        [name] = [one.case() for one in catalogue("preflight") if one.key == f"preflight.{key}"]
         assert sum(f"::{name}[" in case.test for case in found.criteria[0].cases) == 3
 
 

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import io
 import os
+import pkgutil
 import signal
 import socket
 import struct
@@ -25,12 +26,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from pytest_mnode.agent import agent, fork_server, huge_pages
+from pytest_mnode.agent import agent, collector, fork_server
 from pytest_mnode.processes import made_to_stay
 from tests.warm.run import run_module
 
-_OF_RUNS = ("controller.pool", "controller.import_again", "controller.live_plugin", "certificate")
-"""Modules of pytest_mnode with which most of a run's others come."""
+_OF_RUNS = ("controller", "backends", "checks.node", "checks.devices")
+"""Packages of pytest_mnode of which runs import most modules, and with these all others."""
 _LEFT = struct.Struct("i")
 
 
@@ -72,8 +73,10 @@ def import_all() -> Modules:
         fork_server.import_modules()
         of_agents = set(sys.modules)
         for name in _OF_RUNS:
-            importlib.import_module(f"pytest_mnode.{name}")
-    all(huge_pages.joined_one_by_one())  # as collectors do, which then find it done
+            package = importlib.import_module(f"pytest_mnode.{name}")
+            for found in pkgutil.iter_modules(package.__path__, f"pytest_mnode.{name}."):
+                importlib.import_module(found.name)
+    all(collector.joined_one_by_one())  # as collectors do, which then find it done
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
 
@@ -115,6 +118,9 @@ def execute(
         os.close(null)
         for name in modules.of_runs:
             del sys.modules[name]
+            package, _, module = name.rpartition(".")
+            if package in sys.modules:  # else `from package import module` finds it there
+                vars(sys.modules[package]).pop(module, None)
         _exit_after(lambda: wait(theirs))
     theirs.close()
     os.close(output)

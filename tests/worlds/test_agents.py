@@ -22,12 +22,12 @@ TESTS = """
                     break
             else:
                 raise AssertionError(f"no {name}")
-        time.sleep(60)
+        time.sleep(600)
 
     def test_launcher_dies(world): kill("mnode-elastic", world)
     def test_after_launcher(world):
         assert world.size == 2
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while psutil.pid_exists(int(pathlib.Path("mnode-elastic.1").read_text())):
             assert time.monotonic() < end, "the rank outlives its launcher"
             time.sleep(0.02)

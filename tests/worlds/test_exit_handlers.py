@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.inner import InnerRun, run_pytest, write_files
-from tests.test_leaves_nothing import Watched
 from tests.waiting import until
+from tests.watched import Watched
 
 TESTS = """
     import atexit, os, tempfile, time

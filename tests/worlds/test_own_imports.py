@@ -42,6 +42,15 @@ OPENMP = """
         assert torch.get_num_threads() == 2
         dist.all_reduce(DATA.sin())
 """
+CHANGED = """
+    import os
+    RANK = os.environ.get("RANK")
+    os.environ.update(RANK="17", WORLD_SIZE="1")
+
+    def test_variables_that_an_import_changed(world):
+        assert os.environ["RANK"] == RANK == str(world.rank)
+        assert os.environ["WORLD_SIZE"] == "2"
+"""
 COURIER = """
     import os, threading, time
     import pytest
@@ -79,7 +88,8 @@ COURIER = """
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("own")
-    for name, text in {"a": PLAIN, "courier": COURIER, "feeder": FEEDER}.items():
+    texts = {"a": PLAIN, "changed": CHANGED, "courier": COURIER, "feeder": FEEDER}
+    for name, text in texts.items():
         (directory / name).mkdir()
         write_files(directory / name, **{f"test_{name}": text})
     write_files(directory, test_openmp=OPENMP, test_z=PLAIN.replace("def test_", "def test_z_"))
@@ -88,7 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
 
 def test_every_module_ran(ran: InnerRun) -> None:
     broken = dict.fromkeys(("test_hangs", "test_dies", "test_segfaults"), "failure")
-    assert len(ran.outcomes()) == 14, ran.output
+    assert len(ran.outcomes()) == 15, ran.output
     assert {n: o for n, o in ran.outcomes().items() if o != "passed"} == broken, ran.output
 
 

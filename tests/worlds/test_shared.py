@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_mnode.certificate.files import read_certificate
-from pytest_mnode.outcome.added import recorded_by_all
+from pytest_mnode.outcome.merge import recorded_by_all
 from tests.inner import InnerRun, run_pytest, write_files
 
 TESTS = """

@@ -101,7 +101,10 @@ class Pending:
         got, right = int(self._got[differs[0]]), int(self._right[differs[0]])
         summed = name in ("all_reduce", "reduce_scatter")
         text = f"{got}, expected {right}" if summed else difference(got, right)
-        return CollectiveResult(group, name, len(differs), f"position {differs[0]} is {text}")
+        first = f"position {differs[0]} is {text}"
+        rights = () if summed else set(self._right[differs].tolist()) - {_NOT_WRITTEN}
+        senders = {one // COUNT % _RANKS for one in rights}
+        return CollectiveResult(group, name, len(differs), first, frozenset(senders))
 
 
 def difference(got: int, right: int) -> str:

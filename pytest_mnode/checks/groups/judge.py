@@ -4,7 +4,7 @@ groups: the reports of all ranks against the right groups. Pure."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Self
@@ -55,12 +55,16 @@ class RankGroups:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveResult:
-    """One collective on one rank: how many values were wrong, and the first one in words."""
+    """One collective on one rank: how many values were wrong, and the first one in words.
+
+    senders: whose values they are, where values are copied; none where they are summed.
+    """
 
     group: str
     collective: str
     wrong: int
     first: str = ""
+    senders: frozenset[int] = frozenset()
 
 
 def agreed(gathered: Sequence[RankGroups], name: str) -> bool:
@@ -241,17 +245,59 @@ def judge_collectives(
         unsure.append("no collective was run")
     return Measurement.none_allowed(
         name,
-        [
-            at.culprit(f": {one.collective} in {one.group}: {one.first}")
-            for at, one in results
-            if one.wrong
-        ],
+        list(_blamed(results, expected or {})),
         "sums of whole numbers are exact, and copies are equal",
         count=sum(one.wrong for _, one in results),
         unsure="; ".join(unsure),
         note=", ".join(dict.fromkeys(one.collective for _, one in results)),
         headline=_groups_right(results, expected) if expected is not None else None,
     )
+
+
+def _blamed(
+    results: Sequence[tuple[At, CollectiveResult]], expected: Expected
+) -> Iterator[Culprit]:
+    """The one rank, else node, that explains all wrong results; else who may explain each.
+
+    A rank explains those of a collective in a group if each is its own, or of values that it alone
+    sent. Of a sum a rank is to blame that alone has it wrong: what it sends is wrong on the others
+    too. Of a copy that came wrong either end may be at fault.
+    """
+    every = {at.rank: at for at, _ in results}
+    wrong: dict[tuple[str, str, tuple[int, ...]], dict[At, CollectiveResult]] = {}
+    for at, one in results:
+        if one.wrong:
+            group = next((g for g in expected.get(one.group, ()) if at.rank in g), ())
+            wrong.setdefault((one.group, one.collective, tuple(group)), {})[at] = one
+
+    def explain(ats: Mapping[At, CollectiveResult]) -> list[At]:
+        ends = [{at} | {every.get(n, at) for n in _single(one.senders)} for at, one in ats.items()]
+        common = ends[0].intersection(*ends[1:]) if any(one.senders for one in ats.values()) else ()
+        return sorted(common or frozenset[At]().union(*ends), key=lambda at: at.rank)
+
+    def in_all(of: Callable[[At], object]) -> frozenset[object]:
+        found = [frozenset(map(of, ats)) for ats in explaining.values()]
+        return frozenset[object]().union(*found).intersection(*found)
+
+    explaining = {key: explain(ats) for key, ats in wrong.items()}
+    ranks, nodes = in_all(lambda at: at.rank), in_all(lambda at: at.node)
+    for key, ats in wrong.items():
+        (name, collective, _), able = key, explaining[key]
+        if len(ranks) == 1 or len(nodes) == 1:
+            able = [at for at in able if at.rank in ranks or (len(ranks) != 1 and at.node in nodes)]
+        if len(able) == 1 or len(ranks) == 1 or len(nodes) == 1:
+            for at in able:
+                where, one = (at, ats[at]) if at in ats else next(iter(ats.items()))
+                seen = "" if where is at else f", on {where}"
+                yield at.culprit(f": {collective} in {name}{seen}: {one.first}")
+        else:
+            for at, one in ats.items():
+                words = f"{at}: {collective} in {name}: {one.first}"
+                yield Culprit.one_of(words, [each.culprit("") for each in able])
+
+
+def _single(ranks: frozenset[int]) -> frozenset[int]:
+    return ranks if len(ranks) == 1 else frozenset()
 
 
 def _groups_right(

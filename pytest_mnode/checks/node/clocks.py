@@ -38,6 +38,7 @@ class ClocksAgree(SurveyCheck):
     """
 
     promise: Clocks
+    of_paths = True
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         skew_s = self.promise.skew_s

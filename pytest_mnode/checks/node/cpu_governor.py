@@ -34,6 +34,7 @@ class CpuGovernorIsAsPromised(Check):
         "same", "performance", "schedutil", "ondemand", "conservative", "powersave", "userspace"
     ]
     """Governor of all CPUs; same: those of the other nodes, and their energy preferences."""
+    read_by = frozenset(("",))
 
     def read(self, root: Path) -> Iterator[Row]:
         online = read_cpus(root).online

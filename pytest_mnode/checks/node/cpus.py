@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pytest_mnode.criteria.placement.rank_placement import Locality, RankPlacement, near
+from pytest_mnode.criteria.placement.near import Home, Locality, near
 from pytest_mnode.criteria.preflight.answers import Survey, why_unread
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.evidence.check import check
@@ -49,10 +49,8 @@ def _far(survey: Survey, name: str, within: Near) -> Measurement:
         return subject.unknown(f"{name}: {why}")
     far, unknown = [], []
     for one in there:
-        placed = RankPlacement(
-            rank=one.index, node=name, accelerator=one.pci_address, numa_node=one.numa_node
-        )
-        nearby = near(me.machine, placed, within)
+        home = Home.accelerator(me.machine, one.pci_address, one.numa_node)
+        nearby = near(me.machine, home, within)
         if not isinstance(nearby, Locality):
             unknown.append(nearby)
         elif nearby.cpus.isdisjoint(limits.cpus):

@@ -73,6 +73,7 @@ class DcgmDiagnosticPasses(Check):
 
     promise: Dcgm
     """Run level, what may be skipped, and the limit."""
+    read_by = frozenset(("level", "host"))
     of_accelerators = True
     alone = True
 
@@ -121,6 +122,7 @@ class DcgmNodesPass(Check):
 
     promise: DcgmNodes
     """Test, load and limit."""
+    read_by = frozenset(("test", "lasts"))
     of_accelerators = True
 
     @property

@@ -16,6 +16,10 @@ from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.fields import AbsolutePath, Bytes, Section
 from pytest_mnode.spec.quantity import SIZE
 
+SHM = "/dev/shm"
+_FEWEST_FILES = 100
+"""A file system in which fewer files still fit has no room, whatever its free bytes. [choice]"""
+
 
 class FreeDisk(Section):
     """Free space on a file system."""
@@ -55,9 +59,12 @@ def room(node: NodeSurvey, key: str, path: str) -> Iterator[Row]:
     found = node.directory(key) or DirectoryFacts(key=key, path=path, problem="not inspected")
     why = found.problem or "its size cannot be read"
     yield row(f"{path} size", found.size_bytes, "B", device=path, why=why)
-    yield row(f"{path} free", found.free_bytes, "B", device=path, why=why)
-    if found.file_system:
-        yield row(f"{path} on", found.file_system)
+    is_out_of_files = found.free_files is not None and found.free_files < _FEWEST_FILES
+    free_bytes = 0 if is_out_of_files else found.free_bytes
+    yield row(f"{path} free", free_bytes, "B", device=path, why=why)
+    left = f"a file system with {found.free_files} free inodes (df -i)" if is_out_of_files else ""
+    if left or found.file_system:
+        yield row(f"{path} on", left or found.file_system)
 
 
 def enough(  # noqa: PLR0917  of a path

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_mnode.checks.node.disk import SHM
 from pytest_mnode.checks.node.storage import can_be_used
 from pytest_mnode.criteria.preflight.answers import Directory, Survey
 from pytest_mnode.criteria.preflight.environment import TORCH, RankCheck, RankEnvironment, Ranks
@@ -34,7 +34,7 @@ _OF_RANK = (
 )
 """Files that a rank or a node writes for itself (this package gives ranks an NCCL_DEBUG_FILE), and
 the CPUs that a rank is pinned to."""
-_TEMPORARY = "temporary files"
+_TEMPORARY, _SHARED = "temporary files", "shared memory"
 
 
 class EnvironmentPromise(Section):
@@ -46,7 +46,7 @@ class EnvironmentPromise(Section):
 
 @check("preflight.environment")
 class TemporaryFilesCanBeWritten(SurveyCheck):
-    """Can a process on this node write to its directory of temporary files?
+    """Can a process on this node write to its directory of temporary files, and to /dev/shm?
 
     No rank starts without: torch, compilers and data loaders write there.
     """
@@ -57,11 +57,16 @@ class TemporaryFilesCanBeWritten(SurveyCheck):
 
     def directories(self) -> Iterator[Directory]:
         yield Directory(_TEMPORARY, "", writable=True)  # its path is the node's
+        yield Directory(_SHARED, SHM, writable=True)
 
     def judge(self, evidence: Survey, node: str) -> Iterator[Measurement]:
+        me = evidence.node(node)
         source = "TMPDIR of the node, or /tmp: torch, compilers and data loaders write there"
         subject = Subject("temporary files can be written", "", equals(1), source)
-        yield can_be_used(evidence.node(node), _TEMPORARY, "written to", subject)
+        yield can_be_used(me, _TEMPORARY, "written to", subject)
+        source = f"{SHM}: torch, NCCL and data loaders share memory there"
+        subject = Subject("shared memory can be written", "", equals(1), source)
+        yield can_be_used(me, _SHARED, "written to", subject)
 
 
 # Of ranks: by now it is known whether they can meet.
@@ -75,7 +80,7 @@ class RanksFindTheirEnvironment(RankCheck):
 
     def measured(self, ranks: Ranks, node: str) -> Measurement:
         mine = ranks.on(node)
-        usual = {name: _most_common(ranks.all, name) for name in _COMMON[:2]}
+        usual = {name: ranks.most_common(name) for name in _COMMON[:2]}
         faults = [f for rank in mine for f in _faults(rank, mine, len(ranks.all), usual)]
         note = listed(faults, 3) or f"{len(mine)} ranks of {len(ranks.all)}"
         culprit = Culprit(f"{node}: {listed(faults, 1)}", node) if faults else None
@@ -102,8 +107,11 @@ class NothingTiesTheHandsOfBackends(RankCheck):
                 continue
             if (costs := _cost(variable, value, mine, self.spec)) is not None:
                 found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
-        variables = {variable for rank in ranks.all for variable in rank.settings}
-        variables -= {*allowed, *_OF_RANK, *(costly.partition("=")[0] for costly in found)}
+        variables = ranks.variables - {
+            *allowed,
+            *_OF_RANK,
+            *(costly.partition("=")[0] for costly in found),
+        }
         sure = bool(found)
         for variable in sorted(variables):
             text, tied = _differs(ranks.all, variable, node)
@@ -184,11 +192,6 @@ def _faults(
 
 def _on_loopback(ranks: Sequence[RankEnvironment]) -> bool:
     return all(rank.variables.get("MASTER_ADDR", "").startswith("127.") for rank in ranks)
-
-
-def _most_common(ranks: Sequence[RankEnvironment], variable: str) -> str | None:
-    found = Counter(value for one in ranks if (value := one.variables.get(variable)))
-    return found.most_common(1)[0][0] if found else None
 
 
 def _not_fabric(variable: str, value: str, spec: Spec) -> bool:

@@ -94,8 +94,8 @@ class HardwareIsComplete(Check):
             yield rows.at_least(_CPUS, promise.cpus, part="cpus")
         if promise.sockets is not None:
             yield rows.at_least(_SOCKETS, promise.sockets, part="sockets")
-        if promise.dimms is not None and any(one.value is None for one in rows.of(_DIMM)):
-            yield rows.at_least(_DIMM, promise.dimms, part="dimms")  # none was listed, and why
+        if promise.dimms is not None and all(one.value is None for one in rows.of(_DIMM)):
+            yield rows.at_least(_DIMM, promise.dimms, part="dimms")  # none was listed, or read
         elif promise.dimms is not None:
             yield rows.number(
                 _DIMM,

@@ -46,7 +46,7 @@ class InterfacesAreUp(SurveyCheck):
     """Do the interfaces that the spec names exist on this node, and are they up?
 
     One measurement per network: number of its interfaces that are up; and one of loopback, through
-    which ranks of one node meet, and on which alone many programs listen.
+    which ranks of one node meet, and on which alone many programs listen: a connection must open.
     """
 
     promise: Interfaces
@@ -64,7 +64,9 @@ class InterfacesAreUp(SurveyCheck):
                 if one.up is None:
                     yield subject.unknown(f"{name}: the state of {one.name} cannot be read")
                 else:
-                    yield subject.measured(one.up, f"{name} {one.name} is down")
+                    problem = me.facts.loopback_problem if me.facts else ""
+                    why = f": no TCP connection opens: {problem}" if one.up else " is down"
+                    yield subject.measured(one.up and not problem, f"{name} {one.name}{why}")
 
 
 def _number_up(survey: Survey, me: NodeSurvey, key: str, network: Network) -> Measurement:
@@ -73,6 +75,9 @@ def _number_up(survey: Survey, me: NodeSurvey, key: str, network: Network) -> Me
     subject = Subject(f"{key} interfaces that are up", "", at_least(count), source)
     if me.machine.interfaces is None:
         return subject.unknown(why_unread(me, "interfaces"))
+    of_rdma = isinstance(network, Fabric) and network.protocol is not None
+    if of_rdma and me.machine.rdma is None and not own(me, network):
+        return subject.unknown(why_unread(me, "rdma"))  # its patterns may be those of devices
     faults, there = broken_links(survey, me, network), up(me, network)
     if isinstance(network, Fabric) and not network.is_shown and not own(me, network):
         why = f"links of {network.kind} end in the accelerators, and no interface shows them"

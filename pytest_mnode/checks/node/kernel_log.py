@@ -68,6 +68,7 @@ class KernelLogHasNoFailures(SurveyCheck):
 
     promise: KernelLogPromise
     parts = ("kernel_log",)
+    read_by = frozenset(("since",))
     alone = True
 
     def rows(self, node: NodeSurvey) -> Iterator[Row]:

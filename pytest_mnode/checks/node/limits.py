@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pytest_mnode.checks.node.disk import enough, room
+from pytest_mnode.checks.node.disk import SHM, enough, room
 from pytest_mnode.criteria.preflight.answers import Directory, NodeSurvey
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 from pytest_mnode.evidence.check import check
@@ -17,7 +17,6 @@ from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.fields import Bytes, BytesOrUnlimited, Section, Some
 from pytest_mnode.spec.quantity import SIZE
 
-SHM = "/dev/shm"
 _MEMLOCK, _OPEN_FILES = "memory that a process may lock", "files that a process may have open"
 _IPC_LOCK, _HOW = "processes with CAP_IPC_LOCK", "why memory is not limited"
 _UNLIMITED = float((1 << 63) - 1)

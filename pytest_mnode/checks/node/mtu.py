@@ -117,10 +117,12 @@ class FullSizePacketsPass(SurveyCheck):
     Two measurements per network: the largest packet with don't-fragment to and from other nodes,
     and the largest packet that TCP sends there. Small packets pass on all paths that are judged, so
     a size below the MTU is an MTU hole: connections open, and hang at the first full segment. TCP
-    may send smaller packets than the path passes, because of the MTU of a route.
+    may send smaller packets than the path passes, because of the MTU of a route, or of the segment
+    size that the other end asks for (advmss).
     """
 
     promise: MtuPromise
+    of_paths = True
     stops = NEED_RANKS
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
@@ -148,10 +150,16 @@ def _largest(  # noqa: PLR0917
     edges = _sizes(survey, key, subject.bound.limit, which)
     mine, notes = edges.of(me.name), []
     if which == "paths":
+        silent = _silent(survey, key, edges)
+        if me in silent:
+            why = "others exchange datagrams, and none with it (filtered?)"
+            return subject.unknown(f"{me.name}: {why}", Culprit(f"{me.name}: {why}", me.name))
         notes = [f"without {name}, which is at fault" for name in mine.without if not mine.way]
+        notes += [f"without {one.name}, which answers no datagrams" for one in silent]
         nothing = "no other node answers datagrams"
         at_fault = f"its link to the {key} network, {mine.way}"
-        mute = [o.name for o in survey.others(me) if _untried(me, o, key, edges)]
+        others = (o for o in survey.others(me) if o not in silent)
+        mute = [o.name for o in others if _untried(me, o, key, edges)]
         why = f"connections with {listed(mute)} work, but datagrams are not answered"
     else:
         nothing = "no connection to a healthy node reports an MTU"
@@ -184,6 +192,18 @@ def _sizes(survey: Survey, key: str, mtu_bytes: float, which: str) -> Edges[Path
 
 def _size(one: Path | Connection) -> int:
     return one.largest_bytes or 0
+
+
+def _silent(survey: Survey, key: str, edges: Edges[Path | Connection]) -> list[NodeSurvey]:
+    """Nodes that exchange datagrams with none that they are connected with, as others do."""
+    silent, others = list[NodeSurvey](), 0
+    for me in survey.nodes:
+        there = survey.others(me)
+        if any(len(edges.between(me.index, other.index)) == 2 for other in there):
+            others += 1
+        elif any(_untried(me, other, key, edges) for other in there):
+            silent.append(me)
+    return silent if others > 1 else []
 
 
 def _untried(me: NodeSurvey, other: NodeSurvey, key: str, edges: Edges[Path | Connection]) -> bool:

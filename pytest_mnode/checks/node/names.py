@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from pytest_mnode.criteria.preflight.answers import (
     why_unread,
 )
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
-from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
+from pytest_mnode.criteria.preflight.tcp import LOCALHOST, MAPPED, is_address, look_up_limit_s
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.rules import Subject, listed
 from pytest_mnode.measurement import Measurement, at_most, equals
@@ -42,10 +43,13 @@ class NamesAreFound(SurveyCheck):
     Three measurements: the slowest look-up of this node, the number of wrong answers, and the
     number of other nodes with its host name. It looks up the name of every node, its control
     address, and that address as dual-stack sockets use it (::ffff:…): torchrun stalls for ten
-    seconds if the look-up of the last one hangs.
+    seconds if the look-up of the last one hangs. It also looks up localhost, by which programs of
+    one node meet, and its own addresses on all networks, however long that takes: none may have a
+    name that is made of another node's, such as node2-ib0.
     """
 
     promise: Names
+    of_paths = True
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         me, within_s = survey.node(name), self.promise.within_s
@@ -57,9 +61,11 @@ class NamesAreFound(SurveyCheck):
         if me.paths is None or not me.paths.look_ups:
             why = no_answer(me) if me.paths is None else f"{name}: nothing was looked up"
             yield slow.unknown(why)
-            yield wrong.unknown(why)
+            yield _wrong(survey, me, (), wrong) if _own(survey, me) else wrong.unknown(why)
         else:
-            yield _slowest(me, me.paths.look_ups, slow, within_s)
+            told = {me.machine.hostname, me.address, MAPPED + me.address, LOCALHOST}
+            ours = (one for one in me.paths.look_ups if one.of != me.index or one.what in told)
+            yield _slowest(me, tuple(ours), slow, within_s)
             yield _wrong(survey, me, me.paths.look_ups, wrong)
         yield from _shared(survey, me)
 
@@ -91,14 +97,48 @@ def _wrong(
     found = tuple(one for one in found if not _has_namesake(one, survey))
     known = [_can_be_judged(one, survey) for one in found]
     judged = [one for one, can in zip(found, known, strict=True) if can]
-    faults = [fault for one in judged if (fault := _fault(one, me, survey))]
-    culprit = f"{me.name}: its hosts file or name server"
-    if faults:
-        return subject.measured(len(faults), culprit, f"{me.name}: {listed(faults)}")
+    unknown = _wrong_elsewhere(survey)
+    faults = [
+        fault
+        for one in judged
+        if (one.of, one.what) not in unknown and (fault := _fault(one, me, survey))
+    ]
+    own = _own(survey, me)
+    if own or faults:
+        cause = "its hosts file or name server" if faults else "its names, as other nodes know them"
+        note = f"{me.name}: {listed([*own, *faults])}"
+        return subject.measured(len(own) + len(faults), f"{me.name}: {cause}", note)
     if undecided := [one.what for one, can in zip(found, known, strict=True) if not can]:
         why = f"it is not known which node has the addresses found for {listed(undecided)}"
         return subject.unknown(f"{me.name}: {why}")
-    return subject.measured(0, note=f"of {len(found)}")
+    without = listed([*dict.fromkeys(survey.nodes[of].name for of, _ in unknown)])
+    note = f"of {len(found)}" + (f", without {without}, judged separately" if without else "")
+    return subject.measured(0, note=note)
+
+
+def _own(survey: Survey, me: NodeSurvey) -> list[str]:
+    """Faults of a node's names, as all others look them up."""
+    return [fault for (of, _), fault in _wrong_elsewhere(survey).items() if of == me.index]
+
+
+@lru_cache(maxsize=1)
+def _wrong_elsewhere(survey: Survey) -> dict[tuple[int, str], str]:
+    """Nodes and those of their names and addresses that all others look up wrong, with a fault.
+
+    Then that node is to blame, whose name is not registered, and not each of the others; of two
+    nodes only if it looks them up wrong too.
+    """
+    found: dict[tuple[int, str], dict[int, str]] = {}
+    for me in survey.nodes:
+        for one in me.paths.look_ups if me.paths else ():
+            if one.took_s is not None and _can_be_judged(one, survey):
+                fault = "" if _has_namesake(one, survey) else _fault(one, me, survey)
+                if one.of != me.index or (fault and len(survey.nodes) == 2):
+                    found.setdefault((one.of, one.what), {})[me.index] = fault
+    wrong = {what: each for what, each in found.items() if len(each) > 1 and all(each.values())}
+    # Nodes that are wrong about others too are to blame themselves.
+    odd = {i for what in found.keys() - wrong for i, fault in found[what].items() if fault}
+    return {what: next(iter(each.values())) for what, each in wrong.items() if each.keys() - odd}
 
 
 def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
@@ -131,7 +171,7 @@ def _has_namesake(one: LookUp, survey: Survey) -> bool:
 def _can_be_judged(one: LookUp, survey: Survey) -> bool:
     """False if the node's interfaces are unknown, so that a found address may be its own."""
     of = survey.nodes[one.of]
-    if is_address(one.what) or of.machine.interfaces is not None:
+    if is_address(one.what) or one.what == LOCALHOST or of.machine.interfaces is not None:
         return True
     return all(address == of.address for address in one.found)
 
@@ -145,13 +185,16 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
         return _wrong_name(one, of, survey)
     if not one.found:
         return f"{one.what} has no address ({one.problem})"
-    right = _addresses(of)
-    if me is not of and not _is_loopback(of.address):
+    right, localhost = _addresses(of), one.what == LOCALHOST != of.machine.hostname
+    if localhost:
+        right = set(filter(_is_loopback, one.found))
+    elif me is not of and not _is_loopback(of.address):
         right = {address for address in right if not _is_loopback(address)}
     wrong = [a for a in one.found if a.partition("%")[0] not in right]
     if wrong:
         return f"{one.what} resolves to {listed(wrong)}, but {of.name} has {of.address}"
-    if me is of and not _is_loopback(of.address) and all(map(_is_loopback, one.found)):
+    hidden = not localhost and not _is_loopback(of.address)
+    if me is of and hidden and all(map(_is_loopback, one.found)):
         return (
             f"its own name {one.what} resolves to {one.found[0]}: backends would listen only there"
         )
@@ -159,13 +202,17 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
 
 
 def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
-    """Fault if an address has another node's name; it may have no name or an unknown one."""
+    """Fault if an address has another node's name, or one made of it such as node2-ib0; it may have
+    no name or an unknown one."""
     own, names = _name(of.machine.hostname or ""), _by_hostname(survey)
     short_names = _short_hostnames(survey)
     for found in one.found:
         full = _name(found)
+        short = _stem(full[0], short_names)
         # Nodes in two domains may have the same short name; then the full name decides.
-        taken = full in names if full[0] == own[0] else full[0] in short_names
+        taken = full in names if short == own[0] else short in short_names
+        if short != full[0] and own[0].startswith((f"{short}-", f"{short}_")):
+            taken = False  # gpu-ib-2 may be made of gpu-2, where another node is gpu
         if full != own and taken:
             return f"{one.what} resolves to {found}, but it is an address of {of.name}"
     return ""
@@ -184,6 +231,13 @@ def _by_hostname(survey: Survey) -> dict[tuple[str, ...], list[NodeSurvey]]:
 @lru_cache(maxsize=1)
 def _short_hostnames(survey: Survey) -> frozenset[str]:
     return frozenset(name[0] for name in _by_hostname(survey))
+
+
+def _stem(name: str, known: Collection[str]) -> str:
+    """The longest of these host names that it is made of, as gpu-1 is of gpu-1-ib0; or itself."""
+    parts = re.split(r"([-_.])", name)
+    starts = ("".join(parts[:end]) for end in range(len(parts), 0, -2))
+    return next((start for start in starts if start in known), name)
 
 
 def _name(text: str) -> tuple[str, ...]:

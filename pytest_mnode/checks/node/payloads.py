@@ -48,6 +48,7 @@ class PayloadsArriveUnchanged(SurveyCheck):
     """
 
     promise: Payload
+    of_paths = True
     stops = NEED_RANKS
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:

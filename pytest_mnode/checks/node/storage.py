@@ -36,6 +36,7 @@ class StoragePromise(Section):
 
 class _OfStorage(SurveyCheck):
     promise: StoragePromise
+    read_by = frozenset(("sample_files", "sample_size", "shared", "writable", "storage."))
 
     def directories(self) -> Iterator[Directory]:
         """All of them for each check, so that a node visits a path once."""
@@ -80,6 +81,8 @@ class StorageIsShared(_OfStorage):
 
     If no node may write, the source of the mount is compared, and the files of datasets are.
     """
+
+    of_paths = True
 
     def judge(self, evidence: Survey, node: str) -> Iterator[Measurement]:
         """Other nodes' new files that are missing or different here, for each path."""

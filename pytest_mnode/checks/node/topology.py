@@ -83,6 +83,7 @@ class CablesAreAsDeclared(Check):
     """
 
     promise: TopologyPromise
+    read_by = frozenset(("file", "ibnetdiscover"))
 
     def read(self, root: Path) -> Iterator[Row]:
         devices = read_rdma(root) or ()

@@ -43,7 +43,7 @@ _ADDED: Mapping[str, tuple[str, ...]] = {
     "plain": (),
 }
 """Prefixes of variables that launchers of each style add."""
-_MASKS = (
+MASKS = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "ZE_AFFINITY_MASK",
 )
@@ -93,6 +93,11 @@ def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
     return "; ".join(lines)
 
 
+def added_to(expected: Expected) -> tuple[str, ...]:
+    """Prefixes of variables that the launcher of the style and the submission path add."""
+    return (*_ADDED[expected.style], *expected.added)
+
+
 def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Culprit]:
     """Variables of the submitting environment that ranks see, the canary first.
 
@@ -101,7 +106,7 @@ def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Culprit]:
     """
     allowed = LOGIN | _SHELL | expected.own | set(REQUIRED[expected.style])
     allowed |= {name for pins in expected.pins.values() for name in pins}
-    prefixes = (*_ADDED[expected.style], *expected.added)
+    prefixes = added_to(expected)
     found = []
     for report in reports:
         if expected.profile and CANARY not in report.names:
@@ -174,7 +179,7 @@ def _distinct_views(there: Sequence[RankReport]) -> set[tuple[str, ...]]:
     known = all(report.devices for report in there)
     found = set()
     for report in there:
-        masks = tuple(text for name in _MASKS if (text := report.contract.get(name)))
+        masks = tuple(text for name in MASKS if (text := report.contract.get(name)))
         names = tuple(text for text in masks if not text[0].isdigit())
         found.add((*report.devices, *names) if known else masks)
     return found - {()}

@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.errors import MnodeError, RankError
 from pytest_mnode.measurement import (
     Bound,
     HeadlineMark,
@@ -294,7 +294,11 @@ def measured_rendezvous(
     except MnodeError as error:
         why = first_error(str(error))
         bound, source = _within(promise)
-        return [Measurement.unknown(name, why, unit="s", expected=bound, source=source)]
+        kept = error.culprit if isinstance(error, RankError) else None
+        who = Culprit.of_record(kept) if kept else None
+        return [
+            Measurement.unknown(name, why, unit="s", expected=bound, source=source, culprit=who)
+        ]
     ranks = judged_ranks(times, promise, name, nodes=nodes, devices=devices)
     return [ranks, *judged_times(times, promise, name)]
 

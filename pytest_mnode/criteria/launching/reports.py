@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_mnode.culprit import Culprit
 
-_KEYS: Mapping[str, type] = {"contract": dict, "names": list, "arguments": list, "interfaces": list}
+_KEYS: Mapping[str, type] = {
+    **{"contract": dict, "names": list, "arguments": list, "interfaces": list},
+    "settings": dict,
+}
 """Keys that a line must have, with their types; a judge needs to know which are missing."""
 _NEVER_EMPTY = ("names", "interfaces")
 """Every process has a variable, and every node has lo."""
@@ -34,7 +37,8 @@ class RankReport:
     from the node's in an image. names: of all its variables. master_is_here: whether MASTER_ADDR is
     an address of its node; None if that does not resolve there. met: None if the rank met nobody,
     with the reason in `error`. missing: facts that the rank did not report.
-    devices: ids of its accelerators, unique on a node; () if the rank reported none.
+    devices: ids of its accelerators, unique on a node; () if the rank reported none. settings:
+    variables, limits of the process and of its cgroups that change how it runs, by name.
     """
 
     node: str
@@ -50,6 +54,7 @@ class RankReport:
     error: str
     missing: frozenset[str] = frozenset()
     devices: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, name: str) -> int | None:
         """A variable as a whole number; None if it is absent or is no number."""
@@ -130,6 +135,7 @@ def _object_in(line: str) -> dict[str, Any]:
 
 
 def _report(data: Mapping[str, Any]) -> RankReport:
+    settings = data.get("settings")
     contract = data.get("contract")
     met = data.get("met")
     here = data.get("master_is_here")
@@ -149,6 +155,9 @@ def _report(data: Mapping[str, Any]) -> RankReport:
         error=_text(data.get("error")),
         missing=frozenset(_missing(data)),
         devices=tuple(_texts(data.get("devices"))),
+        settings={name: _text(value) for name, value in settings.items()}
+        if isinstance(settings, dict)
+        else {},
     )
 
 

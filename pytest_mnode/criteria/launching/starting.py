@@ -33,7 +33,7 @@ from pytest_mnode.criteria.launching.styles import LaunchJob, read_job
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.remote.check_distinct import is_loopback
-from pytest_mnode.logs.causes import first_cause
+from pytest_mnode.logs.aftermath import Left, answer
 from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, at_most, equals, listed
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
@@ -89,8 +89,8 @@ class Started:
             *self.logins(),
         ]
         failed = any(self.outcome.codes.values()) or self.overdue
-        if failed and (cause := first_cause(self.outcome.output)):
-            lines.append(cause.text)
+        if failed and (found := answer(Left.of_nodes(self.outcome.output)).cause):
+            lines.append(found.cause.text)
         for node, output in self.outcome.output.items():
             rest = [line for line in output.splitlines() if not line.startswith("{")]
             lines += [f"{node}: {line}" for line in rest[-_TAIL_LINES:]]

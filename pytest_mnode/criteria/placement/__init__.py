@@ -1,6 +1,5 @@
-"""Judges whether ranks run, allocate memory and send near their accelerators. Pure.
+"""What the checks of placement share. Pure.
 
-`rank_placement` describes a rank, and `machine.Machine` its node. `binding` judges CPUs and cores,
-`memory` and `nics` the rest: each returns one measurement per rank, and
-`rank_placement.over_ranks` merges them. A placement that is not known is inconclusive.
+`near` says which CPUs and memory are near a device, and what a rank reads of itself, as rows, which
+the checks of `checks.placement` judge; `numa_map` draws ranks on the hardware of their nodes.
 """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
 from pytest_mnode.criteria.port_counters.reading import (
     CARRIER,
+    SENT_IN_VAIN,
     TCP,
     Counters,
     NvLinkErrors,
@@ -126,7 +127,8 @@ def judge(
         promised = getattr(fabric, key)
         unit, limit = ("%", 100 * promised) if key == "lost_at_most_fraction" else ("", promised)
         known = {row: row.value for row in rows if row.value is not None}
-        unknown = [f"{row.text} cannot be compared" for row in rows if row.value is None]
+        lacking = [row for row in rows if row.value is None]
+        unknown = [f"{row.text} cannot be compared" for row in lacking]
         broken = [row for row, value in known.items() if value > limit]
         worst = max(known, key=known.__getitem__, default=None)
         # A port that loses packets beside a broken port is its victim.
@@ -139,7 +141,7 @@ def judge(
                 unit,
                 at_most(limit).of(f"fabric.{key}", promised),
                 f"fabric.{key} {promised:g}",
-                _beside(culprit, unread),
+                _beside(culprit, dict.fromkeys([*unread, *(row.port.node for row in lacking)])),
                 listed([*notes, *unread.values(), *unknown, *([worst.text] if worst else [])]),
                 false_alarm=BIT_ERRORS_FALSE_ALARM if rows is bit_errors and rows else None,
             )
@@ -273,11 +275,12 @@ def _nvlinks(one: PortReading | str) -> Mapping[str, NvLinkErrors] | str:
     return one if isinstance(one, str) else one.nvlinks
 
 
-def _beside(culprit: Culprit | None, unread: Collection[str]) -> Culprit | None:
-    """The culprit; nodes that could not be read may be to blame too."""
-    if culprit is None or not unread:
-        return culprit
-    return Culprit.merged(culprit, [culprit, *(Culprit(n, either=[[n]]) for n in unread)])
+def _beside(culprit: Culprit | None, unread: Iterable[str]) -> Culprit | None:
+    """The culprit; nodes that could not be read may be to blame too, or alone."""
+    suspects = [Culprit(name, either=[[name]]) for name in unread]
+    if culprit is None:
+        return all_of(suspects, separator=", ")
+    return Culprit.merged(culprit, [culprit, *suspects])
 
 
 def _to_blame(broken: Sequence[_Row]) -> Culprit | None:
@@ -289,23 +292,20 @@ def _to_blame(broken: Sequence[_Row]) -> Culprit | None:
 
 
 def _tcp_path(ports: Sequence[_Port]) -> Culprit:
-    """Node or path where TCP lost most: senders count retransmissions, receivers reordering.
+    """Nodes between which TCP lost most: senders count retransmissions, receivers reordering.
 
-    A node that is both has a bad link; otherwise the path between two nodes is bad.
+    One of them is only suspected: a node that is both may have a bad link, or stand between one
+    that loses what it sends and one that loses what it receives.
     """
     tcp = [port for port in ports if port.name == TCP]
 
     def most(counter: str) -> list[str]:
         rises = {port.node: port.rises.get(counter) or 0 for port in tcp}
-        return [node for node, by in rises.items() if 2 * by >= max(rises.values()) > 0]
+        return [node for node, by in rises.items() if by >= max(rises.values()) / 2 > 0]
 
     senders, receivers = most("RetransSegs"), most("TCPOFOQueue")
-    both = [node for node in senders if node in receivers]
-    if both or not receivers:
-        named = both or senders
-        return Culprit(f"TCP of {listed(named, separator=', ')}", named)
-    ends = [listed(some, separator=", ") for some in (senders, receivers)]
-    return Culprit(f"path from {ends[0]} to {ends[1]} (TCP)", either=[[*senders, *receivers]])
+    ends = [listed(some, separator=", ") for some in (senders, receivers) if some]
+    return Culprit(f"TCP from {' to '.join(ends)}", either=[{*senders, *receivers}])
 
 
 def _ports(
@@ -328,6 +328,9 @@ def _ports(
         rises = _rises(before.ports.get(name, {}), after.ports.get(name, {}))
         if ":" not in name and not fabric.by_kernel:
             rises = {counter: by for counter, by in rises.items() if counter not in _LOSSES}
+        if (again := rises.get("RetransSegs")) is not None:
+            # A busy machine is late to acknowledge packets of which none was lost.
+            rises["RetransSegs"] = max(0, again - (rises.get(SENT_IN_VAIN) or 0))
         ports.append(_Port(node, name, rises, bits))
     if not any(_means(counter) is CounterMeaning.ERROR for port in ports for counter in port.rises):
         return "no error counter of its fabric ports can be read"

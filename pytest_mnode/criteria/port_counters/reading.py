@@ -31,6 +31,8 @@ _OF, NVLINK = "--of=", "--nvlink"
 _CLOCK_READINGS, _BETWEEN_S = 20, 1e-3
 TCP = "TCP"
 """The pseudo port that counts the node's TCP segments over all interfaces."""
+SENT_IN_VAIN = "TCPDSACKRecvSegs"
+"""Segments sent again whose receiver had them already (DSACK): it was late to acknowledge them."""
 
 
 def arguments_of(fabric: Fabric) -> list[str]:
@@ -129,7 +131,7 @@ def _tcp(root: Path) -> Counters:
     found: Counters = {}
     for file, head, wanted in (
         ("snmp", "Tcp:", ("OutSegs", "RetransSegs")),
-        ("netstat", "TcpExt:", ("TCPOFOQueue",)),
+        ("netstat", "TcpExt:", ("TCPOFOQueue", SENT_IN_VAIN)),
     ):
         lines = (sysfs.text(root / "proc/net" / file) or "").splitlines()
         rows = [line.split()[1:] for line in lines if line.startswith(head)]

@@ -23,23 +23,20 @@ from pytest_mnode.criteria.port_counters.judging import (
     nvlink_rises,
 )
 from pytest_mnode.criteria.port_counters.reading import NVLINK, PortReading, arguments_of
-from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.criteria.preflight.survey import lossy_paths, search_path
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for
+from pytest_mnode.measurement import Measurement, Verdict
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import NodesOfRun
     from pytest_mnode.launchers.node import CommandResult
     from pytest_mnode.launchers.nodes import Nodes
-    from pytest_mnode.measurement import Measurement
     from pytest_mnode.spec import Spec
     from pytest_mnode.spec.inventory import Fabric
 
-LIMIT_S = REPORT_LIMIT_S
-"""The limit of a node's first command: shells and interpreters start slowly."""
 PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
 
 
@@ -82,6 +79,8 @@ class PortWatch:
         after, off = self._read(), sorted(self._run.switched_off)
         before, fabric = self._before, self._run.spec.fabric
         found = judge(before, after, fabric, kills=kills or self._shared, restarted=off)
+        if fabric.protocol is None:
+            found = self._located(found)
         if (clocks := promise_of(ClocksAgree, self._run.spec)) is not None:
             found.append(clock_steps(before, after, clocks.skew_s, restarted=off))
         found += nvlink_rises(before, after, nvlink_bounds(self._run.spec), restarted=off)
@@ -90,6 +89,17 @@ class PortWatch:
             self._before = self._judged = after
             self._just_read = True
         return found
+
+    def _located(self, found: list[Measurement]) -> list[Measurement]:
+        """The measurements; where TCP has lost too much, with the paths that lose datagrams now."""
+        tcp = [one for one in found if one.unit == "%" and one.culprit and not one.culprit.parts]
+        lossy = [one for one in tcp if one.verdict is Verdict.FAIL]
+        paths = lossy_paths(self._run.all_nodes(), self._run.spec) if lossy else []
+        culprit = next((one.culprit for one in paths if one.verdict is Verdict.FAIL), None)
+        return [
+            *(replace(one, culprit=culprit) if culprit and one in lossy else one for one in found),
+            *paths,
+        ]
 
     def _links_between(self, fabric: Fabric) -> list[Measurement]:
         """Judged increases of link counters before this criterion that no criterion has judged."""
@@ -124,13 +134,13 @@ def nvlink_bounds(spec: Spec) -> dict[str, int | None]:
 def read_ports(nodes: Nodes, fabric: Fabric, *, nvlink: bool = False) -> PortReadings:
     """The counters of all nodes, read at the same time. nvlink: those of NVLinks too."""
     argv = [nodes.python, *PROGRAM, *([NVLINK] if nvlink else []), *arguments_of(fabric)]
-    results = nodes.run(argv, timeout=LIMIT_S, env=search_path(nodes.python))
+    results = nodes.run(argv, env=search_path(nodes.python))
     return {result.node: _reading(result) for result in results}
 
 
 def _reading(result: CommandResult) -> PortReading | str:
     if result.returncode is None:
-        return f"its counters were not read within {LIMIT_S:g} s"
+        return f"its counters were not read within {round(result.duration_s, 1):g} s"
     try:  # a remote shell may print a greeting first
         return decode(PortReading, result.stdout.strip().rpartition("\n")[2])
     except ValueError:

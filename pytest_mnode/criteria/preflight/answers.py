@@ -8,7 +8,7 @@ promised whose readings have limits of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from pytest_mnode.evidence.reading import CheckRows, ReadOrder
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.evidence.rules import Unread
+from pytest_mnode.machine.encoding import plain
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import RdmaDevice
 
@@ -97,6 +98,7 @@ class ProbeOrder:
     mtu: size of a full IP packet, B, by network; absent networks are not tried.
     master: address and port of the first node; None if not tried. look_up_within_s: time limit of a
     look-up; None if nothing is looked up. tokens: files that nodes left, by directory and node.
+    counted: number of datagrams whose losses are counted, on the paths of payloads.
     """
 
     peers: tuple[Peer, ...]
@@ -106,6 +108,7 @@ class ProbeOrder:
     connect_limit_s: float
     look_up_within_s: float | None
     tokens: tuple[Token, ...] = ()
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,8 @@ class DirectoryFacts:
     problem, write_problem: why it cannot be read, or written; "" if it can. timed_out: whether the
     problem is a missing answer. refuses_root: whether the problem is a file server that refused
     root, which proves nothing about users. token: the file that the node left there. file_system:
-    type and source of the mount, such as "nfs4 filer:/data".
+    type and source of the mount, such as "nfs4 filer:/data". free_files: files that still fit; None
+    if their number is not limited.
     """
 
     key: str
@@ -159,6 +163,7 @@ class DirectoryFacts:
     file_system: str | None = None
     size_bytes: int | None = None
     free_bytes: int | None = None
+    free_files: int | None = None
     token: Token | None = None
     samples: tuple[Sample, ...] = ()
     refuses_root: bool = False
@@ -170,6 +175,7 @@ class NodeFacts:
     """A node's facts about itself.
 
     code: digests of programs by name; None if not read in time. read: rows of checks.
+    loopback_problem: why no connection opens on loopback; "" if one does.
     """
 
     __pydantic_config__ = _STRICT
@@ -181,6 +187,7 @@ class NodeFacts:
     code: dict[str, str] | None
     directories: tuple[DirectoryFacts, ...]
     read: tuple[CheckRows, ...] = ()
+    loopback_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +204,8 @@ class Connection:
 
     rail: our own interface; "" for the control address. largest_bytes: the largest IP packet that
     the kernel sends on the connection; None if the kernel does not report it. leaves_by: interface
-    that the node's routes choose for its packets; None if not known.
+    that the node's routes choose for its packets; None if not known. pinned_mac: link-layer address
+    that a permanent entry of its neighbour table gives for the address; None without one.
     """
 
     to: int
@@ -207,6 +215,7 @@ class Connection:
     problem: str
     largest_bytes: int | None = None
     leaves_by: str | None = None
+    pinned_mac: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +225,7 @@ class Path:
     answered: whether any small datagram was. largest_bytes: largest IP packet that arrived with
     don't-fragment; None if none was tried. refused_bytes: smallest packet that this node's own
     interface rejected. offset_s: the peer's clock minus ours. error_s: largest error of offset_s.
+    sent: number of datagrams sent there, without answers.
     """
 
     to: int
@@ -226,6 +236,7 @@ class Path:
     refused_bytes: int | None = None
     offset_s: float | None = None
     error_s: float | None = None
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +300,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Indices of the nodes whose datagrams arrived at one address."""
+    """Indices of the nodes whose datagrams arrived at one address, and how many of each."""
 
     network: str
     rail: str
     senders: tuple[int, ...]
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +395,19 @@ class Survey:
     def others(self, node: NodeSurvey) -> tuple[NodeSurvey, ...]:
         """All nodes but this one."""
         return tuple(other for other in self.nodes if other.index != node.index)
+
+
+KEPT = "survey of a node"
+"""What rows of `survey_to_json` have as their check."""
+
+
+def survey_to_json(survey: Survey) -> Iterator[dict[str, Any]]:
+    """All answers of each node, but those of paths, of which there are the square of nodes, as
+    plain values for the evidence of a run."""
+    for node in survey.nodes:
+        last = node.last and replace(node.last, heard=(), received=())
+        kept = replace(node, paths=None, payloads=None, last=last)
+        yield {"check": KEPT, "answers": plain(kept)}
 
 
 def no_answer(node: NodeSurvey) -> str:

@@ -14,6 +14,7 @@ import itertools
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ _ROUNDS = 3
 """Times that a full-size packet is lost, while small ones pass, until smaller sizes are tried."""
 _LAST_LIMIT_S, _OVERTAKEN_S = 0.6, 0.05
 _GOOD_ERROR_S = 0.002
+_COUNTED_SIZES = (LEAST_PACKET_BYTES, 1280) * 10
+"""The larger one is the least MTU of IPv6."""
 
 KNOWN_SIZES = (576, 1280, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4092, 4096, 8900, 9000)
 """Largest packets of usual links and tunnels, B; tried first if a full-size packet is lost."""
@@ -88,7 +91,8 @@ class UdpProbe:
         else:
             self._socket.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
         self.port: int = self._socket.getsockname()[1]
-        self.heard: set[int] = set()
+        self.heard: Counter[int] = Counter()
+        self.sent: Counter[tuple[str, int]] = Counter()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[float, float, asyncio.Future[Pong]]] = {}
 
@@ -114,7 +118,7 @@ class UdpProbe:
         if run != self._run:
             return
         if kind == _PING:
-            self.heard.add(sender)
+            self.heard[sender] += 1
             whole = len(data) + header_bytes(source[0])
             fields = (self._run, _ANSWER, self._index, number, whole, arrived, time.time())
             with contextlib.suppress(OSError):
@@ -131,6 +135,7 @@ class UdpProbe:
 
         Raises OSError with EMSGSIZE if our own interface rejects the size.
         """
+        self.sent[target] += 1
         if self._socket.family == socket.AF_INET6 and ":" not in target[0]:
             target = f"::ffff:{target[0]}", target[1]
         number = next(self._numbers) & 0xFFFFFFFF
@@ -202,6 +207,20 @@ class PathProber:
                         best = pong
             await asyncio.sleep(0.005)
         return best
+
+    async def count(self, packets: int) -> None:
+        """Send so many packets, small and large ones, for their losses to be counted.
+
+        A receiver that is busy would lose what its socket cannot hold: few are on their way at a
+        time, and none follow before one of them is answered.
+        """
+        for _ in range(0, packets, len(_COUNTED_SIZES)):
+            with self.socket.pings(self.target, _COUNTED_SIZES) as futures:
+                done, late = await asyncio.wait(futures, timeout=_OVERTAKEN_S)
+                if late and not done:
+                    await asyncio.wait(
+                        late, timeout=_LAST_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
+                    )
 
     async def largest(self, full_bytes: int) -> tuple[int | None, int | None]:
         """Largest packet up to `full_bytes` that arrives, and smallest that our interface rejects.

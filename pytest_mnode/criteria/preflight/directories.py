@@ -35,7 +35,7 @@ def visit(
     Raises nothing: every failure is a problem in words.
     """
     path = Path(directory.path or temporary())
-    size = free = None
+    size = free = files = None
     problem = write_problem = ""
     samples: tuple[Sample, ...] = ()
     token: Token | None = None
@@ -47,6 +47,7 @@ def visit(
             samples = tuple(_samples(directory))
         volume = os.statvfs(path)
         size, free = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
+        files = volume.f_favail if volume.f_files else None
     except FileNotFoundError:
         problem = "not there"
     except OSError as error:
@@ -70,6 +71,7 @@ def visit(
         file_system=None if mount is None else str(mount),
         size_bytes=size,
         free_bytes=free,
+        free_files=files,
         token=token,
         samples=samples,
         refuses_root=refused and os.geteuid() == 0 and of_network,

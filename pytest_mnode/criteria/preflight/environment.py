@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_mnode.evidence.check import Check
 from pytest_mnode.evidence.reading import CheckRows, ReadOrder, read
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.evidence.rules import Unread
 from pytest_mnode.logs import nccl_files
+from pytest_mnode.machine.encoding import plain
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import nccl_version
 from pytest_mnode.measurement import Measurement, equals
@@ -61,7 +64,7 @@ class RankEnvironment:
     read: tuple[CheckRows, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Ranks:
     """The ranks of a world over all `nodes`, by rank; without a world none, and why."""
 
@@ -69,9 +72,27 @@ class Ranks:
     all: tuple[RankEnvironment, ...] = ()
     why: str = ""
 
+    @cached_property
+    def _by_node(self) -> Mapping[str, tuple[RankEnvironment, ...]]:
+        found: dict[str, list[RankEnvironment]] = {}
+        for rank in self.all:
+            found.setdefault(rank.node, []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
+
     def on(self, node: str) -> tuple[RankEnvironment, ...]:
         """The ranks of a node."""
-        return tuple(rank for rank in self.all if rank.node == node)
+        return self._by_node.get(node, ())
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of all settings of all ranks."""
+        return frozenset(variable for rank in self.all for variable in rank.settings)
+
+    @cache  # noqa: B019  as long-lived as the ranks
+    def most_common(self, variable: str) -> str | None:
+        """The value of torchrun's variable that most ranks have."""
+        found = Counter(value for one in self.all if (value := one.variables.get(variable)))
+        return found.most_common(1)[0][0] if found else None
 
     def unread(self, node: str) -> str:
         """Why nothing is known of a node's ranks; "" if something is."""
@@ -89,6 +110,18 @@ class Ranks:
                 why = why or (one.why and f"rank {rank.number}: {one.why}")
                 found += (replace(row, node=node, rank=rank.number) for row in one.rows)
         return Unread(why) if why else found
+
+
+KEPT = "environment of a rank"
+"""What rows of `ranks_to_json` have as their check."""
+
+
+def ranks_to_json(ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """The environment of each rank, or why there is none, for the evidence of a run."""
+    if ranks.why:
+        yield {"check": KEPT, "why": ranks.why}
+    for rank in ranks.all:
+        yield {"check": KEPT, "answers": plain(rank)}
 
 
 class RankCheck(Check):

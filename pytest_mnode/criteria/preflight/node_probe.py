@@ -107,6 +107,7 @@ class NodeProbe:
             code=code,
             directories=tuple(visits),
             read=tuple(await read),
+            loopback_problem=await tcp.loopback_problem(listener.port),
         )
 
     async def visit(self, directory: Directory) -> DirectoryFacts:
@@ -173,7 +174,7 @@ class NodeProbe:
         ]
         other_probes = asyncio.gather(
             connect_all(order, pairs),
-            look_up_all(order),
+            look_up_all(order, self.order.index),
             or_none(lambda: directories.seen(order.tokens, self.order.index), _SEEN_LIMIT_S),
         )
         paths = await asyncio.gather(*(self.try_path(pair, order) for pair in (*pairs, *controls)))
@@ -191,12 +192,15 @@ class NodeProbe:
         except (OSError, TimeoutError):
             return silent
         prober = PathProber(self.sockets[pair.network, rail], target)
+        everyone = sorted({self.order.index, *(peer.index for peer in order.peers)})
         if not await prober.reaches():
             return silent
         clock = await prober.clock()
         largest = refused = None
         if (full := order.mtu.get(pair.network)) is not None:
             largest, refused = await prober.largest(full)
+        if pair.network != CONTROL and to in tcp.targets(self.order.index, everyone):
+            await prober.count(order.counted)
         return answers.Path(
             to,
             pair.network,
@@ -206,6 +210,7 @@ class NodeProbe:
             refused_bytes=refused,
             offset_s=clock.offset_s if clock else None,
             error_s=clock.error_s if clock else None,
+            sent=prober.socket.sent[target],
         )
 
     async def payload(self, order: PayloadOrder) -> PayloadFacts:
@@ -232,7 +237,7 @@ class NodeProbe:
     async def end(self) -> LastFacts:
         after = await asyncio.to_thread(Machine.read, parts=("rdma",))
         heard = (
-            Heard(network, rail, tuple(sorted(probe.heard)))
+            Heard(network, rail, tuple(probe.heard), tuple(probe.heard.values()))
             for (network, rail), probe in self.sockets.items()
         )
         after_s = time.monotonic() - self.read_at_s

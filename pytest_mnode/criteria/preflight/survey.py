@@ -21,6 +21,7 @@ from pytest_mnode.checks.node.payloads import (
     is_corrupter_unclear,
     paths_that_change,
 )
+from pytest_mnode.checks.node.reachable import Reachable, paths_that_lose
 from pytest_mnode.criteria.preflight.answers import (
     Directory,
     LastFacts,
@@ -39,12 +40,12 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck, promise_of, read_orders
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
 from pytest_mnode.progress import progress
-from pytest_mnode.spec.preflight import PreflightCriterion
+from pytest_mnode.spec.checked import PreflightCriterion
+from pytest_mnode.spec.fields import Section
 from pytest_mnode.spec.quantity import DURATION
 
 if TYPE_CHECKING:
@@ -56,12 +57,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CONTROL_LIMIT_S = 2.0
+COUNTED, COUNTED_S = 1000, 0.01
+"""Datagrams on a path whose losses are counted, and the time that one may take: of 2 % lost, each
+20 wait for those that are late."""
 _PARTS = (
     *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "settings", "software"),
 )
 """Parts of the machine that are always read."""
-LOOK_LIMIT_S = REPORT_LIMIT_S
-"""Time from the start of the commands: shells and interpreters may start slowly."""
 END_LIMIT_S = 10.0
 _STATUS_S = 1.0
 """Time until the exit status of a survey is known, after its output has ended."""
@@ -96,10 +98,17 @@ class _Running:
     answers: dict[str, Any] = field(default_factory=dict)
 
 
-def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check] = ()) -> Survey:
+def survey(
+    nodes: Nodes,
+    spec: Spec,
+    code: Sequence[str],
+    checks: Sequence[Check] = (),
+    counted: int = 0,
+) -> Survey:
     """Inspect every node, and have each node try its paths to all others.
 
     code: directories whose programs must be the same on all nodes. checks: those to read for.
+    counted: see `ProbeOrder`.
     A node that does not answer in time has a problem in words and no facts; the other nodes go on
     without it.
     """
@@ -116,14 +125,15 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str], checks: Sequence[Check
                 unreachable[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
         run = uuid.uuid4().hex[:16]
         looks = [look_order(promise, spec, run, r.index, code, checks=checks) for r in running]
-        _exchange(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
+        _exchange(running, "look", looks, NodeFacts, nodes.limits.reported_s)
         look_answers = {
             r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers
         }
         directories = looks[0].directories if looks else ()
-        probe = probe_order(promise, spec, look_answers, directories)
+        probe = replace(probe_order(promise, spec, look_answers, directories), counted=counted)
         connecting_s = CONNECTIONS * probe.connect_limit_s
         limit_s = max(connecting_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
+        limit_s += counted * COUNTED_S
         _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)
         payload = _payload_order(spec)
         for _ in range(_PAYLOAD_ROUNDS):
@@ -315,11 +325,27 @@ def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
         return []
     promise = promise_of(PayloadsArriveUnchanged, spec) or Payload.model_validate({})
     promise = promise.model_copy(update={"networks": ("fabric",)})
-    preflight = PreflightCriterion.model_validate({"payload": promise})
-    criteria = spec.criteria.model_copy(update={"preflight": preflight})
-    of_payloads = spec.model_copy(update={"criteria": criteria})
+    of_payloads = _promising(spec, payload=promise)
     found = paths_that_change(survey(nodes, of_payloads, ()), of_payloads, promise)
     return [] if found.value is None else [found]
+
+
+def lossy_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
+    """Measurement of the fabric's paths that lose datagrams, of `COUNTED` on each; [] for one node.
+
+    For a run whose counters of TCP rose: these tell of no node to whom it sent what it lost.
+    """
+    if len(nodes.nodes) < 2:
+        return []
+    found = survey(nodes, _promising(spec, reachable=Reachable.model_validate({})), (), (), COUNTED)
+    return [paths_that_lose(found, spec)]
+
+
+def _promising(spec: Spec, **promises: Section) -> Spec:
+    """The spec with nothing but these keys of preflight."""
+    preflight = PreflightCriterion.model_validate(promises)
+    criteria = spec.criteria.model_copy(update={"preflight": preflight})
+    return spec.model_copy(update={"criteria": criteria})
 
 
 def look_order(

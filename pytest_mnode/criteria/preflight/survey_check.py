@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pytest_mnode.criteria.preflight.answers import Directory, NodeSurvey, Survey
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.evidence.check import Check, Evidence
+from pytest_mnode.evidence.check import Check, Evidence, raised
 from pytest_mnode.evidence.reading import ReadOrder
 from pytest_mnode.evidence.row import Row
-from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.evidence.rules import Unread
 from pytest_mnode.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -57,19 +56,17 @@ class SurveyCheck(Check):
         """Rows of a node that has all `parts`."""
         raise NotImplementedError
 
-    def judge(self, evidence: Survey, node: str) -> Iterable[Measurement]:
-        """Findings about one node of a survey. Pure."""
-        return self.rule(replace(_rows(self, evidence), node=node))
+    def by_node(self, evidence: Survey) -> Mapping[str, Sequence[Row]]:
+        """Its rows of a survey by node, or why a node has none. Pure."""
+        return {node.name: self._rows_of(node) for node in evidence.nodes}
 
-
-@lru_cache(maxsize=16)
-def _rows(check: SurveyCheck, survey: Survey) -> Rows:
-    """The rows of all nodes, of which no node is judged yet."""
-    by_node: dict[str, Sequence[Row]] = {
-        node.name: Unread(why) if (why := check.unread(node)) else tuple(check.rows(node))
-        for node in survey.nodes
-    }
-    return Rows("", check.key, check.promise, by_node)
+    def _rows_of(self, node: NodeSurvey) -> Sequence[Row]:
+        if why := self.unread(node):
+            return Unread(why)
+        try:
+            return [replace(one, node=node.name) for one in self.rows(node)]
+        except Exception as error:  # that of a site may raise anything
+            return Unread(raised("reading", error))
 
 
 def of_node(name: str, one: Measurement) -> Measurement:

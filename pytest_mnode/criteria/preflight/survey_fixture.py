@@ -6,26 +6,32 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_mnode.checks.node.same import PARTS, items_of
+from pytest_mnode.checks.world_check import case_named
 from pytest_mnode.cluster import NodesOfRun, nodes_of_run
-from pytest_mnode.criteria.preflight.answers import Survey
-from pytest_mnode.criteria.preflight.environment import RankEnvironment, Ranks, read_environment
+from pytest_mnode.criteria.preflight.answers import Survey, survey_to_json
+from pytest_mnode.criteria.preflight.environment import (
+    RankEnvironment,
+    Ranks,
+    ranks_to_json,
+    read_environment,
+)
 from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.criteria.preflight.survey_check import of_node, promised_checks, read_orders
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.evidence.file import record_rows
-from pytest_mnode.evidence.rules import to_evidence
+from pytest_mnode.evidence.check import findings
+from pytest_mnode.evidence.file import record
 from pytest_mnode.installed import Fact, Installed
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.skipping import not_promised, promised
 from pytest_mnode.spec import Spec
 
 if TYPE_CHECKING:
-    from pytest_mnode.evidence.check import Check, Evidence
+    from pytest_mnode.evidence.check import Check
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
@@ -50,10 +56,7 @@ def case_of(one: type[Check], file: str) -> Callable[..., None]:
         def case(ask: NodeJudgement) -> None:  # type: ignore[misc]
             ask(one)
 
-    case.__name__ = case.__qualname__ = one.case()
-    case.__doc__ = one.__doc__
-    # The place of a test names its criterion, where pytest's ids have no file (--pyargs).
-    case.__code__ = case.__code__.replace(co_filename=file, co_firstlineno=1)
+    case_named(one, case, file)
     vars(case)[_CHECK] = one
     if one.alone:
         case = pytest.mark.alone(case)
@@ -79,7 +82,8 @@ class NodeJudgement:
         for key in (one.key, f"{one.key}.{one.needs}".rstrip(".")):
             promised(self._spec, key)
         evidence = self._surveyed() if one.on == "node" else self._ranks()
-        found = [*self._checks[one, part].judge(evidence, self._node)]
+        made = self._checks[one, part]
+        found = findings(made, made.judge, evidence, self._node)
         if not found and len(self._run.all_nodes().nodes) == 1:
             not_promised(f"{one.key}: one node has no other to compare with")
         if not found:
@@ -114,14 +118,9 @@ class NodeJudgement:
                     for one in found.nodes
                 )
             )
-            self._keep("node", found)
+            record(self._session.config, survey_to_json(found))
             self._measure.chart(installed(found, self._spec))
         return stash[_SURVEY]
-
-    def _keep(self, on: Literal["node", "rank"], read: Evidence) -> None:
-        """Keep the rows that checks read in the evidence of the run."""
-        for order in read_orders(self._checks.values(), on):
-            record_rows(self._session.config, order.case, to_evidence(read.rows(order.case)))
 
     def _ranks(self) -> Ranks:
         stash = self._session.config.stash
@@ -131,7 +130,7 @@ class NodeJudgement:
                 stash[_RANKS] = Ranks(nodes, self._in_ranks())
             except MnodeError as error:
                 stash[_RANKS] = Ranks(nodes, why=f"no world: {str(error).splitlines()[0]}")
-            self._keep("rank", stash[_RANKS])
+            record(self._session.config, ranks_to_json(stash[_RANKS]))
         return stash[_RANKS]
 
     def _in_ranks(self) -> tuple[RankEnvironment, ...]:

@@ -26,19 +26,26 @@ from pytest_mnode.criteria.preflight.answers import (
     Received,
     Sent,
 )
-from pytest_mnode.machine.netlink import leaves_by
+from pytest_mnode.machine.netlink import leaves_by, pinned_mac
 from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
+LOCALHOST = "localhost"
+"""What programs of a node call it among themselves, whatever its host name."""
 NO_ANSWER = "no answer"
 _MAX_CONNECTING = 256
 """Connections tried at the same time, because a process may be limited to 1024 open files."""
 CONNECTIONS = 3
 """A rank opens one to every peer. A rate limit or a full table lets the first ones pass."""
 _RESOLVE_LIMIT_S = 2.0
-_MAPPED = "::ffff:"
-_PMTU = struct.Struct("=60xI")
-"""Position of tcpi_pmtu in Linux's struct tcp_info."""
+_LOOPBACK_LIMIT_S = 2.0
+_NOWHERE = Connection(0, "", "", None, "")
+MAPPED = "::ffff:"
+_INFO = struct.Struct("=5xB10xI40xI")
+"""Positions of tcpi_options, tcpi_snd_mss and tcpi_pmtu in Linux's struct tcp_info."""
+_TIMESTAMPS, _TIMESTAMPS_BYTES = 1, 12
+_SMALL_SEGMENT_BYTES = 16 << 10
+"""A larger segment may be the half of the other end's window, to which Linux shortens it."""
 T = TypeVar("T")
 
 
@@ -185,16 +192,26 @@ async def _connect(
         problem=problem,
         largest_bytes=largest_bytes,
         leaves_by=leaves_by(address, source) if source else None,
+        pinned_mac=None if took_s is not None else pinned_mac(address),
     )
 
 
+async def loopback_problem(port: int) -> str:
+    """Why no connection opens to our own port on loopback; "" if one does."""
+    return (await _connect(_NOWHERE, "127.0.0.1", port, "", _LOOPBACK_LIMIT_S)).problem
+
+
 def _largest_packet(sock: socket.socket) -> int | None:
-    """The kernel's MTU of the path, B, from interface, route or ICMP message; None if unknown."""
+    """The kernel's MTU of the path, B, from interface, route or ICMP message, or less if the other
+    end asked for smaller segments; None if unknown."""
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _PMTU.size)
-        return int(_PMTU.unpack(info)[0])
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        options, segment, mtu = _INFO.unpack(info)
     except (OSError, AttributeError, struct.error):
         return None
+    headers = 60 if sock.family == socket.AF_INET6 else 40
+    headers += _TIMESTAMPS_BYTES if options & _TIMESTAMPS else 0
+    return int(min(mtu, segment + headers) if segment < _SMALL_SEGMENT_BYTES else mtu)
 
 
 def _is_connected(sock: socket.socket) -> bool:
@@ -217,15 +234,19 @@ def error_text(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
-    """Look-ups of each node's host name, and of its control address, plain and IPv4-mapped."""
+async def look_up_all(order: ProbeOrder, me: int | None = None) -> tuple[LookUp, ...]:
+    """Look-ups of each node's host name, and of its control address, plain and IPv4-mapped; and on
+    node `me` of LOCALHOST, and of its addresses on all networks."""
     within_s = order.look_up_within_s
     if within_s is None:
         return ()
     wanted = [
         (peer, what)
         for peer in order.peers
-        for what in (peer.hostname, *_numeric_forms(peer.address))
+        for what in (
+            *(peer.hostname, *_numeric_forms(peer.address)),
+            *((LOCALHOST, *_addresses_on_networks(peer)) if peer.index == me else ()),
+        )
         if what
     ]
 
@@ -252,6 +273,11 @@ async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
     return tuple(await asyncio.gather(*(one(peer, what) for peer, what in wanted)))
 
 
+def _addresses_on_networks(peer: Peer) -> tuple[str, ...]:
+    on_networks = (rail.address for rails in peer.rails.values() for rail in rails)
+    return tuple(one for one in on_networks if one != peer.address and ":" not in one)
+
+
 def look_up_limit_s(within_s: float) -> float:
     """A little longer than promised, to distinguish "too slow" from "never"."""
     return min(2 * within_s, within_s + 2.0)
@@ -260,7 +286,7 @@ def look_up_limit_s(within_s: float) -> float:
 def _numeric_forms(address: str) -> tuple[str, ...]:
     """A numeric address, and for IPv4 its form in a dual-stack socket; () for a name."""
     if is_address(address):
-        return (address,) if ":" in address else (address, _MAPPED + address)
+        return (address,) if ":" in address else (address, MAPPED + address)
     return ()
 
 
@@ -298,13 +324,13 @@ def _look_up(what: str) -> tuple[tuple[str, ...], float]:
     """Addresses of a name, or the name of an address; and the seconds it took."""
     started = time.monotonic()
     if not is_address(what):
-        found = (address.removeprefix(_MAPPED) for address in addresses_of(what))
+        found = (address.removeprefix(MAPPED) for address in addresses_of(what))
         names = tuple(dict.fromkeys(found))
     else:
         address = (what, 0, 0, 0) if ":" in what else (what, 0)
         name = socket.getnameinfo(address, 0)[0]
         # getnameinfo returns the address itself if it has no name.
-        names = () if name.removeprefix(_MAPPED) == what.removeprefix(_MAPPED) else (name,)
+        names = () if name.removeprefix(MAPPED) == what.removeprefix(MAPPED) else (name,)
     return names, time.monotonic() - started
 
 

@@ -11,7 +11,7 @@ from pytest_mnode.criteria.restart.comparing import Tolerance
 from pytest_mnode.criteria.restart.judging import Terms
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs import Job
-from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.reference_job.config import DeviceName, JobConfig
 from pytest_mnode.spec.inventory import Inventory
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
@@ -117,7 +117,7 @@ def terms_of(config: JobConfig, tolerance: Tolerance, within_s: float | None = N
 
 
 def plan(
-    promise: RestartCriterion, there: Sequence[str], per_node: int, device: str = "auto"
+    promise: RestartCriterion, there: Sequence[str], per_node: int, device: DeviceName = "auto"
 ) -> Plan:
     """The job for these nodes. Raises UsageError if there are too few.
 
@@ -144,7 +144,7 @@ def plan(
     )
 
 
-def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> JobConfig:
+def config_for(promise: RestartCriterion, batch: int, device: DeviceName = "auto") -> JobConfig:
     """A small reference job with this global batch; its directory is set later."""
     return JobConfig(
         directory=".",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
     from pytest_mnode.spec import Spec
 
-_LIMIT_S = 60.0
 _SPARE_S = 10.0
 """Time beyond the watcher's own limit in which it starts."""
 _LAST_S = 0.5
@@ -46,13 +45,14 @@ def done(path):
     begun, last = 0, -1
     with open(path, errors="replace") as file:
         for line in file:
-            if line.startswith('{"kind":"start"'):
-                begun, last = begun + 1, -1
-            elif line.startswith('{"kind":"step"') and line.endswith("\n"):
-                try:
-                    last = int(json.loads(line)["step"])
-                except (ValueError, TypeError, KeyError):
-                    pass  # torn by a kill: it is no step
+            try:
+                one = json.loads(line)
+                if one["kind"] == "start":
+                    begun, last = begun + 1, -1
+                elif one["kind"] == "step" and line.endswith("\n"):
+                    last = int(one["step"])
+            except (ValueError, TypeError, KeyError):
+                pass  # torn by a kill: it is no step
     return begun >= starts and last >= step
 began = time.monotonic()
 missed, end = 0.0, began + limit
@@ -98,7 +98,7 @@ def run_directory(cluster: Cluster, node: str, parent: Path, name: str) -> Itera
     """A directory for one run, created on `node` and removed at the end; where this machine sees
     it also after a kill of this process."""
     directory = str(parent / f"mnode-{name}-{secrets.token_hex(4)}")
-    with guarded(Path(directory), _LIMIT_S):
+    with guarded(Path(directory), cluster.limits.reported_s):
         [made] = cluster.run(["mkdir", "-m", "700", "--", directory], node)
         if not made.ok:
             raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
@@ -106,7 +106,7 @@ def run_directory(cluster: Cluster, node: str, parent: Path, name: str) -> Itera
             yield directory
         finally:
             with contextlib.suppress(MnodeError):
-                cluster.run(["rm", "-rf", "--", directory], node, timeout=_LIMIT_S)
+                cluster.run(["rm", "-rf", "--", directory], node)
 
 
 def write_config(cluster: Cluster, node: str, config: JobConfig) -> str:
@@ -128,7 +128,7 @@ def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> His
 def list_store(cluster: Cluster, node: str, directory: str) -> StoreListing | None:
     """The checkpoints in the run's store; None if the store cannot be read."""
     argv = [cluster.python, "-c", _SURVEY, f"{directory}/checkpoints"]
-    [found] = cluster.run(argv, node, timeout=_LIMIT_S)
+    [found] = cluster.run(argv, node)
     try:
         steps = json.loads(found.stdout)
     except ValueError:
@@ -199,7 +199,7 @@ def _seen(began: float, ended: float, printed: str) -> SeenBetween:
 
 
 def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
-    [found] = cluster.run([cluster.python, "-S", "-c", code, *words], node, timeout=_LIMIT_S)
+    [found] = cluster.run([cluster.python, "-S", "-c", code, *words], node)
     if not found.ok:
         raise ClusterError(f"{node}: {(found.stderr.strip().splitlines() or ['no answer'])[-1]}")
     return found.stdout
@@ -207,6 +207,6 @@ def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
 
 def copy_run(cluster: Cluster, node: str, source: str, target: str) -> None:
     """Copy a run's records and checkpoints. Raises ClusterError."""
-    [done] = cluster.run(["cp", "-a", f"{source}/.", f"{target}/"], node, timeout=_LIMIT_S)
+    [done] = cluster.run(["cp", "-a", f"{source}/.", f"{target}/"], node)
     if not done.ok:
         raise ClusterError(f"{node}: {done.stderr.strip()}")

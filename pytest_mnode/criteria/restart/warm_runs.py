@@ -64,7 +64,7 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
     from pytest_mnode.reference_job.trainer import Trainer
 
     with repeatable(config.deterministic), _group(config, world) as group:
-        trainer = Trainer(config, world, device_of(config, world.local_rank), group=group)
+        trainer = Trainer(config, world, device_of(config.device, world.local_rank), group=group)
         trainer.resume()
         while trainer.finished_steps < (until or config.steps):
             trainer.step()
@@ -90,7 +90,7 @@ def _group(config: JobConfig, world: World) -> Iterator[Any]:
         yield None
         return
     ring = Algorithm(RING, pinned, True, f"{ALGORITHM}={config.settings.get(ALGORITHM)}")
-    with fresh_group(ring, device_of(config, world.local_rank)) as group:
+    with fresh_group(ring, device_of(config.device, world.local_rank)) as group:
         yield group
 
 
@@ -99,7 +99,9 @@ def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:
     from pytest_mnode.reference_job.device import device_of
     from pytest_mnode.reference_job.trainer import Trainer
 
-    trainer = Trainer(replace(config, reshard=True), world, device_of(config, world.local_rank))
+    trainer = Trainer(
+        replace(config, reshard=True), world, device_of(config.device, world.local_rank)
+    )
     try:
         trainer.resume()
         return _whole(trainer.model)

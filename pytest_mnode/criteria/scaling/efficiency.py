@@ -121,10 +121,8 @@ def reference_node(timings: JobTimings) -> str:
 
 
 def throughputs(timings: JobTimings) -> tuple[Throughput, ...]:
-    """One row per number of nodes, ascending from one node; () if nothing ran on one node."""
+    """One row per number of nodes, ascending from one node."""
     ones = timings.over(1)
-    if not ones or any(not one.steps[0] for one in timings.trained):
-        return ()
     name = reference_node(timings)
     alone = [one for one in ones if one.nodes[0] == name]
     false_alarm = FALSE_ALARM / max(1, len(timings.counts) - 1)
@@ -183,7 +181,7 @@ def settled(timings: JobTimings, promise: ScalingCriterion) -> bool:
     rows = [row.judged_by(promise.parts_within) for row in throughputs(timings)]
     if timings.rounds < FEWEST_ROUNDS and any(row.low < full for row in rows):
         return False
-    return bool(rows) and all(_settled(row, promise) for row in rows)
+    return all(_settled(row, promise) for row in rows)
 
 
 def _settled(row: Throughput, promise: ScalingCriterion) -> bool:

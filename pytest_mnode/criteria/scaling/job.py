@@ -21,24 +21,6 @@ _START_S = 60.0
 """Time to start and to end the ranks, in addition to the job's own limit."""
 
 
-class JobOnce:
-    """The job's result for all tests of a run; a job that failed is not started again."""
-
-    def __init__(self) -> None:
-        self._result: ScalingResult | MnodeError | None = None
-
-    def result(self, cluster: Cluster, spec: Spec, budget_s: float) -> ScalingResult:
-        """Run the job at the first call. Each call raises the error of a job that failed."""
-        if self._result is None:
-            try:
-                self._result = run_job(cluster, spec, budget_s=budget_s)
-            except MnodeError as error:
-                self._result = error
-        if isinstance(self._result, MnodeError):
-            raise self._result
-        return self._result
-
-
 def run_job(cluster: Cluster, spec: Spec, *, budget_s: float) -> ScalingResult:
     """Run the job on all nodes of a test and judge it; search for slow links.
 
@@ -58,7 +40,7 @@ def run_job(cluster: Cluster, spec: Spec, *, budget_s: float) -> ScalingResult:
         )
     with cluster.world(fresh=True) as world:
         [timings, *_] = world.run(_train, plan, timeout=promise.within_s + _START_S, group=True)
-    found = judge(timings, plan, spec, promise)
+    found = judge(timings, spec, promise)
     if found.falls_short_by_fabric:
         found = replace(found, slow_links=_slow_links(cluster, spec, promise, budget_s))
     return found
@@ -88,10 +70,9 @@ def _slow_links(
 def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> Culprit:
     """In ranks: the slow links."""
     from pytest_mnode.measuring.locating.locate import find_slow_links
-    from pytest_mnode.reference_job.config import JobConfig, device_for
+    from pytest_mnode.reference_job.config import device_for
     from pytest_mnode.reference_job.device import device_of
 
-    config = JobConfig(directory=".", device=device_for(spec.accelerators.per_node))
-    device = device_of(config, world.local_rank)
+    device = device_of(device_for(spec.accelerators.per_node), world.local_rank)
     links = find_slow_links(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s)
     return links.summary

@@ -22,7 +22,7 @@ from pytest_mnode.criteria.scaling.network import (
     off_fabric_nics,
     sent_in_steps,
 )
-from pytest_mnode.criteria.scaling.plan import Plan, nodes
+from pytest_mnode.criteria.scaling.plan import nodes
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most
@@ -86,22 +86,10 @@ class ScalingResult:
 
     spec: Spec
     promise: ScalingCriterion
-    plan: Plan
     timings: JobTimings
     counts: tuple[CountResult, ...]
     sent: tuple[SentByNode, ...]
     slow_links: Culprit | None = None
-
-    @property
-    def missing(self) -> dict[int, str]:
-        """Numbers of nodes that were not measured, with the reason."""
-        there = {one.row.count for one in self.counts}
-        return {
-            count: self.plan.missing_from(self.timings, count)
-            or "another number of nodes lacks steps"
-            for count in self.plan.counts[1:]
-            if count not in there
-        }
 
     @property
     def falls_short_by_fabric(self) -> bool:
@@ -121,12 +109,11 @@ class ScalingResult:
         return f"{how}, emulated compute {compute_s * 1e3:g} ms per step"
 
 
-def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
+def judge(timings: JobTimings, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
     """Judge the timings of a job, for each number of nodes."""
-    rows = throughputs(timings)
-    counts = tuple(_judge_count(row, timings, plan, spec, promise) for row in rows)
+    counts = tuple(_judge_count(row, timings, spec, promise) for row in throughputs(timings))
     sent = sent_in_steps(timings.trained, timings)
-    return ScalingResult(spec, promise, plan, timings, counts, sent)
+    return ScalingResult(spec, promise, timings, counts, sent)
 
 
 def judge_efficiency(found: ScalingResult) -> list[Measurement]:
@@ -156,10 +143,6 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
                 headline=HeadlineMark("efficiency", f"on {count}") if row.count == most else None,
             )
         )
-    full = found.promise.at_least_efficiency
-    for number, why in found.missing.items():
-        name, source = f"efficiency, {nodes(number)}", f"{_KEY}.at_least_efficiency {full:g}"
-        measurements.append(Measurement.unknown(name, why, expected=at_least(full), source=source))
     return measurements
 
 
@@ -205,11 +188,6 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
             Measurement(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
             for name, seconds in lost_parts(one.parts).items()
         ]
-    for number, why in found.missing.items():
-        name = f"step time that differs from its parts, {nodes(number)}"
-        measurements.append(
-            Measurement.unknown(name, why, unit=unit, expected=bound, source=source)
-        )
     return measurements + [_exposed(one, one.baseline) for one in found.counts if one.baseline]
 
 
@@ -219,7 +197,7 @@ def lost_parts(parts: Attribution) -> dict[str, float]:
 
 
 def _judge_count(
-    measured: Throughput, timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
+    measured: Throughput, timings: JobTimings, spec: Spec, promise: ScalingCriterion
 ) -> CountResult:
     """Judge one number of nodes by the median step, or by the mean if the median hides a loss."""
     row = measured.judged_by(promise.parts_within)
@@ -235,12 +213,7 @@ def _judge_count(
     found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
     if row.count == 1:
         return found
-    unknown_why = plan.missing_from(timings, row.count) or _unknown_why(found, promise)
-    there = spec.accelerators.per_node
-    if (timings.device != "cpu") != bool(there):
-        has = f"{there} accelerators per node" if there else "no accelerators"
-        unknown_why = f"trained on {timings.device}, spec has {has}"
-    return replace(found, unknown_why=unknown_why)
+    return replace(found, unknown_why=_unknown_why(found, promise))
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:

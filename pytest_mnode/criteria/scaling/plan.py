@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -80,33 +79,6 @@ class Plan:
             return None
         each = self.group_batch(count) / (self.ranks_per_node * count)
         return self.promise.compute_s * each / self.promise.samples_per_rank
-
-    def missing_from(self, timings: JobTimings, count: int) -> str:
-        """What is missing over `count` nodes, or over one node, the reference; "" if nothing is."""
-        return self._missing_over(timings, count) or self._missing_over(timings, 1)
-
-    def _missing_over(self, timings: JobTimings, count: int) -> str:
-        over = timings.over(count)
-        if not over:
-            return f"no steps were timed over {nodes(count)}"
-        rounds = {one.round for one in over}
-        if len(rounds) < self.promise.rounds:
-            return (
-                f"over {nodes(count)} {len(rounds)} rounds of {self.promise.rounds} were measured"
-            )
-        for one in over:
-            if len(one.steps[0]) < self.promise.steps:
-                return (
-                    f"{len(one.steps[0])} steps of {self.promise.steps} were timed over "
-                    f"{'+'.join(one.nodes)} in round {one.round + 1}"
-                )
-        had = {(one.round, one.nodes) for one in over}
-        for turn in (t for number in range(timings.rounds) for t in self.turns(number)):
-            for group in turn.groups if turn.count == count else ():
-                names = tuple(self.nodes[node] for node in group)
-                if (turn.round, names) not in had:
-                    return f"round {turn.round + 1} lacks {'+'.join(names)}"
-        return ""
 
     @property
     def unequal(self) -> tuple[int, ...]:

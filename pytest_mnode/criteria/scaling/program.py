@@ -8,7 +8,6 @@ rounds.
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import AloneTime, GroupSteps, JobTimings, Step
 from pytest_mnode.jobs.observer import TRACED_STEPS
-from pytest_mnode.logs.kineto import Call, Traced, read_trace
+from pytest_mnode.logs.kineto import Call
 from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
-from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
+from pytest_mnode.measuring.ranks import backend_on, finish, slowest_call_s, traced
 from pytest_mnode.measuring.traffic import lower_devices_here
 from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
@@ -39,7 +38,6 @@ from pytest_mnode.reference_job.trainer import Trainer
 _SWEEP_S = 0.1
 """Approximate time of a repeat of collectives alone: longer than a shaper's burst."""
 _SWEEP_REPEATS = 3
-_MOST_CALLS = 50
 
 
 class Program:
@@ -51,9 +49,7 @@ class Program:
         # Barriers and timings use a separate process group, for which no accelerator waits.
         self._control: Any = dist.new_group(backend="gloo", timeout=self._limit)
         self._groups: dict[Group, Any] = {}
-        self._timings = JobTimings(
-            plan.ranks_per_node, backend_on(device), device.type, 0, 0, (), ()
-        )
+        self._timings = JobTimings(plan.ranks_per_node, backend_on(device), device.type, 0, (), ())
 
     def run(self) -> JobTimings | None:
         """Run all turns; return the timings on rank 0."""
@@ -72,14 +68,14 @@ class Program:
                 self._sweep(next(t for t in self.plan.turns(turn.round) if t.count == count))
         return self._timings if self.world.rank == 0 else None
 
-    def _train(self, turn: Turn) -> tuple[GroupSteps | None, int]:
-        """Train this rank's part of a turn; return its own steps, and its number of parameters."""
+    def _train(self, turn: Turn) -> GroupSteps | None:
+        """Train this rank's part of a turn, and return its own steps."""
         where = f"round {turn.round + 1}, {turn.count} nodes"
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         if mine is None:
             self._meet(where)
-            return None, 0
+            return None
         ranks = self._ranks_of(mine)
         with tempfile.TemporaryDirectory(dir=self.directory) as directory:
             trainer = self._trainer(turn.count, mine, directory)
@@ -93,9 +89,14 @@ class Program:
             steps = [self._timed(trainer) for _ in range(self.plan.promise.steps)]
             after, waited_until_s = sent_so_far(), cpu_wait_so_far_s()
             # Tracing takes as long as many steps, and hidden time hardly differs by round.
-            traced = _traced(trainer) if turn.round == 0 and len(ranks) > 1 else None
+            trace = None
+            if turn.round == 0 and len(ranks) > 1:
+                trace = traced(trainer.step, TRACED_STEPS, self.device, directory, shapes=True)
             trainer.close()
-        trained = GroupSteps(
+        # Every gradient goes over the fabric once, however many buckets there are.
+        gradient_bytes = 4 * sum(p.numel() for p in trainer.model.parameters())
+        self._timings = replace(self._timings, gradient_bytes=gradient_bytes)
+        return GroupSteps(
             round=turn.round,
             nodes=tuple(self.plan.nodes[node] for node in mine),
             ranks=ranks,
@@ -105,9 +106,8 @@ class Program:
             sent_bytes=(increases(before, after),),
             cpu_wait_s=(difference(waited_s, waited_until_s),),
             lower_devices=(lower_devices_here(),),
-            traced=(traced,),
+            traced=(trace,),
         )
-        return trained, sum(p.numel() for p in trainer.model.parameters())
 
     def _timed(self, trainer: Trainer) -> Step:
         """A step, timed once more from outside."""
@@ -121,22 +121,15 @@ class Program:
         dist.gather_object(mine, every, group=self._control)
         return every
 
-    def _gather(self, mine: tuple[GroupSteps | None, int]) -> None:
+    def _gather(self, mine: GroupSteps | None) -> None:
         """Collect the ranks' steps on rank 0, by group."""
         every = self._on_rank_0(mine)
         if every is None:
             return
-        by_rank = {rank: trained for rank, (trained, _) in enumerate(every) if trained is not None}
+        by_rank = {rank: trained for rank, trained in enumerate(every) if trained is not None}
         groups = dict.fromkeys(trained.ranks for trained in by_rank.values())
         whole = [_whole([by_rank[rank] for rank in ranks], self.plan) for ranks in groups]
-        parameters = max(parameters for _, parameters in every)
-        self._timings = replace(
-            self._timings,
-            parameters=max(parameters, self._timings.parameters),
-            # Every gradient goes over the fabric once, however many buckets there are.
-            gradient_bytes=max(parameters * 4, self._timings.gradient_bytes),
-            trained=(*self._timings.trained, *whole),
-        )
+        self._timings = replace(self._timings, trained=(*self._timings.trained, *whole))
 
     def _goes_on(self) -> bool:
         """Whether another round is needed; rank 0 decides, so that all ranks agree."""
@@ -189,14 +182,7 @@ class Program:
             for running in [begin(call) for call in calls]:
                 running.wait()
 
-        def slowest_s(steps: int) -> float:
-            mine = torch.tensor([elapsed_s(step, steps, self.device) / steps], device=self.device)
-            dist.all_reduce(mine, dist.ReduceOp.MAX, group=group)
-            return float(mine)
-
-        slowest_s(1)
-        steps = max(1, min(_MOST_CALLS, round(_SWEEP_S / max(slowest_s(2), 1e-6))))
-        return statistics.median(slowest_s(steps) for _ in range(_SWEEP_REPEATS))
+        return slowest_call_s(step, _SWEEP_S, self.device, repeats=_SWEEP_REPEATS, group=group)
 
     def _trainer(self, count: int, mine: Group, directory: str) -> Trainer:
         batch = self.plan.group_batch(count)
@@ -250,25 +236,12 @@ def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
     )
 
 
-def _traced(trainer: Trainer) -> Traced | None:
-    """What torch's profiler sees in further steps."""
-    kinds = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
-    with torch.profiler.profile(activities=kinds, record_shapes=True) as profile:
-        for _ in range(TRACED_STEPS):
-            trainer.step()
-        finish(trainer.device)
-    path = trainer.config.records / f"trace{trainer.rank}.json"
-    profile.export_chrome_trace(str(path))
-    return read_trace(path.read_bytes())
-
-
 def train(plan: Plan, world: World) -> JobTimings | None:
     """Run the plan on the default process group; return the timings on rank 0.
 
     Raises EnvironmentContractError if accelerators are promised and torch shows none.
     """
-    config = JobConfig(directory=".", device=plan.training["device"])
-    device = device_of(config, world.local_rank)
+    device = device_of(plan.training["device"], world.local_rank)
     # A rank that is killed removes nothing: its files go with the temporary directory of the run.
     with tempfile.TemporaryDirectory(prefix="scaling-", dir=get_temp_dir()) as directory:
         return Program(plan, world, device, directory).run()

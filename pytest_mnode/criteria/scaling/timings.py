@@ -133,7 +133,6 @@ class JobTimings:
     ranks_per_node: int
     backend: str
     device: str
-    parameters: int
     gradient_bytes: int
     trained: tuple[GroupSteps, ...]
     alone: tuple[AloneTime, ...]

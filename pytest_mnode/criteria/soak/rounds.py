@@ -13,13 +13,10 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.criteria.devices import (
-    LARGEST_CHECKED,
-    judge_products,
-    judge_rates,
-    judge_repeated,
-    judge_steps,
-)
+from pytest_mnode.checks.devices.matmul import LARGEST_CHECKED, judge_products
+from pytest_mnode.checks.devices.repeated_products import judge_repeated
+from pytest_mnode.checks.devices.training_step import judge_steps
+from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.soak.found import LogOfNode, Measured, Plan, Rate
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.logs import kernel_log

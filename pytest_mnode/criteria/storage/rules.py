@@ -39,7 +39,7 @@ _SLOW = 0.7
 """[choice] A node below this share of the median is named where the rate of all is too low."""
 _APART = 0.9
 """[choice] So is one below this share, if the promise is kept with the median in its place."""
-_BROKEN = ("ENOSPC ", "EDQUOT ", "EIO ", "EROFS ")
+_BROKEN = ("ENOSPC ", "EDQUOT ", "EIO ", "EROFS ", "EFBIG ")
 JUDGEMENTS = 8
 """Rates that a path has, which share the chance of a false alarm of one judgement."""
 _LOOKS = len(LOOKS) * JUDGEMENTS

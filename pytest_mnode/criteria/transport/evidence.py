@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from pytest_mnode.criteria.transport.settings import Selection, of_networks, why_silent
@@ -273,7 +274,7 @@ class RankTransport:
         return {s.name: s.value for s in self.log.settings if s.process == own.process}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All facts that are judged: nodes in the world's order, ranks by number.
 
@@ -291,15 +292,24 @@ class Evidence:
         """Number of ranks of each node, the same on all nodes."""
         return len(self.ranks) // max(1, len(self.nodes))
 
-    @property
+    @cached_property
     def nccl_version(self) -> str | None:
         """The version in the logs, which only the first rank prints; None if there are several."""
         versions = {v for rank in self.ranks if rank.log for v in rank.log.versions}
         return versions.pop() if len(versions) == 1 else None
 
+    @cached_property
+    def node_of(self) -> Mapping[int, str]:
+        """The node of each rank."""
+        return {rank.rank: rank.node for rank in self.ranks}
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, NodeTraffic]:
+        return {node.name: node for node in reversed(self.nodes)}
+
     def node(self, name: str) -> NodeTraffic:
         """The node of this name."""
-        return next(node for node in self.nodes if node.name == name)
+        return self._by_name[name]
 
     def rails_expected(self, spec: Spec) -> int:
         """Number of NICs of a node that must carry traffic."""
@@ -312,7 +322,7 @@ def past_nics(rank: RankTransport, facts: Evidence) -> dict[str, set[str]]:
     own = rank.own_log
     if own is None:
         return {}
-    nodes = {other.rank: other.node for other in facts.ranks}
+    nodes = facts.node_of
     # A channel names ranks of its own communicator: only those of the world are known here.
     world = {comm.address for comm in own.comms if comm.size == len(facts.ranks)}
     paths: dict[str, set[str]] = {}

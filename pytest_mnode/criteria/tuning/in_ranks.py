@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import resource
@@ -13,8 +14,9 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pytest_mnode.criteria.tuning.experiment import Broken, NotHere, Values, longer
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.machine.cpus import read_cpulist
 from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
 from pytest_mnode.measuring import port_meanwhile
@@ -34,12 +37,15 @@ from pytest_mnode.measuring.locating.rounds import circle
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.port_meanwhile import Port
 from pytest_mnode.measuring.ranks import (
+    backend_on,
     barrier,
     boot_id,
     by_rank,
     elapsed_s,
     gathered,
     send_and_receive,
+    slowest_call_s,
+    traced,
 )
 from pytest_mnode.rank import binding
 from pytest_mnode.rank.accelerators import accelerator_address, home_of
@@ -59,29 +65,17 @@ MTU_S = 120.0
 `longer` with more nodes."""
 REPEAT_S = 0.2
 """[choice] Calls of one size in a measurement: several bursts of a shaper."""
-_MOST_CALLS = 200
 _SAMPLE_BYTES, _SAMPLES = 1 << 18, 32
 _TRAFFIC_BYTES = 1 << 18
 
 
 def device_here(spec: Spec, world: World) -> torch.device:
     """This rank's device."""
-    device = device_for(spec.accelerators.per_node)
-    return device_of(JobConfig(directory=".", device=device), world.local_rank)
+    return device_of(device_for(spec.accelerators.per_node), world.local_rank)
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
     return max(one for [one] in by_rank([seconds], device))
-
-
-def _call_s(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call by the slowest rank, over as many as fill `REPEAT_S`."""
-    call()
-    barrier(device)
-    once_s = _slowest(elapsed_s(call, 2, device) / 2, device)
-    calls = max(2, min(_MOST_CALLS, math.ceil(REPEAT_S / max(once_s, 1e-6))))
-    barrier(device)
-    return _slowest(elapsed_s(call, calls, device) / calls, device)
 
 
 def ring(values: torch.Tensor, group: Any = None) -> None:
@@ -130,7 +124,7 @@ def all_reduces(
             words = f"wrong sum of {SIZE.text(size)} by {how or 'the library'}"
             raise Broken(Culprit(f"{words} on {', '.join(wrong)}", either=[wrong]))
         values.zero_()
-        time_s = _call_s(functools.partial(call, values), device)
+        time_s = slowest_call_s(functools.partial(call, values), REPEAT_S, device)
         found[SIZE.text(size)] = {"time": 1e6 * time_s}
     return found
 
@@ -260,7 +254,7 @@ def beside(spec: Spec, *, size: int, network: str = "", world: World) -> Values:
     call = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=device))
     call()
     with other_traffic(spec, network, world) if network else contextlib.nullcontext():
-        time_s = _call_s(call, device)
+        time_s = slowest_call_s(call, REPEAT_S, device)
         barrier(device)
     return {"": {"rate": 8e-6 * 2 * (world.size - 1) / world.size * size / time_s}}
 
@@ -290,20 +284,21 @@ def pair_times(spec: Spec, *, size: int, world: World) -> list[list[float]]:
 
 def train(
     spec: Spec, *, job: Mapping[str, Any], passes: int, hook: str = "", prefetch: int = 0,
-    sync_every: int = 0, world: World,
+    sync_every: int = 0, hidden: bool = False, world: World,
 ) -> Values:  # fmt: skip
     """Time of a pass, bytes that a node sends for it, and the loss at the end of all passes.
 
     job: keys of `JobConfig`. hook: of DDP's, such as "fp16". prefetch: blocks that FSDP2 gathers
     ahead; 0 as it does by itself. sync_every: passes between averages of all parameters, without
-    any sum of gradients (local SGD); 0 to sum gradients.
+    any sum of gradients (local SGD); 0 to sum gradients. hidden: whether to trace two more passes
+    for the time of communication that computing hides, on the rank that waits least.
     """
     with tempfile.TemporaryDirectory() as directory:
         config = JobConfig(
             directory=directory, device=device_for(spec.accelerators.per_node),
             deterministic=False, dropout=0.0, **job,
         )  # fmt: skip
-        device = device_of(config, world.local_rank)
+        device = device_of(config.device, world.local_rank)
         spans = Spans(clock_of(device), pace_of(config, device))
         seed_all(config.seed)
         bare = Transformer(config, spans).to(device)
@@ -348,10 +343,16 @@ def train(
         sent = max(
             sum(node.own_bytes().values()) for node in counted.by_node([1] * len(world.nodes))
         )
+        found = {"time": 1e3 * time_s, "sent": sent / passes / 1e6}
+        if hidden:
+            numbers = itertools.count(first + passes)
+            trace = traced(lambda: one(next(numbers)), TRACED_STEPS, device, directory)
+            seen = [trace.exposed, trace.hidden] if trace else [math.inf, math.nan]
+            found["hidden"] = 1e3 * min(by_rank(seen, device))[1] / TRACED_STEPS
         feed.close()
         loss = sum(sum(tail) for tail in by_rank(losses[-4:], device)) / (4 * world.size)
         per_token = loss / (config.local_batch(world.size) * config.context)
-        return {"": {"time": 1e3 * time_s, "sent": sent / passes / 1e6, "loss": per_token}}
+        return {"": {**found, "loss": per_token}}
 
 
 def _parallel(
@@ -359,13 +360,7 @@ def _parallel(
 ) -> nn.Module:
     if config.parallel != "ddp" or not hook:
         return parallel(bare, config, device, dist.group.WORLD, spans)
-    if hook == "8bit" and (backend := dist.get_backend()) != "nccl":
-        raise NotHere(f"torch's 8-bit hook cannot read what an all_gather of {backend} returns")
-    from torch.distributed.algorithms.ddp_comm_hooks import (
-        default_hooks,
-        powerSGD_hook,
-        quantization_hooks,
-    )
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     model = DistributedDataParallel(
         bare,
@@ -378,10 +373,28 @@ def _parallel(
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif hook == "8bit":
-        model.register_comm_hook(None, quantization_hooks.quantization_pertensor_hook)
+        model.register_comm_hook(None, eight_bit_hook(backend_on(device)))
     else:
         model.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
     return model
+
+
+def eight_bit_hook(backend: str) -> Any:
+    """torch's own. It reads results of an all_gather as NCCL leaves them in a future: one list
+    deeper than gloo does."""
+    from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
+
+    hook: Any = quantization_hooks.quantization_pertensor_hook
+    if backend != "gloo":
+        return hook
+
+    def all_gather(*args: Any, **more: Any) -> Any:
+        gathering: Any = dist.all_gather(*args, **more)
+        future = gathering.get_future().then(lambda done: [done.value()])
+        return SimpleNamespace(get_future=lambda: future)
+
+    nested = SimpleNamespace(**{**vars(dist), "all_gather": all_gather})
+    return FunctionType(hook.__code__, {**hook.__globals__, "dist": nested}, hook.__name__)
 
 
 class _Samples(Dataset[torch.Tensor]):
@@ -435,7 +448,7 @@ def copies(spec: Spec, *, where: str, size: int, world: World) -> Values:
     try:
         source = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         target = torch.zeros(size, dtype=torch.uint8, device=device)
-        time_s = _call_s(lambda: target.copy_(source, non_blocking=True), device)
+        time_s = slowest_call_s(lambda: target.copy_(source, non_blocking=True), REPEAT_S, device)
     finally:
         os.sched_setaffinity(0, bound)
     return {"": {"rate": size / time_s / 1e9}}

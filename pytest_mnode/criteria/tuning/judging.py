@@ -148,7 +148,10 @@ def advice(found: Found) -> Advice:
         for setting in _there(found):
             for number, metric in enumerate(found.experiment.metrics):
                 one = None if number else gains.get((case, setting.name))
-                value = median(_measured(found, setting, case, metric))
+                every = _measured(found, setting, case, metric)
+                if not (known := [one for one in every if not math.isnan(one)]):
+                    continue  # no trace showed it
+                value = median(known)
                 what = case, setting.name, metric.name, value, metric.unit
                 advised = one is not None and chosen.get(case) is one
                 rows.append(AdviceRow(*what, one.gain if one else None, advised))

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
-import shlex
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +28,12 @@ from pytest_mnode.gang.engine import (
     Refused,
 )
 from pytest_mnode.gang.heartbeats import read_heartbeats
-from pytest_mnode.gang.kubernetes.cleanup import delete
 from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain, PodGang, Resource
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
-from pytest_mnode.gang.kubernetes.served import NodeView, admitted, api_version, served_views
-from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
+from pytest_mnode.gang.kubernetes.served import NodeView, admitted, served_views
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.cleanup import api_version, delete
 from pytest_mnode.launchers.kubernetes.manifest import (
     RUN_LABEL,
     Manifest,
@@ -44,8 +42,8 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     pod_template,
     set_command,
 )
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams, check_logs
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import Scheduler
 
 
@@ -169,24 +167,23 @@ def rank_template(
 
 
 _REPORTED_S = 3.0
-_CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
-_CLEANUP = "pytest_mnode.gang.kubernetes.cleanup"
 _BUSY = frozenset({0, 408, 429})
 
 
 class KubernetesEngine:
     """An `Engine` for Kubernetes; `close` deletes all of its objects.
 
-    manifest: the user's; its first pod template is used for the ranks. python: path in their image;
-    "" for python3.
+    manifest: the user's; its first pod template is used for the ranks. leftovers: see Backend.
+    python: path in their image; "" for python3.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        options: KubernetesOptions,
+        settings: Settings,
         manifest: Mapping[str, Any],
         *,
+        leftovers: Callable[..., Leftovers],
         python: str = "",
     ) -> None:
         """Raises UsageError, ClusterError."""
@@ -196,7 +193,7 @@ class KubernetesEngine:
         self._scheduler = scheduler
         self._python = python or "python3"
         self._given = pod_template(manifest)
-        self._api = Api(options.context, options.namespace or scheduler.namespace or "")
+        self._api = Api(settings.k8s_context, settings.k8s_namespace or scheduler.namespace or "")
         self.run_id = uuid.uuid4().hex[:10]
         self._selector = f"{RUN_LABEL}={self.run_id}"
         resources = [self._kind.root, *self._kind.beside, self._kind.quoted]
@@ -212,14 +209,11 @@ class KubernetesEngine:
         self._roots: dict[str, RootState] = {}
         self._early: list[PodEvent] = []
         self._made: list[str] = []
-        kinds = [f"{one.group}/{one.plural}" for one in (self._kind.root, *self._kind.beside)]
-        place = [self.run_id, options.context, self._api.namespace, *kinds]
-        program = [sys.executable, "-m", _CLEANUP]
+        kinds = (f"{one.group}/{one.plural}" for one in (self._kind.root, *self._kind.beside))
+        left = leftovers(self.run_id, settings.k8s_context, self._api.namespace, *kinds)
         self._streams = Streams(self._api, self._selector)
         self._read_s = time.time()  # no object existed before
-        self._cleanup = QueueCleanup(
-            shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
-        )
+        self._cleanup = Cleanup(left)
 
     def capacity(self) -> Capacity:
         """Nodes on which a rank's pod can run; free are those with room for it."""
@@ -369,13 +363,9 @@ class KubernetesEngine:
     def close(self) -> None:
         """Delete all objects of this run. Raises ClusterError."""
         self._streams.close()
-        self._cleanup.finish(b"" if self._unanswered else ANSWERED)
-        code = self._cleanup.wait(_CLEANUP_LIMIT_S)
-        if code != 0 and self._submitted:
-            raise ClusterError(
-                f"objects labelled {self._selector} may be left in namespace {self._api.namespace};"
-                " their deletion is retried for an hour"
-            )
+        left = self._cleanup.end(not self._unanswered)
+        if left and self._submitted:
+            raise ClusterError(left)
 
 
 def records_of(roots: Mapping[str, RootState], pods: Mapping[str, GangPod]) -> dict[str, JobRecord]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
 from pytest_mnode.launchers.kubernetes.manifest import Manifest
@@ -186,29 +185,6 @@ def _matches(expression: Object, labels: Mapping[str, str]) -> bool:
     if found is None or not re.fullmatch(r"[+-]?[0-9]+", found):
         return False
     return int(found) > int(values[0]) if operator == "Gt" else int(found) < int(values[0])
-
-
-def api_version(api: Api, group: str, plural: str) -> str:
-    """The server's preferred API version with these objects, such as "batch/v1".
-
-    Raises UsageError if no version has them, ApiError.
-    """
-    if not group:
-        return "v1"
-    try:
-        found = api.request("GET", f"/apis/{group}")
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        found = {"versions": []}
-    preferred = found.get("preferredVersion", {}).get("groupVersion")
-    versions = [one["groupVersion"] for one in found["versions"]]
-    for version in sorted(versions, key=lambda one: one != preferred):
-        resources = api.request("GET", f"/apis/{version}")["resources"]
-        if any(one["name"] == plural for one in resources):
-            return str(version)
-    has = f"only {', '.join(versions)}" if versions else "no version of that group"
-    raise UsageError(f"this cluster has no {plural} of {group}: it serves {has}")
 
 
 def admitted(api: Api, template: Manifest) -> Object:

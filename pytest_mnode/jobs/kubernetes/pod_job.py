@@ -22,7 +22,8 @@ from pytest_mnode.launchers.remote.node_report import as_there
 class PodJob(RunningJob):
     """A torchrun job with one torchrun per pod. It ends with its test, at the latest with the run.
 
-    Requeues happen in `poll` and `wait`: its object is deleted, and a new one is created.
+    Requeues happen in `poll` and `wait`: its object is deleted, and a new one is created. `start`
+    waits until its pods run, and raises NotPlaced too.
     """
 
     def __init__(self, cluster: Nodes, job: Job, pods: RunInPods) -> None:
@@ -32,21 +33,6 @@ class PodJob(RunningJob):
         self._pod_start: PodStart | None = None
         self._made = ""
         self._earlier: dict[tuple[str, int], str] = {}
-
-    @classmethod
-    def launch(cls, cluster: Nodes, job: Job, pods: RunInPods) -> PodJob:
-        """Create its object, and wait until its pods run.
-
-        Raises NotPlaced, UsageError for nodes that this test does not have, ClusterError.
-        """
-        nodes = job.placed_on(cluster.nodes)
-        made = cls(cluster, job, pods)
-        try:
-            made._launch(nodes)
-        except BaseException:
-            made.close()
-            raise
-        return made
 
     @property
     def name(self) -> str:

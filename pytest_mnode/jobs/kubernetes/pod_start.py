@@ -14,7 +14,8 @@ from pytest_mnode.jobs.kubernetes import in_pod
 from pytest_mnode.jobs.kubernetes.job_pods import JobPods
 from pytest_mnode.jobs.kubernetes.kinds import of_engine
 from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.api import Api
+from pytest_mnode.launchers.kubernetes.cleanup import delete
 from pytest_mnode.launchers.kubernetes.manifest import GROUPS
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
@@ -132,11 +133,7 @@ class PodStart:
 
     def _delete(self) -> None:
         pods = self.pods
-        try:
-            self._api.request("DELETE", self._path, {"propagationPolicy": "Background"})
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        delete(self._api, self._path)
         end = time.monotonic() + _ENDED_S
         placed = [node for node in self._nodes if node in pods.by_node()]
         while left := [node for node in placed if node not in pods.statuses()]:

@@ -27,8 +27,6 @@ from pytest_mnode.jobs.torchrun import Start
 PLAN, OUTPUT = "plan.json", "slurm.out"
 LOST = 128 + 9
 """Exit status of torchrun on a node that was lost, or killed by Slurm, before it wrote one."""
-NFS_DELAY_S = 35.0
-"""Seconds until a file of one machine is seen on all others: NFS revalidates after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_mnode.errors import MnodeError
 from pytest_mnode.jobs.slurm import files
 from pytest_mnode.jobs.slurm.files import Plan, Status
 from pytest_mnode.jobs.torchrun import Start, was_preempted
+from pytest_mnode.launchers.hosts import expand
+from pytest_mnode.launchers.slurm import Slurm, SlurmError
 
 _LIST = "SLURM_JOB_NODELIST"
-_ASK_S = 30.0
 _REQUEUE_S = 120.0
 """Longest time that Slurm takes to end a job that it requeues."""
 
@@ -37,9 +39,9 @@ def batch(plan_path: Path) -> int:
     if requeue > allowed:
         print(f"started again {requeue} times, {allowed} were allowed", flush=True)
         return 1
-    given = _ask(["scontrol", "show", "hostnames", os.environ[_LIST]]).split()
+    given = expand(os.environ.get(_LIST, ""))
     if not given:
-        print(f"Slurm named no node of this job ({_LIST}={os.environ[_LIST]})", flush=True)
+        print(f"Slurm named no node of this job ({_LIST})", flush=True)
         return 1
     strange = [name for name in given if name not in plan.nodes]
     if strange:
@@ -57,7 +59,10 @@ def batch(plan_path: Path) -> int:
     code = subprocess.call(step(len(nodes), os.environ, sys.executable, plan_path, start))
     statuses = [files.read_status(directory, name, requeue) for name in nodes]
     if not got_sigterm and is_requeued(statuses, requeue, allowed):
-        _ask(["scontrol", "requeue", job])
+        try:
+            Slurm().run("scontrol", "requeue", job)
+        except SlurmError as error:
+            print(error, flush=True)
         time.sleep(_REQUEUE_S)
     return code
 
@@ -123,18 +128,14 @@ def task(plan_path: Path, start_path: Path) -> int:
     return code
 
 
-def _ask(argv: Sequence[str]) -> str:
-    """What a command of Slurm printed; "" if it did not answer. A failure is printed."""
+def main(what: str, *paths: str) -> int:
+    """A failure is one line of the job's output."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"{' '.join(argv)}: no answer in {_ASK_S:g} s", flush=True)
-        return ""
-    if done.returncode:
-        print(f"{' '.join(argv)}: {done.stderr.strip()}", flush=True)
-    return done.stdout
+        return (batch if what == "batch" else task)(*map(Path, paths))
+    except MnodeError as error:
+        print(error, flush=True)
+        return 1
 
 
 if __name__ == "__main__":
-    paths = list(map(Path, sys.argv[2:]))
-    sys.exit(batch(*paths) if sys.argv[1] == "batch" else task(*paths))
+    sys.exit(main(*sys.argv[1:]))

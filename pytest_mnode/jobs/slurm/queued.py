@@ -14,7 +14,7 @@ from typing import Literal
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm import sbatch
 from pytest_mnode.jobs.slurm.nodes import Names
-from pytest_mnode.launchers.cleanup.queue_cleanup import SlurmCleanup
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
 from pytest_mnode.launchers.slurm import JobState, Slurm
 
 POLL_JOB_S = 0.25
@@ -123,19 +123,19 @@ def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> st
 
 
 class Queued:
-    """At most one job, with a unique name; it is cancelled when this process is gone.
+    """At most one job, with the name of `leftovers`; it is cancelled when this process is gone.
 
     number: None until it is submitted. state: the last one seen, with the run's node names; None
     before that, and if Slurm does not know the job any more.
     """
 
-    def __init__(self, slurm: Slurm, names: Names, name: str) -> None:
+    def __init__(self, slurm: Slurm, names: Names, leftovers: Leftovers) -> None:
         self.slurm = slurm
-        self.name = name
+        self.name = leftovers.name
         self.number: int | None = None
         self.state: JobState | None = None
         self._names = names
-        self._cleanup = SlurmCleanup(name)
+        self._cleanup = Cleanup(leftovers)
         self._tried = False
         self._silent_since: float | None = None
 
@@ -187,7 +187,8 @@ class Queued:
                 if lost and state is not None and "COMPLETING" in {state.state, *state.flags}:
                     return
                 still = "in the queue" if state is None else state.state
-                raise ClusterError(f"job {self.number} is still {still} after scancel")
+                left = self._cleanup.leftovers
+                raise ClusterError(f"job {self.number} is still {still} after scancel: {left}")
             time.sleep(POLL_JOB_S)
 
     def close(self, done: bool) -> None:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm.nodes import Names
-from pytest_mnode.launchers.node_env import is_submitted
-from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError, compress
-from pytest_mnode.launchers.slurm.commands import error_line
+from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, Slurm, SlurmError
+from pytest_mnode.launchers.slurm.command_lines import is_submitted
 from pytest_mnode.launchers.slurm.records import records, text_of
 
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-"""Variables by which Slurm's commands find their cluster. All other SLURM_ variables describe an
-allocation or a step; commands that the job starts would read them as options."""
 _SOON = timedelta(seconds=30)
 """A job with a later expected start waits for another job to end: most likely this run's."""
 _START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -128,11 +124,7 @@ def submitting(environ: Mapping[str, str]) -> dict[str, str]:
 
     It lacks the variables of an allocation around this run, and what no node gets.
     """
-    return {
-        name: value
-        for name, value in environ.items()
-        if is_submitted(name, value) and (not name.startswith("SLURM_") or name in KEPT)
-    }
+    return {name: value for name, value in environ.items() if is_submitted(name, value)}
 
 
 def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
@@ -140,10 +132,11 @@ def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
 
     options: for the command line, where they override SBATCH_ variables; a script's do not.
     """
-    done = _run(script, env, "--parsable", *options)
-    number = done.stdout.strip().partition(";")[0]
-    if done.returncode or not number.isdigit():
-        raise SlurmError("sbatch", done.returncode, error_line(done.stderr, done.returncode))
+    words = ("sbatch", "--parsable", *options)
+    answer = Slurm().run(*words, text_in=script, env=env, timeout_s=COMMAND_LIMIT_S).strip()
+    number = answer.partition(";")[0]
+    if not number.isdigit():
+        raise SlurmError("sbatch", 0, f"{answer!r} is not a job id")
     return int(number)
 
 
@@ -153,8 +146,18 @@ def why_not_submitted(request: Request, allocation: int) -> str:
     Slurm itself decides (`sbatch --test-only`), as it knows the processors, memory, GPUs, limits
     and the queue. Raises SlurmError if Slurm does not answer.
     """
-    done = _run("#!/bin/sh\ntrue\n", submitting(os.environ), "--test-only", *request.options())
-    return no_room(f"{done.stdout}\n{done.stderr}", datetime.now(), allocation)
+    try:
+        text = Slurm().run(
+            *("sbatch", "--test-only", *request.options()),
+            text_in="#!/bin/sh\ntrue\n",
+            env=submitting(os.environ),
+            with_errors=True,
+        )
+    except SlurmError as error:
+        if error.returncode in (None, 126, 127):
+            raise
+        text = error.text
+    return no_room(text, datetime.now(), allocation)
 
 
 def no_room(text: str, now: datetime, allocation: int) -> str:
@@ -176,21 +179,3 @@ def no_room(text: str, now: datetime, allocation: int) -> str:
         f"allocation {allocation} of this run holds the nodes: a submitted job would start at "
         f"{at:%Y-%m-%d %H:%M:%S} only"
     )
-
-
-def _run(script: str, env: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            ["sbatch", *options],
-            input=script,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_LIMIT_S,
-            check=False,
-            env=dict(env),
-        )
-    except subprocess.TimeoutExpired:
-        raise SlurmError("sbatch", None, f"no answer in {COMMAND_LIMIT_S:g} s") from None
-    except OSError as error:
-        raise SlurmError("sbatch", 127, f"cannot be run: {error.strerror}") from None

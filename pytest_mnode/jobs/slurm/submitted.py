@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.job import Job, JobResult
-from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
+from pytest_mnode.jobs.launched import NFS_DELAY_S, POLL_S, LaunchedJob
 from pytest_mnode.jobs.slurm import files, queued
 from pytest_mnode.jobs.slurm.nodes import Losses, Names
 from pytest_mnode.jobs.slurm.queued import POLL_JOB_S, Change, JobHistory, Queued, changes
 from pytest_mnode.jobs.slurm.sbatch import Request, submitting
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.launchers.slurm import JobState, Slurm
+from pytest_mnode.launchers.slurm import JobState
 from pytest_mnode.protocol.world import RUN
 
 
@@ -29,29 +29,29 @@ class SubmittedJob(LaunchedJob):
     """
 
     def __init__(
-        self, cluster: Nodes, job: Job, request: Request, names: Names, slurm: Slurm
+        self, cluster: Nodes, job: Job, request: Request, names: Names, queued: Queued
     ) -> None:
         super().__init__(cluster, job)
         self._names = names
         self._request = request
-        self._queued = Queued(slurm, names, f"mnode-{self._id[:12]}")
+        self._queued = queued
         self._directory = tempfile.TemporaryDirectory(
             prefix="job-", dir=cluster.scratch, ignore_cleanup_errors=True
         )
         self._files = Path(self._directory.name)
         self._read = files.JobFiles(self._files)
         self._history = JobHistory()
-        self._losses = Losses(slurm, names, pinned=request.moves)
+        self._losses = Losses(queued.slurm, names, pinned=request.moves)
         self._noted: set[tuple[str, str, int]] = set()
         self._looked_at = -POLL_JOB_S
         self._missing_since: float | None = None
 
     @classmethod
     def start(
-        cls, cluster: Nodes, job: Job, request: Request, names: Names, slurm: Slurm
+        cls, cluster: Nodes, job: Job, request: Request, names: Names, queued: Queued
     ) -> SubmittedJob:
         """Submit the request with its own name and output. Raises SlurmError."""
-        submitted = cls(cluster, job, request, names, slurm)
+        submitted = cls(cluster, job, request, names, queued)
         try:
             submitted._submit(names.for_run(request.begin_on))
         except BaseException:
@@ -173,7 +173,7 @@ class SubmittedJob(LaunchedJob):
         missing = self._read.running(self.nodes, self._history.requeue)
         if missing and state is not None and state.state == "COMPLETED":
             self._missing_since = self._missing_since or time.monotonic()
-            if time.monotonic() - self._missing_since < files.NFS_DELAY_S:
+            if time.monotonic() - self._missing_since < NFS_DELAY_S:
                 return None
         why = queued.why_over(state, self._losses.lost, self._was_preempted())
         return self._finish(why and f"{why}, after {self._requeue} requeues")

@@ -28,7 +28,6 @@ from typing import Any, Protocol
 if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 from pytest_mnode.launchers.cleanup.bridge_task import BridgeTask
-from pytest_mnode.launchers.cleanup.salloc import Salloc
 from pytest_mnode.machine.pidfd import pidfd_open
 
 PACKET_BYTES = 1 << 18
@@ -108,15 +107,11 @@ class Daemon:
                 self.remove, self.closed = paths, True
             case {"bridge": name, **settings}:
                 self.tasks[name] = BridgeTask(report=partial(self.tell, name), **settings)
-            case {"allocate": name, "argv": argv}:
-                self.tasks[name] = Salloc(argv, name, partial(self.tell, name))
             case {"rack": fd, "path": path}:
                 sys.path[:] = path
                 from pytest_mnode.launchers.cleanup.rack import RackTask
 
                 self.tasks["rack"] = RackTask(fd)
-            case {"end": name}:
-                self.tasks.pop(name).end()
 
     def tell(self, name: str, **event: object) -> None:
         """Report an event to the controller, which may have ended."""

@@ -2,10 +2,11 @@
 
 Run by path with `python -I -S`; it needs only the standard library:
 
-    queue_cleanup.py SHOW END [DIRECTORY]
+    queue_cleanup.py SHOW END TEXT [DIRECTORY]
 
 SHOW prints one line for each remaining job; END ends them all. Both are one argument each, in
-shell syntax. The program waits for the end of its standard input, whose last line is
+shell syntax. TEXT goes to the system's log if some are left in the end. The program waits for the
+end of its standard input, whose last line is
 
     done       no job is left
     answered   every submission was answered, so none can still arrive
@@ -19,12 +20,14 @@ growing pauses.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import syslog
 import time
 
 DONE, ANSWERED = b"done\n", b"answered\n"
@@ -34,16 +37,20 @@ COMMAND_S = 20.0
 _LATE_S = 3.0
 """How long after its sender is gone a submission may still arrive."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_END_S = 5.0
 
 
-def main(show: str, end: str, directory: str = "") -> int:
+def main(show: str, end: str, text: str, directory: str = "") -> int:
     """0 if no job is left."""
+    # PR_SET_NAME: who kills all that is called python does not mean this one.
+    ctypes.CDLL(None).prctl(15, b"mnode-cleanup", 0, 0, 0)
     # Ctrl-C and a closed terminal are for the controller only.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     last = sys.stdin.buffer.read()
-    return 0 if last.endswith(DONE) or clean_up(last, show, end, directory) else 1
+    if last.endswith(DONE) or clean_up(last, show, end, directory):
+        return 0
+    syslog.syslog(syslog.LOG_ERR, f"mnode: {text}")  # nobody else listens after an hour
+    return 1
 
 
 def clean_up(last: bytes, show: str, end: str, directory: str = "") -> bool:
@@ -113,50 +120,6 @@ def _run(argv: list[str]) -> str | None:
         )
         return done.stdout if done.returncode == 0 else None
     return None
-
-
-class QueueCleanup:
-    """A process of this program, which the controller starts before its first submission."""
-
-    def __init__(self, show: str, end: str, directory: str = "") -> None:
-        words = [show, end, *([directory] if directory else [])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for the controller alone
-        )
-
-    def finish(self, last: bytes) -> None:
-        """Write the last line of its input and close the input; idempotent."""
-        stdin = self._process.stdin
-        if stdin is not None and not stdin.closed:
-            with contextlib.suppress(OSError):
-                stdin.write(last)
-                stdin.close()
-
-    def wait(self, limit_s: float) -> int | None:
-        """Its exit status; None if it still runs after the limit."""
-        try:
-            return self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-
-class SlurmCleanup(QueueCleanup):
-    """Ends all of a user's Slurm jobs of one name."""
-
-    def __init__(self, name: str, directory: str = "") -> None:
-        show = f"squeue --noheader --all --format='%A %T' --name={name}"
-        super().__init__(show, f"scancel --full --name={name}", directory)
-
-    def close(self, done: bool) -> None:
-        """Idempotent. done: the job has ended; else the process goes on cancelling it."""
-        self.finish(DONE if done else b"")
-        if done and self.wait(_END_S) is None:
-            self._process.kill()
-            self.wait(_END_S)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,8 +29,10 @@ from typing import Any
 import psutil
 
 from pytest_mnode.errors import ClusterError, MnodeError
+from pytest_mnode.launchers.cleanup import child
 from pytest_mnode.launchers.dial_in.node import DialOrder
 from pytest_mnode.launchers.hosts import compress, expand
+from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import bridge, wire
 from pytest_mnode.launchers.remote.node_command import reachable
@@ -46,16 +49,11 @@ ENDED_S = 10.0
 """Time for a node to dial in once the command that starts its program has ended, also well: pbsdsh
 ends with 0 where it has started nothing, and a command may leave its programs to themselves."""
 _POLL_S = 0.05
-_OF_A_TASK = re.compile(r"srun: error: (\S+): tasks? \S+: (.+)")
-# A site's command that ends with this process, however that ends, and has the soft limit of open
-# files that this process began with: srun and mpirun hand it on to the nodes.
-_TIED = (
-    "import ctypes,os,resource,sys\nctypes.CDLL(None).prctl(1,15,0,0,0)\n"
-    "os.getppid()==int(sys.argv[1]) or sys.exit(1)\n"
-    "files=resource.RLIMIT_NOFILE\n"
-    "resource.setrlimit(files,(int(sys.argv[2]),resource.getrlimit(files)[1]))\n"
-    "os.execvp(sys.argv[3],sys.argv[3:])"
+_SILENT = (
+    ", printed nothing: see the job's own output, whether all nodes see --mnode-shared-dir, and "
+    "whether --mnode-python is there"
 )
+_OF_A_TASK = re.compile(r"srun: error: (\S+): tasks? \S+: (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,8 @@ class DialSettings:
 
     hosts: the nodes to wait for, by their names in a host list; () for any `nodes` nodes. commands:
     the site's. order: the file to put the order in. env: variables of the site's commands.
-    addresses: at which hosts are reached, where that is not their name. step: see DialOrder.
+    python: of the nodes. addresses: at which hosts are reached, where that is not their name. step:
+    see DialOrder.
     """
 
     hosts: tuple[str, ...]
@@ -73,7 +72,9 @@ class DialSettings:
     order: str
     start_s: float
     silence_s: float
+    connect_s: float
     env: Mapping[str, str]
+    python: str = ""
     addresses: Mapping[str, str] = field(default_factory=dict)
     step: bool = False
 
@@ -92,7 +93,8 @@ class DialBridge(bridge.Bridge):
         reached = {host: settings.addresses.get(host, host) for host in settings.hosts}
         addresses = own_addresses(list(reached.values()))
         port = self._switchboard.listen(addresses)
-        self._order = DialOrder(addresses, port, keys, settings.silence_s, settings.step).text()
+        limits_s = settings.silence_s, settings.connect_s
+        self._order = DialOrder(addresses, port, keys, *limits_s, settings.step).text()
         self._known = {host: names_of(host) | names_of(at) for host, at in reached.items()}
         self._streams: dict[str, NodeStream] = {}
         """By the name of the peer."""
@@ -119,12 +121,15 @@ class DialBridge(bridge.Bridge):
         (self._directory / "dial-in.hosts").write_text(json.dumps(hosts))
 
     def launch(self, command: Sequence[str]) -> int:
-        """Start a command of the site; its number."""
+        """Start a command of the site; its number. Raises ClusterError."""
+        if shutil.which(command[0]) is None:
+            remedy = "load its module, or add its folder to PATH"
+            raise ClusterError(f"{command[0]}: no such program on this machine; {remedy}")
         number = len(self.programs)
-        given = (str(os.getpid()), str(self._open_files))
         with self._output(number).open("wb") as output:
             program = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _TIED, *given, *command],
+                # srun and mpirun hand their limit of open files on to the nodes.
+                child.tied(command, self._open_files),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -197,10 +202,12 @@ class DialBridge(bridge.Bridge):
         """ended: numbers of the site's commands whose end is the reason. within_s: the limit."""
         missing = self._missing()
         missing = [host for host in missing if self._command_of(host) in ended] or missing
-        who = compress(missing) if missing else f"{self.settings.nodes - len(self.at)} nodes"
+        who = compress(missing) if missing else count(self.settings.nodes - len(self.at))
         number = self._command_of(missing[0] if missing else "")
         if ended:
-            why = self._how_ended(next((one for one in ended if one == number), ended[0]))
+            one = next((one for one in ended if one == number), ended[0])
+            why = self._how_ended(one)
+            why += "" if self._last_words(one) or self.strangers else _SILENT
         else:
             words = "" if number is None else self._last_words(number)
             why = f"within {within_s:g} s{f' ({words})' if words else ''}"
@@ -227,7 +234,10 @@ class DialBridge(bridge.Bridge):
 
     def _how_ended(self, number: int) -> str:
         """How one of the site's commands ended, and why."""
-        said = f": {words}" if (words := self._last_words(number)) else ""
+        words = self._last_words(number)
+        said = f": {words}" if words else ""
+        if self.settings.python and self.settings.python in words:
+            said += f"; {NAME_PYTHON}"
         return f"{self._names[number]} ended with {self.programs[number].poll()}{said}"
 
     def _last_words(self, number: int) -> str:
@@ -330,8 +340,8 @@ def last_words(output: str, *, of_slurm: bool = False) -> str:
     """Why the site's commands failed, from what they printed, in one line; "" if nothing.
 
     What slurmstepd says of a step's end, because srun prints less, and later; the first paragraph
-    between the rules of dashes that MPI's commands print; else the last line. of_slurm: only the
-    first of these.
+    between the rules of dashes that MPI's commands print, with what ends in its colon, and the line
+    before them; else the last line that is no usage. of_slurm: only the first of these.
     """
     lines = [line.strip() for line in output.splitlines()]
     for line in lines:
@@ -347,10 +357,13 @@ def last_words(output: str, *, of_slurm: bool = False) -> str:
     rules = [number for number, line in enumerate(lines) if len(line) > 20 and not line.strip("-=")]
     if rules:
         inside = lines[rules[0] + 1 : rules[1] if len(rules) > 1 else None]
-        paragraph = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, inside))
-        if text := " ".join(paragraph):
-            return text
-    return next((line for line in reversed(lines) if line), "")
+        groups = itertools.groupby(inside, bool)
+        first, *more = [" ".join(some) for there, some in groups if there] or [""]
+        first += "".join(f" {one}" for one in more[:1] if first.endswith(":"))
+        before = " ".join(filter(None, lines[: rules[0]][-1:]))
+        return f"{first} ({before})" if before else first
+    said = [line for line in lines if line and not line.lower().startswith(("usage:", "try "))]
+    return said[-1] if said else ""
 
 
 def _made(settings: Mapping[str, Any], directory: Path) -> DialBridge:

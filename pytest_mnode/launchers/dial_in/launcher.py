@@ -17,8 +17,6 @@ from pytest_mnode.spec import Spec
 
 END_S = 9.0
 """Time for the bridge to end what it started (bridge.ENDS_S and more)."""
-SLACK_S = 20.0
-"""For the bridge's own start, and its end where nodes are missing (DialBridge.end, 12.5 s)."""
 BRIDGE = "pytest_mnode.launchers.dial_in.bridge"
 NODE = "pytest_mnode.launchers.dial_in.node"
 
@@ -58,12 +56,14 @@ class DialIn(RemoteLauncher):
             nodes=self._nodes,
             commands=self._commands((self.python, "-P", "-m", NODE, order or "-")),
             order=order,
-            start_s=self.start_limit_s,
-            silence_s=self.silence_limit_s,
+            start_s=self.limits.start_s,
+            silence_s=self.limits.silence_s,
+            connect_s=self.limits.connect_s,
             env=self._variables,
+            python=self.python,
         )
         try:
-            self._start_bridge(BRIDGE, asdict(settings), END_S, self.start_limit_s + SLACK_S)
+            self._start_bridge(BRIDGE, asdict(settings), END_S, self.limits.start_s)
         except ClusterError as error:
             raise ClusterError(f"{self.name}: {error}") from None
         hosts: list[str] = json.loads(Path(self._run_dir, "dial-in.hosts").read_text())

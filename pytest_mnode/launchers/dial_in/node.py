@@ -24,7 +24,6 @@ from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
 from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Keys, Line, connect
 
-CONNECT_S = 5.0
 _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_TASK_", "FLUX_JOB_")
 """Variables of this program as a task of the site's command, which no command may inherit."""
 
@@ -34,6 +33,7 @@ class DialOrder:
     """What a node's program has to know, from a file or its standard input.
 
     addresses: of this machine, to be tried in this order. silence_s: how long it may hear nothing.
+    connect_s: how long all of them may take to be connected to.
     step: the program is a job step of the run itself, whose variables are by the rule of node_env.
     """
 
@@ -41,6 +41,7 @@ class DialOrder:
     port: int
     keys: Keys
     silence_s: float
+    connect_s: float
     step: bool = False
 
     def text(self) -> str:
@@ -71,10 +72,10 @@ def read_order(file: Path) -> DialOrder:
 
 def way_to(order: DialOrder) -> str:
     """The first address of the run that can be connected to. Raises SystemExit."""
-    reasons = []
+    reasons, each_s = [], order.connect_s / len(order.addresses)
     for one in order.addresses:
         try:
-            socket.create_connection((one, order.port), CONNECT_S).close()
+            socket.create_connection((one, order.port), each_s).close()
         except OSError as error:
             reasons.append(f"{one}: {error.strerror or error}")
         else:

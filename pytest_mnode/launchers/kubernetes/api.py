@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote, urlencode
 from urllib.request import getproxies
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.limits import Limits
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_S = 20.0
@@ -65,12 +66,16 @@ class ApiError(ClusterError):
 class Api:
     """Access to one API server. Thread-safe. namespace: given, else the context's or this pod's."""
 
+    connect_s = Limits().connect_s
+    """How long the connection of a stream may take."""
     _files = ""
     """Directory of files with keys, which is there for moments."""
 
-    def __init__(self, context: str = "", namespace: str = "", scratch: str = "") -> None:
+    def __init__(
+        self, context: str = "", namespace: str = "", scratch: str = "", connect_s: float = 0.0
+    ) -> None:
         """scratch: a directory for keys and certificates, which the client reads from files while
-        this starts. Raises UsageError."""
+        this starts. connect_s: if not 0, see above. Raises UsageError."""
         try:
             import urllib3
             from kubernetes import client, config
@@ -78,6 +83,7 @@ class Api:
             raise UsageError(
                 f"Kubernetes needs the Python package {error.name}: {INSTALL}"
             ) from None
+        self.connect_s = connect_s or self.connect_s
         self._files = tempfile.mkdtemp(prefix="mnode-kube-", dir=scratch or None)
         try:
             self._read(context, client, config)

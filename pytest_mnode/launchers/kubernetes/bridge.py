@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
 from pytest_mnode.launchers.kubernetes import pod_relay
 from pytest_mnode.launchers.kubernetes.api import (
     Api,
@@ -38,7 +39,8 @@ from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote import bootstrap, bridge
 from pytest_mnode.launchers.remote.bridge_server import STDERR
 from pytest_mnode.launchers.remote.stdio_bridge import why_late, why_over
-from pytest_mnode.launchers.remote.wire import HELLO, SILENCE_S
+from pytest_mnode.launchers.remote.wire import HELLO
+from pytest_mnode.limits import Limits
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
@@ -48,6 +50,7 @@ EVENTS_S = 5.0
 _MOST_BYTES = 8192
 PULL_S = 1800.0
 """Longest time beyond `wait_s` in which pods may pull their images."""
+_LIMITS = Limits()
 PULLING = "Pulling"
 """The kubelet's reason while it pulls an image; the next event of the pod has another."""
 
@@ -57,7 +60,7 @@ class BridgeSettings:
     """Settings that the launcher gives to the bridge.
 
     manifest: the user's, or the default. wait_s: time in which all pods must run. alive: the file
-    in pods that is touched while the run lives.
+    in pods that is touched while the run lives. leftovers: fields of what may be left.
     """
 
     context: str
@@ -70,7 +73,9 @@ class BridgeSettings:
     wait_s: float
     alive: str
     scratch: str
-    silence_s: float = SILENCE_S
+    leftovers: dict[str, Any]
+    silence_s: float = _LIMITS.silence_s
+    connect_s: float = _LIMITS.connect_s
     late: str = ""
 
 
@@ -111,8 +116,10 @@ class KubernetesBridge(bridge.Bridge):
     def __init__(self, settings: BridgeSettings) -> None:
         super().__init__(settings.silence_s)
         self.settings = settings
-        self.api = Api(settings.context, settings.namespace, settings.scratch)
+        place = settings.context, settings.namespace, settings.scratch
+        self.api = Api(*place, settings.connect_s)
         self.made = False
+        self.cleanup: Cleanup | None = None
         self.run: PodsOfRun = pods_of_run(
             settings.manifest, settings.run_id, settings.nodes, settings.wait
         )
@@ -134,6 +141,7 @@ class KubernetesBridge(bridge.Bridge):
         if owners := self.api.owners():
             manifest["metadata"]["ownerReferences"] = owners
         self.made = True
+        self.cleanup = Cleanup(Leftovers(**self.settings.leftovers))
         path = self.api.path(self._plural, manifest["apiVersion"])
         try:
             made = self.api.request("POST", path, manifest)
@@ -143,8 +151,9 @@ class KubernetesBridge(bridge.Bridge):
             self.made = error.status == 0  # a lost reply may leave an object
             raise
 
-    def delete(self) -> None:
-        """Delete the object and its pods; tried again while the server is away."""
+    def delete(self) -> str:
+        """Delete the object and its pods; tried again while the server is away, at last, or where
+        it refuses, by the clean-up process: what that goes on deleting, in words."""
         path = self.api.path(self._plural, self.run.manifest["apiVersion"], self.run.name)
         end = time.monotonic() + DELETE_S
         while self.made and (left := end - time.monotonic()) > 0:
@@ -152,8 +161,16 @@ class KubernetesBridge(bridge.Bridge):
                 self.api.request("DELETE", path, {"propagationPolicy": "Background"}, limit_s=left)
                 self.made = False
             except ApiError as error:
-                self.made = error.status not in (403, 404)
+                self.made = error.status != 404
+                if error.status == 403:
+                    break
                 time.sleep(0.3 * self.made)
+        if self.cleanup is None:
+            return ""
+        leftovers = str(self.cleanup.leftovers) if self.made else ""
+        self.cleanup.close(done=not self.made)
+        self.made, self.cleanup = False, None
+        return leftovers
 
     @property
     def _plural(self) -> str:
@@ -333,7 +350,8 @@ class KubernetesBridge(bridge.Bridge):
 
     async def ending(self) -> None:
         """See Bridge. Before streams are closed, which may take long."""
-        await asyncio.to_thread(self.delete)
+        if left := await asyncio.to_thread(self.delete):
+            self.tell({"left": left})
 
     def end(self) -> None:
         """See Bridge."""

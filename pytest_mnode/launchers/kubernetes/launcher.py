@@ -7,16 +7,16 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.cleanup.leftovers import Leftovers
 from pytest_mnode.launchers.kubernetes import pod_wait
-from pytest_mnode.launchers.kubernetes.api import in_pod
+from pytest_mnode.launchers.kubernetes.api import REQUEST_S, in_pod
 from pytest_mnode.launchers.kubernetes.bridge import PULL_S, BridgeSettings
-from pytest_mnode.launchers.kubernetes.manifest import keep_on
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.manifest import keep_on, kind_of
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
@@ -24,12 +24,12 @@ from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.run_all import unusable_nodes, with_remedy
+from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 
 SILENCE_S = 120.0
 """Silence of the run after which its pods end."""
-CONNECT_S = 40.0
 RELAY_S = 45.0
 DELETE_S = 9.0
 REPLACED_S = 60.0
@@ -42,7 +42,7 @@ _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 class Kubernetes(RemoteLauncher):
     """Pods of one namespace, reached only through the API server. Thread-safe.
 
-    on: names of the nodes that may have a pod; () for any.
+    on: names of the nodes that may have a pod; () for any. leftovers: see Backend.
     """
 
     name = "kubernetes"
@@ -54,17 +54,21 @@ class Kubernetes(RemoteLauncher):
         nodes: int,
         spec: Spec,
         remote: RemoteOptions,
-        options: KubernetesOptions,
+        settings: Settings,
         on: Sequence[str] = (),
+        *,
+        leftovers: Callable[..., Leftovers],
     ) -> None:
         # An image has its Python in PATH; a run in a pod uses the image of its own pod.
         python = remote.python or (sys.executable if in_pod() else "python3")
         super().__init__(spec, dataclasses.replace(remote, python=python))
-        self._options = options
+        self._settings = settings
         self._count = nodes
         self._run_id = uuid.uuid4().hex[:10]
-        manifest = read_manifest(options, spec.accelerators.per_node)
+        manifest = read_manifest(settings, spec.accelerators.per_node)
         self._manifest = keep_on(manifest, on) if on else manifest
+        where = settings.k8s_context, settings.k8s_namespace, kind_of(self._manifest)
+        self._leftovers = leftovers(self._run_id, *where)
         self._owner: Mapping[str, str] = {}
         self._lost: dict[str, str] = {}
         self._moved: dict[str, str] = {}
@@ -82,11 +86,11 @@ class Kubernetes(RemoteLauncher):
         self._bridge.start_daemon(self._prepare())
         settings = dataclasses.asdict(self._bridge_settings())
         try:
-            self._start_bridge(_BRIDGE, settings, DELETE_S, CONNECT_S)
+            self._start_bridge(_BRIDGE, settings, DELETE_S, REQUEST_S)
         except ClusterError as error:
             raise ClusterError(f"kubernetes: {error}") from None
         pods = self._await_pods()
-        opened = self._open(list(pods), self.start_limit_s)
+        opened = self._open(list(pods), self.limits.start_s)
         problems = {host: with_remedy(why) for host, why in opened.items()}
         reports, more = self._reports([host for host in pods if host not in problems])
         if problems := problems | more:
@@ -100,9 +104,9 @@ class Kubernetes(RemoteLauncher):
         addresses = {host: pod["address"] for host, pod in pods.items()}
         self._take(reports, addresses, "kubernetes")
         scheduler = self._spec.scheduler
-        self.pods = RunInPods(
-            self._options.context,
-            self._options.namespace,
+        self.job_facts = RunInPods(
+            self._settings.k8s_context,
+            self._settings.k8s_namespace,
             self._manifest,
             self._owner,
             {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
@@ -132,27 +136,29 @@ class Kubernetes(RemoteLauncher):
         alive = f"/tmp/.mnode-{self._run_id}"
         text = Path(pod_wait.__file__).read_text()
         return BridgeSettings(
-            context=self._options.context,
-            namespace=self._options.namespace,
+            context=self._settings.k8s_context,
+            namespace=self._settings.k8s_namespace,
             manifest=self._manifest,
             run_id=self._run_id,
             nodes=self._count,
             python=self.python,
             wait=[
                 *(self.python, "-I", "-S", "-c", text, alive),
-                *(f"{self._options.wait_s + PULL_S + SILENCE_S:g}", f"{SILENCE_S:g}"),
+                *(f"{self._settings.k8s_wait_s + PULL_S + SILENCE_S:g}", f"{SILENCE_S:g}"),
             ],
-            wait_s=self._options.wait_s,
+            wait_s=self._settings.k8s_wait_s,
             alive=alive,
             scratch=self._run_dir,
-            silence_s=self.silence_limit_s,
+            leftovers=dataclasses.asdict(self._leftovers),
+            silence_s=self.limits.silence_s,
+            connect_s=self.limits.connect_s,
             late=self.starts_late,
         )
 
     # What the bridge reports.
 
     def _await_pods(self) -> Mapping[str, Any]:
-        wait_s = self._options.wait_s
+        wait_s = self._settings.k8s_wait_s
         self._heard_at = began = time.monotonic()
 
         def left_s() -> float:

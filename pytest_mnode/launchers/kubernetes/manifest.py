@@ -85,6 +85,13 @@ def pod_template(given: Mapping[str, Any]) -> Manifest:
     return templates[0]
 
 
+def kind_of(given: Mapping[str, Any]) -> str:
+    """GROUP/PLURAL of the object that `pods_of_run` makes of a manifest."""
+    made = as_workload(copy.deepcopy(dict(given)), "")
+    group = str(made.get("apiVersion", "")).rpartition("/")[0]
+    return f"{group}/{GROUPS.get(made.get('kind', ''), '')}"
+
+
 def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[str]) -> PodsOfRun:
     """The object to create for a run. Everything else in the manifest is kept.
 

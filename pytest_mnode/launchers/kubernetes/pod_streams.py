@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from pytest_mnode.launchers.kubernetes.api import WATCH_S, Api, ApiError
-from pytest_mnode.launchers.kubernetes.streams import CONNECT_S, connected
+from pytest_mnode.launchers.kubernetes.streams import connected
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -65,7 +65,7 @@ class PodStreams:
         self._heard_s = 0.0
         self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
         self._thread.start()
-        if not self._up.wait(CONNECT_S):
+        if not self._up.wait(self._api.connect_s):
             self.close()
             raise ApiError(0, f"pods cannot be watched: {self._problem}")
 

@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
 
 from pytest_mnode.launchers.kubernetes.api import KEEPALIVE, Api, ApiError, refusal
-from pytest_mnode.launchers.remote.bridge_server import LOST, STDERR, STDIN, STDOUT
+from pytest_mnode.launchers.remote.bridge_server import STDERR, STDIN, STDOUT
+from pytest_mnode.launchers.remote.node_command import LOST
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 STATUS, CLOSE = 3, 255
 _V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 """Version 5 can report the end of standard input."""
-CONNECT_S = 15.0
 _AT_ONCE = 32
 """Most connections that one event loop opens at the same time: if there were more, each would take
-longer than CONNECT_S."""
+longer than Api.connect_s."""
 _TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -53,7 +53,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
                 server_hostname=api.tls_name,
                 proxy=api.proxy,
                 additional_headers=await asyncio.to_thread(api.headers),
-                open_timeout=CONNECT_S,
+                open_timeout=api.connect_s,
                 ping_interval=None,  # the relayed data has heartbeats of its own
                 max_size=None,
                 compression=None,
@@ -68,7 +68,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
         status = error.response.status_code
         raise ApiError(status, refusal(status, bytes(error.response.body or b""))) from None
     except (InvalidHandshake, InvalidProxy, OSError, TimeoutError) as error:
-        reason = str(error) or f"no answer within {CONNECT_S:g} s"
+        reason = str(error) or f"no answer within {api.connect_s:g} s"
         raise ApiError(0, f"{api.host} was not reached: {reason}") from None
 
 

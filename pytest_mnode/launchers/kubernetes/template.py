@@ -9,19 +9,19 @@ import yaml
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod, own_pod
 from pytest_mnode.launchers.kubernetes.manifest import default_template, main_of
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.options import Settings
 
 _TEXTS = ("labels", "annotations", "nodeSelector", "matchLabels")
 
 
-def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
+def read_manifest(settings: Settings, gpus: int) -> dict[str, Any]:
     """The object of --mnode-k8s-template; without one, a pod template with `gpus` GPUs.
 
     Raises UsageError.
     """
-    path = options.template
+    path = settings.k8s_template
     if path is None:
-        image = options.image or _own_image(options)
+        image = settings.k8s_image or _own_image(settings)
         return default_template(image, {"nvidia.com/gpu": str(gpus)} if gpus else {})
     where = f"--mnode-k8s-template={path}"
     try:
@@ -48,13 +48,13 @@ def _without_nulls(found: Any, key: str = "") -> Any:
     return {k: _without_nulls(value, k) for k, value in found.items() if value is not None}
 
 
-def _own_image(options: KubernetesOptions) -> str:
+def _own_image(settings: Settings) -> str:
     """The image of the pod that this process is in. Raises UsageError."""
     remedy = "give --mnode-k8s-template=FILE, or --mnode-k8s-image=IMAGE"
     if not in_pod():
         raise UsageError(f"no image for the pods: {remedy}")
     try:
-        api = Api(options.context, options.namespace)
+        api = Api(settings.k8s_context, settings.k8s_namespace)
         pod = api.request("GET", api.path("pods", name=own_pod()))
     except ApiError as error:
         raise UsageError(f"cannot read the image of this pod: {error}; {remedy}") from None

@@ -20,7 +20,8 @@ if not __package__:  # run by its path
     sys.path[0] = os.path.abspath(f"{__file__}/../../../..")  # noqa: PTH100
 from pytest_mnode.machine import namespaces
 
-PARENT_DIED = signal.SIGALRM
+PARENT_DIED = signal.SIGCONT
+"""Also resumes a guard that was stopped, as whoever stops all processes of a node does to it."""
 WATCHED = {
     PARENT_DIED,
     signal.SIGCHLD,
@@ -49,12 +50,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
         os.close(alive_write)
         guard_command(arguments, mask, alive_read)
     os.close(alive_read)
-    os._exit(status_of(guard, PARENT_DIED))
+    os._exit(status_of(guard))
 
 
 def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoReturn:
     """Enter the namespaces, start the command, and wait for it."""
     pid, start_time, kinds, where, *command = arguments
+    parent = os.getppid()
     namespaces.die_with_parent(PARENT_DIED)
     stop_without_parent(alive)
     try:
@@ -75,7 +77,7 @@ def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoRet
     os.setsid()  # a kill of the whole process group is for the command, not for its guard
     with contextlib.suppress(BrokenPipeError):  # the command was killed already
         os.write(alive_write, b"x")
-    os._exit(status_of(child, signal.SIGKILL))
+    os._exit(status_of(child, parent))
 
 
 def stop_without_parent(alive: int) -> None:
@@ -102,12 +104,16 @@ def run(command: list[str], where: str, mask: set[int]) -> NoReturn:
         fail(126, f"{where}: cannot run {command[0]}: {error.strerror}")
 
 
-def status_of(child: int, on_parent_died: signal.Signals) -> int:
-    """Wait for the child, and pass signals on to it; its status as a shell reports it."""
+def status_of(child: int, parent: int | None = None) -> int:
+    """Wait for the child, and pass signals on to it; its status as a shell reports it.
+
+    parent: the process with which the child is to die.
+    """
     while True:
         info = signal.sigwaitinfo(WATCHED)
         if info.si_signo == PARENT_DIED:
-            os.kill(child, on_parent_died)
+            if parent and os.getppid() != parent:  # otherwise somebody else continued this process
+                os.kill(child, signal.SIGKILL)
         elif info.si_signo != signal.SIGCHLD:
             # A terminal's Ctrl-C (si_code > 0) has reached the whole process group.
             if info.si_code <= 0:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.launchers.node_env import DEFAULTS, SET, is_passed, node_env
+from pytest_mnode.launchers.node_env import DEFAULTS, OF_THE_SESSION, SET, is_passed, node_env
 from pytest_mnode.launchers.remote import command_process, remote_exec, wire
 from pytest_mnode.launchers.remote.node_command import as_sent
 from pytest_mnode.protocol import listening_clock
@@ -16,12 +16,6 @@ from pytest_mnode.protocol import listening_clock
 BOOTSTRAP = 'f=open(0,"rb",0,closefd=False);exec(f.readline())'
 _FUTURE = b"from __future__ import annotations\n"
 """Python accepts this import only at the beginning of a text."""
-OF_THE_SESSION = (
-    *("SSH_", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
-    *("XDG_RUNTIME_DIR", "XDG_SESSION_", "XDG_SEAT", "XDG_VTNR"),
-)
-"""Prefixes of variables that hold for this machine only. Other XDG_ variables name directories of
-the user's choice (XDG_CACHE_HOME)."""
 
 
 def source(silence_s: float = wire.SILENCE_S) -> bytes:

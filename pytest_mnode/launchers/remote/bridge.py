@@ -2,7 +2,8 @@
 
 The cleanup daemon holds it. Commands reach it over its socket (node_command), and so does the
 launcher (bridge_client), whose first line is {"events": true}. It gets lines of JSON:
-{"up": host}, {"failed": host, "why": …}, {"lost": host, "why": …}, and {"beat": …} every BEAT_S.
+{"up": host}, {"failed": host, "why": …}, {"lost": host, "why": …}, {"left": …} at its end, and
+{"beat": …} every BEAT_S.
 Its orders open a host's stream, {"open": host, "argv": […], "within_s": …}, or close it,
 {"close": host, "why": …}.
 """

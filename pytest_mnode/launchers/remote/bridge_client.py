@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -135,6 +136,8 @@ class BridgeClient:
         match event:
             case {"beat": _}:
                 pass
+            case {"left": text}:
+                sys.stderr.write(f"mnode: {text}\n")
             case {"up": host}:
                 self._note(host, "")
             case {"failed": host, "why": why}:

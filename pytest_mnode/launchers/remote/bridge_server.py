@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.launchers.remote.node_command import reachable
+from pytest_mnode.launchers.remote.node_command import LOST, reachable
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 CHUNK_BYTES = 1 << 15
-LOST = 255
 ACCEPT_AGAIN_S = 0.2
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 

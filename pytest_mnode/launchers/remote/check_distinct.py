@@ -14,7 +14,7 @@ _LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loo
 def check_distinct(
     reports: Mapping[str, NodeReport], addresses: Mapping[str, str]
 ) -> dict[str, str]:
-    """Problems between nodes, one line each, by the names that the user or Slurm gave them.
+    """Problems between nodes, one line each, by the names that the user or a scheduler gave them.
 
     addresses: by the same names, the address at which other nodes reach each node.
     """

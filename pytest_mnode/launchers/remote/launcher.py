@@ -19,17 +19,16 @@ from pytest_mnode.launchers.remote import node_command, node_report
 from pytest_mnode.launchers.remote.bridge_client import BridgeClient
 from pytest_mnode.launchers.remote.check_distinct import check_distinct
 from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
-from pytest_mnode.launchers.remote.run_all import REPORT_S, collect_reports, unusable_nodes
+from pytest_mnode.launchers.remote.run_all import collect_reports, unusable_nodes
 from pytest_mnode.launchers.remote.shared_dir import SharedDir
 from pytest_mnode.launchers.remote.stdio_bridge import AGAIN_AT_ONCE
 from pytest_mnode.protocol.launcher_requests import LauncherRequest, PowerOff, PowerOn
 from pytest_mnode.spec import Spec
 
 POWERED_OFF = "powered off"
-RECONNECT_S = 15.0
-"""Longest wait for a node that only lost its connection."""
 _TRY_AGAIN_S = 1.0
 _SLACK_S = 20.0
+"""For a bridge's own start and answers, and for its end where nodes are missing."""
 _PROLOGUE = '. "$0" || { echo "--mnode-prologue: $0 ended with $?" >&2; exit 126; }; exec "$@"'
 """A program of bash, whose arguments are the script and the command."""
 
@@ -40,20 +39,18 @@ class RemoteOptions:
 
     run_dir: the run's directory on this machine. root: where the shared directory may be made if
     shared_dir is None. python: path of Python on the nodes; "" for the launcher's default.
-    start_limit_s: how long a node may take to start a command. prologue: path, on the nodes, of a
-    script that bash reads before each command; "" for none.
+    prologue: path, on the nodes, of a script that bash reads before each command; "" for none.
     """
 
     run_dir: str
     root: Path
     shared_dir: Path | None = None
     python: str = ""
-    start_limit_s: float = Launcher.start_limit_s
     prologue: str = ""
 
 
 class RemoteLauncher(Launcher):
-    """Nodes that are other machines, each reached by its host: its name in ssh or Slurm."""
+    """Nodes that are other machines, each reached by its host: its name for ssh or a scheduler."""
 
     shared_kernel = False
     env = RunEnv(remote=True)
@@ -62,7 +59,8 @@ class RemoteLauncher(Launcher):
 
     def __init__(self, spec: Spec, remote: RemoteOptions) -> None:
         self.python = remote.python or sys.executable
-        self.start_limit_s = remote.start_limit_s
+        self._pythons: Mapping[str, str] = {}
+        """Path of a host's Python, where it has one of its own, by host."""
         self._spec = spec
         self._run_dir = remote.run_dir
         self._prologue = ["bash", "-c", _PROLOGUE, remote.prologue] if remote.prologue else []
@@ -166,7 +164,7 @@ class RemoteLauncher(Launcher):
         Opens its stream, if that is lost. The fabric may still be coming up: tests judge that.
         """
         host = self._host_of(node.name)
-        why = self._open([host], max(1.0, min(RECONNECT_S, limit_s))).get(host)
+        why = self._open([host], max(1.0, min(self.limits.connect_s, limit_s))).get(host)
         if why is None:
             reports, problems = self._reports([host])
             report = reports.get(host)
@@ -206,16 +204,15 @@ class RemoteLauncher(Launcher):
         return [self._run_dir, *([str(directory)] if directory else [])]
 
     def _start_bridge(
-        self, module: str, settings: Mapping[str, Any], end_s: float, limit_s: float = _SLACK_S
+        self, module: str, settings: Mapping[str, Any], end_s: float, start_s: float = 0.0
     ) -> None:
-        """Start the bridge: a module, its settings, and limits of its end and its start.
-
-        Raises ClusterError.
+        """Start the bridge: a module, its settings, its limit to end, and that of what it waits for
+        when it starts. Raises ClusterError.
         """
         file = Path(f"{self._socket}.json")
         file.write_text(json.dumps(settings))
         argv = [sys.executable, "-P", "-m", module, str(file), self._socket]
-        self._bridge.start(argv, limit_s, end_s, self.silence_limit_s)
+        self._bridge.start(argv, start_s + _SLACK_S, end_s, self.limits.silence_s)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         """Handle what the bridge reports, in a thread of its client."""
@@ -232,9 +229,16 @@ class RemoteLauncher(Launcher):
         ways = {host: self._way(host) for host in hosts}
         return self._bridge.open(ways, within_s, turns * within_s + _SLACK_S)
 
+    def python_of(self, node: Node) -> str:
+        return self._python_of(self._host_of(node.name))
+
+    def _python_of(self, host: str) -> str:
+        return self._pythons.get(host, self.python)
+
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
         python = [sys.executable, "-S", "-E", "-s", node_command.__file__, self._socket]
-        there = node_report.as_there(argv, self.python, self._package_dirs.get(host, ""))
+        ours, place = (sys.executable, self.python), self._package_dirs.get(host, "")
+        there = node_report.as_there(argv, self._python_of(host), place, ours)
         return [*python, host, *self._prologue, *there]
 
     def _reports(self, hosts: Sequence[str]) -> tuple[dict[str, NodeReport], dict[str, str]]:
@@ -245,7 +249,7 @@ class RemoteLauncher(Launcher):
         argv = node_report.argv(self.python, token, directory)
         commands = {host: self._proxy_command(host, argv) for host in hosts}
         return collect_reports(
-            commands, directory, self._run_dir, self.env.command(), self.start_limit_s + REPORT_S
+            commands, directory, self._run_dir, self.env.command(), limit_s=self.limits.reported_s
         )
 
     def _take(
@@ -267,7 +271,7 @@ class RemoteLauncher(Launcher):
     def _power_on(self, node: Node) -> None:
         """Wait until a node is back; its power is not switched if it only lost its connection."""
         off = self._gone.get(self._host_of(node.name)) == POWERED_OFF
-        if not off and self._problem_with(node, RECONNECT_S) is None:
+        if not off and self._problem_with(node, self.limits.connect_s) is None:
             return
         section = power.switch(self._spec.power, "on", node)
         end = time.monotonic() + section.within_s

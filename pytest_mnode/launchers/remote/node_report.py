@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -115,10 +115,13 @@ def argv(python: str, token: Path | None, directory: str) -> list[str]:
     return [python, "-c", PROGRAM, str(token or "/dev/null/none"), directory]
 
 
-def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
+def as_there(
+    argv: Sequence[str], python: str, place: str, ours: Collection[str] = (sys.executable,)
+) -> list[str]:
     """A command as a node must run it: with the node's Python and the node's copy of this package.
 
-    place: directory of the package on the node; "" if it is the same as here.
+    python: takes the place of `ours`. place: directory of the package on the node; "" if it is the
+    same as here.
     """
     program, *rest = argv
     root = str(_package())
@@ -127,7 +130,7 @@ def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
             place + word.removeprefix(root) if Path(word).is_relative_to(root) else word
             for word in rest
         ]
-    return [python if program == sys.executable else program, *rest]
+    return [python if program in ours else program, *rest]
 
 
 def here() -> Here:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.launchers.remote import bootstrap
-from pytest_mnode.launchers.remote.bridge_server import LOST, Caller
+from pytest_mnode.launchers.remote.bridge_server import Caller
+from pytest_mnode.launchers.remote.node_command import LOST
 from pytest_mnode.launchers.remote.wire import (
     BEAT,
     BEAT_S,

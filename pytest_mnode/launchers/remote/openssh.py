@@ -15,12 +15,10 @@ from pytest_mnode.launchers.remote import bootstrap
 
 SSH_COMMAND = "MNODE_SSH_COMMAND"
 """Variable that names another ssh command, with options, such as `ssh -F lab.conf`."""
-CONNECT_S = 15.0
 _ALWAYS = (
     *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none"),
     *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
     *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
-    *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
 )
 _EXCHANGE = "_exchange_identification: "
 _NO_PEER = "UNKNOWN port 65535"
@@ -49,10 +47,11 @@ class OpenSsh:
             )
         return cls(tuple(words))
 
-    def command(self, host: Host, python: str) -> list[str]:
+    def command(self, host: Host, python: str, connect_s: float) -> list[str]:
         """Command that starts remote_exec in the host's Python, over a connection of its own."""
+        limit = ("-o", f"ConnectTimeout={max(1.0, connect_s):.0f}")
         remote = shlex.join([python, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
-        return [*self.words, *_ALWAYS, *host.ssh_arguments, f"exec {remote}"]
+        return [*self.words, *_ALWAYS, *limit, *host.ssh_arguments, f"exec {remote}"]
 
 
 def why_no_connection(lines: Sequence[str]) -> str:

@@ -16,10 +16,6 @@ from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
 
-REPORT_LIMIT_S = 60.0
-"""Interpreters may start from a file server that is slow at the first access."""
-REPORT_S = 30.0
-"""Time for a report, once the node has started its command."""
 REPORTS_AT_ONCE = 64
 """Each report also runs an interpreter on this machine, and too many slow each other down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
@@ -31,7 +27,7 @@ _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
 
 def run_all(
     commands: Iterable[tuple[str, Sequence[str]]],
-    limit_s: float = REPORT_LIMIT_S,
+    limit_s: float,
     run_dir: str = "",
     env: Mapping[str, str] | None = None,
 ) -> list[CommandResult]:
@@ -104,7 +100,8 @@ def collect_reports(
     directory: str,
     run_dir: str,
     env: Mapping[str, str] | None = None,
-    limit_s: float = REPORT_LIMIT_S,
+    *,
+    limit_s: float,
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
     """Run node_report.argv's commands: reports by node, and reasons of the unusable nodes."""
     ours, reports, problems = node_report.here(), {}, {}
@@ -136,9 +133,9 @@ def why_no_report(outcome: CommandResult, limit_s: float) -> str:
     return f"{last}; {NAME_PYTHON}" if outcome.returncode in (126, 127) else with_remedy(last)
 
 
-def with_remedy(why: str) -> str:
+def with_remedy(why: str, remedy: str = NAME_PYTHON) -> str:
     """The reason that a node's program does not run, with what helps."""
-    return f"{why}; {NAME_PYTHON}" if why.startswith("Python did not start on the node") else why
+    return f"{why}; {remedy}" if why.startswith("Python did not start on the node") else why
 
 
 def unusable_nodes(problems: Mapping[str, str], total: int, what: str) -> ClusterError:

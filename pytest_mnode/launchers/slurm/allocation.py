@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
+import subprocess
 import sys
+import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.cleanup.client import ENDED, CleanupDaemon
+from pytest_mnode.launchers.cleanup import child
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
 from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.slurm.command_lines import gpus_option, hopeless, queue_limit_s, salloc
 from pytest_mnode.launchers.slurm.commands import Slurm, error_line
+from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState
+from pytest_mnode.processes import end_programs
 from pytest_mnode.progress import progress
 
 _FIRST_POLL_S, _POLL_S = 5.0, 20.0
 """A request that can never be granted is found soon; after that a person waits for the queue."""
-_CLOSE_S = 30.0
+_WITHDRAWN_S, _RELEASED_S = 10.0, 20.0
+"""Limits of salloc's end after SIGTERM, and of the end of the job, which then is retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,87 +72,68 @@ def on_first(granted: Granted, on: Sequence[str]) -> Granted:
     return replace(granted, names=tuple(dict.fromkeys((*names, *granted.names))))
 
 
-class Allocation(Protocol):
-    """Source of a run's nodes; `daemon` must be started before `get`."""
+def surrounding(environ: Mapping[str, str], nodes: int) -> Granted:
+    """The allocation that the controller runs in, with at least `nodes` nodes.
 
-    daemon: CleanupDaemon
-
-    def get(self, nodes: int) -> Granted:
-        """At least `nodes` nodes. Raises ClusterError that names what is missing."""
-
-    def gone(self) -> str | None:
-        """Why the allocation ended; None while it lasts, or if this object cannot know."""
-
-    def close(self) -> None:
-        """Release the allocation, if the run requested it."""
-
-
-@dataclass(slots=True)
-class CurrentAllocation:
-    """The allocation that the controller runs in."""
-
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    daemon: CleanupDaemon = field(default_factory=lambda: CleanupDaemon(lambda _: None))
-
-    def get(self, nodes: int) -> Granted:
-        granted = Granted.read(self.environ)
-        if len(granted.names) < nodes:
-            raise ClusterError(
-                f"slurm: {count(nodes)} requested, but allocation {granted.job_id} has "
-                f"{len(granted.names)}: {', '.join(granted.names)}; "
-                f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
-            )
-        return granted
-
-    def gone(self) -> str | None:
-        """None: only Slurm knows whether the allocation still exists."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: the run did not request this allocation."""
+    Raises UsageError, ClusterError that names what is missing.
+    """
+    granted = Granted.read(environ)
+    if len(granted.names) < nodes:
+        raise ClusterError(
+            f"slurm: {count(nodes)} requested, but allocation {granted.job_id} has "
+            f"{len(granted.names)}: {', '.join(granted.names)}; "
+            f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
+        )
+    return granted
 
 
 class OwnAllocation:
-    """The run's own allocation, held by salloc and released however this process ends.
+    """The run's own allocation, without a shell; released however this process ends.
 
-    arguments: the user's arguments for salloc. gpus_per_node: requested unless the arguments
-    mention GPUs.
+    leftovers: with the name of its job. arguments: the user's arguments for salloc. gpus_per_node:
+    requested unless the arguments mention GPUs.
     """
 
-    def __init__(self, slurm: Slurm, arguments: Sequence[str] = (), gpus_per_node: int = 0) -> None:
+    def __init__(
+        self,
+        slurm: Slurm,
+        leftovers: Leftovers,
+        arguments: Sequence[str] = (),
+        gpus_per_node: int = 0,
+    ) -> None:
         self._slurm = slurm
+        self._leftovers = leftovers
         self._arguments = tuple(arguments)
         self._gpus_per_node = gpus_per_node
         self._gpus: list[str] = []
-        self.name = f"pytest-mnode-{uuid.uuid4().hex[:8]}"
-        self._events: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
-        self.daemon = CleanupDaemon(self._events.put)
-        self._asked = False
-        self._lines: list[str] = []
-        self._job: int | None = None
-        self._ended: str | None = None
-        self._left = ""
-        """The allocation that could not be ended; "" if there is none."""
+        self._salloc: subprocess.Popen[bytes] | None = None
+        self._cleanup: Cleanup | None = None
 
     def get(self, nodes: int) -> Granted:
-        """See Allocation. Waits in the queue, unless even an empty cluster has too few nodes."""
-        self._start(nodes)
-        limit_s = queue_limit_s(self._arguments)
-        deadline, look = time.monotonic() + limit_s, time.monotonic() + min(_FIRST_POLL_S, _POLL_S)
+        """At least `nodes` nodes. Waits in the queue, unless even an empty cluster has too few.
+
+        Raises ClusterError that names what is missing.
+        """
+        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._cluster_nodes())
+        command = salloc(self._leftovers.name, nodes, self._arguments, self._gpus)
+        self._cleanup = Cleanup(self._leftovers)
         try:
-            while True:
-                now = time.monotonic()
-                granted = self._next(min(deadline, look) - now)
-                if granted is not None:
-                    return self._enough(granted, nodes)
-                if self._ended is not None:
-                    why = f"{self._ended}{self._gpus_option_reason()}"
-                    raise ClusterError(f"slurm: {count(nodes)} not allocated: {why}")
-                if time.monotonic() >= deadline:
-                    raise ClusterError(self._too_late(nodes, limit_s))
-                if time.monotonic() >= look:
-                    look = time.monotonic() + _POLL_S
-                    self._refuse_hopeless(nodes)
+            with tempfile.TemporaryFile() as said:
+                self._salloc = subprocess.Popen(
+                    child.tied(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    start_new_session=True,  # a Ctrl-C is for the controller alone
+                )
+                status = self._status(self._salloc, nodes)
+                said.seek(0)
+                text = said.read().decode(errors="replace")
+            job = self._job() if status == 0 else None
+            if job is None:
+                why = f"{error_line(text, status)}{self._gpus_option_reason()}"
+                raise ClusterError(f"slurm: {count(nodes)} not allocated: {why}")
+            return _enough(Granted(job.job_id, job.nodes), nodes)
         except ClusterError as error:
             if left := self._release():
                 raise ClusterError(f"{error}; {left}") from None
@@ -159,78 +142,51 @@ class OwnAllocation:
             self.close()
             raise
 
-    def gone(self) -> str | None:
-        while not self._events.empty():
-            self._next(0)
-        return self._ended
+    def guard(self) -> None:
+        """Start the process again that releases the allocation, should somebody have killed it."""
+        if self._cleanup is not None:
+            self._cleanup.guard()
 
     def close(self) -> None:
-        """See Allocation. Says its number if Slurm does not release it."""
+        """Release it. Says what may be left if Slurm does not."""
         if left := self._release():
             sys.stderr.write(f"mnode: {left}\n")
 
     def _release(self) -> str:
         """Release it; "" if that was done in time, else what may be left."""
-        if not self._asked:
+        program, cleanup, self._cleanup = self._salloc, self._cleanup, None
+        if cleanup is None:
             return ""
-        self._asked = False
-        if self._ended is None:
-            with contextlib.suppress(ClusterError):
-                self.daemon.order(end=self.name)
-        end = time.monotonic() + _CLOSE_S
-        while self._ended is None and time.monotonic() < end:
-            self._next(end - time.monotonic())
-        if self._ended is None:
-            self._left = self._left or str(self._job or f"named {self.name}")
-        if not self._left:
-            return ""
-        return (
-            f"slurm: allocation {self._left} may be left: neither salloc nor scancel ended it; its "
-            f"end is retried for an hour (look for it by squeue --name={self.name})"
-        )
+        answered = True
+        if program is not None:
+            program.terminate()  # one that waits withdraws its request
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(_WITHDRAWN_S)
+            end_programs([program])
+            answered = (program.returncode or 0) >= 0  # Slurm may still get a killed one's request
+        left = cleanup.end(answered, _RELEASED_S)
+        return left and f"slurm: the allocation was not released: {left}"
 
-    def _start(self, nodes: int) -> None:
-        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._cluster_nodes())
-        command = salloc(self.name, nodes, self._arguments, self._gpus)
-        self.daemon.order(allocate=self.name, argv=command)
-        self._asked = True
+    def _status(self, program: subprocess.Popen[bytes], nodes: int) -> int:
+        """salloc's exit status. Raises ClusterError for a request that is not granted in time."""
+        limit_s = queue_limit_s(self._arguments)
+        deadline, look = time.monotonic() + limit_s, time.monotonic() + min(_FIRST_POLL_S, _POLL_S)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return program.wait(max(0.0, min(deadline, look) - time.monotonic()))
+            if time.monotonic() >= deadline:
+                raise ClusterError(self._too_late(nodes, limit_s))
+            look = time.monotonic() + _POLL_S
+            self._refuse_hopeless(nodes)
 
-    def _next(self, timeout_s: float) -> Granted | None:
-        """Process the daemon's next event; the allocation, if it was granted."""
-        try:
-            event = self._events.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
-            return None
-        if event is None:
-            self._ended = self._ended or ENDED
-        elif "line" in event:
-            self._lines.append(event["line"])
-        elif "job" in event:
-            self._job = event["job"]
-        elif "left" in event:
-            self._left = event["left"] or f"named {self.name}"
-        elif "granted" in event:
-            granted = Granted.read(event["granted"])
-            self._job = granted.job_id
-            return granted
-        elif self._ended is None:
-            self._ended = error_line("\n".join(self._lines), event["ended"] or 0)
-        return None
-
-    def _enough(self, granted: Granted, nodes: int) -> Granted:
-        if len(granted.names) < nodes:
-            raise ClusterError(
-                f"slurm: {count(nodes)} requested, but Slurm allocated {len(granted.names)}: "
-                f"{', '.join(granted.names)}; remove any --nodes from --mnode-slurm-args"
-            )
-        return granted
+    def _job(self) -> JobState | None:
+        """Its job; None if Slurm does not know it yet, or any more."""
+        return next(iter(self._slurm.jobs(self._leftovers.name)), None)
 
     def _refuse_hopeless(self, nodes: int) -> None:
         """Raise ClusterError if even an empty cluster has too few nodes."""
-        if self._job is None:
-            return
         try:
-            job = self._slurm.job(self._job)
+            job = self._job()
             missing = hopeless(job, self._slurm.nodes(), nodes)
         except ClusterError:
             return  # Slurm does not answer: wait, within the limit
@@ -261,9 +217,17 @@ class OwnAllocation:
     def _too_late(self, nodes: int, limit_s: float) -> str:
         text = f"slurm: {count(nodes)} not allocated within {limit_s:g} s"
         try:
-            job = self._slurm.job(self._job) if self._job is not None else None
-            if job is not None:
+            if (job := self._job()) is not None:
                 text += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
         except ClusterError as error:
             text += f"; {error}"
         return text + "; set --immediate=SECONDS in --mnode-slurm-args to wait longer"
+
+
+def _enough(granted: Granted, nodes: int) -> Granted:
+    if len(granted.names) < nodes:
+        raise ClusterError(
+            f"slurm: {count(nodes)} requested, but Slurm allocated {len(granted.names)}: "
+            f"{', '.join(granted.names)}; remove any --nodes from --mnode-slurm-args"
+        )
+    return granted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import count
-from pytest_mnode.launchers.slurm.allocation import Allocation, Granted
+from pytest_mnode.launchers.slurm.allocation import Granted
 from pytest_mnode.launchers.slurm.commands import NodesHidden, Slurm
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState
@@ -109,18 +109,18 @@ def lost(
 class Watch:
     """A thread that asks Slurm for lost nodes every POLL_NODES_S, from `start` to `close`.
 
-    on_lost(name, why) is called at each look for each lost node, by its own name.
+    on_lost(name, why) is called at each look for each lost node, by its own name; beside() also.
     """
 
     def __init__(
         self,
         slurm: Slurm,
-        allocation: Allocation,
         job_id: int,
         on_lost: Callable[[str, str], None],
+        beside: Callable[[], None],
     ) -> None:
-        self._on_lost = on_lost
-        self._slurm, self._allocation, self._job_id = slurm, allocation, job_id
+        self._on_lost, self._beside = on_lost, beside
+        self._slurm, self._job_id = slurm, job_id
         self._names: Mapping[str, str] = {}
         self._closing = threading.Event()
 
@@ -135,6 +135,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closing.wait(POLL_NODES_S):
+            self._beside()
             self.look()
 
     def look(self) -> None:
@@ -147,20 +148,9 @@ class Watch:
             self._on_lost(name, why)
 
     def _found(self) -> dict[str, str]:
-        if (why := self._allocation.gone()) is not None:
-            reason = f"allocation {self._job_id} ended: {self._ended() or why}"
-            return dict.fromkeys(self._names, reason)
         job = self._slurm.job(self._job_id)
         try:
             states = {state.name: state for state in self._slurm.nodes(self._names.values())}
         except NodesHidden:
             states = {}  # the job shows which nodes it still has
         return lost(job, self._job_id, states, self._names)
-
-    def _ended(self) -> str | None:
-        """Slurm's reason, if it gives one: salloc prints only that the allocation was revoked."""
-        try:
-            job = self._slurm.job(self._job_id)
-        except ClusterError:
-            return None
-        return job.text if job is not None and (job.over or job.reason) else None

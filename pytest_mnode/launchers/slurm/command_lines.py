@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress
-from pytest_mnode.launchers.node_env import is_passed
+from pytest_mnode.launchers.node_env import is_passed, is_secret
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState, gpus_to_request, shortage
 
@@ -19,6 +19,19 @@ IMMEDIATE_S = 60
 _OWN_MEMORY = ("--mem", "--exclusive=", "--oversubscribe", "-s")
 _IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
 
+_OF_A_JOB = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "KRB5CCNAME"),
+    *("SLURM_CONF", "SLURM_CLUSTERS"),
+)
+"""Further variables of a job: it has no environment but its submitter's. All other SLURM_ variables
+describe an allocation or a step; commands that the job starts would read them as options."""
+
+
+def is_submitted(name: str, value: str) -> bool:
+    """Whether a job that the run submits gets a variable of pytest's environment."""
+    of_slurm = name in _OF_A_JOB or name.startswith("SBATCH_")
+    return is_passed(name, value) or (of_slurm and not is_secret(name, value))
+
 
 def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] = ()) -> list[str]:
     """The salloc command that requests nodes; gpus: the option from `gpus_option`.
@@ -26,26 +39,24 @@ def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] 
     It requests whole nodes, so that no other job disturbs measurements, and keeps them when one
     fails, because the other nodes report the failure. The user's arguments come last and win.
     Whole nodes include all memory, unless the arguments say how much, or how nodes are shared:
-    `--exclusive` alone gives the default of the site, which may be a small part.
+    `--exclusive` alone gives the default of the site, which may be a small part. The job's name
+    stays the run's, by which it is ended: without a shell, nothing else ends it before its time
+    limit. It comes first too, as a word that is no option ends salloc's options. salloc itself ends
+    once the nodes are ready.
     """
-    refused = [word for word in arguments if word.startswith("--no-shell")]
-    if refused:
-        raise UsageError(
-            f"--mnode-slurm-args: {refused[0]}: not allowed, because a command of salloc holds the "
-            "allocation"
-        )
     if ":" in arguments:
         raise UsageError(
             "--mnode-slurm-args: `:` separates the components of a heterogeneous job, and a run "
             "uses one component; give the options of one"
         )
     ours = [
-        *(f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"),
+        *("--no-shell", f"--job-name={name}"),
+        *(f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"),
         "--wait-all-nodes=1",  # else salloc grants nodes that still boot, and no step starts there
     ]
     if not any(word.startswith(_OWN_MEMORY) for word in arguments):
         ours.append("--mem=0")
-    return ["salloc", *ours, *gpus, *arguments]
+    return ["salloc", *ours, *gpus, *arguments, f"--job-name={name}"]
 
 
 def on_nodes(arguments: Sequence[str], names: Sequence[str]) -> list[str]:

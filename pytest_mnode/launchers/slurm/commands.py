@@ -59,15 +59,9 @@ class NodesHidden(SlurmError):
 
 
 class Slurm:
-    """The Slurm cluster of this machine, or of SLURM_CONF in `env`: its jobs and nodes.
+    """The Slurm cluster of this machine, or of SLURM_CONF: its jobs and nodes."""
 
-    env: variables added to this process's environment for its commands; None removes one.
-    """
-
-    def __init__(
-        self, env: Mapping[str, str | None] | None = None, timeout_s: float = COMMAND_LIMIT_S
-    ) -> None:
-        self._env = dict(env or {})
+    def __init__(self, timeout_s: float = COMMAND_LIMIT_S) -> None:
         self._timeout_s = timeout_s
         self._reads_json: bool | None = None
         self._filters_json = True
@@ -80,15 +74,22 @@ class Slurm:
             f"Slurm is not installed: {', '.join(missing)} not found in PATH" if missing else None
         )
 
-    def run(self, *argv: str, timeout_s: float | None = None, text_in: str | None = None) -> str:
+    def run(
+        self,
+        *argv: str,
+        timeout_s: float | None = None,
+        text_in: str | None = None,
+        env: Mapping[str, str] | None = None,
+        with_errors: bool = False,
+    ) -> str:
         """Standard output of a command.
 
-        Raises SlurmError, one line, with the command's own message, if it fails, does not exist, or
-        is not over after `timeout_s` seconds.
+        env: the whole environment of a submission, which its job gets; None for `plain_env`.
+        with_errors: what it wrote to standard error follows. Raises SlurmError, one line, with the
+        command's own message, if it fails, does not exist, or is not over after `timeout_s` s.
         """
         program = argv[0]
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        around: dict[str, str | None] = {**plain_env(os.environ), **self._env}
         try:
             done = subprocess.run(
                 argv,
@@ -99,7 +100,7 @@ class Slurm:
                 errors="replace",
                 timeout=limit_s,
                 check=False,
-                env={name: value for name, value in around.items() if value is not None},
+                env=plain_env(os.environ) if env is None else dict(env),
             )
         except FileNotFoundError:
             raise SlurmError(
@@ -111,7 +112,7 @@ class Slurm:
             raise SlurmError(program, None, f"no answer in {limit_s:g} s") from None
         if done.returncode != 0:
             raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
-        return done.stdout
+        return f"{done.stdout}\n{done.stderr}" if with_errors else done.stdout
 
     def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
         """All jobs that Slurm still remembers, including ended ones.

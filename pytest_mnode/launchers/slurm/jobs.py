@@ -111,16 +111,27 @@ def jobs_from_text(text: str) -> tuple[JobState, ...]:
     return found
 
 
-SHORT = "--Format=JobID:|,State:|,RestartCnt:|,Reason:|,NodeList:|,Name:"
+_FIELDS = {
+    "JobID": "JobId",
+    "State": "JobState",
+    "RestartCnt": "Restarts",
+    "Reason": "Reason",
+    "NodeList": "NodeList",
+    "Partition": "Partition",
+    "Reservation": "Reservation",
+    "Name": "JobName",  # last: it may contain the separator
+}
+"""scontrol's keys, by squeue's fields."""
+SHORT = f"--Format={':|,'.join(_FIELDS)}:"
 """The format of squeue that `jobs_from_lines` reads; a field without a width is not cut."""
 
 
 def jobs_from_lines(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of squeue with SHORT. Raises ClusterError."""
-    names = ("JobId", "JobState", "Restarts", "Reason", "NodeList", "JobName")
+    most = len(_FIELDS) - 1
     try:
-        lines = [line.strip().split("|", 5) for line in text.splitlines() if line.strip()]
-        return tuple(_job(dict(zip(names, words, strict=True))) for words in lines)
+        lines = [line.strip().split("|", most) for line in text.splitlines() if line.strip()]
+        return tuple(_job(dict(zip(_FIELDS.values(), words, strict=True))) for words in lines)
     except (ValueError, UsageError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ClusterError(f"squeue: cannot be read: {why}") from None

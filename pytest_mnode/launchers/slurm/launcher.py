@@ -6,26 +6,19 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
+from pytest_mnode.launchers.cleanup.leftovers import Leftovers
 from pytest_mnode.launchers.dial_in.bridge import DialSettings
-from pytest_mnode.launchers.dial_in.launcher import BRIDGE, END_S, NODE, SLACK_S
+from pytest_mnode.launchers.dial_in.launcher import BRIDGE, END_S, NODE
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.remote.launcher import RECONNECT_S, RemoteLauncher, RemoteOptions
+from pytest_mnode.launchers.remote.launcher import RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
-from pytest_mnode.launchers.slurm.allocation import (
-    Allocation,
-    CurrentAllocation,
-    Granted,
-    OwnAllocation,
-    on_first,
-)
+from pytest_mnode.launchers.slurm.allocation import Granted, OwnAllocation, on_first, surrounding
 from pytest_mnode.launchers.slurm.allocation_state import Watch, not_back, present, too_few_gpus
 from pytest_mnode.launchers.slurm.command_lines import on_nodes, step_command
 from pytest_mnode.launchers.slurm.commands import NodesHidden
-from pytest_mnode.protocol.launcher_requests import LauncherRequest, SchedulerNames
 from pytest_mnode.spec import Spec
 
 
@@ -33,7 +26,7 @@ class Slurm(RemoteLauncher):
     """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
     arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
-    srun_arguments: of the run's steps.
+    leftovers: of its own allocation. srun_arguments: of the run's steps.
     """
 
     name = "slurm"
@@ -47,18 +40,18 @@ class Slurm(RemoteLauncher):
         arguments: Sequence[str] = (),
         on: Sequence[str] = (),
         *,
+        leftovers: Leftovers,
         srun_arguments: Sequence[str] = (),
     ) -> None:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
         super().__init__(spec, remote)
         self.slurm = slurm.Slurm()
-        self.allocation: Allocation = CurrentAllocation()
-        self.held = "SLURM_JOB_ID" not in os.environ
-        """Whether the allocation is the run's own."""
-        if self.held:
+        self.allocation: OwnAllocation | None = None
+        """None if the run is inside of another one."""
+        if "SLURM_JOB_ID" not in os.environ:
             self.allocation = OwnAllocation(
-                self.slurm, on_nodes(arguments, on), spec.accelerators.per_node
+                self.slurm, leftovers, on_nodes(arguments, on), spec.accelerators.per_node
             )
         elif arguments:
             job = os.environ["SLURM_JOB_ID"]
@@ -83,8 +76,12 @@ class Slurm(RemoteLauncher):
 
     def _start(self) -> None:
         """Get the nodes, and a report of each. Raises ClusterError that names what is missing."""
-        self.allocation.daemon.start([self._run_dir])
-        self.granted = on_first(self.allocation.get(self._count), self._on)
+        self._bridge.start_daemon(self._prepare())
+        if (own := self.allocation) is not None:
+            granted = own.get(self._count)
+        else:
+            granted = surrounding(os.environ, self._count)
+        self.granted = on_first(granted, self._on)
         self.job_id = self.granted.job_id
         states = self._states(self.granted.names)
         names = present(self.granted, states, self._count)
@@ -93,17 +90,29 @@ class Slurm(RemoteLauncher):
         self._gpus = self.slurm.gpus_beside_requests(self._job)
         addresses = {n: (states and states[n].address) or n for n in names}
         what = f"slurm: allocation {self.job_id}"
-        self._bridge.start_daemon(self._prepare())
         try:
             self._start_steps(names, addresses)
         except ClusterError as error:
-            raise ClusterError(f"{what}: {error}") from None
+            raise ClusterError(f"{what}: {error}{self._waits_for()}") from None
         reports, problems = self._reports(names)
         if problems:
             raise unusable_nodes(problems, len(names), what)
         self._take({name: reports[name] for name in names}, addresses, what)
-        self._watch = Watch(self.slurm, self.allocation, self._job, self._slurm_lost)
+        self.job_facts = dict(self._hosts_by_name)  # Slurm's names of the nodes
+        guard = own.guard if own is not None else lambda: None
+        self._watch = Watch(self.slurm, self._job, self._slurm_lost, guard)
         self._watch.start(self._hosts_by_name)
+
+    def _waits_for(self) -> str:
+        """What Slurm itself waits for before steps start, such as a Prolog or nodes that boot, to
+        follow the error; "" if for nothing, or if it does not answer."""
+        try:
+            job = self.slurm.job(self._job)
+        except ClusterError:
+            return ""
+        if job is None or "CONFIGURING" not in {job.state, *job.flags}:
+            return ""
+        return f"; Slurm says CONFIGURING ({job.reason or 'no reason given'})"
 
     def _start_steps(self, names: Sequence[str], addresses: Mapping[str, str]) -> None:
         """Start a step on each node, for the whole run. Raises ClusterError.
@@ -115,13 +124,15 @@ class Slurm(RemoteLauncher):
             nodes=len(names),
             commands=[self._way(name) for name in names],
             order="",
-            start_s=self.start_limit_s,
-            silence_s=self.silence_limit_s,
+            start_s=self.limits.start_s,
+            silence_s=self.limits.silence_s,
+            connect_s=self.limits.connect_s,
             env={},
+            python=self.python,
             addresses=addresses,
             step=True,
         )
-        self._start_bridge(BRIDGE, asdict(settings), END_S, self.start_limit_s + SLACK_S)
+        self._start_bridge(BRIDGE, asdict(settings), END_S, self.limits.start_s)
 
     def _way(self, host: str) -> list[str]:
         argv = (self.python, "-P", "-m", NODE, "-")
@@ -142,12 +153,6 @@ class Slurm(RemoteLauncher):
         except NodesHidden:
             return None
 
-    def ask(self, request: LauncherRequest) -> Any:
-        """See Launcher. Power, and Slurm's node names."""
-        if isinstance(request, SchedulerNames):
-            return dict(self._hosts_by_name)
-        return super().ask(request)
-
     def _slurm_lost(self, name: str, why: str) -> None:
         self._lose(self._host_of(name), why)
 
@@ -162,7 +167,7 @@ class Slurm(RemoteLauncher):
     def _why_gone(self, node: Node) -> str | None:
         """See RemoteLauncher. Waits for a step that is being started again."""
         if (starting := self._starting.get(self._host_of(node.name))) is not None:
-            starting.join(2 * RECONNECT_S)
+            starting.join(2 * self.limits.connect_s)
         return super()._why_gone(node)
 
     def _start_again(self, host: str, why: str) -> None:
@@ -170,7 +175,7 @@ class Slurm(RemoteLauncher):
         if self._closed or self._watch is None or host in self._gone:
             return
         try:
-            problem = self._open([host], RECONNECT_S).get(host)
+            problem = self._open([host], self.limits.connect_s).get(host)
         except ClusterError as error:
             problem = str(error)
         if problem:
@@ -194,7 +199,5 @@ class Slurm(RemoteLauncher):
         try:
             super()._give_back()
         finally:
-            try:
+            if self.allocation is not None:
                 self.allocation.close()
-            finally:
-                self.allocation.daemon.close()

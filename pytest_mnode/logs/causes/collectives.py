@@ -18,9 +18,10 @@ _WORK = re.compile(
 )
 _OWN_NUMBER = re.compile(r"\[Rank (\d+)\] Watchdog caught")
 """The rank in the process group."""
-_RANK = re.compile(r"\[[rR]ank ?(\d+)\]|Rank (\d+)\]")
+_OF_TORCH = re.compile(r"\[rank(\d+)\]:")
+_RANK = re.compile(r"\b[rR]ank ?(\d+)\]")
 _GROUP = re.compile(
-    r"\[PG (?:ID )?(?P<id>\d+)?(?: ?PG)?(?: ?GUID (?P<guid>\w+)(?:\((?P<name>[^)]+)\))?)? ?"
+    r"\[PG (?:ID )?(?P<id>\d+)?(?: ?PG)?(?: ?GUID (?P<guid>\w+))? ?(?:\((?P<name>[^)]+)\))? ?"
     r"Rank (?P<own>\d+)\]"
 )
 _AT = re.compile(r"(?:at (?:NCCL )?work(?: sequence id)?:|SeqNum=) ?(\d+)")
@@ -111,19 +112,23 @@ class Collectives:
     """Collectives that watchdogs reported; lines of ranks may come in any order and file."""
 
     _segments: dict[tuple[str, int], list[_Segment]] = field(default_factory=dict)
+    _files: set[str] = field(default_factory=set)
 
-    def read(self, line: str, file: str) -> None:
-        """Read a line of a file; most lines report no collective."""
-        if "atchdog" not in line and " work" not in line:
-            return
-        found = _RANK.search(line)
+    def read(self, line: str, file: str) -> bool:
+        """Read a line of a file. Whether it says no more than that a collective timed out."""
+        found = _OF_TORCH.search(line) or RANK_OF_FILE.search(file) or _RANK.search(line)
+        timed_out = "caught collective operation timeout" in line
         if found is None:
-            return
-        rank = int(found.group(1) or found.group(2))
+            return False
+        if "what():" in line and file in self._files:
+            # The exception repeats what the watchdog said, without the rank in the world.
+            return timed_out
+        rank = int(found.group(1))
         work, group = _WORK.search(line), _GROUP.search(line)
         at, enqueued = _number(_AT, line), _number(_ENQUEUED, line)
         if work is None and (group is None or (at is None and enqueued is None)):
-            return
+            return False
+        self._files.add(file)
         segments = self._segments.setdefault((file, rank), [])
         if not segments:
             segments.append(_Segment(file, rank, 0, time_of(line)))
@@ -137,7 +142,7 @@ class Collectives:
             one = _Work(rank, work["op"], seq, numel, limit_s, line.strip(), file, size, in_world)
             now.works.setdefault((seq, work["op"]), one)
         if group is None:
-            return
+            return timed_out and work is not None
         key = group["name"] or group["id"], group["guid"]
         if now.is_over(key, at, enqueued):
             later = _Segment(file, rank, len(segments), time_of(line))
@@ -151,6 +156,7 @@ class Collectives:
         for one in now.works.values():
             if at is not None and one.seq == at:
                 one.group, one.guid = key[0] or one.group, key[1] or one.guid
+        return timed_out and work is not None
 
     def attempts(self) -> list[Attempt]:
         """Those in which a watchdog reported a collective, the last one at the end.

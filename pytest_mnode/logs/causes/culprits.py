@@ -15,28 +15,39 @@ _PREFIX = re.compile(
     r"(?:\[(?:[\w.@-]+,)?(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\](?:\[[\w.:-]+\])?)?<std\w+>:|"
     # Torchrun prints the name of a role, which is "default" if none is given.
     r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[[a-z]+\d+\]:|[\w.-]+/\d+ (?=\[[a-z]+\d+\]:)|"
-    r"\((?:raylet|(?:\w+ |[\w-]+, rank=\d+, )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
+    r"\[(?P<bracket>\d{1,6})\]: ?(?=\S)|"
+    # Of Ray and vLLM; the names of vLLM's workers hold their rank if there is no other dimension.
+    r"\((?:raylet|(?:\w+ rank=(?P<vllm>\d+) |Worker_TP(?P<vllm_tp>\d+) |\w+ |[\w-]+, rank=\d+, )?"
+    r"pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
-    r"(?P<pdsh>(?!slurmstepd|python|nvidia-|ibv_|rdma_|cuda|mlx|bnxt|hfi|efa|nvme|eth|rank|gpu|step|line)"
-    r"[a-z][\w.-]*\d): |"
+    r"(?P<pdsh>(?!slurmstepd|python|nvidia-|ibv_|rdma_|cuda|mlx|bnxt|hfi|nvme|"
+    r"(?:efa|eth|rank|gpu|step|line)[\d_.]*:)"
+    r"(?:(?:\d{1,3}\.){3}\d{1,3}|[a-z][\w.-]*\d|"
+    # Without a number it may be any word.
+    r"[a-z][\w.]*-[\w.-]*(?=: (?:\[|  |Traceback |\w+(?:Error|Exception)\b)))): |"
     r"(?P<compose>[\w.-]+) +\| )"
 )
+_GLUED = re.compile(r".{1,200}?(?=\[rank\d+\]:)")
+"""Whatever stands before torch's own label: a collector's words, or a bar of progress."""
 RANK = re.compile(
     r"\b[rR]ank(?::? |=)(?P<torch>\d{1,7})\]|\[(?P<own>\d+)\] is setting up NCCL|"
-    r"\bprocess rank (?P<mpi>\d+) with PID|"
+    r"\bprocess rank (?P<mpi>\d+) with PID|\bRankMonitorServer:(?P<monitor>\d+)|"
+    r"\bfirst noticed rank (?P<jsrun>\d+)|"
     r"error: [\w.,[\]-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
     r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]|"
     r"(?:^|Error: )Rank (?P<megatron>\d{1,7})[:,] "
 )
 HOST = re.compile(
     r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.,[\]-]+): tasks? [\d,-]+: |"
-    r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
+    r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+"
+    r"(?: ?:\d+(?::\d+)?)?(?: (?:- |unique id )[^\]]+)?\]|"
     # With NODE FAILURE, another node has failed than the one that prints the line.
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|\[(?P<ompi>[\w.-]+)\]\[\[\d+,\d+\],\d+\]|"
     r"\b[Rr]ank \d+\b.*[,.] (?:[\w ]+: \d+, )?node:? (?P<megatron>[\w.-]+)(?=,|$)|"
     r"(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)|"
+    r"\snode/(?P<event>[\w.-]+)\s|"
     # Syslog and the journal, of programs that write about their own machine.
     r"^(?:\w{3} +\d+ [\d:.]+ )?(?P<syslog>[A-Za-z][\w.-]*) "
     r"(?:kernel|systemd[\w-]*|slurmd|kubelet|containerd|nv-fabricmanager|nvidia-imex)(?:\[\d+\])?: "
@@ -57,28 +68,38 @@ PEER = re.compile(
     r"connect to \[?(?P<c10d>[\w.:-]*?[\w.-])\]?:\d+ \(errno|"
     r"[Ff]ailed to connect to (?P<curl>[\w.-]+) port \d|"
     r"\bdial tcp \[?(?P<go>[\w.:-]*?[\w.-])\]?:\d+: |"
+    r'(?:from "[\w.-]+" )to "(?P<hydra>[\w.-]+)"|'
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
     r"\bconnect\(\) to (?P<ompi>[\d.]+|[\da-f:]+) failed|"
-    r"\(rank (?P<rank>\d+)\)|\bipv4:(?P<grpc>[\d.]+):\d+"
+    r"\(rank (?P<rank>\d+)\)(?! lost)|\bipv4:(?P<grpc>[\d.]+):\d+"
 )
 PORT = re.compile(
     r"\([^\s,()]+, (\d{1,5})\)|\]:(\d{1,5})\b|[\w.-]:(\d{1,5})(?: \(errno|: )|<(\d{1,5})>|"
     r"\bport[ :=]{1,3}(\d{1,5})\b"
 )
+# JAX numbers processes; longer numbers are those of the system.
 RANK_OF_FILE = re.compile(
-    r"(?<![a-z])(?<!local[-_])(?<!node[-_])(?<!group[-_])rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE
+    r"(?<![a-z])(?<!local[-_])(?<!node[-_])(?<!group[-_])(?:(?:global[-_]?)?rank[-_]?|"
+    r"proc(?:ess)?[-_]?(?=\d{1,4}(?!\d)))(\d{1,7})(?!\d)",
+    re.IGNORECASE,
 )
-_REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|(?:host_)?unknown|\.\.\.", re.IGNORECASE)
+_REDACTED = re.compile(
+    r"[xX*.#:?]*|0\.0\.0\.0|<.*>|none|redacted|(?:host_)?unknown|\.\.\.", re.IGNORECASE
+)
 
 
 def split_prefix(line: str) -> tuple[dict[str, str], str]:
     """The named parts of a line's prefix, and the line without it."""
     labels: dict[str, str] = {}
     at = 0
-    while (found := _PREFIX.match(line, at)) is not None and found.end() > at:
+    while True:
+        found = _PREFIX.match(line, at)
+        if (found is None or found.end() == at) and "torch" not in labels:
+            found = _GLUED.match(line, at)
+        if found is None or found.end() == at:
+            return labels, line[at:]
         labels |= {name: value for name, value in found.groupdict().items() if value}
         at = found.end()
-    return labels, line[at:]
 
 
 def first(pattern: re.Pattern[str], text: str) -> str | None:

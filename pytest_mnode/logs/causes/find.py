@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,16 +21,27 @@ from pytest_mnode.logs.causes.culprits import (
     split_prefix,
     unredacted,
 )
+from pytest_mnode.logs.causes.raised import EXCEPTION, raised
 from pytest_mnode.logs.causes.ras import LINE as RAS_LINE
 from pytest_mnode.logs.causes.ras import Ras, causes_in_json
 from pytest_mnode.logs.causes.table import Cause, KnownCause, Rule, candidates, known_cause
 from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
-from pytest_mnode.logs.nccl_log.text import plain_text
+from pytest_mnode.logs.nccl_log.text import as_printed, plain_text
+from pytest_mnode.logs.training import step_in
 
 _LONGEST = 1000
 _NUMBER = re.compile(r"\d+", re.ASCII)
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_Hints = tuple[frozenset[re.Pattern[str]], tuple[Rule, ...], bool]
+"""What the finder may learn from a line, the rules that may match it, and whether it is about a
+step of training."""
+_NOTHING: _Hints = (frozenset(), (), False)
+_RULE = "-" * 16
+STEPS_AFTER = 4
+"""[choice] A job that does as many further steps has survived what happened before. Ranks that
+share a log may be a step apart."""
 
 _RETRIES = re.compile(r"\bretrying\b|\bwillRetry=1\b", re.IGNORECASE)
 _SERIES = re.compile(
@@ -40,33 +52,67 @@ _SERIES = re.compile(
 """The number of a try and of all tries, or the number of those that are left."""
 _HARMLESS = re.compile(
     r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
+    r"\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
     r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
     r"\b(?i:install(?:s|ed|ing)?|regist(?:er|ered|ering)|set(?:ting)? ?up|add(?:ed|ing)|ignor\w+)\b"
     r".*\bSIG[A-Z]{3,}|\btrap ['\"].*SIG[A-Z]{3,}|"
     r"\bSIG[A-Z]{3,}\b.*\b(?i:install|regist|handler|ignored)|"
     r"Using the loopback address as fallback|"
+    r"Python is likely shutting down|\breducing (?:the )?batch size|failed, trying batch size|"
     # Of the processes of a node, one gets the port of NCCL's RAS.
     r"\bras/\w+\.cc:\d+.* Call to bind failed"
 )
+_MISREAD = ("ranks' collectives differ", "stray connection")
+_NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
+_LOOKED_AT = 1000
+_STAYS = ("values not finite",)
+"""Causes with which a job goes on without use."""
 _ENDS = ("aborted", "ended by the launcher")
 _UNRESOLVED = re.compile(r"network addresses of \([^()]+\) cannot be retrieved")
 _GAVE_UP = re.compile(r"client socket has (?:timed out|failed to connect to any)")
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DATA)\b")
 
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
-_LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
+_VERSION = re.compile(r"\bNCCL version (?P<version>\d+\.\d+\.\d+)")
+_LISTED = re.compile(
+    r"Failures:$|(?P<first>Root Cause \(first observed failure\))|(?P<alone><NO_OTHER_FAILURES>)"
+)
 """Torchrun lists later failures before the first one, which is the cause."""
-# MPICH, Hydra and Open MPI print rank and host in a line before the failure itself.
+# MPICH, Hydra, Open MPI, scontrol and SGLang print rank or host before the failure itself.
+_OF_EXCEPTIONS = ("1", "-6")
+"""Exit codes of ranks that raised an exception, or aborted."""
 _NAMED = re.compile(
     r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort|"
     r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm|"
     r"PID \d+ RUNNING AT (?:\w+@)?(?P<at>[\w.-]+)|"
-    r"process rank (?P<exited>\d+) with PID \d+ on node (?P<on>[\w.-]+) exited on$"
+    r"process rank (?P<exited>\d+) with PID \d+ on node (?P<on>[\w.-]+) exited on$|"
+    r"^NodeName=(?P<node>[\w.-]+) |\d TP(?P<tp>\d+)\] Scheduler hit an exception|"
+    # Of torch's checkpoints, all ranks print the exceptions of those that failed; and Ray's actors.
+    r"\(RANK (?P<failing>\d+)\)$|Exception ranks:dict_keys\(\[(?P<keys>[\d, ]+)\]|"
+    r"(?:^|\))\s+ip: (?P<ip>[\d.]+)$"
 )
 _BLOCK_GOES_ON = re.compile(
-    r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: |^signal \d|^ +\S"
+    r"^[A-Za-z_]\w+\(\d+\)\.*:|^[\w.]+(?:Error|Exception)\b|^=? +EXIT CODE: |^ *Remote host: |"
+    r"^signal \d|^ +\S|(?:^|\) )The actor is dead"
 )
+_LABEL = re.compile(r"^\[?[a-z]*\d+\]?: ")
+_EXITED = re.compile(
+    r"srun: error: (?P<host>[\w.,[\]-]+): tasks? [\d,-]+: Exited with exit code (?P<code>\d+)"
+)
+_CHILD = re.compile(
+    r"\b[Rr]ank:? (?P<rank>\d+)\b.{0,50} (?:terminated|crashed|exited|died) with (?:exit )?code "
+    r"(?P<exitcode>-?\d+)"
+)
+"""Launchers of Lightning and Composer, of the process that ended first."""
+_LINK_UP = re.compile(
+    r"\[ *(?P<s>\d+\.\d+)\] .*?(?P<device>[\da-f]{1,4}:[\da-f:.]{5,8}) .*Link (?:is )?[Uu]p\b"
+)
+_BOOTED_S = 300
+"""[choice] Links that come up so soon after a node's start were down for it."""
+_OF_OTHERS = ("0", "15", "143")
+"""Exit codes of tasks that ended well, or by SIGTERM."""
+_WAITED = ("rendezvous failed", "rank did not join", "host did not accept a connection")
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _DESCRIBED = re.compile(r"(?:Name: +[\w.-]+|\s*\"?metadata\"?: ?\{?)$")
 _DESCRIBED_ON = re.compile(r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)")
@@ -112,9 +158,9 @@ def causes(text: str | bytes) -> list[Cause]:
 class Causes:
     """All causes in files of one job, by the names of these, in no order.
 
-    silent: see `Attempt.silent`. earlier: of attempts before the last one, and of other jobs.
-    hosts: of the ranks of the largest communicator of NCCL. What watchdogs say is compared over
-    all files.
+    silent: see `Attempt.silent`. failed: ranks whose failure torchrun observed first. earlier: of
+    attempts before the last one, and of other jobs. hosts: of the ranks of the largest communicator
+    of NCCL. What watchdogs say is compared over all files.
     """
 
     def __init__(self, texts: Mapping[str, str | bytes]) -> None:
@@ -126,19 +172,25 @@ class Causes:
         self.found = [(one.file, cause) for one in every for cause in one.all(timed_out)]
         self.found += attempts[-1].causes() if attempts else ()
         self.earlier = [one for attempt in attempts[:-1] for one in attempt.causes()]
+        self.earlier += [(one.file, cause) for one in every for cause in one.survived]
         placed = [(size, rank, who[0]) for one in every for who, (rank, size) in one.ranks.items()]
         largest = max((size for size, *_ in placed), default=0)
+        self.failed = {rank for one in every for rank in one.failed}
         self.hosts = {rank: host for size, rank, host in placed if size == largest and host}
+        self.found += _of_versions(every, self.found)
 
 
-def first_cause(texts: Mapping[str, str]) -> Cause | None:
-    """The weightiest cause of several texts, by the host that each comes from."""
-    weightiest = [
-        replace(one, host=one.host or host)
-        for host, text in texts.items()
-        for one in causes(text)[:1]
-    ]
-    return min(weightiest, key=lambda cause: cause.order, default=None)
+def _of_versions(
+    every: Sequence[_Finder], found: Sequence[tuple[str, Cause]]
+) -> Iterator[tuple[str, Cause]]:
+    """That files name different versions of NCCL, if ranks did not understand each other."""
+    misread = [file for file, one in found if one.name in _MISREAD]
+    versions = {one.version: one for one in every if one.version}
+    if misread and len(versions) > 1:
+        texts = (f"{version} in {one.file}" for version, one in sorted(versions.items()))
+        kind = known_cause("ranks run different versions")
+        first_file = next(iter(versions.values()))
+        yield first_file.file, Cause(kind, first_file.version_line, detail=", ".join(texts))
 
 
 def is_peer_lost(text: str) -> bool:
@@ -151,21 +203,31 @@ def is_peer_lost(text: str) -> bool:
     return bool(found) and (not found[0].root or found[0].name == "rank did not join")
 
 
+_WATCHDOG = re.compile("atchdog| work")
+_OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
-    *(_COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _ASSIGNED, _DESCRIBED, _STARTED),
-    _DESCRIBED_ON,
-    _TESTED,
-    *(_RETRIES, RAS_LINE, re.compile("atchdog| work")),
+    *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
+    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP),
 )
 
 
 @lru_cache(maxsize=4096)
-def _hints(shape: str) -> tuple[bool, tuple[Rule, ...]]:
-    """Whether the finder learns from a line, and the rules that may match it.
+def _hints(shape: str) -> _Hints:
+    """shape: a line with all numbers replaced: those of all steps have one shape."""
+    tells = frozenset(one for one in _TELLING if one.search(shape))
+    return tells, candidates(shape), step_in(shape) is not None
 
-    shape: the line with all numbers replaced: those of all steps have one shape.
-    """
-    return any(pattern.search(shape) for pattern in _TELLING), candidates(shape)
+
+def _of_dshbak(lines: Sequence[str]) -> Iterator[str]:
+    """Lines with the node of their block before each, as pdsh prints them without dshbak."""
+    host, at = "", 0
+    while at < len(lines):
+        is_head = [lines[at], *lines[at + 2 : at + 3]] == [_RULE, _RULE]
+        if is_head:
+            host = f"{lines[at + 1]}: "
+        else:
+            yield host + lines[at]
+        at += 3 if is_head else 1
 
 
 def _is_last_try(line: str) -> bool:
@@ -187,6 +249,9 @@ class _Finder:
     def __init__(self, collectives: Collectives, file: str, text: str | bytes) -> None:
         self.file = file
         self._found: dict[tuple[str, ...], Cause] = {}
+        # The last line of each cause, by its number.
+        self._last_at: dict[tuple[str, ...], int] = {}
+        self._at = 0
         self._collectives = collectives
         self._ras = Ras()
         # The rank of an NCCL process in its largest communicator, and the size of that.
@@ -194,34 +259,72 @@ class _Finder:
         # Rank and host of the process that the next line is about, from the lines before it.
         self._block: dict[str, str] = {}
         self._later_failures = False
+        # The block of the failure that torchrun observed first.
+        self._first_failure: dict[str, str] = {}
+        self._failed_alone = False
+        # Hosts on which srun saw a task end by itself.
+        self._exited: set[str] = set()
         # Line about a name that was not resolved, which is a cause once the client gives up.
         self._unresolved = ""
         self._tested = ""
+        self.version, self.version_line = "", ""
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
         # Keys of the causes found before the description of the current pod.
         self._of_others: set[tuple[str, ...]] = set()
         self._described_on: str | None = None
-        lines, before = plain_text(text).lines, ""
-        for whole in lines:
-            line = whole[:_LONGEST].rstrip()
-            if line != before:
-                self._read(line)
-            before = line
-        self._in_json = causes_in_json("\n".join(lines))
+        lines = [
+            part.rstrip()
+            for line in plain_text(text).lines
+            for part in (as_printed(line).splitlines() if line.startswith("{") else (line,))
+        ]
+        lines = list(_of_dshbak(lines)) if _RULE in lines else lines
+        text = "\n".join(lines)
+        shapes = text.encode(errors="surrogatepass").translate(_ZEROS).split(b"\n")
+        # Events may be listed in any order.
+        assigned = (_ASSIGNED.search(line) for line in lines if "Successfully assigned" in line)
+        self._assigned = {one["pod"]: one["node"] for one in assigned if one}
+        self._raised = raised(lines) if "Traceback (most" in text else {}
+        hints: dict[bytes, _Hints | None] = {}
+        steps: list[int] = []
+        before = 0
+        for at, shape in enumerate(shapes):
+            if shape not in hints:
+                known = _hints(_NUMBER.sub("0", lines[at][:_LONGEST]))
+                hints[shape] = known if any(known) else None
+            known_hints = hints[shape] or (_NOTHING if at in self._raised else None)
+            if known_hints is None or (at and lines[at] == lines[at - 1]):
+                continue
+            *hinted, is_step = known_hints
+            if is_step:
+                steps.append(at)
+            if not any(hinted) and at not in self._raised:
+                continue
+            self._at = at
+            for between in lines[before:at] if self._block else ():
+                self._end_block(between)
+            self._read(lines[at][:_LONGEST], *known_hints[:2])
+            before = at + 1
+        self._in_json = causes_in_json(text)
+        survived = [key for key in self._found if self._is_over(key, lines, steps)]
+        self.survived = tuple(self._found.pop(key) for key in survived)
 
-    def _read(self, line: str) -> None:
-        """Read one line; most contain no cause."""
-        tells, rules = _hints(_NUMBER.sub("0", line))
-        if tells:
-            self._learn(line)
-        elif self._block and not _BLOCK_GOES_ON.search(line):
+    def _end_block(self, line: str) -> None:
+        if self._block and not _BLOCK_GOES_ON.search(_LABEL.sub("", line)):
             self._block = {}
-        if not rules or (self._later_failures and "exitcode" in self._block):
+
+    def _read(self, line: str, tells: frozenset[re.Pattern[str]], rules: tuple[Rule, ...]) -> None:
+        """Read a line that may contain a cause, or tells of one."""
+        if _WATCHDOG in tells and self._collectives.read(line, self.file):
+            return
+        self._learn(line, tells)
+        ended = self._raised.get(self._at)
+        is_later = self._later_failures and "exitcode" in self._block
+        if is_later or not (rules or ended) or (ended and ended.ignored):
             return
         if self._unresolved and _GAVE_UP.search(line):
             line, self._unresolved = self._unresolved, ""
-            _, rules = _hints(_NUMBER.sub("0", line))
+            _, rules, _ = _hints(_NUMBER.sub("0", line))
         elif _UNRESOLVED.search(line):  # torch tries again
             self._unresolved = line
             return
@@ -235,24 +338,38 @@ class _Finder:
     def _keep(self, cause: Cause) -> None:
         parts = (cause.host, cause.device, cause.peer, cause.detail)
         key = (cause.name, *(part or "" for part in parts))
+        self._last_at[key] = self._at
         known = self._found.setdefault(key, cause)
         ranks = tuple(sorted({*known.ranks, *cause.ranks}))
         self._found[key] = replace(known, ranks=ranks)
 
-    def _learn(self, line: str) -> None:
+    def _learn(self, line: str, tells: frozenset[re.Pattern[str]]) -> None:
         """Keep what the line tells about later ones, and drop causes that it shows to be over."""
-        self._learn_rank(line)
-        if _CONNECTED.search(line) or ("NCCL" in line and _is_retried(line)):
+        if _COMM in tells:
+            self._learn_rank(line)
+        if _CONNECTED in tells or (_RETRIES in tells and "NCCL" in line and _is_retried(line)):
             self._drop_warnings(line)
-        if (created := _STEP_CREATED.search(line)) is not None:
-            self._drop_waiting(created["job"])
-        if (listed := _LISTED.search(line)) is not None:
+        if _STEP_CREATED in tells and (job := first(_STEP_CREATED, line)) is not None:
+            waits = "job step waits"
+            self._drop(lambda o: o.name == waits and first(_STEP_WAITS, o.line) in (None, job))
+        if _LISTED in tells and (listed := _LISTED.search(line)) is not None:
             self._later_failures = listed["first"] is None
-        self._tested = first(_TESTED, line) or self._tested
-        self._learn_block(line)
-        self._learn_pod(line)
-        self._collectives.read(line, self.file)
-        if RAS_LINE.search(line):
+            self._failed_alone |= listed["alone"] is not None
+        if _EXITED in tells and (exited := _EXITED.search(line)) is not None:
+            self._exited |= {exited["host"]} if exited["code"] not in _OF_OTHERS else set()
+        if _CHILD in tells and (child := _CHILD.search(line)) and not self._first_failure:
+            self._first_failure = child.groupdict() if child["exitcode"] != "0" else {}
+        if _LINK_UP in tells and (up := _LINK_UP.search(line)) and float(up["s"]) < _BOOTED_S:
+            seen = ("port went down", up["device"])
+            self._drop(lambda one: (one.name, one.device) == seen)
+        if _TESTED in tells:
+            self._tested = first(_TESTED, line) or self._tested
+        if _VERSION in tells and not self.version and (version := first(_VERSION, line)):
+            self.version, self.version_line = version, line
+        self._learn_block(line, tells)
+        if not tells.isdisjoint(_OF_PODS):
+            self._learn_pod(line)
+        if RAS_LINE in tells:
             self._ras.read(line, split_prefix(line)[1])
 
     def all(self, timed_out: set[int]) -> Iterator[Cause]:
@@ -262,10 +379,45 @@ class _Finder:
         for cause in (*self._found.values(), *self._in_json):
             told = timed_out and timed_out.issuperset(cause.ranks)
             if cause.name != "collective timed out" or not told:
-                yield cause
+                yield self._on_failed_host(cause)
+
+    def _is_over(self, key: tuple[str, ...], lines: Sequence[str], steps: Sequence[int]) -> bool:
+        """Whether training went on after the last line of this cause, to further steps than
+        before: a file may have the output of one rank after that of another.
+
+        steps: numbers of the lines about steps.
+        """
+        after = bisect_right(steps, self._last_at[key])
+        earlier = steps[max(0, after - _LOOKED_AT) : after]
+        later = steps[after:][-_LOOKED_AT:]
+        if not earlier or len(later) < STEPS_AFTER or key[0] in _STAYS:
+            return False
+        reached = max(step_in(lines[at]) or 0 for at in earlier)
+        numbers = {step_in(lines[at]) or 0 for at in later}
+        return sum(number > reached for number in numbers) >= STEPS_AFTER
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """The rank whose failure torchrun observed first, if it did not end it itself."""
+        failure = self._first_failure
+        return rank_numbers(failure.get("rank", "")) if failure.get("exitcode") != "-15" else ()
+
+    def _on_failed_host(self, cause: Cause) -> Cause:
+        """With the host whose ranks raised it, and the only one that did, as torchrun or srun name
+        them below: imports come before torch prints ranks."""
+        failure = self._first_failure
+        if not cause.known and not failure and cause.root and cause.name not in _WAITED:
+            if any(not one.known and not one.root for one in self._found.values()):
+                return cause  # two ranks raised, and the first to fail may hang at its end
+            host = next(iter(self._exited)) if len(self._exited) == 1 else None
+            return replace(cause, host=host if host and not {*"[,"} & {*host} else None)
+        if cause.known or failure.get("exitcode") not in _OF_EXCEPTIONS:
+            return cause
+        ranks = rank_numbers(failure.get("rank", "")) if self._failed_alone else ()
+        return replace(cause, ranks=ranks, host=unredacted(failure.get("host")))
 
     def _learn_rank(self, line: str) -> None:
-        comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
+        comm = _COMM.search(line)
         who = WHO.search(line) if comm else None
         if comm is None or who is None:
             return
@@ -273,17 +425,20 @@ class _Finder:
         if size > self.ranks.get(who.groups(), (0, 0))[1]:
             self.ranks[who.groups()] = (int(comm["rank"]), size)
 
-    def _learn_block(self, line: str) -> None:
-        if (summary := _SUMMARY.search(line)) is not None:
+    def _learn_block(self, line: str, tells: frozenset[re.Pattern[str]]) -> None:
+        if _SUMMARY in tells and (summary := _SUMMARY.search(line)) is not None:
             self._block = {**self._block, summary["key"].lower(): summary["value"]}
-        elif (named := _NAMED.search(line)) is not None:
+            if not self._later_failures and "exitcode" in self._block:
+                self._first_failure = self._block
+        elif _NAMED in tells and (named := _NAMED.search(line)) is not None:
             found = {
-                "rank": named["rank"] or named["in_comm"] or named["exited"],
-                "host": named["host"] or named["at"] or named["on"],
+                "rank": named["rank"] or named["in_comm"] or named["exited"] or named["tp"],
+                "failing": named["failing"] or named["keys"],
+                "host": named["host"] or named["at"] or named["on"] or named["node"] or named["ip"],
             }
             self._block = {key: value for key, value in found.items() if value}
-        elif not _BLOCK_GOES_ON.search(line):
-            self._block = {}
+        else:
+            self._end_block(line)
 
     def _learn_pod(self, line: str) -> None:
         if (assigned := _ASSIGNED.search(line)) is not None:
@@ -303,29 +458,31 @@ class _Finder:
     def _drop_warnings(self, line: str) -> None:
         """Drop warnings printed while a process was connecting: it is connected now."""
         who = WHO.search(line)
-        if who is None or not who["pid"]:
-            return
-        for key, cause in list(self._found.items()):
-            earlier = WHO.search(cause.line) if _CONNECTING.search(cause.line) else None
-            if earlier and who.group("host", "pid") == earlier.group("host", "pid"):
-                del self._found[key]
+        process = who.group("host", "pid") if who and who["pid"] else None
 
-    def _drop_waiting(self, job: str) -> None:
-        """Drop the wait of a job's step that was created meanwhile."""
-        for key, cause in list(self._found.items()):
-            waits = _STEP_WAITS.search(cause.line)
-            if waits is not None and waits["waits"] in (None, job):
-                del self._found[key]
+        def is_over(cause: Cause) -> bool:
+            earlier = WHO.search(cause.line) if _CONNECTING.search(cause.line) else None
+            return earlier is not None and earlier.group("host", "pid") == process
+
+        self._drop(is_over)
+
+    def _drop(self, is_over: Callable[[Cause], bool]) -> None:
+        self._found = {key: one for key, one in self._found.items() if not is_over(one)}
 
     def _cause_of(self, line: str, rules: Sequence[Rule]) -> Cause | None:
         prefix, body = split_prefix(line)
+        ended = self._raised.get(self._at)
+        body = ended.body if ended else body
         # NCCL prints its last try to connect as INFO too.
         is_info = _INFO.search(body) is not None and not _is_last_try(body)
         for rule in rules:
             if is_info and not rule.kind.in_info:
                 continue
-            if (match := rule.pattern.search(body)) is not None:
+            match = rule.pattern.search(body)
+            if match is not None and not _NEGATED.search(body, 0, match.start()):
                 return self._cause(rule.kind, match, line.strip(), prefix)
+        if ended and (match := EXCEPTION.match(ended.body)):
+            return self._cause(known_cause("Python error"), match, line.strip(), prefix)
         return None
 
     def _cause(
@@ -340,14 +497,22 @@ class _Finder:
         if name is not None:
             kind = known_cause(name)
         who = WHO.search(line)
-        labels = (prefix.get(key) for key in ("torch", "mpi", "srun"))
+        labels = (prefix.get(key) for key in ("torch", "vllm", "vllm_tp", "mpi", "srun", "bracket"))
         of_prefix = next(filter(None, labels), self._block.get("rank"))
         # Torch's prefix has the rank in the world, its message that in a process group.
-        named = groups.get("rank") or prefix.get("torch") or first(RANK, body) or of_prefix
+        of_writer = prefix.get("torch") or first(RANK, body) or of_prefix
+        ended = self._raised.get(self._at)
+        of_writer = of_writer or (ended.rank if ended else None)
+        named = groups.get("rank") or self._block.get("failing") or of_writer
         ranks = rank_numbers(f"{named or ''},{groups.get('other', '')}")
         if not ranks and who is not None and who.groups() in self.ranks:
             ranks = (self.ranks[who.groups()][0],)
-        host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
+        host = (
+            groups.get("host")
+            or groups.get("host2")
+            or (who["host"] if who else None)
+            or first(HOST, body)
+        )
         labels = (prefix.get(key) for key in ("ip", "pod", "pdsh", "compose"))
         host = host or next(filter(None, labels), self._block.get("host"))
         host = host or self._node_of_pod(line)
@@ -377,8 +542,8 @@ class _Finder:
 
     def _node_of_pod(self, line: str) -> str | None:
         """Node of an event's pod; `kubectl describe` does not print the pod's name with it."""
-        if self._described_on and _DESCRIBED_STATUS.match(line):
+        if self._described_on and (_DESCRIBED_STATUS.match(line) or " kubelet " in line):
             return self._described_on
-        named = [node for pod, node in self._nodes.items() if pod in line]
+        named = [node for pod, node in {**self._assigned, **self._nodes}.items() if pod in line]
         last = list(self._nodes.values()) if " kubelet " in line else []
         return next(reversed(named or last), None)

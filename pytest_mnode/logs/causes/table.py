@@ -20,11 +20,6 @@ _NO_WIDTH = (_constants.AT, _constants.ASSERT, _constants.ASSERT_NOT)
 Words = tuple[frozenset[str], ...]
 """Of each set, a line that matches contains at least one text. In lower case, without digits."""
 _SHOWN = 300
-_BY_VICTIMS = (
-    *("collective timed out", "rank waited in vain", "store key not set", "gloo not connected"),
-    *("store connection lost", "connection closed by peer", "aborted"),
-    *("ended by the launcher", "RDMA peer did not answer", "RDMA failed"),
-)
 
 
 def words_of(pattern: re.Pattern[str]) -> Words:
@@ -76,7 +71,8 @@ class KnownCause:
     """One entry of the table. order: its position; smaller is weightier.
 
     otherwise: patterns that count only in a line without a match of any `patterns`. cases: the same
-    cause with meanings and remedies of their own, which come before it.
+    cause with meanings and remedies of their own, which come before it. by_victims: see
+    `Cause.by_victim`.
     """
 
     order: int
@@ -88,6 +84,7 @@ class KnownCause:
     otherwise: tuple[re.Pattern[str], ...] = ()
     cases: tuple[KnownCause, ...] = ()
     in_info: bool = False
+    by_victims: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +120,7 @@ def known_causes() -> tuple[KnownCause, ...]:
             otherwise=compiled(entry.get("otherwise", ())),
             cases=tuple(known(order, name, case) for case in entry.get("cases", ())),
             in_info=entry.get("in_info", False),
+            by_victims=entry.get("by_victims", False),
         )
 
     return tuple(known(order, *item) for order, item in enumerate(data["causes"].items()))
@@ -195,7 +193,7 @@ class Cause:
     @property
     def by_victim(self) -> bool:
         """Whether its rank and host only saw what another one did."""
-        return self.name in _BY_VICTIMS
+        return self.kind.by_victims
 
     @property
     def order(self) -> int:
@@ -206,8 +204,9 @@ class Cause:
 
     @property
     def known(self) -> int:
-        """Number of known parts of the culprit."""
-        return sum(map(bool, (self.ranks, self.host, self.device, self.peer)))
+        """Number of known parts of the culprit; of what a victim reports, the peer counts most."""
+        parts = (self.ranks, self.host, self.device, self.peer)
+        return sum(map(bool, parts)) + 3 * (self.by_victim and self.peer is not None)
 
     @property
     def culprit(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from pytest_mnode.logs.nccl_log.model import NOBODY, NcclProcess
 
@@ -46,8 +47,12 @@ _BEFORE_NEXT = re.compile(
     re.ASCII,
 )
 
-_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "stdout")
-"""Of Docker and containerd, Elastic, Ansible, journald, Google Cloud, CloudWatch and Loki."""
+_TEXT_KEYS = (
+    *("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "stdout", "event"),
+)
+"""Of Docker, Elastic, Ansible, journald, Google Cloud, CloudWatch, Loki and structlog."""
+_RAISED_KEYS = ("exception", "exc_info", "stack_trace")
+"""Of Python's logs as JSON."""
 _WHOLE_OUTPUT = re.compile(r'\s{0,99}"(?:msg|stdout)": "')
 
 # Beginnings of messages whose `host:pid:tid [0] NCCL INFO` was removed.
@@ -92,17 +97,18 @@ class Text:
 
 def plain_text(log: str | bytes) -> Text:
     """`log` without colours, carriage returns and zero bytes, in any encoding."""
-    text = log if isinstance(log, str) else _decoded(log)
+    text = log if isinstance(log, str) else decoded(log)
     zeros = text.count("\0")
     text = _COLOUR.sub("", text.replace("\0", "")).replace("\r\n", "\n").replace("\r", "\n")
-    text, left_out = _RAY_LEFT_OUT.subn("", text)
+    text, left_out = _RAY_LEFT_OUT.subn("", text) if "x across cluster]" in text else (text, 0)
     lines = text.split("\n")
     # A text of one line needs no line end.
     ended = lines[-1] == "" or len(lines) == 1
     return Text(lines=tuple(lines), ended=ended, zeros=zeros, left_out=left_out)
 
 
-def _decoded(log: bytes) -> str:
+def decoded(log: bytes) -> str:
+    """A log's text: UTF-8, or UTF-16 with its mark; other bytes become U+FFFD."""
     if log.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return log.decode("utf-16", "replace")
     return log.decode("utf-8-sig", "replace")
@@ -208,14 +214,42 @@ def unwrapped(raw: str) -> str:
 
     Also of a line that has a whole output as one string, as Ansible shows it.
     """
+    return _text_in(_record(raw)) or raw
+
+
+def as_printed(raw: str) -> str:
+    """A record of a log collector as the collector's own tool prints it as text, or `raw`.
+
+    With its host as journalctl shows it, its pod as `kubectl logs --prefix` does, or its rank.
+    """
+    record = _record(raw)
+    if (text := _text_in(record)) is None:
+        is_object = not record.keys().isdisjoint(("items", "spec"))  # of Kubernetes
+        return json.dumps(record, indent=1) if is_object else raw
+    raised = [one for key in _RAISED_KEYS if isinstance(one := record.get(key), str)]
+    before, pod = "", record.get("kubernetes")
+    if host := record.get("_HOSTNAME"):
+        before = f"{host} {record.get('SYSLOG_IDENTIFIER', 'unknown')}: "
+    elif isinstance(pod, dict) and (name := pod.get("pod_name")):
+        before = f"[pod/{name}/{pod.get('container_name', 'main')}] "
+    elif isinstance(rank := record.get("rank"), int):
+        before = f"[rank{rank}]: "
+    return "\n".join(before + line for one in (text, *raised) for line in one.splitlines())
+
+
+def _record(raw: str) -> dict[str, Any]:
     if _WHOLE_OUTPUT.match(raw) and "\\n" in raw:
         raw = f"{{{raw.strip().rstrip(',')}}}"
     if not raw.startswith("{"):
-        return raw
+        return {}
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):
-        return raw
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _text_in(record: Mapping[str, Any]) -> str | None:
     texts = {key: text for key, text in record.items() if isinstance(text, str)}
     of_nccl = next((text for text in texts.values() if "NCCL" in text), None)
-    return of_nccl or next((texts[key] for key in _TEXT_KEYS if key in texts), raw)
+    return of_nccl or next((texts[key] for key in _TEXT_KEYS if key in texts), None)

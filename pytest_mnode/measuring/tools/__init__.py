@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
 
-LOOK_UP_LIMIT_S = 30.0
-
 
 def missing_on(cluster: Nodes, program: str) -> tuple[str, ...]:
     """Nodes that do not find `program`, by its path or on their PATH."""
     # The node's shell does the look-up, because it sees the PATH and the files of the node.
-    results = cluster.run(
-        ["sh", "-c", 'command -v -- "$1"', "sh", program], timeout=LOOK_UP_LIMIT_S
-    )
+    results = cluster.run(["sh", "-c", 'command -v -- "$1"', "sh", program])
     return tuple(result.node for result in results if not result.ok)

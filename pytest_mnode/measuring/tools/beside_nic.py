@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_mnode.criteria.placement.rank_placement import Locality, RankPlacement, near
+from pytest_mnode.criteria.placement.near import Home, Locality, near
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.encoding import encode
@@ -72,8 +72,7 @@ def locate(machine: Machine, name: str) -> tuple[ToolPlacement, Locality | None]
     if number is None:
         why = f"the kernel does not know the NUMA node of {name} (numa_node is −1 or unreadable)"
         return ToolPlacement(place=name, unknown=why), None
-    at = RankPlacement(rank=0, node="it", numa_node=number, anchor=name)
-    found = near(machine, at, "node")  # a measurement is bound as near as can be
+    found = near(machine, Home(name, number), "node")  # a measurement is bound as near as can be
     if isinstance(found, str):
         return ToolPlacement(place=f"{name} on NUMA node {number}", unknown=found), None
     located = ToolPlacement(place=found.place, near_cpus=found.cpus, near_memory=found.memory_nodes)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from pytest_mnode.detection import Estimate, estimate, wants_more
 from pytest_mnode.logs.nccl_tests import NcclTest, read_nccl_tests
 from pytest_mnode.measurement import Measurement, equals, listed
-from pytest_mnode.measuring.tools import LOOK_UP_LIMIT_S
 from pytest_mnode.processes import last_line
 from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 from pytest_mnode.spec.fabric import NcclTestsPromise
@@ -179,7 +178,7 @@ def run(
 
 def _command_here(cluster: Nodes, node: str) -> str:
     """The command of what starts ranks from this node; "" if nothing does."""
-    [done] = cluster.run(["sh", "-c", _STARTER], node, timeout=LOOK_UP_LIMIT_S)
+    [done] = cluster.run(["sh", "-c", _STARTER], node)
     return _COMMANDS.get(done.stdout.strip(), "")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT = WriteBandwidthPromise.model_validate({})
 """Settings if the spec has none: the program is on every node's PATH."""
-_READ_LIMIT_S = 60.0
-"""Limit of a node's answer: the first interpreter from a file server may be slow."""
 _FEW = 0.05
 """Share of a program's memory that may be elsewhere: library pages that others wrote to."""
 
@@ -160,7 +158,7 @@ def _off(placed: ToolPlacement) -> Iterator[str]:
 def devices_of(cluster: Nodes) -> dict[str, tuple[RdmaDevice, ...]]:
     """RDMA devices by node; () if a node has none."""
     argv = [cluster.python, "-P", "-m", "pytest_mnode.machine", "rdma"]
-    answers = cluster.run(argv, timeout=_READ_LIMIT_S, env=search_path(cluster.python))
+    answers = cluster.run(argv, env=search_path(cluster.python))
     return {answer.node: _devices_in(answer.stdout) for answer in answers}
 
 

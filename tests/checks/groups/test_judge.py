@@ -218,6 +218,64 @@ def test_wrong_values_and_groups_that_were_not_tried() -> None:
     assert (nothing.value, nothing.note) == (None, "no collective was run")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "sure", "either"),
+    [
+        ({("dp", 2)}, {"node1"}, set()),  # the other rank of its group has right results
+        ({("dp", 0), ("dp", 2)}, set(), {frozenset({"node0", "node1"})}),
+        ({("dp", 0), ("dp", 2), ("tp", 2), ("tp", 3)}, {"node1"}, set()),
+        ({("dp", 0), ("dp", 2), ("dp", 1), ("dp", 3), ("tp", 2), ("tp", 3)}, {"node1"}, set()),
+    ],
+)
+def test_a_rank_whose_peers_have_wrong_results_too_is_blamed_if_all_groups_share_it(
+    wrong: set[tuple[str, int]], sure: set[str], either: set[frozenset[str]]
+) -> None:
+    """Or a node, both of whose ranks send wrong values."""
+    expected = {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]}
+    gathered = [
+        (
+            At(rank, f"node{rank // 2}"),
+            [CollectiveResult(name, "sum", (name, rank) in wrong) for name in expected],
+        )
+        for rank in range(4)
+    ]
+    culprit = judge_collectives("mesh", gathered, {}, expected).culprit
+    assert culprit is not None
+    assert (set(culprit.nodes), set(culprit.either)) == (sure, either)
+
+
+@pytest.mark.parametrize(
+    ("copies", "sums", "sure", "either"),
+    [
+        # Of two nodes, the one that receives is no more suspect than the one that sends.
+        ({2: {0}, 3: {1}}, {0, 1, 2, 3}, set(), {frozenset({"node0", "node1"})}),
+        ({2: {0}}, set(), set(), {frozenset({"node0", "node1"})}),
+        ({1: {0}, 2: {0}, 3: {0}}, set(), {"node0"}, set()),  # what it sends is wrong on all others
+        ({2: {0, 1}}, set(), {"node1"}, set()),  # what it receives from several
+    ],
+)
+def test_of_copies_that_came_wrong_the_sender_is_suspected_too(
+    copies: dict[int, set[int]], sums: set[int], sure: set[str], either: set[frozenset[str]]
+) -> None:
+    several = len(copies) == 3 or any(len(one) > 1 for one in copies.values())
+    expected = {"dp": [(0, 1, 2, 3)] if several else [(0, 2), (1, 3)]}
+    gathered = [
+        (
+            At(rank, f"node{rank // 2}"),
+            [
+                CollectiveResult(
+                    "dp", "all_gather", rank in copies, "", frozenset(copies.get(rank, ()))
+                ),
+                CollectiveResult("dp", "all_reduce", rank in sums),
+            ],
+        )
+        for rank in range(4)
+    ]
+    culprit = judge_collectives("mesh", gathered, {}, expected).culprit
+    assert culprit is not None
+    assert (set(culprit.nodes), set(culprit.either)) == (sure, either)
+
+
 def test_ranks_agree_only_if_all_report_the_same() -> None:
     assert agreed(reported(), "tp")
     assert agreed(reported(), "nowhere")

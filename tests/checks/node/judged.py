@@ -16,8 +16,8 @@ from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import profile_spec
+from pytest_mnode.spec.checked import PreflightCriterion
 from pytest_mnode.spec.inventory import Accelerators
-from pytest_mnode.spec.preflight import PreflightCriterion
 
 
 def tree(root: Path, files: Mapping[str, str | bytes]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pytest_mnode.spec.inventory import Accelerators
 from tests.checks.node.judged import blamed, judged, rows_of, verdicts
 from tests.logs.test_dcgm import GONE, WARNED, four, gpu
 from tests.programs import write_program
+from tests.waiting import soon
 
 TWO = Accelerators.model_validate({"per_node": 2})
 LEVEL = "{level: 1}"
@@ -84,9 +84,8 @@ def test_one_that_hangs_ends_at_the_limit_of_its_level(
     write_program(folder / "dcgmi", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(dcgm, "_LEVEL_S", {1: 0.2, 2: 50.0})
     for promise in (LEVEL, "{level: 2, within: 200 ms}"):
-        began = time.monotonic()
-        assert "no answer within 0.2 s" in rows_of(DcgmDiagnosticPasses, promise).why
-        assert time.monotonic() - began < 20.0
+        with soon():
+            assert "no answer within 0.2 s" in rows_of(DcgmDiagnosticPasses, promise).why
     limits = [
         DcgmDiagnosticPasses(dcgm.Dcgm.model_validate({"level": level})).limit_s for level in (1, 2)
     ]
@@ -104,9 +103,8 @@ def test_one_over_all_nodes_ends_at_its_limit(
         dcgm.DcgmNodes.model_validate({"within": "200 ms"}),
     ):
         order = replace(ReadOrder.of(DcgmNodesPass, promise), nodes=NODES)
-        began = time.monotonic()
-        assert "no answer within 0.2 s" in read(order).why
-        assert time.monotonic() - began < 20.0
+        with soon():
+            assert "no answer within 0.2 s" in read(order).why
 
 
 def test_the_package_that_is_missing_is_named(tmp_path: Path) -> None:

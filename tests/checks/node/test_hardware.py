@@ -8,8 +8,12 @@ from types import MappingProxyType
 
 import pytest
 
-from pytest_mnode.checks.node.hardware import HardwareIsComplete, parse_modules
+from pytest_mnode.checks.node.hardware import Hardware, HardwareIsComplete, parse_modules
+from pytest_mnode.criteria.preflight.survey_check import promised_checks
+from pytest_mnode.evidence.rules import Rows
+from pytest_mnode.measurement import Verdict
 from tests.checks.node.judged import blamed, judged, rows_of, tree, verdicts
+from tests.criteria.preflight.made import promising
 from tests.programs import write_program
 
 GIB, TB = 1 << 20, 10**12 // 512  # in kB; in sectors
@@ -204,3 +208,12 @@ def test_modules_are_counted_and_their_speed_is_judged(
     assert verdicts(found) == expected
     assert words in " ".join(one.note for one in found["a"])
     assert blamed(found) == ({"a"} if "f" in expected else set())
+
+
+def test_modules_that_were_not_read_are_not_missing(tmp_path: Path) -> None:
+    """As where `judge` has the rows of a run whose spec promised none."""
+    [check] = promised_checks(promising("{hardware: {dimms: 2}}"), [HardwareIsComplete])
+    read = [*HardwareIsComplete(Hardware.model_validate({"cpus": 4})).read(machine(tmp_path))]
+    [one] = check.rule(Rows("a", check.key, check.promise, {"a": read}))
+    assert one.verdict is Verdict.INCONCLUSIVE
+    assert one.note == "a: no memory module was found"

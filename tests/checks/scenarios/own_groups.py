@@ -80,6 +80,10 @@ def test_a_wrong_group_is_named_and_nobody_waits(
     values = groups.collectives(mine, world, device, expected=TP)
     assert values.value is None
     assert "ranks disagree on who is in it" in values.note
+    others = {"all": made([0, 1, 2, 3])}
+    right = {"a": TP, "b": {"all": [[0, 1, 2, 3]]}}
+    values = groups.together({"a": mine, "b": others}, world, device, expected=right)
+    assert "ranks disagree on who is in it" in values.note
 
 
 def test_a_mesh_of_the_other_way_round(world: World, device: torch.device) -> None:

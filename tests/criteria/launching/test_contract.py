@@ -118,6 +118,7 @@ def test_ranks_of_another_nodes_block_are_named() -> None:
     wanted = expected("torchrun", 1)
     reports = right(wanted)
     reports[1], reports[2] = replace(reports[1], node="node2"), replace(reports[2], node="node1")
+    reports[0] = replace(reports[0], node="node9")  # which is no node of the job
     assert "node2 rank 1: RANK=1 belongs to node1" in faults(reports, per_node=1)
 
 

@@ -220,10 +220,10 @@ def test_deeply_nested_json() -> None:
 
 def test_missing_facts_differ_from_empty_ones() -> None:
     [little], _ = read_output('{"mnode_rank": 1, "node": "a", "names": "PATH", "arguments": []}')
-    assert little.missing == {"contract", "names", "interfaces", "master_is_here"}
+    assert little.missing == {"contract", "names", "interfaces", "master_is_here", "settings"}
     assert (little.arguments, little.names) == ((), frozenset())
     [empty], _ = read_output('{"mnode_rank": 1, "node": "a", "names": [], "contract": {}}')
-    assert empty.missing == {"arguments", "names", "interfaces", "master_is_here"}
+    assert empty.missing == {"arguments", "names", "interfaces", "master_is_here", "settings"}
 
 
 @settings(max_examples=50)

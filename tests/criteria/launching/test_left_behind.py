@@ -14,11 +14,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.launching import direct, login, pods, sbatch, starting
+from pytest_mnode.criteria.launching import direct, login, starting
+from pytest_mnode.criteria.launching import kubernetes as pods
 from pytest_mnode.criteria.launching.direct import DirectSubmission
+from pytest_mnode.criteria.launching.kubernetes import PodSubmission
 from pytest_mnode.criteria.launching.paths import Submitted
-from pytest_mnode.criteria.launching.pods import PodSubmission
-from pytest_mnode.criteria.launching.sbatch import SbatchSubmission, StepSubmission
+from pytest_mnode.criteria.launching.slurm import submission as sbatch
+from pytest_mnode.criteria.launching.slurm.submission import SbatchSubmission, StepSubmission
 from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.sbatch import Request
@@ -115,7 +117,7 @@ class Queued:
 
     name, number, state, refuses = "mnode-x", 7, None, False
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         self.done: list[str] = []
         QUEUED.append(self)
 
@@ -141,13 +143,16 @@ QUEUED: list[Queued] = []
 @pytest.fixture
 def script(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], SbatchSubmission]:
     """Submits a batch script."""
-    monkeypatch.setattr(sbatch, "Queued", Queued)
     monkeypatch.setattr(sbatch, "_login", lambda _: {"PATH": os.environ["PATH"]})
     QUEUED.clear()
     request = Request(name="x", nodes=2, tasks_per_node=1, export="NONE", output="x", directory="/")
     names = SimpleNamespace(slurm={"n0": "n0", "n1": "n1"})
-    given: list[Any] = [nodes, JOB, request, names, None]
-    return lambda: SbatchSubmission(*given)
+
+    def submit() -> SbatchSubmission:
+        given: list[Any] = [nodes, JOB, request, names, Queued()]
+        return SbatchSubmission(*given)
+
+    return submit
 
 
 @pytest.mark.parametrize("ends", ["wait", "close"])

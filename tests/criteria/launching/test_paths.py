@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching import pods as pods_module
+from pytest_mnode.criteria.launching import kubernetes as pods_module
 from pytest_mnode.criteria.launching.paths import NotSubmittedError
 from pytest_mnode.criteria.launching.starting import (
     judged_place,
@@ -49,7 +49,7 @@ SLURM = Scheduler.model_validate({"kind": "slurm"})
 
 @pytest.mark.parametrize(
     ("there", "otherwise"),
-    [({}, "direct"), (IN_SLURM, "sbatch"), ({"backend": "kubernetes", "pods": 1}, "pods")],
+    [({}, "direct"), (IN_SLURM, "sbatch"), ({"backend": "kubernetes", "job_facts": 1}, "pods")],
 )
 def test_the_scheduler_starts_jobs_unless_the_spec_says_otherwise(
     there: dict[str, Any], otherwise: str
@@ -94,7 +94,7 @@ def test_pods_that_do_not_start_beside_the_run_are_inconclusive(
         raise error
 
     monkeypatch.setattr(pods_module, "PodSubmission", refuse)
-    there = cluster(backend="kubernetes", pods=object())
+    there = cluster(backend="kubernetes", job_facts=object())
     found = started_by_path(there, spec(), JOB, ["n1"], what="torchrun", limit_s=9.0)
     assert isinstance(found, Measurement)
     assert found.verdict is Verdict.INCONCLUSIVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -14,9 +14,12 @@ from pytest_mnode.criteria.launching.rendezvous import (
     Start,
     judged_ranks,
     judged_times,
+    measured_rendezvous,
     ranks_per_node,
     slow_rank,
 )
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec.launch import RendezvousPromise
 
@@ -63,6 +66,18 @@ def test_a_rendezvous_is_judged_by_its_slowest_rank(
     slowest, _ = judged_times(found, promise, "init")
     assert (slowest.verdict, slowest.culprit) == (verdict, culprit)
     assert slowest.note == ("" if init_s else "rank 2 on node2: no peer")
+
+
+def test_ranks_that_do_not_meet_are_inconclusive_and_have_the_culprit_of_their_error() -> None:
+    cluster, spec = MagicMock(nodes=["node0", "node1"]), MagicMock()
+    spec.accelerators.per_node = 0
+    who = Culprit.rank("rank 1 on node1", "node1", 1)
+    world = cluster.world.return_value.__enter__.return_value
+    world.run.side_effect = RankError("[rank 1 on node1] no end within 44 s", who.record)
+    promise = RendezvousPromise.model_validate({"ranks": 4, "within": "3 s"})
+    [found] = measured_rendezvous(cluster, promise, spec)
+    assert (found.verdict, found.culprit) == (Verdict.INCONCLUSIVE, who)
+    assert "no end within 44 s" in found.note
 
 
 @pytest.mark.parametrize(

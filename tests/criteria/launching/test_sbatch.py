@@ -16,24 +16,29 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.launching import sbatch as module
 from pytest_mnode.criteria.launching.contract import leaked, wrong_variables
 from pytest_mnode.criteria.launching.paths import NotSubmittedError, Submitted
 from pytest_mnode.criteria.launching.reports import read_output
-from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission, StepSubmission
-from pytest_mnode.criteria.launching.styles import (
+from pytest_mnode.criteria.launching.slurm import submission as module
+from pytest_mnode.criteria.launching.slurm.script import (
     ADDED,
-    LaunchJob,
     SiteEnvironment,
     batch_lines,
     srun_takes_images,
     task_text,
     tasks_per_node,
 )
+from pytest_mnode.criteria.launching.slurm.submission import (
+    Sbatch,
+    SbatchSubmission,
+    StepSubmission,
+)
+from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.sbatch import Request, script
-from pytest_mnode.launchers.slurm import JobState, nodes_from_text
+from pytest_mnode.launchers.slurm import JobState
+from pytest_mnode.launchers.slurm.nodes import nodes_from_text
 from pytest_mnode.processes import has_ended
 from tests.criteria.launching import made
 from tests.programs import write_program
@@ -85,7 +90,7 @@ def test_a_script_without_room_becomes_a_step_with_the_gpus_that_slurm_has(
     why_not_submitted, step = Mock(return_value="full"), Mock()
     monkeypatch.setattr(module, "why_not_submitted", why_not_submitted)
     monkeypatch.setattr(module, "StepSubmission", step)
-    Sbatch(Mock(scheduler_names={"n1": "n1"}), 7, slurm).submit(GPU_JOB, ["n1"])
+    Sbatch(Mock(job_facts={"n1": "n1"}), 7, slurm, Mock()).submit(GPU_JOB, ["n1"])
     [[request, _]] = [call.args for call in why_not_submitted.mock_calls]
     [[_, _, names, gpus_per_node, note]] = [call.args for call in step.mock_calls]
     assert request.gpus_per_node == gpus_per_node == requested

@@ -33,7 +33,9 @@ def tree(tmp_path: Path) -> Tree:
     tree.write("proc/sys/kernel/random/boot_id", "b-1")
     rows = "Ip: Forwarding\nIp: 1\nTcp: RtoMin OutSegs RetransSegs\nTcp: 200 500 6"
     tree.write("proc/net/snmp", rows)
-    tree.write("proc/net/netstat", "TcpExt: TCPOFOQueue Other\nTcpExt: 7 1\nIpExt: A\nIpExt: 2")
+    tree.write(
+        "proc/net/netstat", "TcpExt: TCPOFOQueue TCPDSACKRecvSegs\nTcpExt: 7 1\nIpExt: A\nIpExt: 2"
+    )
     return tree
 
 
@@ -48,7 +50,8 @@ def test_an_interface_includes_its_rdma_device_and_vice_versa(tree: Tree, patter
     assert reading.ports["eth2"]["carrier_changes"] == 3
     assert reading.ports["eth2"]["rx_crc_errors"] == 4
     assert reading.ports["mlx5_2:1"] == {"symbol_error": 1, "out_of_sequence": 2, "broken": None}
-    assert reading.ports["TCP"] == {"OutSegs": 500, "RetransSegs": 6, "TCPOFOQueue": 7}
+    tcp = {"OutSegs": 500, "RetransSegs": 6, "TCPOFOQueue": 7, "TCPDSACKRecvSegs": 1}
+    assert reading.ports["TCP"] == tcp
     assert reading.boot.startswith("b-1 ")
 
 

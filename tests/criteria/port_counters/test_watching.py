@@ -14,7 +14,8 @@ from pytest_mnode.criteria.port_counters import watching
 from pytest_mnode.criteria.port_counters.judging import PortReadings
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.port_counters.watching import PortWatch
-from pytest_mnode.measurement import Measurement
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import Measurement, at_most, equals
 from tests.criteria.port_counters.test_judging import fabric
 
 BETWEEN = "before this criterion"
@@ -137,3 +138,25 @@ def test_a_clock_that_is_stepped_during_a_criterion_fails_it(start: Start) -> No
     assert run.failed(run.watch.measurements()) == [(False, "n0 clock; n1 clock")]
     run.during("b-watched.py")
     assert run.failed(run.watch.measurements()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost", "named"),
+    [
+        ("ethernet", 5, ["a", "a"]),  # the one that the datagrams name, in both measurements
+        ("ethernet", 0, ["TCP"]),
+        ("roce", 5, ["TCP"]),  # whose packets go another way than datagrams
+    ],
+)
+def test_what_tcp_lost_is_located_by_datagrams(
+    monkeypatch: pytest.MonkeyPatch, start: Start, kind: str, lost: int, named: list[str]
+) -> None:
+    run = start("watched.py")
+    run.spec.fabric = fabric(kind, interfaces=["eth1"])
+    tcp = Culprit("TCP", either=[["a", "b"]])
+    counted = Measurement("packets lost", 2.0, "%", at_most(1), "", tcp)
+    monkeypatch.setattr(watching, "judge", lambda *_, **__: [counted])
+    paths = Measurement("lossy paths", lost, "", equals(0), "", Culprit("a", "a"))
+    monkeypatch.setattr(watching, "lossy_paths", lambda *_: [paths])
+    run.during("watched.py")
+    assert [culprit for _, culprit in run.failed(run.watch.measurements())] == named

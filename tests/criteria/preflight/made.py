@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cache, partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from pytest_mnode.certificate.gathered import Kept
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
     DirectoryFacts,
@@ -22,7 +24,9 @@ from pytest_mnode.criteria.preflight.answers import (
     PathFacts,
     Rail,
     Survey,
+    survey_to_json,
 )
+from pytest_mnode.criteria.preflight.environment import Ranks, ranks_to_json
 from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.evidence.check import Check
 from pytest_mnode.machine.model import Machine
@@ -213,6 +217,15 @@ def healthy(count: int = 4) -> Survey:
     return Survey(tuple(node(index, count) for index in range(count)))
 
 
+def kept_as(evidence: Survey | Ranks) -> Kept:
+    """It as the evidence of a run gives it back."""
+    kept = Kept()
+    rows = survey_to_json(evidence) if isinstance(evidence, Survey) else ranks_to_json(evidence)
+    for one in json.loads(json.dumps([*rows], allow_nan=False)):
+        kept.add(one)
+    return kept
+
+
 def with_node(survey: Survey, index: int, **changes: Any) -> Survey:
     """With other fields of one node."""
     nodes = list(survey.nodes)
@@ -315,8 +328,9 @@ def cut(
 
 def with_paths(survey: Survey, change: Callable[[int, Path], Path]) -> Survey:
     """The survey with other paths; `change` gets the index of a node and one of its paths."""
-    for index in range(len(survey.nodes)):
-        survey = with_path_facts(survey, index, paths=partial(change, index))
+    for index, node in enumerate(survey.nodes):
+        if node.paths is not None:
+            survey = with_path_facts(survey, index, paths=partial(change, index))
     return survey
 
 

@@ -29,7 +29,7 @@ from pytest_mnode.logs.nccl_files import settings_of_files
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import VerbsDevice
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.rank import loop
+from pytest_mnode.rank import entry
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.criteria.preflight.made import devices_of, promising, rdma_port
 
@@ -225,7 +225,7 @@ def test_the_log_of_nccl_that_each_rank_gets_is_no_difference() -> None:
     ranks = []
     for rank in _ranks():
         environ: dict[str, str] = {}
-        loop.have_nccl_log(environ, Path(f"/logs/rank{rank.number}.nccl.log"))
+        entry.have_nccl_log(environ, Path(f"/logs/rank{rank.number}.nccl.log"))
         logs = environment_of(environ, rank.number, rank.node).settings
         assert sum(name.startswith("NCCL_DEBUG") for name in logs) == 3
         ranks.append(replace(rank, settings={**rank.settings, **logs}))

@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp
+from pytest_mnode.criteria.preflight import survey_fixture
 from pytest_mnode.criteria.preflight.survey_fixture import NodeJudgement, installed
+from pytest_mnode.errors import MnodeError
 from pytest_mnode.installed import Fact
 from pytest_mnode.skipping import REQUESTED_KEYS
 from pytest_mnode.spec import Spec
@@ -53,3 +55,22 @@ def test_a_check_asks_for_its_own_key_only(spec: Spec) -> None:
     with pytest.raises(pytest.skip.Exception) as skipped:
         ask(InterfacesAreUp)
     assert [*REQUESTED_KEYS] == [InterfacesAreUp.key] == [vars(skipped.value)["mnode_lacks"]]
+
+
+def test_a_world_in_which_ranks_are_read_ends_however_that_went(spec: Spec) -> None:
+    ended: list[str] = []
+
+    def no_world() -> None:
+        raise MnodeError("no port is free")
+
+    run = SimpleNamespace(
+        all_nodes=lambda: SimpleNamespace(nodes=("gpu0", "gpu1")),
+        lease_cluster=lambda _: SimpleNamespace(world=no_world, close=lambda: ended.append("all")),
+    )
+    stash = pytest.Stash()
+    session = SimpleNamespace(config=SimpleNamespace(stash=stash), items=())
+    ask = NodeJudgement(cast(Any, SimpleNamespace(session=session)), spec, "gpu0", cast(Any, None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survey_fixture, "nodes_of_run", lambda _: run)
+        assert ask._ranks().why == "no world: no port is free"
+    assert ended == ["all"]

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from pytest_mnode.processes import has_ended
 from pytest_mnode.spec import profile_spec
 from tests.logs.test_dcgm import four, gpu
 from tests.programs import write_program
-from tests.waiting import until
+from tests.waiting import soon, until
 
 NODES = (("a", "10.0.0.1"), ("b", "10.0.0.2"))
 CHECKS = (DcgmDiagnosticPasses(Dcgm.model_validate({"level": 1})), HugePagesAreAlike("same"))
@@ -42,7 +41,7 @@ def probe(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield program
     finally:
         program.kill()
-        program.wait(9.0)
+        program.wait(60.0)
         for pipe in (program.stdin, program.stdout):
             assert pipe is not None
             pipe.close()
@@ -83,10 +82,10 @@ def test_a_program_ends_with_the_run(tmp_path: Path, probe: subprocess.Popen[byt
     write_program(tmp_path / "dcgmi", f"{script}sleep 60 & wait\n")
     ask(probe)
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
-    pid, began = int((tmp_path / "pid").read_text()), time.monotonic()
+    pid = int((tmp_path / "pid").read_text())
     assert probe.stdin is not None
-    probe.stdin.close()
-    assert probe.wait(20.0) != 0
-    assert time.monotonic() - began < 15.0
+    with soon():
+        probe.stdin.close()
+        assert probe.wait(60.0) != 0
     assert has_ended(pid)
     assert (tmp_path / "told").exists()

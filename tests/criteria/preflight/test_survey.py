@@ -30,6 +30,7 @@ from pytest_mnode.criteria.preflight.answers import LastFacts, LookOrder, NodeFa
 from pytest_mnode.criteria.preflight.survey import look_order
 from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.evidence.check import Check
+from pytest_mnode.limits import Limits
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
 from tests.criteria.preflight.made import healthy, promising, verdicts
@@ -142,7 +143,6 @@ def test_the_other_nodes_go_on_without_a_silent_node(
 ) -> None:
     """The request is longer than a pipe holds, and the second node does not read it."""
     code = [str(tmp_path / "code")] * (PIPE_BYTES // len(str(tmp_path)))
-    monkeypatch.setattr(conduct, "LOOK_LIMIT_S", 5.0)
     monkeypatch.setattr(conduct, "END_LIMIT_S", 2.0)
     instead = {
         1: "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()",
@@ -150,6 +150,7 @@ def test_the_other_nodes_go_on_without_a_silent_node(
         3: "print('welcome'); print('{\"tcp_port\": 1}', flush=True); input(); input()",
     }
     before = processes.children(os.getpid())
+    monkeypatch.setattr(Here, "limits", Limits(start_s=4.0, report_s=1.0))
     found = conduct.survey(Here(5, instead), spec, code)
     assert not set(processes.children(os.getpid())).difference(before), "a program is left"
     assert [node.problem.partition(": ")[0] for node in found.nodes] == [
@@ -211,7 +212,7 @@ def test_a_stopped_survey_removes_its_files(tmp_path: Path, number: int | None) 
             process.stdin.close()  # its controller has ended
         else:
             process.send_signal(number)
-        process.wait(10)
+        process.wait(60)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,7 +258,9 @@ def test_storage_paths_are_surveyed_only_if_a_test_asks_for_them() -> None:
     """A health check without storage tests runs as root: it must not write or hang there."""
     page = "{storage: {}, disk: [{path: /tmp, free: 1 GB}], environment: {}}"
     own = _asked(page, DisksHaveRoom, TemporaryFilesCanBeWritten)
-    assert [one.key for one in own.directories] == ["disk /tmp", "temporary files"]
+    assert [one.key for one in own.directories] == [
+        *("disk /tmp", "temporary files", "shared memory")
+    ]
     for asks in (StorageCanBeUsed, StorageIsShared, DatasetsAreTheSame):
         stored = _asked(page, asks, StorageCanBeUsed).directories
         assert [(one.key, one.writable, one.shared) for one in stored] == [

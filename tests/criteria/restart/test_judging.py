@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.restart.comparing import Tolerance
 from pytest_mnode.criteria.restart.history import history_of
-from pytest_mnode.criteria.restart.judging import StoreListing, judge
+from pytest_mnode.criteria.restart.judging import StoreListing, judge, judge_resume
 from pytest_mnode.reference_job.records import (
     CheckpointRecord,
     EndRecord,
@@ -359,3 +359,13 @@ def test_a_failed_start_in_between_is_reported_and_does_not_count() -> None:
 def test_a_tolerance_of_zero_is_not_exact() -> None:
     assert EXACT.exact
     assert not Tolerance(0.0, "", same_ranks=False).exact
+
+
+@pytest.mark.parametrize("step", [1, 12])
+def test_a_run_that_was_resumed_is_compared_from_its_first_step_to_its_last(step: int) -> None:
+    assert all(map(is_right, judge_resume(history_of(WHOLE), history_of(GOOD), TERMS)))
+    cut = [
+        replace(r, loss=9.0) if isinstance(r, StepRecord) and r.step == step else r for r in GOOD
+    ]
+    found = judge_resume(history_of(WHOLE), history_of(cut), TERMS)
+    assert [one.name for one in found if not is_right(one)] == [LOSSES]

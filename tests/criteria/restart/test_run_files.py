@@ -23,24 +23,26 @@ from pytest_mnode.criteria.restart.run_files import (
 )
 from tests.waiting import until
 
-START, TORN = '{"kind":"start","rank":1}\n', '{"kind":"step","rank":1,"wor\n'
+# As the job writes them: the kind of a record is its last key.
+START, TORN = '{"rank":1,"kind":"start"}\n', '{"kind":"step","rank":1,"wor\n'
 
 
 def steps(first: int, last: int) -> str:
-    return "".join(f'{{"kind":"step","step":{n}}}\n' for n in range(first, last + 1))
+    return "".join(f'{{"step":{n},"kind":"step"}}\n' for n in range(first, last + 1))
 
 
 KILLED = """
 import subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace as Of
+from pytest_mnode.limits import Limits
 from pytest_mnode.criteria.restart.run_files import run_directory
 
 def run(argv, node, timeout=None):
     done = subprocess.run(argv, capture_output=True, text=True)
     return [Of(ok=done.returncode == 0, stderr=done.stderr)]
 
-with run_directory(Of(run=run), "n0", Path(sys.argv[1]), "killed") as directory:
+with run_directory(Of(run=run, limits=Limits()), "n0", Path(sys.argv[1]), "killed") as directory:
     Path(directory, "checkpoint").touch()
     print(flush=True)
     time.sleep(60)

@@ -81,8 +81,7 @@ def timings(
         times = [model.time_s(Algorithm.RING, call.size_bytes) / line for call in CALLS]
         whole_s = 2 * (1 - 1 / (n * each)) * GRADIENTS / (line * LINE_BYTES_S)
         alone.append(AloneTime(made.nodes[:n], sum(times), times[-1], whole_s))
-    sizes = (GRADIENTS // 4, GRADIENTS)
-    return JobTimings(each, "gloo", "cpu", *sizes, tuple(trained), tuple(alone))
+    return JobTimings(each, "gloo", "cpu", GRADIENTS, tuple(trained), tuple(alone))
 
 
 def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTimings:
@@ -199,11 +198,9 @@ def _trained(  # noqa: PLR0917  one group's turn
     )
 
 
-def judged(
-    plan: Plan, job: JobTimings, *, on: Spec | None = None, **changes: object
-) -> ScalingResult:
+def judged(job: JobTimings, *, on: Spec | None = None, **changes: object) -> ScalingResult:
     """The job judged by the rack's spec, or by the spec `on`."""
-    return judge(job, plan, on or spec(), promise(**changes))
+    return judge(job, on or spec(), promise(**changes))
 
 
 def measured(found: ScalingResult) -> dict[str, Measurement]:
@@ -220,12 +217,12 @@ def not_attributed(one: CountResult) -> float:
 
 def last(found: ScalingResult) -> Measurement:
     """The efficiency on all nodes."""
-    return measured(found)[f"efficiency, {found.plan.counts[-1]} nodes"]
+    return measured(found)[f"efficiency, {found.counts[-1].row.count} nodes"]
 
 
-def judged_last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
+def judged_last(job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
     """The result on all nodes and its efficiency, if these causes are allowed."""
-    found = judged(plan, job, allowed_causes=list(allowed))
+    found = judged(job, allowed_causes=list(allowed))
     return found.counts[-1], last(found)
 
 

@@ -68,9 +68,7 @@ def test_unattributed_time_is_reported() -> None:
 
 
 def judged(job: JobTimings) -> CountResult:
-    nodes = tuple(f"node{i}" for i in range(max(job.counts)))
-    plan = made.plan(len(nodes))
-    return judge(job, plan, made.spec(), made.promise()).counts[-1]
+    return judge(job, made.spec(), made.promise()).counts[-1]
 
 
 @pytest.mark.parametrize(

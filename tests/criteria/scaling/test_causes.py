@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.scaling.causes import Cause, explained
-from pytest_mnode.criteria.scaling.judge import judge
 from pytest_mnode.criteria.scaling.table import table
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.culprit import Culprit
@@ -19,7 +18,7 @@ from tests.criteria.scaling import made
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (3, 1), (16, 2)])
 def test_a_healthy_job_passes_every_measurement(nodes: int, per_node: int) -> None:
     plan = made.plan(nodes, per_node)
-    found = made.judged(plan, made.timings(plan))
+    found = made.judged(made.timings(plan))
     verdicts = {name: one.verdict for name, one in made.measured(found).items() if one.expected}
     assert set(verdicts.values()) == {Verdict.PASS}, verdicts
     assert f"efficiency, {nodes} nodes" in verdicts
@@ -73,7 +72,7 @@ def test_a_healthy_job_passes_every_measurement(nodes: int, per_node: int) -> No
 )
 def test_the_largest_cause_comes_first(job: dict[str, Any], kind: str, culprit: str) -> None:
     plan = made.plan(4)
-    judged, efficiency = made.judged_last(plan, made.timings(plan, **job))
+    judged, efficiency = made.judged_last(made.timings(plan, **job))
     assert efficiency.verdict is Verdict.FAIL
     assert str(efficiency.culprit).startswith(culprit)
     assert judged.causes[0].kind == kind
@@ -89,7 +88,7 @@ def test_a_different_slow_rank_in_each_step_blames_no_rank() -> None:
         step, index = divmod(next(numbers[count]), count)
         return 0.04 if count > 1 and index == step % count else 0.0
 
-    culprit = str(made.last(made.judged(plan, made.later(job, by))).culprit)
+    culprit = str(made.last(made.judged(made.later(job, by))).culprit)
     assert culprit.startswith("ranks compute unevenly: "), culprit
 
 
@@ -110,7 +109,7 @@ def test_between_the_bounds_allowed_causes_must_explain_the_loss(
 ) -> None:
     plan = made.plan(4)
     job = made.timings(plan, needed_s=made.exposed_by(exposed_s))
-    found = made.judged_last(plan, job, *allowed)[1]
+    found = made.judged_last(job, *allowed)[1]
     assert found.verdict is verdict
     assert found.expected is not None
     assert found.expected.limit == (0.9 if words == EXCUSED else 0.95)
@@ -122,14 +121,6 @@ def test_a_gain_in_one_part_does_not_offset_a_loss_in_another() -> None:
     causes = [Cause(kind, lost_s, "") for kind, lost_s in seconds.items()]
     assert explained(causes, ["communication"], 0.02) == pytest.approx(0.5)
     assert explained((), [], 0.0) == 1.0
-
-
-def test_too_few_or_too_uneven_steps_are_inconclusive() -> None:
-    plan = made.plan(4)
-    job = made.timings(plan)
-    few = judge(job, made.plan(4, rounds=5), made.spec(), made.promise(rounds=5))
-    assert made.last(few).verdict is Verdict.INCONCLUSIVE
-    assert "3 rounds of 5 were measured" in made.last(few).note
 
 
 @pytest.mark.parametrize(
@@ -148,7 +139,7 @@ def test_an_efficiency_too_close_to_its_bound_is_inconclusive_on_both_sides(
     """later_s: of the steps of several nodes, by round. The bound of 0.95 is at 0.0109 s."""
     plan = made.plan(4, rounds=rounds)
     job = made.exposed_later(made.timings(plan), lambda round_, step: later_s[round_ % 3])
-    found = made.judged(plan, job)
+    found = made.judged(job)
     assert made.last(found).verdict is verdict
     row = found.counts[-1].row
     assert row.reaches(0.95) is {"pass": True, "fail": False}.get(verdict)
@@ -175,7 +166,7 @@ def test_one_node_that_is_slow_alone_hides_what_many_lose(
         share = 1 / count if "kind" in changes else 1.0
         return made.HEALTHY | {"compute": (alone if count == 1 else 0.2) * share}
 
-    found = made.last(made.judged(plan, made.timings(plan, own), **changes))
+    found = made.last(made.judged(made.timings(plan, own), **changes))
     assert found.verdict is verdict, found
     assert ("one node alone is slow" in found.note) == (verdict is Verdict.INCONCLUSIVE)
 
@@ -188,15 +179,15 @@ def test_a_busy_machine_is_inconclusive_unless_a_rank_is_to_blame() -> None:
         return replace(job, trained=tuple(seconds))
 
     diffuse = starved(made.timings(plan, needed_s=made.exposed_by(0.03)))
-    assert made.last(made.judged(plan, diffuse)).verdict is Verdict.INCONCLUSIVE
-    assert "nodes share this machine's processors" in made.last(made.judged(plan, diffuse)).note
+    assert made.last(made.judged(diffuse)).verdict is Verdict.INCONCLUSIVE
+    assert "nodes share this machine's processors" in made.last(made.judged(diffuse)).note
     slow = starved(made.timings(plan, made.slow_on("node3", compute=0.28)))
-    assert made.last(made.judged(plan, slow)).verdict is Verdict.FAIL
+    assert made.last(made.judged(slow)).verdict is Verdict.FAIL
 
 
 def test_parts_that_do_not_add_up_to_the_step_fail() -> None:
     plan = made.plan(4)
-    found = made.measured(made.judged(plan, made.timings(plan, missed_s=0.01)))
+    found = made.measured(made.judged(made.timings(plan, missed_s=0.01)))
     one = found["step time that differs from its parts, 4 nodes"]
     assert one.verdict is Verdict.FAIL
     assert str(one.culprit).startswith("rank ")
@@ -204,23 +195,22 @@ def test_parts_that_do_not_add_up_to_the_step_fail() -> None:
 
 def test_the_table_shows_emulated_time_and_waiting_ranks() -> None:
     plan = made.plan(4)
-    found = made.judged(plan, made.timings(plan, made.slow_on("node3", compute=0.28)))
-    text = table(found)
-    assert "emulated: forward and backward take 200 ms, as declared" in text
-    assert "4 nodes lose " in text
-    assert "node3 computes 1.4× slower" in text
-    [row] = [line.split() for line in text.splitlines() if line.split()[:2] == ["4", "287.0"]]
-    assert f"{found.counts[-1].row.efficiency:.3f}" in row
+    found = made.judged(made.timings(plan, made.slow_on("node3", compute=0.28)))
+    how, _, _, *rows = table(found).splitlines()
+    assert "emulated compute 200 ms per step" in how
+    assert {row.split()[1]: row.split()[-1] for row in rows} == {
+        **{f"node{number}": "0%" for number in range(3)},
+        "node3": "100%",
+    }
 
 
 def test_slow_links_are_named_where_the_fabric_is_slow() -> None:
     plan, links = made.plan(4), Culprit("node2 fab0 (50 Mbit/s)", "node2")
-    located = made.judged(plan, made.timings(plan, line=0.4, needed_s=made.exposed_by(0.1)))
+    located = made.judged(made.timings(plan, line=0.4, needed_s=made.exposed_by(0.1)))
     assert located.falls_short_by_fabric
     located = replace(located, slow_links=links)
     assert str(links) in str(made.last(located).culprit)
-    assert f"slow links: {links}" in table(located)
-    slow = made.judged(plan, made.timings(plan, made.slow_on("node3", compute=0.28)))
+    slow = made.judged(made.timings(plan, made.slow_on("node3", compute=0.28)))
     assert str(links) not in str(made.last(replace(slow, slow_links=links)).culprit)
 
 
@@ -231,7 +221,7 @@ def test_slow_links_are_named_where_the_fabric_is_slow() -> None:
 def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) -> None:
     plan = made.plan(4)
     job = made.stalled(made.timings(plan), 0.4, lambda number: number % every == 0, part)
-    found = made.judged(plan, job)
+    found = made.judged(job)
     one = made.last(found)
     assert one.verdict is Verdict.FAIL
     value = 0.207 / (0.207 + 0.04 * -(-10 // every))
@@ -248,12 +238,11 @@ def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) 
 
 def test_two_stalls_in_the_ten_steps_of_each_round_fail_with_the_stalled_part() -> None:
     plan = made.plan(4)
-    found = made.judged(plan, made.stalled(made.timings(plan), 0.4, lambda number: number % 5 == 0))
+    found = made.judged(made.stalled(made.timings(plan), 0.4, lambda number: number % 5 == 0))
     one = made.last(found)
     assert one.verdict is Verdict.FAIL
     assert one.culprit == "input takes 81 ms per step, on one node 1.0 ms"
-    rows = table(found).splitlines()
-    assert any(row.split()[:3] == ["4", "207.0", "287.0"] for row in rows)
+    assert "median 207.0 ms, mean 287.0 ms" in one.note
 
 
 def test_stalls_of_one_node_name_the_node() -> None:
@@ -265,7 +254,7 @@ def test_stalls_of_one_node_name_the_node() -> None:
         step = next(number) // (2 * count) % 10
         return 0.4 if count > 1 and rank // 2 == 2 and step % 4 == 0 else 0.0
 
-    found = made.judged(plan, made.later(job, by, "input")).counts[-1]
+    found = made.judged(made.later(job, by, "input")).counts[-1]
     assert found.causes[0].kind == "input"
     assert found.causes[0].culprit == "node2"
     assert found.holds is False

@@ -11,7 +11,7 @@ from tests.criteria.scaling import made
 
 def test_charts_show_the_judged_curve_and_loss() -> None:
     plan = made.plan(4)
-    found = made.judged(plan, made.timings(plan, own=made.slow_on("node3", input=0.06)))
+    found = made.judged(made.timings(plan, own=made.slow_on("node3", input=0.06)))
     curve, lost = charts(found)
     assert isinstance(curve, Lines)
     assert isinstance(lost, Bars)

@@ -21,7 +21,7 @@ def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
 
 
 def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
-    judged, efficiency = made.judged_last(PLAN, exposed(0.018), "communication")
+    judged, efficiency = made.judged_last(exposed(0.018), "communication")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
     seconds = {cause.kind: cause.seconds for cause in judged.causes}
@@ -32,27 +32,27 @@ def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
     assert "16 ms more than the fabric allows at 95% of its model and 95% of line rate" in str(
         efficiency.culprit
     )
-    excused = made.judged_last(PLAN, exposed(0.018), "communication", "contention")[1]
+    excused = made.judged_last(exposed(0.018), "communication", "contention")[1]
     assert excused.verdict is Verdict.PASS
 
 
 def test_an_unmeasured_fabric_explains_nothing() -> None:
     unknown = replace(exposed(0.018), alone=())
     for allowed in ([], ["communication", "contention", "overlap", "fabric"]):
-        judged, efficiency = made.judged_last(PLAN, unknown, *allowed)
+        judged, efficiency = made.judged_last(unknown, *allowed)
         assert efficiency.verdict is Verdict.INCONCLUSIVE
         assert "what the fabric allows over 2 nodes was not measured" in efficiency.note
         assert judged.explained < 0.01
     for seconds, verdict in ((0.05, Verdict.FAIL), (0.005, Verdict.PASS)):
         unknown = replace(exposed(seconds), alone=())
-        assert made.judged_last(PLAN, unknown)[1].verdict is verdict
+        assert made.judged_last(unknown)[1].verdict is verdict
 
 
 def test_one_bucket_cannot_be_hidden_and_is_not_missing_overlap() -> None:
     """All gradients are sent at once, with no computing left to hide them."""
     job = exposed(0.015, hidden=0.0)
     job = replace(job, alone=tuple(replace(one, last_s=one.all_s) for one in job.alone))
-    judged, efficiency = made.judged_last(PLAN, job, "communication")
+    judged, efficiency = made.judged_last(job, "communication")
     assert judged.baseline is not None
     assert judged.baseline.last_s > 0.05
     assert efficiency.verdict is Verdict.PASS
@@ -64,14 +64,14 @@ def test_short_computing_can_hide_little_communication() -> None:
     job = made.changed(
         exposed(0.2, hidden=0.09), lambda step, number, node: replace(step, backward_s=0.01)
     )
-    kinds = {cause.kind for cause in made.judged_last(PLAN, job)[0].causes}
+    kinds = {cause.kind for cause in made.judged_last(job)[0].causes}
     assert "overlap" not in kinds
     assert "contention" in kinds
 
 
 def test_collectives_of_other_groups_are_no_baseline() -> None:
     other = AloneTime(("node0", "node1", "node2"), 0.1, 0.1, 0.1)
-    judged, _ = made.judged_last(PLAN, replace(exposed(0.018), alone=(other,)))
+    judged, _ = made.judged_last(replace(exposed(0.018), alone=(other,)))
     assert judged.baseline is None
 
 
@@ -99,6 +99,6 @@ def test_buckets_too_small_for_the_line_do_not_hide_a_slow_fabric() -> None:
     """Their time is that of steps, whatever the rate; all gradients at once show it."""
     job = exposed(0.05)
     job = replace(job, alone=tuple(replace(one, whole_s=2 * one.whole_s) for one in job.alone))
-    judged, efficiency = made.judged_last(PLAN, job, "communication", "contention")
+    judged, efficiency = made.judged_last(job, "communication", "contention")
     assert judged.causes[0].kind == "fabric"
     assert efficiency.verdict is Verdict.FAIL

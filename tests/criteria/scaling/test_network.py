@@ -15,7 +15,7 @@ from tests.criteria.scaling import made
 
 
 def network(plan: Plan, job: JobTimings, spec: Spec) -> Measurement:
-    found = made.measured(made.judged(plan, job, on=spec))
+    found = made.measured(made.judged(job, on=spec))
     return found["off-fabric traffic during the steps"]
 
 
@@ -135,7 +135,7 @@ def test_each_nic_carries_its_share_of_the_gradients(
         counts = [0] * dead + [whole // (8 - dead)] * (8 - dead)
         return {f"mlx5_{i}": sent_bytes for i, sent_bytes in enumerate(counts)}
 
-    found = made.measured(made.judged(plan, sent(job, each), on=spec))
+    found = made.measured(made.judged(sent(job, each), on=spec))
     nics = found.get("NICs that carried their share during the steps, of the node with fewest")
     assert (nics and nics.value) == carrying
     if nics and idle:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.scaling.timings import Step
+from pytest_mnode.criteria.scaling.timings import JobTimings, Step
 from pytest_mnode.reference_job.records import StepRecord
 
 PARTS = {
@@ -67,6 +67,7 @@ def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         def __init__(self, _: object, __: object, ___: object, directory: str) -> None:
             self.directory = directory
+            self._timings = JobTimings(1, "gloo", "cpu", 0, (), ())
             self.plan: Any = SimpleNamespace(
                 nodes=("node0",),
                 promise=SimpleNamespace(warmup=0, steps=1),

@@ -30,7 +30,7 @@ def test_all_slow_nodes_are_named(
 ) -> None:
     plan = made.plan(nodes, per_node)
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.28)), noise_s)
-    judged, efficiency = made.judged_last(plan, job, "skew", "compute")
+    judged, efficiency = made.judged_last(job, "skew", "compute")
     assert efficiency.verdict is Verdict.FAIL
     words = names if not noise_s else names.partition(":")[0]
     assert str(efficiency.culprit).startswith(words)
@@ -44,7 +44,7 @@ def test_slow_nodes_are_not_counted_as_allowed_skew() -> None:
     plan = made.plan(8, rounds=6)  # its noise is too much for three rounds
     slow = ["node4", "node5", "node6"]
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.214)), 0.004)
-    judged, efficiency = made.judged_last(plan, job, "skew")
+    judged, efficiency = made.judged_last(job, "skew")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
     straggler = judged.causes[0]
@@ -55,7 +55,7 @@ def test_slow_nodes_are_not_counted_as_allowed_skew() -> None:
 
 def test_random_imbalance_is_skew() -> None:
     plan = made.plan(4)
-    judged, efficiency = made.judged_last(plan, made.uneven(made.timings(plan), 0.04), "skew")
+    judged, efficiency = made.judged_last(made.uneven(made.timings(plan), 0.04), "skew")
     assert judged.causes[0].kind == "skew"
     assert efficiency.culprit is None  # skew is allowed, so no rank is blamed
 
@@ -63,7 +63,7 @@ def test_random_imbalance_is_skew() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_random_imbalance_in_few_steps_names_no_straggler(seed: int) -> None:
     plan = made.plan(4, steps=3)
-    judged, _ = made.judged_last(plan, made.uneven(made.timings(plan), 0.03, seed))
+    judged, _ = made.judged_last(made.uneven(made.timings(plan), 0.03, seed))
     assert "straggler" not in {cause.kind for cause in judged.causes}
 
 
@@ -73,7 +73,7 @@ def test_a_slowdown_of_all_nodes_names_no_single_node() -> None:
     def own(node: str, count: int) -> dict[str, float]:
         return made.HEALTHY | ({"input": 0.06, "compute": 0.24} if count > 1 else {})
 
-    judged, _ = made.judged_last(plan, made.timings(plan, own))
+    judged, _ = made.judged_last(made.timings(plan, own))
     assert {cause.kind: cause.culprit for cause in judged.causes[:2]} == {
         "input": "all nodes",
         "compute": "all nodes",
@@ -85,7 +85,7 @@ MANY = made.plan(4, 8)
 
 def judged_many(by: Callable[[int, int], float], part: str = "compute") -> CountResult:
     """Four nodes of eight ranks, each later in a part of each step."""
-    return made.judged(MANY, made.later(made.timings(MANY), by, part)).counts[-1]
+    return made.judged(made.later(made.timings(MANY), by, part)).counts[-1]
 
 
 @pytest.mark.parametrize("more_s", [0.016, 0.08])
@@ -96,7 +96,7 @@ def test_imbalance_within_each_node_is_no_cause_of_scaling_loss(
     """The first rank of every node computes longer, also if its node trains alone."""
     job = made.timings(MANY, needed_s=made.exposed_by(0.0165), line=0.15)
     job = made.later(job, lambda rank, count: 0.0 if rank % 8 else more_s)
-    found = made.judged(MANY, job, allowed_causes=[allowed], fabric_fraction=0.1).counts[-1]
+    found = made.judged(job, allowed_causes=[allowed], fabric_fraction=0.1).counts[-1]
     assert found.explained == pytest.approx(share, abs=0.02), found.causes
     assert [c.culprit for c in found.causes if c.kind == "straggler"] == []
     assert sum(c.seconds for c in found.causes) == pytest.approx(found.parts.lost_s)
@@ -111,7 +111,7 @@ def test_random_imbalance_explains_no_more_than_its_cost(
 ) -> None:
     plan = made.plan(nodes, 8)
     job = made.uneven(made.timings(plan, needed_s=made.exposed_by(0.0165), line=0.15), 0.2 * jitter)
-    found = made.judged(plan, job, allowed_causes=["communication"], fabric_fraction=0.1).counts[-1]
+    found = made.judged(job, allowed_causes=["communication"], fabric_fraction=0.1).counts[-1]
     assert found.explained > least, found.causes
 
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.criteria.storage import asked, in_ranks
 from pytest_mnode.criteria.storage.asked import Asked
 from pytest_mnode.errors import RankError
-from pytest_mnode.evidence.file import RECORD
+from pytest_mnode.evidence.file import RECORD, rows_from_json
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict
@@ -76,7 +76,7 @@ def ask(
     page = tmp_path / "spec.yaml"
     page.write_text(SPEC.replace("PROMISE", promise))
     cluster, kept = Cluster(iter(rates), tools or [[]] * 3), list[Row]()
-    stash = {RECORD: lambda _, rows: kept.extend(rows)}
+    stash = {RECORD: lambda rows: kept.extend(rows_from_json(one)[1] for one in rows)}
     item: Any = SimpleNamespace(
         name="test", config=SimpleNamespace(stash=stash), session=SimpleNamespace(stash={})
     )

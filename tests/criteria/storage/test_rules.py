@@ -131,6 +131,15 @@ def test_all_at_once_against_one_alone() -> None:
     assert write.headline.after == "of 4 × one (write)"
 
 
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EFBIG"])
+def test_a_transfer_that_ends_in_an_error_fails_and_names_its_node(error: str) -> None:
+    lost = row("write", None, node="n2", why=f"{error} (in words)")
+    rows = rates([*five("write", 3, 3, 3, 3), lost])
+    [failed] = [m for m in rules.judge_checkpoint(rows, point(), 8, 8) if m.verdict is FAIL]
+    assert failed.culprit is not None
+    assert failed.culprit.nodes == {"n2"}
+
+
 def test_missing_values_name_their_node_and_certify_nothing() -> None:
     lost = row("write", None, node="n2", why="EIO (input/output error)", repeat=1)
     one = rules.rate(rates([*five("write", 3, 3, 3, 3), lost]), "write", "w", "k", GB)
@@ -143,6 +152,12 @@ def test_missing_values_name_their_node_and_certify_nothing() -> None:
     single = rules.rate(rates(repeats("write", [3, 3, 3, 3])), "write", "w", "k", GB, per=GB)
     assert (single.verdict, single.note) == (UNSURE, "1 repeat (12 GB/s)")
     assert rules.rate(rates([]), "write", "w", "k", GB).verdict is UNSURE
+
+
+def test_a_rate_in_units_of_its_rows() -> None:
+    one = rules.rate(rates(five("create", 30, 31, 32, 33, unit=1)), "create", "w", "k", 100, "/s")
+    assert one.verdict is PASS
+    assert one.known == pytest.approx(120, rel=0.01)
 
 
 def test_pages_of_another_content_suspect_writer_and_reader() -> None:

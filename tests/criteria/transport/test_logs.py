@@ -567,7 +567,7 @@ def test_transports_of_ucx(
 ) -> None:
     def with_ucx(rank: int, text: str) -> str:
         ucx = _ucx(rank, *configs, old=old)
-        return ucx + text.replace("NET/IB/", "NET/UCX/") if backend == "nccl" else ucx
+        return ucx + text.replace("NET/IB/", "NET/UCX/", 1) if backend == "nccl" else ucx
 
     facts = with_env(healthy(kind, 2), UCX_TLS="tcp,sm")
     facts = replace(rewritten(kind, facts, with_ucx), backend=backend)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.gang.engine import GangRequest, Observation
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.gang.window import Gang, State, by_state, sightings, stretches
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import Scheduler
 
 SIZE, LIMIT_S = 3, 90.0
@@ -27,9 +28,13 @@ class Watched:
     def __init__(self, template: Path, scheduler: dict[str, str], priority: str) -> None:
         page = {"kind": "kubernetes", **scheduler, "priority": priority}
         manifest = json.loads(template.read_text())
-        options = KubernetesOptions()
+        options = Settings()
         self.engine = KubernetesEngine(
-            Scheduler.model_validate(page), options, manifest, python=sys.executable
+            Scheduler.model_validate(page),
+            options,
+            manifest,
+            leftovers=KubernetesBackend().leftovers,
+            python=sys.executable,
         )
         self.observations: list[Observation] = []
         self.gang: Gang | None = None

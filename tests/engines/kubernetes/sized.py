@@ -20,10 +20,11 @@ from typing import Any
 
 import psutil
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
 
 LIMIT_S = 240.0
@@ -31,7 +32,8 @@ LIMIT_S = 240.0
 
 def ours() -> dict[str, list[psutil.Process]]:
     """Child processes of this one, with their program names."""
-    found: dict[str, list[psutil.Process]] = {"node_command": [], "bridge": [], "other": []}
+    names = "node_command", "bridge", "queue_cleanup", "other"
+    found: dict[str, list[psutil.Process]] = {name: [] for name in names}
     for one in psutil.Process().children(recursive=True):
         line = " ".join(one.cmdline())
         found[next((name for name in found if name in line), "other")].append(one)
@@ -85,7 +87,7 @@ def run(launcher: Kubernetes, python: str) -> dict[str, Any]:
     hung.send_signal(signal.SIGKILL)
     assert program.stdout is not None
     figures["hung"] = program.stdout.read().decode()
-    stand_ins(python, 7)[0].kill()
+    stand_ins(python, 7)[-1].kill()  # of another pod: the first may be of the one that is lost
     assert lost.get(timeout=LIMIT_S)[1] in figures["hung"]
     figures["ended"] = lost.get(timeout=LIMIT_S)[1][:100]
     for program in programs:
@@ -106,7 +108,8 @@ def main(nodes: str, template: str, python: str) -> None:
             int(nodes),
             load_spec(default_spec_path()),
             RemoteOptions(directory, Path(directory), python=python),
-            KubernetesOptions(template=Path(template), wait_s=LIMIT_S),
+            Settings(k8s_template=Path(template), k8s_wait_s=LIMIT_S),
+            leftovers=KubernetesBackend().leftovers,
         )
         try:
             print(json.dumps(run(launcher, python)))

@@ -12,12 +12,13 @@ import time
 from math import inf
 from pathlib import Path
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.judging import parts_held
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.gang.watch import Watch
 from pytest_mnode.gang.window import State, sightings
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import Scheduler
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -86,7 +87,13 @@ class Round:
 def main(template: str, directory: str, *faults: str) -> None:
     scheduler = Scheduler.model_validate({"kind": "kubernetes", "engine": "native"})
     manifest = json.loads(Path(template).read_text())
-    engine = KubernetesEngine(scheduler, KubernetesOptions(), manifest, python=sys.executable)
+    engine = KubernetesEngine(
+        scheduler,
+        Settings(),
+        manifest,
+        leftovers=KubernetesBackend().leftovers,
+        python=sys.executable,
+    )
     try:
         named = [(fault, int(signs)) for fault, _, signs in (f.partition("=") for f in faults)]
         found = {f: Round(engine, f, signs, Path(directory)).run() for f, signs in named}

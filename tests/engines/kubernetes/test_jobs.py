@@ -21,7 +21,7 @@ HELPERS = (
     JOB_HELPERS
     + """
     import dataclasses, json
-    from pytest_mnode.criteria.launching import pods
+    from pytest_mnode.criteria.launching import kubernetes as pods
     from pytest_mnode.jobs import RunningJob
     from pytest_mnode.jobs.kubernetes.pod_job import PodJob
 
@@ -113,10 +113,10 @@ TESTS = (
     def test_what_would_not_start_runs_in_the_pods_of_the_run_and_says_why(
         cluster, argv, place, monkeypatch
     ):
-        manifest = json.loads(json.dumps(cluster.pods.manifest))
+        manifest = json.loads(json.dumps(cluster.job_facts.manifest))
         manifest["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "999"}}
-        large = dataclasses.replace(cluster.pods, manifest=manifest)
-        monkeypatch.setattr(type(cluster), "pods", large)
+        large = dataclasses.replace(cluster.job_facts, manifest=manifest)
+        monkeypatch.setattr(type(cluster), "job_facts", large)
         job = cluster.launch(quick(argv, nodes=2))
         assert type(job) is RunningJob and jobs() == []
         detail = job.events[0].detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from pytest_mnode.launchers.kubernetes.launcher import KEEP_PODS
+from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL
 from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.debugged import debug
 from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest
@@ -139,7 +141,7 @@ def first_pod(bed: KubernetesOnRack) -> tuple[str, Any]:
 def test_pods_end_by_themselves_if_they_cannot_be_deleted(
     bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
-    """The controller is killed while the API server is gone."""
+    """The controller is killed while the API server is gone, and then its clean-up process."""
     shorter = "import pytest_mnode.launchers.kubernetes.launcher as it; it.SILENCE_S = 10.0"
     write_files(tmp_path, test_hang=HANG, conftest=shorter)
     options = bed.launch(tmp_path, hostNetwork=True)
@@ -149,18 +151,34 @@ def test_pods_end_by_themselves_if_they_cannot_be_deleted(
     (tmp_path / "pods.json").write_text(json.dumps(job))
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
         bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
-        ours = psutil.Process(program.pid).children(recursive=True)
+        [run] = {job["metadata"]["labels"][RUN_LABEL] for job in bed.get("jobs")["items"]}
+        ours = {*psutil.Process(program.pid).children(recursive=True)} - {*cleanup_processes(run)}
         bed.kill_daemon("apiserver")
         try:
             program.send_signal(signal.SIGKILL)
             program.communicate(timeout=30)
             _, left = psutil.wait_procs(ours, timeout=30)
             assert not left
+            cleanup = cleanup_processes(run)
+            for process in cleanup:
+                process.kill()
+            assert cleanup
+            assert not psutil.wait_procs(cleanup, timeout=30)[1]
         finally:
             bed.start_api_server()
         bed.await_that(bed.answers, 60, "the API server is back")
     assert bed.get("jobs")["items"], "another process deleted the pods"
     bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 60, "no job, no pod")
+
+
+def cleanup_processes(run: str) -> list[psutil.Process]:
+    """The process that goes on deleting the objects of a run, before what it has started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if run in " ".join(process.cmdline()):
+                found.append(process)
+    return sorted(found, key=lambda one: one.create_time())
 
 
 def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:

@@ -45,14 +45,18 @@ POD: dict[str, Any] = {
 }
 GANG = """
 import json, os, sys, time
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.gang.engine import GangRequest, Phase
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import Scheduler
 
 size = int(sys.argv[1])
 engine = KubernetesEngine(
-    Scheduler(kind="kubernetes", engine="native"), KubernetesOptions(), json.loads(sys.argv[2])
+    Scheduler(kind="kubernetes", engine="native"),
+    Settings(),
+    json.loads(sys.argv[2]),
+    leftovers=KubernetesBackend().leftovers,
 )
 try:
     capacity = engine.capacity()
@@ -146,7 +150,8 @@ def test_a_run_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) 
     figures, asked = json.loads(done.stdout), lists(bed) - before
     print(figures, f"{asked} lists of pods by all clients")
     assert figures["relays"] == figures["streams"] == NODES
-    assert figures["processes"] == {"bridge": 1, "node_command": NODES, "other": 1}
+    each = {"bridge": 1, "queue_cleanup": 1, "other": 1}
+    assert figures["processes"] == {**each, "node_command": NODES}
     assert max(figures["threads"]) < 24  # no thread per pod
     assert asked < 30
     assert figures["bridge_mib"] < 100 + NODES  # two streams per node

@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_mnode.jobs.kubernetes.kinds import of_engine
 from pytest_mnode.jobs.kubernetes.manifest import job_manifest
 from pytest_mnode.launchers.kubernetes.manifest import pods_of_run
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
+from pytest_mnode.options import Settings
 from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.engines.kubernetes.gang_engines import define
 from tests.engines.kubernetes.programs import JOBSET, TRAINER, TRAINING_OPERATOR, VOLCANO
@@ -26,7 +26,7 @@ def test_the_server_accepts_each_template(bed: KubernetesOnRack, tmp_path: Path)
     kinds = set()
     for template in TEMPLATES:
         assert f"`{template.name}`" in page
-        given = read_manifest(KubernetesOptions(template=template), 0)
+        given = read_manifest(Settings(k8s_template=template), 0)
         name = template.stem
         run = pods_of_run(given, name, 4, ["python3"])
         (tmp_path / f"{name}.json").write_text(json.dumps(run.manifest))

@@ -145,3 +145,6 @@ def test_a_gang_that_is_requeued_is_restarted_whole() -> None:
         [policy] = made("volcano", requeue=requeue)["Job"]["policies"]
         assert policy["action"] == action
     assert made("default", requeue=True)["Job"]["backoffLimit"] == 0
+    for requeue, again in ((True, "OnFailure"), (False, "Never")):
+        each = made("pytorchjob", requeue=requeue)["PyTorchJob"]["pytorchReplicaSpecs"]
+        assert [one["restartPolicy"] for one in each.values()] == [again] * 2

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,16 +16,13 @@ from pytest_mnode.launchers.cleanup import client
 from pytest_mnode.launchers.cleanup.client import CleanupDaemon
 from pytest_mnode.launchers.remote import bridge_client
 from pytest_mnode.launchers.remote.bridge_client import BridgeClient
-
-SOON_S = 10.0
-"""Far less than any limit of these waits that was not made short."""
+from tests.waiting import soon
 
 
 @pytest.fixture(autouse=True)
 def _in_time() -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < SOON_S
+    with soon():
+        yield
 
 
 @pytest.fixture

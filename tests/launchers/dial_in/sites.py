@@ -102,11 +102,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
         remote = RemoteOptions(
             str(run_dir),
             root,
-            start_limit_s=given.start_limit_s,
             prologue=str(given.prologue or ""),
         )
         launcher = named(name).launcher(NodeRequest(given, nodes, SPEC, remote))
-        launcher.silence_limit_s = given.silence_limit_s
+        launcher.limits = given.limits(nodes)
         made.append(launcher)
         return launcher
 

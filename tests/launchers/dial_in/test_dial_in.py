@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from tests.inner import need_program
 from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
@@ -106,6 +107,28 @@ def test_nodes_have_the_limits_and_modules_of_a_users_job(
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_commands_have_the_nodes_environment_and_what_was_set_for_the_run(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler's daemon starts the node's program with variables of its own, and of a task."""
+    own = "HOME=/home/ada TMPDIR=/scratch NCCL_IB_HCA=mlx5_3 PMI_RANK=0 OMPI_COMM_WORLD_RANK=0"
+    daemon = ONHOST.replace("exec ", f'exec env -i PATH="$PATH" {own} ', 1)
+    write_program(tmp_path / "bin/onhost", daemon)
+    of_pytest = {"NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO", "A_TOKEN": "s", "MY_DATA": "/d"}
+    for name, value in of_pytest.items():
+        monkeypatch.setenv(name, value)
+    launcher = make("exec", hostfile=tmp_path / "hosts", **SITES["exec"])
+    launcher.env = RunEnv.of_launcher("exec", {"FI_PROVIDER": "tcp"})
+    launcher.start()
+    for _, output, _ in each(launcher, "env"):
+        found = dict(line.split("=", 1) for line in output.splitlines())
+        names = (*of_pytest, "HOME", "TMPDIR", "FI_PROVIDER", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+        assert {name: found[name] for name in names if name in found} == {
+            **{"HOME": "/home/ada", "TMPDIR": "/scratch", "NCCL_IB_HCA": "mlx5_3"},
+            **{"NCCL_DEBUG": "INFO", "FI_PROVIDER": "tcp"},
+        }
+
+
 MPIRUN = """\
 #!/bin/sh
 [ "$1" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }
@@ -137,6 +160,7 @@ def test_mpirun_sees_the_slurm_job_that_gave_the_nodes_and_ranks_do_not(
     [
         ("case $1 in n2) sleep 60 ;; esac\n", "n2 did not dial in: within 3 s.*start-limit"),
         ("case $1 in n2) echo refused >&2; exit 5 ;; esac\n", "n2 did .*onhost ended with 5: refu"),
+        ("case $1 in n2) exit 5 ;; esac\n", "n2 did .* with 5, printed nothing: .*mnode-python"),
     ],
 )
 def test_a_host_that_does_not_dial_in_is_named(
@@ -147,6 +171,19 @@ def test_a_host_that_does_not_dial_in_is_named(
     with pytest.raises(ClusterError, match=f"^exec: {message}"):
         launcher.start()
     assert not programs_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", [None, 0o644], ids=["missing", "not executable"])
+def test_a_program_that_cannot_be_run_is_named(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
+) -> None:
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
+    program = tmp_path / "bin/pbsdsh"
+    program.unlink() if mode is None else program.chmod(mode)
+    with pytest.raises(
+        ClusterError, match=r"^pbs: pbsdsh: no such program on this machine; .*PATH"
+    ):
+        make("pbs").start()
 
 
 def test_a_lost_node_is_named_and_does_not_come_back(make: Make, tmp_path: Path) -> None:

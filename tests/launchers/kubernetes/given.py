@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from kubernetes.config import kube_config
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
 
+LEFT = asdict(KubernetesBackend().leftovers("r", "", "", "batch/jobs"))
 MANIFEST = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -49,7 +51,7 @@ def use_kubeconfig(
 
 def settings(scratch: Path, **changes: Any) -> BridgeSettings:
     """Settings for one pod."""
-    plain = BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 9.0, "/x", str(scratch))
+    plain = BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 9.0, "/x", str(scratch), LEFT)
     return replace(plain, **changes)
 
 

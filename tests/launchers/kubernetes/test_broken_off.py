@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
 from pytest_mnode.launchers.kubernetes import bridge
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.processes import end_programs
 from tests.launchers.kubernetes.given import settings, use_kubeconfig
 
 LIMIT_S = 30.0
@@ -40,6 +42,7 @@ def whole(found: Any) -> bytes:
 HALF = b'{"items": ['
 CUT = answer(HALF, "Content-Length: 100")
 AWAY = answer(b"{}", "Content-Length: 2", status="503 Service Unavailable")
+FORBIDDEN = answer(b"{}", "Content-Length: 2", status="403 Forbidden")
 BROKEN_OFF = {
     "length": (CUT, "IncompleteRead(11 bytes read, 89 more expected)"),
     "reset": (CUT + RESET, "[Errno 104] Connection reset by peer"),
@@ -126,15 +129,59 @@ def test_a_delete_is_tried_again_while_the_server_is_away(serve: Serve, tmp_path
     assert (len(asked), made.made) == (3, False)
 
 
+class Recovering(Sequence[Any]):
+    """Answers of a server that is away, and then has the run's Job until it is deleted."""
+
+    def __init__(self, away: bytes) -> None:
+        self.asked: list[str] = []
+        self.answer = away
+        self.away, self.deleted = True, False
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, _: Any) -> Any:
+        path = self.asked[-1]
+        if self.away:
+            return self.answer
+        if path.startswith("/apis/batch") and "jobs" not in path:
+            version = {"groupVersion": "batch/v1"}
+            return whole({"versions": [version], "resources": [{"name": "jobs"}]})
+        if "labelSelector" not in path:
+            self.deleted = True
+            return whole({})
+        shown = "/jobs" in path and not self.deleted
+        return whole({"items": [{"metadata": {"name": "mnode-a"}}] * shown})
+
+
+@pytest.mark.parametrize("away", [AWAY, FORBIDDEN], ids=["away", "refuses"])
 def test_a_delete_is_given_up_at_its_limit(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    away: bytes, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet ends the pods later, by the object's own deadline."""
+    """The clean-up process goes on, for an hour, also when this one has ended; the user is told."""
     monkeypatch.setattr(bridge, "DELETE_S", 0.5)
-    serve([AWAY])
+    server = Recovering(away)
+    told: list[dict[str, str]] = []
+    server.asked = serve(server)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))  # for the clean-up process
     made = made_bridge(tmp_path)
-    made.delete()
-    assert made.made
+    cleanup = made.cleanup = Cleanup(Leftovers(**made.settings.leftovers))
+    monkeypatch.setattr(made, "tell", told.append)
+    asyncio.run(made.ending())
+    assert not server.deleted
+    label = f"pytest-mnode/run={made.settings.run_id}"
+    [event] = told
+    assert event["left"].startswith(f"objects labelled {label} may be left; ")
+    assert event["left"].endswith(f"; or run kubectl delete jobs -l {label}")
+    server.away = False
+    try:
+        assert cleanup._wait(LIMIT_S) == 0
+    finally:
+        end_programs([cleanup._process])
+    assert server.deleted
+    asked = len(server.asked)
+    made.end()
+    assert len(server.asked) == asked, "it is the clean-up process's now"
 
 
 def pod(name: str) -> dict[str, Any]:

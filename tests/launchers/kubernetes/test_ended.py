@@ -19,17 +19,19 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.launchers.kubernetes import bridge
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote import node_command
 from pytest_mnode.launchers.remote.bootstrap import BOOTSTRAP
-from pytest_mnode.launchers.remote.bridge_server import LOST, STDOUT, BridgeServer
+from pytest_mnode.launchers.remote.bridge_server import STDOUT, BridgeServer
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.launchers.remote.node_command import LOST
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import profile_spec
 from tests.launchers.kubernetes.given import settings, write_kubeconfig
 from tests.waiting import until
@@ -246,7 +248,9 @@ def test_a_relay_ends_with_its_pod() -> None:
 
 def test_the_bridge_ends_with_the_launcher(tmp_path: Path) -> None:
     spec, options = profile_spec("rack"), RemoteOptions(str(tmp_path), tmp_path)
-    launcher = Kubernetes(2, spec, options, KubernetesOptions(image="i"))
+    launcher = Kubernetes(
+        2, spec, options, Settings(k8s_image="i"), leftovers=KubernetesBackend().leftovers
+    )
     closed: list[str] = []
     bridge: Any = SimpleNamespace(close=lambda: closed.append("bridge"))
     launcher._bridge = bridge

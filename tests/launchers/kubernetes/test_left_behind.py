@@ -13,8 +13,8 @@ from kubernetes import client
 from pytest_mnode.launchers.kubernetes import api as module
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.bridge import KubernetesBridge
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
+from pytest_mnode.options import Settings
 from tests.inner import need_program
 from tests.launchers.kubernetes.given import settings, use_kubeconfig
 
@@ -96,7 +96,10 @@ def test_objects_are_owned_by_the_pod_of_the_run(
 
     monkeypatch.setattr(Api, "request", request)
     of = "team" if namespace == "denied" else namespace
-    KubernetesBridge(settings(tmp_path, context="c", namespace=of)).create()
+    bridge = KubernetesBridge(settings(tmp_path, context="c", namespace=of))
+    bridge.create()
+    assert bridge.cleanup is not None
+    bridge.cleanup.close(done=True)
     owners = made[0]["metadata"].get("ownerReferences")
     pod_of_run = {"apiVersion": "v1", "kind": "Pod", "name": "mnode-77", "uid": "u-1"}
     assert owners == ([pod_of_run] if owned else None)
@@ -109,5 +112,5 @@ def test_a_pod_on_its_nodes_network_has_its_own_image(monkeypatch: pytest.Monkey
         return {"spec": {"containers": [{"name": "n", "image": "own:1"}]}}
 
     monkeypatch.setattr(Api, "request", request)
-    made = read_manifest(KubernetesOptions("c", "team"), 0)
+    made = read_manifest(Settings(k8s_context="c", k8s_namespace="team"), 0)
     assert made["template"]["spec"]["containers"] == [{"name": "node", "image": "own:1"}]

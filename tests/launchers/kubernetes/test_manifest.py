@@ -16,8 +16,8 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     keep_on,
     pods_of_run,
 )
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
+from pytest_mnode.options import Settings
 
 WAIT = ["python3", "-c", "wait"]
 
@@ -193,7 +193,7 @@ def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
         "      nodeSelector: {gpu: }\n"
         "      containers: [{name: train, image: torch, volumeMounts: }]\n"
     )
-    spec = pod_spec(made(read_manifest(KubernetesOptions(template=path), 0)))
+    spec = pod_spec(made(read_manifest(Settings(k8s_template=path), 0)))
     assert spec["nodeSelector"] == {"gpu": ""}
     assert spec["containers"] == [{"name": "train", "image": "torch", "command": WAIT}]
 

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.kubernetes import launcher as module
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
-from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.options import Settings
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Power
@@ -39,7 +40,9 @@ class Run:
         section = Power.model_validate({"switch_off": "true {node}", "switch_on": on})
         spec = spec.model_copy(update={"power": section})
         options = RemoteOptions(str(directory), directory)
-        self.launcher = Kubernetes(2, spec, options, KubernetesOptions(image="i"))
+        self.launcher = Kubernetes(
+            2, spec, options, Settings(k8s_image="i"), leftovers=KubernetesBackend().leftovers
+        )
         self.launcher._hosts_by_name = {"n1": "0", "n2": "1"}
         self.launcher.nodes = (Node("n1", 0, "at-n1"), Node("n2", 1, "at-n2"))
         self.pods = RunPods(2)

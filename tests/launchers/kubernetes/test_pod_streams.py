@@ -78,7 +78,7 @@ def test_a_connection_that_the_server_has_already_closed_can_be_read(
 
     monkeypatch.setattr("websockets.asyncio.client.connect", connect)
     api: Any = SimpleNamespace(
-        host="http://server", tls=None, tls_name=None, proxy=None, headers=dict
+        host="http://server", tls=None, tls_name=None, proxy=None, headers=dict, connect_s=1.0
     )
     found: Any = asyncio.run(connected(api, "/log", ()))
     assert found is closed

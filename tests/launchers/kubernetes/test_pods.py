@@ -9,7 +9,7 @@ import pytest
 from pytest_mnode.launchers.kubernetes.api import refusal
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.streams import status_of
-from pytest_mnode.launchers.remote.bridge_server import LOST
+from pytest_mnode.launchers.remote.node_command import LOST
 
 
 def read(status: dict[str, Any], **metadata: Any) -> PodState:

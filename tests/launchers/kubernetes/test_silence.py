@@ -23,29 +23,26 @@ from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.launchers.kubernetes.given import plain_api
 from tests.launchers.kubernetes.test_broken_off import CHUNK, HELD, PATH, Serve, answer, pod, serve
 from tests.launchers.kubernetes.test_moved import FIRST, Run
-from tests.waiting import until
+from tests.waiting import soon, until
 
 __all__ = ["serve"]
-
-SOON_S = 15.0
 
 
 @pytest.fixture(autouse=True)
 def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     limits = {
         api_module: ("REQUEST_S", "WATCH_S"),
-        streams: ("CONNECT_S",),
-        pod_streams: ("CONNECT_S", "_END_S"),
+        api_module.Api: ("connect_s",),
+        pod_streams: ("_END_S",),
         relay: ("OPEN_S",),
-        launcher: ("RELAY_S", "_SLACK_S", "REPLACED_S"),
+        launcher: ("REQUEST_S", "RELAY_S", "_SLACK_S", "REPLACED_S"),
         remote_launcher: ("_SLACK_S",),
     }
     for module, names in limits.items():
         for name in names:
             monkeypatch.setattr(module, name, 0.2)
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < SOON_S
+    with soon():
+        yield
 
 
 @pytest.fixture
@@ -101,7 +98,7 @@ def test_a_bridge_that_starts_no_relay(run: Run) -> None:
 
 
 def test_a_bridge_that_reports_no_pod(run: Run) -> None:
-    run.launcher._options = SimpleNamespace(wait_s=0.0)  # type: ignore[assignment]
+    run.launcher._settings = SimpleNamespace(k8s_wait_s=0.0)  # type: ignore[assignment]
     run.launcher._pods = {}
     with pytest.raises(ClusterError, match="2 pods did not run"):
         run.launcher._await_pods()
@@ -120,7 +117,6 @@ def test_a_bridge_that_is_never_up(
     (tmp_path / "asleep.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(launcher, "_BRIDGE", "asleep")
-    monkeypatch.setattr(launcher, "CONNECT_S", 0.5)
     try:
         with pytest.raises(ClusterError, match="kubernetes: not up in time"):
             run.launcher.start()

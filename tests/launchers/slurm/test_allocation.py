@@ -3,61 +3,64 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.cleanup import salloc
+from pytest_mnode.launchers.cleanup import leftovers
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm import allocation as module
 from pytest_mnode.launchers.slurm.allocation import (
-    CurrentAllocation,
     Granted,
     OwnAllocation,
     on_first,
+    surrounding,
 )
 from tests.programs import write_program
 from tests.waiting import until
 
 # Grants at once, or after its "--begin" of a million years; records how it ended.
 SALLOC = f"""#!{sys.executable}
-import os, signal, subprocess, sys, time
-words = sys.argv[1:]
-at = next(i for i, word in enumerate(words) if word.startswith("/") and "python" in word)
+import os, signal, sys, time
 def note(text):
     with open(os.environ["NOTES"], "a") as file:
         file.write(text + "\\n")
-def say(text):
-    print("salloc: " + text, file=sys.stderr, flush=True)
 def withdraw(*_):
     note("withdrawn")
     sys.exit(1)
-note(" ".join(words[:at]))
-if "--bad" in words:
-    say("error: Job submit/allocate failed: Invalid account"); sys.exit(1)
-say("Pending job allocation 7")
-if "--begin" in words:
+note(" ".join(sys.argv[1:]))
+if "--bad" in sys.argv:
+    sys.exit("salloc: error: Job submit/allocate failed: Invalid account")
+if "--begin" in sys.argv:
     signal.signal(signal.SIGTERM, withdraw)
     note("waits")
     time.sleep(60)
-say("Granted job allocation 7")
-env = dict(os.environ, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[0-1]")
-code = subprocess.run(words[at:], env=env).returncode
-note(f"given back after {{code}}")
 """
 SCONTROL = """#!/bin/sh
+state="JobState=RUNNING NodeList=n[0-1]"
+if grep -q waits "$NOTES"; then state=JobState=PENDING; fi
 case "$*" in
-*job*) echo JobId=7 JobName=x JobState=PENDING Reason=Resources Partition=all;;
+*job*) echo "JobId=7 JobName=mnode-1 $state Reason=Resources Partition=all";;
 *) echo NodeName=n0 State=IDLE Partitions=all; echo NodeName=n1 State=DOWN Partitions=all;;
 esac
 """
+SCANCEL = """#!/bin/sh
+echo "cancelled $*$SCANCEL_STATE" >>"$NOTES"
+touch "$NOTES.over"
+"""
+SQUEUE = """#!/bin/sh
+case "$*" in *json*) exit 1;; esac
+test -e "$NOTES.over" || echo 7 RUNNING
+"""
+CANCELLED = "cancelled --full --name=mnode-1"
 
 
 @pytest.fixture
@@ -65,8 +68,8 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that the fake salloc writes to."""
     directory = tmp_path / "bin"
     directory.mkdir()
-    scancel = '#!/bin/sh\necho "cancelled $*$SCANCEL_STATE" >>"$NOTES"\n'
-    for name, text in (("salloc", SALLOC), ("scontrol", SCONTROL), ("scancel", scancel)):
+    texts = {"salloc": SALLOC, "scontrol": SCONTROL, "scancel": SCANCEL, "squeue": SQUEUE}
+    for name, text in texts.items():
         write_program(directory / name, text)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
@@ -74,21 +77,21 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 Make = Callable[..., OwnAllocation]
+LEFT = SlurmBackend().leftovers("mnode-1")
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """make(arguments, gpus): an allocation with a running daemon."""
+    """make(arguments, gpus): an allocation, which is released at the end."""
     made: list[OwnAllocation] = []
 
     def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> OwnAllocation:
-        made.append(OwnAllocation(Slurm(), arguments, gpus_per_node))
-        made[-1].daemon.start([])
+        made.append(OwnAllocation(Slurm(), LEFT, arguments, gpus_per_node))
         return made[-1]
 
     yield make
     for held in made:
-        held.daemon.close()
+        held.close()
 
 
 def lines(notes: Path) -> list[str]:
@@ -103,9 +106,9 @@ def test_chosen_nodes_of_an_allocation_come_before_the_others() -> None:
 
 def test_the_surrounding_allocation_is_read() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
-    assert CurrentAllocation(environ).get(2) == Granted(7, ("n0", "n1"))
+    assert surrounding(environ, 2) == Granted(7, ("n0", "n1"))
     with pytest.raises(ClusterError) as error:
-        CurrentAllocation(environ).get(4)
+        surrounding(environ, 4)
     assert str(error.value) == (
         "slurm: 4 nodes requested, but allocation 7 has 2: n0, n1; missing: 2; "
         "allocate them with --nodes=4"
@@ -123,7 +126,7 @@ def test_the_surrounding_allocation_is_read() -> None:
 )
 def test_wrong_slurm_variables_are_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("[", r"\[")):
-        CurrentAllocation(environ).get(1)
+        surrounding(environ, 1)
 
 
 def test_an_allocation_is_held_and_released(make: Make, notes: Path) -> None:
@@ -132,9 +135,9 @@ def test_an_allocation_is_held_and_released(make: Make, notes: Path) -> None:
     assert granted == Granted(7, ("n0", "n1"))
     assert "--nodes=2" in lines(notes)[0]
     assert "--partition=gpu" in lines(notes)[0]
-    assert held.gone() is None
+    assert lines(notes)[1:] == []
     held.close()
-    assert lines(notes)[1:] == ["given back after 0"]
+    assert set(lines(notes)[1:]) == {CANCELLED}
     held.close()
 
 
@@ -142,7 +145,7 @@ def test_an_allocation_with_too_few_nodes_is_released(make: Make, notes: Path) -
     message = "^slurm: 3 nodes requested, but Slurm allocated 2: n0, n1;"
     with pytest.raises(ClusterError, match=message):
         make().get(3)
-    assert lines(notes)[1:] == ["given back after 0"]
+    assert set(lines(notes)[1:]) == {CANCELLED}
 
 
 @pytest.mark.parametrize("counted", [False, True])
@@ -151,7 +154,9 @@ def test_a_refusal_has_its_reason_and_explains_why_gpus_were_requested(
 ) -> None:
     if counted:
         scontrol = notes.parent / "bin" / "scontrol"
-        scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
+        write_program(
+            scontrol, "#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n"
+        )
     with pytest.raises(ClusterError) as error:
         make(["--bad"], 8).get(2)
     refusal = "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account"
@@ -169,7 +174,7 @@ def test_a_request_that_waits_too_long_is_withdrawn(
     monkeypatch.setattr(module, "queue_limit_s", lambda _: 2.0)
     with pytest.raises(ClusterError, match=r"within 2 s: job 7 is PENDING \(Resources\); set "):
         make(["--begin"]).get(2)
-    assert lines(notes)[1:] == ["waits", "withdrawn"]
+    assert lines(notes)[1:3] == ["waits", "withdrawn"]
 
 
 def test_a_request_larger_than_the_cluster_is_not_waited_for(
@@ -184,44 +189,38 @@ def test_a_request_larger_than_the_cluster_is_not_waited_for(
     assert str(error.value) == (
         "slurm: 2 nodes requested: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
     )
-    assert lines(notes)[1:] == ["waits", "withdrawn"]
+    assert lines(notes)[1:3] == ["waits", "withdrawn"]
 
 
 def test_a_request_that_is_broken_off_is_withdrawn(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupted(*_: object) -> None:
+        until(lambda: "waits" in lines(notes))
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(module, "_POLL_S", 0.1)
-    monkeypatch.setattr(module, "hopeless", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(module, "hopeless", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(["--begin"]).get(2)
-    assert lines(notes)[1:] == ["waits", "withdrawn"]
-
-
-def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match=r"2 nodes not allocated: No such file or directory$"):
-        make().get(2)
+    assert lines(notes)[1:3] == ["waits", "withdrawn"]
 
 
 OWNER = """
 import sys, time
+from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm.allocation import OwnAllocation
-held = OwnAllocation(Slurm(), sys.argv[1:])
-held.daemon.start([])
+held = OwnAllocation(Slurm(), SlurmBackend().leftovers("mnode-1"), sys.argv[1:])
 held.get(2)
 print("granted", flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "after"),
-    [([], "given back after 0"), (["--begin"], "withdrawn")],
-    ids=["granted", "waiting"],
-)
+@pytest.mark.parametrize("arguments", [[], ["--begin"]], ids=["granted", "waiting"])
 def test_the_allocation_of_a_killed_owner_is_released(
-    notes: Path, arguments: Sequence[str], after: str
+    notes: Path, arguments: Sequence[str]
 ) -> None:
     argv = [sys.executable, "-c", OWNER, *arguments]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
@@ -232,92 +231,88 @@ def test_the_allocation_of_a_killed_owner_is_released(
             else:
                 assert owner.stdout.readline() == "granted\n"
             owner.kill()
-            until(lambda: after in lines(notes), lambda: lines(notes))
+            after = {CANCELLED, "withdrawn"} if arguments else {CANCELLED}
+            until(lambda: after <= set(lines(notes)), lambda: lines(notes))
         finally:
             owner.kill()
 
 
-def test_the_end_of_an_allocation_is_reported(
-    make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would skip jobs that still run
+@pytest.mark.parametrize("guarded", [True, False], ids=["meanwhile", "at the end"])
+def test_a_killed_clean_up_is_started_again(make: Make, notes: Path, guarded: bool) -> None:
     held = make()
     held.get(2)
-    assert held.daemon.pid is not None
-    [program] = processes.children(held.daemon.pid)
-    processes.kill(program)
-    until(held.gone)
+    assert held._cleanup is not None
+    before = held._cleanup._process
+    before.kill()
+    until(lambda: processes.has_ended(before.pid))
+    if guarded:
+        held.guard()
+        assert held._cleanup._process.poll() is None
     held.close()
-    assert lines(notes)[1:] == ["cancelled 7"]
+    held.guard()
+    assert set(lines(notes)[1:]) == {CANCELLED}
+
+
+def test_a_clean_up_that_cannot_be_started_is_tried_again(make: Make, notes: Path) -> None:
+    """An error would end the thread that watches the nodes."""
+    held = make()
+    held.get(2)
+    assert held._cleanup is not None
+    before = held._cleanup._process
+    before.kill()
+    until(lambda: processes.has_ended(before.pid))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leftovers.Cleanup, "_started", Mock(side_effect=BlockingIOError))
+        held.guard()
+    held.guard()
+    assert held._cleanup._process.poll() is None
+    held.close()
+    assert set(lines(notes)[1:]) == {CANCELLED}
 
 
 DEAF = SALLOC.replace(
-    "import os, signal, subprocess, sys, time\n",
-    "import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
-).replace('note(f"given back', 'time.sleep(60)\nnote(f"given back')
-FAILS_ONCE = """#!/bin/sh
-echo "cancelled $*" >>"$NOTES"
-test -e "$NOTES.once" && touch "$NOTES.over" && exit 0
-touch "$NOTES.once"
-exit 1
-"""
-SQUEUE = '#!/bin/sh\ntest -e "$NOTES.over" || echo 7 RUNNING\n'
+    "signal.signal(signal.SIGTERM, withdraw)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+)
 NEVER = '#!/bin/sh\necho "cancelled $*" >>"$NOTES"\nexit 1\n'
 
 
-@pytest.mark.parametrize("scancel", [FAILS_ONCE, NEVER], ids=["fails once", "fails"])
 def test_an_allocation_that_does_not_end_is_cancelled_again(
-    notes: Path, make: Make, capsys: pytest.CaptureFixture[str], scancel: str
+    notes: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """salloc ignores SIGTERM and holds it, and Slurm does not take the first scancel."""
-    for name, text in (("salloc", DEAF), ("scancel", scancel), ("squeue", SQUEUE)):
+    """salloc ignores SIGTERM, and Slurm takes no scancel."""
+    for limit in ("_WITHDRAWN_S", "_RELEASED_S"):
+        monkeypatch.setattr(module, limit, 2.0)
+    monkeypatch.setattr(module, "queue_limit_s", lambda _: 2.0)
+    for name, text in (("salloc", DEAF), ("scancel", NEVER)):
         write_program(notes.parent / "bin" / name, text)
-    held = make()
-    held.get(2)
-    assert held.daemon.pid is not None
-    [program] = processes.children(held.daemon.pid)
+    held = make(["--begin"])
     try:
-        held.close()
-        assert processes.has_ended(program)
-        cancelled = [line for line in lines(notes) if line.startswith("cancelled")]
-        assert cancelled[0] == "cancelled 7"
-        assert cancelled[1] == f"cancelled --full --name={held.name}"
-        said = [one for one in capsys.readouterr().err.splitlines() if one.startswith("mnode: ")]
-        if scancel == FAILS_ONCE:
-            assert not said
-        else:
-            assert said[0].startswith("mnode: slurm: allocation 7 may be left: neither salloc nor ")
-            assert f"retried for an hour (look for it by squeue --name={held.name})" in said[0]
+        with pytest.raises(ClusterError, match="within 2 s: job 7 is PENDING") as error:
+            held.get(2)
+        assert held._salloc is not None
+        assert held._salloc.returncode == -signal.SIGKILL
+        assert lines(notes).count(CANCELLED) > 1
+        assert "the allocation was not released: jobs named mnode-1 may be left" in str(error.value)
+        assert "retried for an hour; or run scancel --name=mnode-1" in str(error.value)
     finally:
         (notes.parent / "notes.over").touch()  # ends what goes on retrying
-        (notes.parent / "bin" / "scancel").write_text("#!/bin/sh\nexit 0\n")
+        write_program(notes.parent / "bin" / "scancel", "#!/bin/sh\nexit 0\n")
 
 
-def test_a_daemon_that_never_releases_an_allocation_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_allocation_that_is_left_at_the_end_is_said(
+    notes: Path,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(module, "_CLOSE_S", 0.1)
-    held = OwnAllocation(Slurm())
-    monkeypatch.setattr(held.daemon, "order", lambda **_: None)
-    held._start(2)
+    monkeypatch.setattr(module, "_RELEASED_S", 0.1)
+    held = make()
+    held.get(2)
     held.close()
-    assert f"allocation named {held.name} may be left" in capsys.readouterr().err
-
-
-def test_a_scancel_that_never_ends_is_given_up(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """salloc was killed, so that the allocation has to be cancelled; that is tried again later."""
-    (notes.parent / "bin" / "scancel").write_text("#!/bin/sh\nexec sleep 60\n")
-    (notes.parent / "bin" / "salloc").write_text("#!/bin/sh\nkill -9 $$\n")
-    later: list[bytes] = []
-    monkeypatch.setattr(salloc, "SCANCEL_S", 0.2)
-    monkeypatch.setattr(
-        salloc, "SlurmCleanup", lambda _: SimpleNamespace(finish=later.append, wait=lambda _: None)
+    assert capsys.readouterr().err.startswith(
+        "mnode: slurm: the allocation was not released: jobs named mnode-1 may be left; "
     )
-    told: dict[str, object] = {}
-    salloc.Salloc(["salloc"], "mnode-1", told.update).end()
-    assert (later, told["left"]) == ([b""], "")
+    until(lambda: CANCELLED in lines(notes))
 
 
 @pytest.mark.parametrize("kind", ["HET", "PACK"])

@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 from pytest_mnode.launchers.slurm import allocation_state as module
-from pytest_mnode.launchers.slurm.allocation import CurrentAllocation, Granted
+from pytest_mnode.launchers.slurm.allocation import Granted
 from pytest_mnode.launchers.slurm.allocation_state import Watch, lost, present, too_few_gpus
 from tests.programs import write_program
 from tests.waiting import until
@@ -42,7 +42,7 @@ def test_a_watch_of_hidden_nodes_looks_at_the_job(
     script = f'#!/bin/sh\ncase "$*" in *node*) {denied};; *) {job};; esac\n'
     write_program(tmp_path / "scontrol", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    watch = Watch(Slurm(), CurrentAllocation(), 7, lambda *_: None)
+    watch = Watch(Slurm(), 7, lambda *_: None, lambda: None)
     watch._names = NAMES
     assert watch._found() == {"host2": "Slurm removed it from allocation 7"}
 
@@ -139,22 +139,10 @@ class AnsweringSlurm(Slurm):
         until(lambda: self.asked > before + 3)
 
 
-class Ended(CurrentAllocation):
-    why: str | None = None
-
-    def gone(self) -> str | None:
-        return self.why
-
-
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> AnsweringSlurm:
     monkeypatch.setattr(module, "POLL_NODES_S", 0.01)
     return AnsweringSlurm()
-
-
-@pytest.fixture
-def allocation() -> Ended:
-    return Ended({})
 
 
 Lost = dict[str, str]
@@ -166,8 +154,8 @@ def losses() -> Lost:
 
 
 @pytest.fixture
-def watch(slurm: AnsweringSlurm, allocation: Ended, losses: Lost) -> Iterator[Watch]:
-    watch = Watch(slurm, allocation, 7, losses.__setitem__)
+def watch(slurm: AnsweringSlurm, losses: Lost) -> Iterator[Watch]:
+    watch = Watch(slurm, 7, losses.__setitem__, lambda: None)
     watch.start(BOTH)
     yield watch
     watch.close()
@@ -192,28 +180,18 @@ def test_a_silent_slurm_reports_no_loss(slurm: AnsweringSlurm, losses: Lost) -> 
     assert losses["host0"] == "allocation 7 ended: it is unknown to Slurm"
 
 
-@pytest.mark.usefixtures("watch")
-def test_an_allocation_that_ended_watch(allocation: Ended, losses: Lost) -> None:
-    allocation.why = "job has been revoked"
-    until(lambda: len(losses) == 2)
-    assert set(losses.values()) == {"allocation 7 ended: job has been revoked"}
-
-
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         (JobState(7, "x", "TIMEOUT", reason="TimeLimit"), "TIMEOUT (TimeLimit)"),
         (JobState(7, "x", "COMPLETING", reason="TimeLimit"), "COMPLETING (TimeLimit)"),
-        (JobState(7, "x", "COMPLETING"), "job has been revoked"),
-        (None, "job has been revoked"),
+        (JobState(7, "x", "COMPLETING"), "COMPLETING"),
+        (None, "it is unknown to Slurm"),
     ],
 )
 def test_the_reason_of_an_ended_allocation_comes_from_slurm(
-    slurm: AnsweringSlurm, allocation: Ended, watch: Watch, answer: JobState | None, why: str
+    slurm: AnsweringSlurm, watch: Watch, answer: JobState | None, why: str
 ) -> None:
-    allocation.why = "job has been revoked"
     slurm.answer = answer
     watch._names = BOTH
     assert watch._found() == dict.fromkeys(BOTH, f"allocation 7 ended: {why}")
-    slurm.silent = True
-    assert watch._found() == dict.fromkeys(BOTH, "allocation 7 ended: job has been revoked")

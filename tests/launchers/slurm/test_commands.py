@@ -71,8 +71,8 @@ def test_squeue_variables_of_the_user_have_no_effect(
 ) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    write(fake, "squeue", 'echo "$SQUEUE_STATES $SLURM_TIME_FORMAT $MORE"')
-    assert Slurm({"MORE": "more"}).run("squeue") == " %s more\n"
+    write(fake, "squeue", 'echo "$SQUEUE_STATES $SLURM_TIME_FORMAT"')
+    assert Slurm().run("squeue") == " %s\n"
 
 
 def test_more_nodes_than_fit_into_an_argument_by_name(fake: Path) -> None:
@@ -147,7 +147,10 @@ def test_missing_commands_are_named(fake: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_squeue_whose_json_has_all_jobs_is_asked_for_a_short_list(fake: Path) -> None:
     """Before 23.02, --json ignores the options that choose jobs."""
     asked = fake.parent / "asked"
-    lines = "7|RUNNING|2|None|n[0-1]|a\n8|PENDING|0|Resources||a\n9|COMPLETING|0|None|n2|a"
+    lines = (
+        "7|RUNNING|2|None|n[0-1]|all||a\n8|PENDING|0|Resources||all|maintenance|a|b\n"
+        "9|COMPLETING|0|None|n2|all|(null)|a"
+    )
     [first] = json.loads(JOB)["jobs"]
     both = json.dumps({"jobs": [first, {**first, "name": "b"}]})
     answers = f"*--json*) echo '{both}';; *) echo '{lines}';;"
@@ -160,7 +163,10 @@ def test_a_squeue_whose_json_has_all_jobs_is_asked_for_a_short_list(fake: Path) 
         (8, "PENDING", 0, ()),
         (9, "COMPLETING", 0, ("n2",)),
     ]
-    assert found[1].reason == "Resources"
+    assert (found[1].reason, found[1].name) == ("Resources", "a|b")
+    # By these a request that can never be granted is known.
+    assert [job.reservation for job in found] == [None, "maintenance", None]
+    assert {job.partition for job in found} == {"all"}
     assert all("--me --name=a" in line for line in asked.read_text().splitlines())
     assert "--json" not in asked.read_text().splitlines()[1]
     write(fake, "squeue", "echo 7")

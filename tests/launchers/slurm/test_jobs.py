@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm import JobState, jobs_from_json, jobs_from_text
+from pytest_mnode.launchers.slurm import JobState
+from pytest_mnode.launchers.slurm.jobs import jobs_from_json, jobs_from_text
 
 OLD: dict[str, Any] = {
     "job_id": 17,

@@ -12,7 +12,6 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState, SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
-from pytest_mnode.protocol.launcher_requests import SchedulerNames
 
 RUNS = JobState(7, "x", "RUNNING", nodes=("n1",))
 
@@ -41,12 +40,6 @@ def back(
     return made._problem_with(SimpleNamespace(name="host1"), 1.0)  # type: ignore[arg-type]
 
 
-def test_nodes_have_the_names_that_slurm_uses() -> None:
-    made = Slurm.__new__(Slurm)
-    made._hosts_by_name = {"ip-10-0-0-1": "gpu1"}
-    assert made.ask(SchedulerNames()) == {"ip-10-0-0-1": "gpu1"}
-
-
 def test_a_node_that_runs_steps_is_available() -> None:
     assert back("ALLOCATED") is None
     assert back("ALLOCATED", ("DRAIN",)) is None, "its allocation continues"
@@ -70,6 +63,30 @@ def test_a_node_removed_from_the_allocation_never_returns() -> None:
     out = JobState(7, "x", "RUNNING", nodes=("n0",))
     with pytest.raises(ClusterError, match="removed it from allocation 7"):
         back("ALLOCATED", job=lambda _: out)
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (JobState(7, "x", "CONFIGURING", reason="Prolog"), "; Slurm says CONFIGURING (Prolog)"),
+        (
+            JobState(7, "x", "RUNNING", flags=frozenset({"CONFIGURING"})),
+            "; Slurm says CONFIGURING (no reason given)",
+        ),
+        (RUNS, ""),
+        (None, ""),
+    ],
+    ids=["Prolog", "boots", "runs", "unknown"],
+)
+def test_a_start_that_takes_too_long_says_what_slurm_waits_for(
+    job: JobState | None, text: str
+) -> None:
+    made = Slurm.__new__(Slurm)
+    made.job_id = 7
+    made.slurm = SimpleNamespace(job=lambda _: job)  # type: ignore[assignment]
+    assert made._waits_for() == text
+    made.slurm = SimpleNamespace(job=_silent)  # type: ignore[assignment]
+    assert made._waits_for() == ""
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm import NodeState, nodes_from_text, shortage
-from pytest_mnode.launchers.slurm.nodes import gpus_of, gpus_to_request
+from pytest_mnode.launchers.slurm import NodeState
+from pytest_mnode.launchers.slurm.nodes import gpus_of, gpus_to_request, nodes_from_text, shortage
 
 IDLE = (
     "NodeName=gpu-01 Arch=x86_64 CoresPerSocket=48 CPUAlloc=0 CPUTot=96 CPULoad=0.10 "

@@ -323,7 +323,8 @@ def test_a_rank_that_sends_wrongly(world: World, monkeypatch: pytest.MonkeyPatch
     assert row.wrong_senders == (FAULTY,)
 
 
-def test_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [8, 11])  # not in the last turn, and in it
+def test_messages(world: World, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     if world.rank == FAULTY:
-        change(monkeypatch, "send_recv", lambda right: Stale(right, 11))
+        change(monkeypatch, "send_recv", lambda right: Stale(right, every))
     assert len(bench.exchange(world, CPU).wrong) == 1

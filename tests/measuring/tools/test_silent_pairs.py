@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.measuring.tools import perftest_pairs
-
-SOON_S = 10.0
+from tests.waiting import SOON_S
 
 
 class Side:

@@ -56,6 +56,8 @@ def test_infiniband_works_without_ipoib(interfaces: tuple[Interface, ...]) -> No
         assert verdicts(question, survey, spec) == {}, question
     down = with_facts(survey, 1, rdma=devices_of(replace(IB, state="INIT")))
     assert culprits(InterfacesAreUp, down, spec) == {"gpu1": "gpu1 mlx5_0:1 is INIT"}
+    unread = with_facts(everywhere(healthy(3), IB, interfaces=()), 1, rdma=None)
+    assert verdicts(InterfacesAreUp, unread, spec) == {"gpu1": "inconclusive"}
     by_name = promising(ANY, "infiniband", "ib0")
     if interfaces and not interfaces[0].carrier:
         assert set(verdicts(InterfacesAreUp, survey, by_name).values()) == {"fail"}
@@ -126,6 +128,15 @@ def test_loopback_is_up(
     survey = with_facts(healthy(2), 1, interfaces=(loopback, *USUAL))
     bad = [m for m in asked(InterfacesAreUp, survey, INTERFACES)["gpu1"] if m.verdict != "pass"]
     assert [(one.verdict, one.culprit) for one in bad] == found
+
+
+def test_a_loopback_on_which_no_connection_opens_is_named() -> None:
+    loopback = replace(interface("lo", "127.0.0.1", kind=Kind.LOOPBACK), operstate="unknown")
+    facts = {"interfaces": (loopback, *USUAL), "loopback_problem": "no answer within 2 s"}
+    survey = with_facts(healthy(2), 1, **facts)
+    assert culprits(InterfacesAreUp, survey, INTERFACES) == {
+        "gpu1": "gpu1 lo: no TCP connection opens: no answer within 2 s"
+    }
 
 
 def test_speeds_of_virtual_interfaces_are_unknown(spec: Spec) -> None:

@@ -72,6 +72,45 @@ def test_a_name_that_resolves_to_loopback_alone_is_wrong(
     assert verdicts(NamesAreFound, survey, spec) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "took_s", "expected"),
+    [
+        ("gpu2-ib0", 0.001, {"gpu1": "fail"}),
+        ("gpu2", 0.001, {"gpu1": "fail"}),
+        ("gpu1-ib0.cluster", 0.001, {}),
+        ("gpu10-ib0", 0.001, {}),  # of another machine
+        ("storage1", 0.001, {}),
+        ("gpu1", None, {}),  # nobody needs the name of the address on a fabric
+    ],
+)
+def test_an_address_on_another_network_may_not_have_another_nodes_name(
+    spec: Spec, name: str, took_s: float | None, expected: dict[str, str]
+) -> None:
+    survey = healthy()
+    paths = survey.nodes[1].paths
+    assert paths is not None
+    of_fabric = LookUp(1, "10.2.0.2", (name,) if took_s else (), took_s, "")
+    survey = with_path_facts(survey, 1, look_ups=(*paths.look_ups, of_fabric))
+    assert verdicts(NamesAreFound, survey, spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("gpu-ib-2", "pass"), ("gpu-3-ib", "fail"), ("gpu", "fail")]
+)
+def test_another_node_may_have_the_first_part_of_a_name(
+    spec: Spec, name: str, expected: str
+) -> None:
+    survey = healthy()
+    for index, hostname in enumerate(("gpu", "gpu-2", "gpu-3")):
+        survey = with_facts(survey, index, hostname=hostname)
+    look_ups = (
+        LookUp(1, "localhost", ("127.0.0.1",), 0.001, ""),
+        LookUp(1, "10.2.0.2", (name,), 0.001, ""),
+    )
+    survey = with_path_facts(survey, 1, look_ups=look_ups)
+    assert asked(NamesAreFound, survey, spec)["gpu1"][1].verdict == expected
+
+
 def test_names_of_nodes_on_loopback_resolve_to_loopback(spec: Spec) -> None:
     survey = everyone(on_loopback(healthy(2)), interfaces=(interface("lo", "127.0.0.1"),))
     look_ups = tuple(LookUp(of, f"gpu{of}", ("127.0.0.1",), 0.001, "") for of in range(2))
@@ -175,3 +214,76 @@ def test_clocks_without_a_majority_blame_no_single_node(spec: Spec) -> None:
     others = "clock, or those of gpu0, gpu1: no majority says which are right"
     found = culprits(ClocksAgree, _clock({2: 0.2, 3: 0.2}), spec)
     assert found == {name: f"{name} {others}" for name in ("gpu2", "gpu3")}
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_a_host_name_that_no_other_node_knows_blames_its_node_alone(
+    spec: Spec, itself: bool
+) -> None:
+    names = ["gpu0", "gpu1", "img.cloud", "gpu3"]
+    right = [LookUp(to, name, (f"10.1.0.{to + 1}",), 0.001, "") for to, name in enumerate(names)]
+    unknown = LookUp(2, "img.cloud", (), 0.001, "not known")
+    survey = _named(names, [unknown if one.of == 2 else one for one in right])
+    if itself:
+        survey = with_path_facts(survey, 2, look_ups=tuple(right))
+    cause = "gpu2: its names, as other nodes know them"
+    assert culprits(NamesAreFound, survey, spec) == {"gpu2": cause}
+    _, own, _ = asked(NamesAreFound, survey, spec)["gpu2"]
+    assert own.note == "gpu2: img.cloud has no address (not known)"
+    _, other, _ = asked(NamesAreFound, survey, spec)["gpu0"]
+    assert other.note == "of 4, without gpu2, judged separately"
+
+
+def test_a_name_that_others_do_not_know_is_a_fault_also_if_its_node_looked_up_none(
+    spec: Spec,
+) -> None:
+    names = ["gpu0", "gpu1", "img.cloud", "gpu3"]
+    unknown = LookUp(2, "img.cloud", (), 0.001, "not known")
+    survey = with_path_facts(_named(names, [unknown]), 2, look_ups=())
+    assert culprits(NamesAreFound, survey, spec) == {
+        "gpu2": "gpu2: its names, as other nodes know them"
+    }
+
+
+def test_nodes_that_are_wrong_about_several_blame_none_of_these(spec: Spec) -> None:
+    names = ["gpu0", "gpu1", "gpu2"]
+    right = [LookUp(to, name, (f"10.1.0.{to + 1}",), 0.001, "") for to, name in enumerate(names)]
+    survey = _named(names, right)
+    for index in (0, 1):
+        found = (one if one.of == index else replace(one, found=("10.9.9.9",)) for one in right)
+        survey = with_path_facts(survey, index, look_ups=tuple(found))
+    cause = "its hosts file or name server"
+    assert culprits(NamesAreFound, survey, spec) == {
+        name: f"{name}: {cause}" for name in ("gpu0", "gpu1")
+    }
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_of_two_nodes_the_one_that_does_not_know_its_own_name_is_blamed(
+    spec: Spec, itself: bool
+) -> None:
+    names = ["gpu0", "img.cloud"]
+    right = [LookUp(to, name, (f"10.1.0.{to + 1}",), 0.001, "") for to, name in enumerate(names)]
+    survey = _named(names, [right[0], LookUp(1, "img.cloud", (), 0.001, "not known")])
+    if itself:
+        survey = with_path_facts(survey, 1, look_ups=tuple(right))
+    assert set(culprits(NamesAreFound, survey, spec)) == {"gpu0" if itself else "gpu1"}
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (("::1", "127.0.0.1"), ""),
+        ((), "gpu1: localhost has no address (not known)"),
+        (("127.0.0.1", "10.1.0.9"), "gpu1: localhost resolves to 10.1.0.9, but gpu1 has 10.1.0.2"),
+    ],
+)
+def test_localhost_is_the_node_itself(spec: Spec, found: tuple[str, ...], fault: str) -> None:
+    survey = healthy()
+    paths = survey.nodes[1].paths
+    assert paths is not None
+    own = LookUp(1, "localhost", found, 0.001, "" if found else "not known")
+    survey = with_path_facts(survey, 1, look_ups=(*paths.look_ups, own))
+    assert verdicts(NamesAreFound, survey, spec) == ({"gpu1": "fail"} if fault else {})
+    _, wrong, _ = asked(NamesAreFound, survey, spec)["gpu1"]
+    assert not fault or wrong.note == fault

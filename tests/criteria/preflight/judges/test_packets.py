@@ -89,14 +89,31 @@ def test_lost_large_packets_blame_a_node_or_a_path(spec: Spec) -> None:
 
 
 def test_packet_sizes_that_could_not_be_tried_are_inconclusive(spec: Spec) -> None:
-    def mute(index: int, path: ProbedPath) -> ProbedPath:
-        return replace(path, answered=False, largest_bytes=None) if path.to == 1 else path
+    def mute(index: int, path: ProbedPath, *, at: int | None = None) -> ProbedPath:
+        unheard = path.to == 1 and at in (None, index)
+        return replace(path, answered=False, largest_bytes=None) if unheard else path
 
-    unknown = dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), "inconclusive")
-    assert verdicts(FullSizePacketsPass, with_paths(healthy(), mute), spec) == unknown
+    one_path = with_paths(healthy(), partial(mute, at=0))
+    ends = dict.fromkeys(("gpu0", "gpu1"), "inconclusive")
+    assert verdicts(FullSizePacketsPass, one_path, spec) == ends
+    # Datagrams to one node are filtered: it is judged, and the others without it.
+    found = with_paths(healthy(), mute)
+    assert verdicts(FullSizePacketsPass, found, spec) == {"gpu1": "inconclusive"}
+    own, _ = asked(FullSizePacketsPass, found, spec)["gpu1"]
+    assert own.culprit is not None
+    assert own.culprit.nodes == {"gpu1"}
+    other, _ = asked(FullSizePacketsPass, found, spec)["gpu0"]
+    assert (str(other.verdict), other.note) == ("pass", "without gpu1, which answers no datagrams")
+    # So it is beside a node that nobody reaches.
+    beside = verdicts(FullSizePacketsPass, silent(with_paths(healthy(5), mute), 3), spec)
+    assert beside == {"gpu1": "inconclusive", "gpu3": "inconclusive"}
+    # Two that do not exchange any, beside two that nobody reaches, tell nothing of each other.
+    two = silent(silent(with_paths(healthy(), mute), 2), 3)
+    pair, _ = asked(FullSizePacketsPass, two, spec)["gpu1"]
+    assert (str(pair.verdict), pair.culprit) == ("inconclusive", None)
     # A hole fails, whatever could not be tried beside it.
     hole = verdicts(FullSizePacketsPass, with_paths(_hole(1500, (0, 2)), mute), spec)
-    assert hole == unknown | {"gpu0": "fail", "gpu2": "fail"}
+    assert hole == {"gpu1": "inconclusive", "gpu0": "fail", "gpu2": "fail"}
 
 
 SIZE = 4 << 20

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pytest_mnode.checks.node.interfaces import InterfacesAreUp
-from pytest_mnode.checks.node.reachable import EveryNodeIsReached, FirstNodeIsReached
-from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Survey
+from pytest_mnode.checks.node.reachable import (
+    EveryNodeIsReached,
+    FirstNodeIsReached,
+    paths_that_lose,
+)
+from pytest_mnode.criteria.preflight.answers import Connection, Heard, NodeSurvey, Survey
 from pytest_mnode.machine.netlink import Refusal, leaves_by
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
@@ -30,7 +35,9 @@ from tests.criteria.preflight.made import (
     verdicts,
     with_facts,
     with_interface,
+    with_node,
     with_path_facts,
+    with_paths,
 )
 
 
@@ -63,6 +70,69 @@ def test_a_route_over_another_network_is_named(spec: Spec) -> None:
     assert culprit.startswith("gpu1: its route to gpu3 leaves by eth0, not by fab0 (ip route get ")
 
 
+def _counted(survey: Survey, lossy: Mapping[tuple[int, int], int] | None = None) -> Survey:
+    """The survey after a thousand datagrams on each path, of which some were lost on fab0."""
+
+    def heard(index: int, one: Heard) -> Heard:
+        lost = (lossy or {}) if one.rail == "fab0" else {}
+        return replace(one, counts=tuple(1000 - lost.get((i, index), 0) for i in one.senders))
+
+    survey = with_paths(survey, lambda _, path: replace(path, sent=1000))
+    for node in survey.nodes:
+        if node.last is not None:
+            arrived = tuple(heard(node.index, one) for one in node.last.heard)
+            survey = with_node(survey, node.index, last=replace(node.last, heard=arrived))
+    return survey
+
+
+@pytest.mark.parametrize(
+    ("lossy", "sure", "count"),
+    [
+        ({}, set(), 0),
+        ({(0, 1): 7, (2, 3): 3}, set(), 0),  # by chance
+        ({(i, 1): 20 for i in (0, 2, 3)}, {"gpu1"}, 3),
+        # Into one and out of another: nobody between them is at fault.
+        (
+            {**{(i, 1): 20 for i in (0, 2, 3)}, **{(3, i): 20 for i in (0, 1, 2)}},
+            {"gpu1", "gpu3"},
+            5,
+        ),
+        ({(0, 2): 40}, set(), 1),
+    ],
+)
+def test_lost_datagrams_name_the_nodes_and_directions_that_lose_them(
+    spec: Spec, lossy: dict[tuple[int, int], int], sure: set[str], count: int
+) -> None:
+    found = paths_that_lose(_counted(healthy(), lossy), spec)
+    assert found.value == count
+    assert (found.culprit.nodes if found.culprit else set()) == sure
+    if count == 1:
+        assert found.culprit is not None
+        assert found.culprit.either == frozenset({frozenset({"gpu0", "gpu2"})})
+
+
+def test_paths_of_which_not_all_could_be_counted_are_inconclusive(spec: Spec) -> None:
+    assert str(paths_that_lose(_counted(silent(healthy(), 1)), spec).verdict) == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("own", "is_named"),
+    [("02:00:00:00:00:04", True), ("02:00:00:00:00:09", False), (None, False)],
+)
+def test_a_neighbour_entry_with_the_mac_of_another_is_named(
+    spec: Spec, own: str | None, is_named: bool
+) -> None:
+    """A node whose MAC cannot be read may have that of the entry."""
+    mac = "02:00:00:00:00:09"
+    lost = _failing(cut(healthy(), [(1, 3)]), 1, pinned_mac=mac)
+    for one in lost.nodes[3].machine.interfaces or ():
+        lost = with_interface(lost, 3, one.name, address=own)
+    named = f"gpu1: its permanent neighbour entry of gpu3 is {mac} (ip neigh)"
+    found = culprits(EveryNodeIsReached, lost, spec)
+    assert (found == {"gpu1": named}) is is_named
+    assert is_named or set(found.values()) == {ONE_WAY}
+
+
 def test_the_interface_of_a_route_is_the_kernels() -> None:
     assert leaves_by("127.0.0.1", "127.0.0.1") == "lo"
     assert leaves_by("127.0.0.1", "203.0.113.9") is None, "no address of this machine"
@@ -93,7 +163,7 @@ ONE_WAY = "path from gpu1 to gpu3 (one way)"
             [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))],
             {
                 f"gpu{a}": f"gpu{a}: it and gpu{1 - a} have no connection to or from others "
-                "on the fabric network"
+                "on the fabric network, and either part of the nodes may be at fault"
                 for a in (0, 1)
             },
         ),
@@ -105,6 +175,30 @@ def test_directions_nodes_and_paths_are_distinguished(
     for rails in (RAILS, RAILS[:1], RAILS[1:]):
         assert culprits(EveryNodeIsReached, cut(healthy(), edges, rails=rails), spec) == found, (
             rails
+        )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((0, 1), (2, 3)),
+        ((0, 1), (2, 3), (4,)),  # a node that none reaches tells nothing of the two parts
+        ((0, 1), (4, 5), (2, 3)),
+    ],
+)
+def test_of_a_network_in_parts_of_one_size_none_is_sure_to_be_at_fault(
+    spec: Spec, parts: tuple[tuple[int, ...], ...]
+) -> None:
+    part = {node: one for one in parts for node in one}
+    lost = cut(healthy(len(part)), [(a, b) for a in part for b in part if part[a] != part[b]])
+    for name in ("gpu0", "gpu1"):
+        culprit = asked(EveryNodeIsReached, lost, spec)[name][0].culprit
+        assert culprit is not None
+        last = max(one for one in parts if len(one) > 1)
+        expected = {f"gpu{node}" for node in (0, 1, *last)}
+        assert (culprit.nodes, culprit.either) == (
+            frozenset[str](),
+            frozenset({frozenset(expected)}),
         )
 
 
@@ -136,9 +230,14 @@ def test_an_address_used_by_two_nodes_is_named(
     assert culprits(EveryNodeIsReached, cut(survey, [(1, 3), (3, 1)]), spec) == dict.fromkeys(
         ("gpu1", "gpu3"), f"path between gpu1 and gpu3; {cause}"
     )
-    [deaf] = culprits(EveryNodeIsReached, cut(survey, [(n, 3) for n in range(3)]), spec).values()
+    deaf = asked(EveryNodeIsReached, cut(survey, [(n, 3) for n in range(3)]), spec)["gpu3"][
+        0
+    ].culprit
+    assert deaf is not None
     assert deaf.startswith("gpu3: it sends but cannot receive")
     assert deaf.endswith(cause)
+    assert not deaf.nodes, "nobody knows whose address it is"
+    assert deaf.either == {frozenset({"gpu3"}), frozenset({"gpu1", "gpu3"})}
 
 
 def test_addresses_of_links_and_of_one_machine_may_be_the_same(spec: Spec) -> None:
@@ -297,3 +396,13 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
     assert set(culprits(EveryNodeIsReached, one, spec).values()) == {
         "path from gpu2 to gpu0 (one way)"
     }
+
+
+def test_a_node_with_no_port_left_is_named_and_no_path(spec: Spec) -> None:
+    problem = "cannot assign requested address (connection 2 of 3)"
+    why = f"gpu2: {problem}: check its addresses and net.ipv4.ip_local_port_range"
+    lost = _failing(cut(healthy(), [(2, 0)]), 2, problem=problem)
+    assert culprits(EveryNodeIsReached, lost, spec) == {"gpu2": why}
+    refused = Connection(0, "control", "", None, problem)
+    lost = with_path_facts(healthy(), 2, master=refused)
+    assert culprits(FirstNodeIsReached, lost, spec) == {"gpu2": why}

@@ -80,13 +80,17 @@ def test_a_path_that_cannot_be_used_fails() -> None:
 
 def test_a_node_that_cannot_write_temporary_files_is_named() -> None:
     spec = promising("{environment: {}}")
-    survey = everyone(healthy(), directories=(directory("temporary files", "/scratch/tmp"),))
+    shared = directory("shared memory", "/dev/shm")
+    own = directory("temporary files", "/scratch/tmp")
+    survey = everyone(healthy(), directories=(own, shared))
     assert verdicts(TemporaryFilesCanBeWritten, survey, spec) == {}
     why = "read-only file system"
     closed = _with_directory(survey, 2, "temporary files", write_problem=why)
     assert culprits(TemporaryFilesCanBeWritten, closed, spec) == {
         "gpu2": f"gpu2 /scratch/tmp: {why}"
     }
+    closed = _with_directory(survey, 3, "shared memory", write_problem=why)
+    assert culprits(TemporaryFilesCanBeWritten, closed, spec) == {"gpu3": f"gpu3 /dev/shm: {why}"}
     gone = _with_directory(survey, 1, "temporary files", problem="not there")
     assert culprits(TemporaryFilesCanBeWritten, gone, spec) == {
         "gpu1": "gpu1 /scratch/tmp: not there"

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.checks.node.disk import DisksHaveRoom
+from pytest_mnode.checks.node.disk import SHM, DisksHaveRoom
 from pytest_mnode.checks.node.limits import (
-    SHM,
     FilesCanBeOpen,
     MemoryCanBeLocked,
     SharedMemorySuffices,
@@ -155,6 +154,12 @@ def test_free_space_and_limits() -> None:
     for question in (SharedMemorySuffices, MemoryCanBeLocked, FilesCanBeOpen, DisksHaveRoom):
         assert verdicts(question, survey, spec) == {}
         assert verdicts(question, bad, spec) == {"gpu1": "fail"}
+    without_inodes = (replace(shm, free_files=2), directory("disk /tmp", "/tmp", free_files=2))
+    few = with_facts(survey, 1, directories=without_inodes)
+    for question in (SharedMemorySuffices, DisksHaveRoom):
+        assert verdicts(question, few, spec) == {"gpu1": "fail"}
+    [_, free] = asked(SharedMemorySuffices, few, spec)["gpu1"]
+    assert (free.value, "2 free inodes" in free.note) == (0, True)
     absent = replace(shm, problem="not there", size_bytes=None, free_bytes=None)
     lost = with_facts(survey, 1, directories=(absent,))
     assert verdicts(SharedMemorySuffices, lost, spec) == {"gpu1": "inconclusive"}

@@ -1,0 +1,97 @@
+"""Reports of ranks that all passed, and those of tests that only look so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller import rank_reports
+from pytest_mnode.controller.rank_reports import RankReports
+from pytest_mnode.outcome.merge import give_added, merge
+from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
+from pytest_mnode.protocol.world import Shape, WorldInfo
+
+NODES = ("node0", "node1")
+
+
+def outcome_of(phases: tuple[str, ...] = ("setup", "call", "teardown")) -> Outcome:
+    states = {}
+    for rank, node in enumerate(NODES):
+        state = states[rank] = RankState(rank, node, torn_down=TornDown(rank, 7))
+        for number, when in enumerate(phases):
+            times = {"duration": 0.5 + rank, "start": 10.0 + number - rank, "stop": 11.0 + number}
+            state.reports[when] = PhaseReport(rank, 7, when, "passed", times)
+    return Outcome(WorldInfo("w1", Shape(2, 1), NODES), states, 9.0, started=9.0, stopped=15.0)
+
+
+def merged(config: pytest.Config, outcome: Outcome) -> list[dict[str, Any]]:
+    """The attributes of each report, as pytest has them in the end."""
+    module: Any = SimpleNamespace(__doc__=None)
+    item: Any = SimpleNamespace(
+        nodeid="a.py::test_a", location=("a.py", 1, "test_a"), keywords={"x": 1}, obj=module,
+        stash=pytest.Stash(),
+    )  # fmt: skip
+    found = RankReports(config).merged(item, outcome)
+    for report in found:
+        give_added(report)
+    return [vars(report) for report in found]
+
+
+@pytest.mark.parametrize("phases", [("setup", "call", "teardown"), ("setup", "teardown")])
+def test_a_plain_pass_is_reported_as_if_it_was_merged(
+    pytestconfig: pytest.Config, phases: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = merged(pytestconfig, outcome_of(phases))
+    assert [one["when"] for one in quick] == list(phases)
+    assert {one["outcome"] for one in quick} == {"passed"}
+    monkeypatch.setattr(Outcome, "plainly_passed", property(lambda _: False))
+    assert quick == merged(pytestconfig, outcome_of(phases))
+
+
+def _stuck(outcome: Outcome) -> None:
+    outcome.states[1].stuck_in = "teardown"
+
+
+def _without_body(outcome: Outcome) -> None:
+    del outcome.states[1].reports["call"]
+
+
+def _leaks(outcome: Outcome) -> None:
+    outcome.states[1].torn_down = TornDown(1, 7, leaks=("thread 'x'",))
+
+
+def _died(outcome: Outcome) -> None:
+    outcome.states[1].lost = "the node is gone"
+
+
+def _printed(outcome: Outcome) -> None:
+    data = outcome.states[1].reports["call"].data
+    hook = pytest.TestReport("a.py::test_a", ("a.py", 1, "x"), {}, "passed", None, "call")
+    outcome.states[1].reports["call"] = PhaseReport(
+        1, 7, "call", "passed", {**hook._to_json(), **data, "sections": [("out", "1")]}
+    )
+
+
+@pytest.mark.parametrize("change", [_stuck, _without_body, _leaks, _died, _printed])
+def test_what_only_looks_like_a_plain_pass_is_merged(
+    pytestconfig: pytest.Config,
+    change: Callable[[Outcome], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merges: list[Outcome] = []
+
+    def noting(outcome: Outcome, *args: Any, **kwargs: Any) -> Any:
+        merges.append(outcome)
+        return merge(outcome, *args, **kwargs)
+
+    monkeypatch.setattr(rank_reports, "merge", noting)
+    outcome = outcome_of()
+    change(outcome)
+    found = merged(pytestconfig, outcome)
+    assert merges == [outcome]
+    failed = any(one["outcome"] == "failed" for one in found)
+    assert failed == (change is not _printed)
