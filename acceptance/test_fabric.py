@@ -191,7 +191,7 @@ def test_rdma_by_perftest_is_as_promised(
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    measure.record(fabric_ports.measurements())
+    fabric_ports.record(measure)
 
 
 @needs_group

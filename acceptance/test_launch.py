@@ -87,4 +87,4 @@ def test_store_serves_many_clients(cluster: Cluster, spec: Spec, measure: Measur
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    measure.record(fabric_ports.measurements(kills=True))
+    fabric_ports.record(measure, kills=True)

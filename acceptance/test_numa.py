@@ -23,4 +23,4 @@ add_cases(globals(), "numa")
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    measure.record(fabric_ports.measurements())
+    fabric_ports.record(measure)

@@ -193,8 +193,8 @@ def _add_killed_soak(cases: Mapping[str, CaseRecord], rows: Sequence[Row], facts
 
 @dataclass(slots=True)
 class Kept:
-    """What was read in a run. rows: of checks that ranks measured together, by their test, and of
-    other checks. nodes: what the survey found on them. ranks: their environments, or `why` not."""
+    """What was read in a run. rows: that tests measured, by the test, and of other checks. nodes:
+    what the survey found on them. ranks: their environments, or `why` not."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     nodes: dict[str, NodeSurvey] = field(default_factory=dict)
@@ -252,7 +252,7 @@ def kept_of(directory: Path, run: RunFacts) -> Kept:
                 case file.TEST:
                     charts = charts_from_json(values["record"]["facts"].get("charts", ()))
                     if measured := [one.rows for one in charts if isinstance(one, MeasuredRows)]:
-                        kept.rows[values["test"].partition("::")[2]] = [*chain(*measured)]
+                        kept.rows[values["test"]] = [*chain(*measured)]
     return kept if same else Kept()
 
 

@@ -29,7 +29,10 @@ from pytest_mnode.certificate.run_facts import (
     leaves,
     unconfirmed,
 )
+from pytest_mnode.checks.node.reachable import LOSSY_PATHS
 from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.criteria.port_counters import watching as ports
+from pytest_mnode.criteria.port_counters.judging import located
 from pytest_mnode.criteria.preflight.survey_check import of_node
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
@@ -323,8 +326,9 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
     of_nodes: dict[tuple[str, str], Check] = {}
 
     def judged(case: CaseResult) -> tuple[Measurement, ...] | str:
+        of_ports = case.test.endswith(f"::{ports.TEST}")
         try:
-            return of_rule(case)
+            return by_ports(case) if of_ports else of_rule(case)
         except Exception as error:  # rows of any origin, and the rules of sites
             return f"its rows in {NAME}: {' '.join(f'{type(error).__name__}: {error}'.split())}"
 
@@ -337,7 +341,7 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
             return ()
         key = check.key.format(part=part)
         if (promise := spec.value_of(key)) is None or not (
-            whole in kept.rows
+            case.test in kept.rows
             if issubclass(check, WorldCheck)
             else len(case.nodes) == 1 and kept.has(check.on)
         ):
@@ -345,7 +349,7 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
         if others := _read_otherwise(check, key, case, specs):
             return f"measured with another {', '.join(sorted(others)[:3])}"
         if issubclass(check, WorldCheck):
-            return of_world(check(promise, spec, part), kept.rows[whole], case.nodes)
+            return of_world(check(promise, spec, part), kept.rows[case.test], case.nodes)
         evidence: Any = environments if check.on == "rank" else nodes
         if evidence is None:
             return f"{NAME} does not have what all {check.on}s read"
@@ -361,6 +365,18 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
         if not _whole(rows, of):
             return f"{NAME} does not have the rows of all its ranks"
         return tuple(one for value in check.from_rows(rows) for one in check.by_rule(value))
+
+    def by_ports(case: CaseResult) -> tuple[Measurement, ...] | str:
+        rows = kept.rows.get(case.test, ())
+        if not rows or case.stopped_by is not None or case.outcome == "not promised":
+            return ()
+        if others := [k for k in specs.changed if any(_is_below(k, key) for key in ports.READ_BY)]:
+            return f"measured with another {', '.join(sorted(others)[:3])}"
+        if {one.node for one in rows if one.node} != set(run.nodes):
+            return f"{NAME} does not have the rows of all nodes"
+        # Which paths lose datagrams is known only of losses that the other spec found.
+        paths = [one for one in case.measurements if one.name == LOSSY_PATHS]
+        return *located(ports.judged(rows, spec), paths), *paths
 
     return judged
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.charts import Bars, Part
 from pytest_mnode.criteria.port_counters.judging import judge as judge_ports
+from pytest_mnode.criteria.port_counters.rises import rises
 from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.detection import estimate
 from pytest_mnode.intervals import interval_of, quantile_interval
@@ -296,7 +297,7 @@ def judge_incast(found: Incast, promise: IncastPromise, fabric: Fabric) -> list[
         one
         if lost is None or key not in one.source
         else replace(one, source=one.source.replace(key, "fabric.incast.lost_at_most_fraction"))
-        for one in judge_ports(found.before, found.after, fabric)
+        for one in judge_ports([*rises(found.before, found.after, fabric.interfaces)], fabric)
     ]
     if lost is None and fabric.by_kernel:
         ports = [

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pytest_mnode.certificate import CaseResult
-from pytest_mnode.criteria.port_counters.judging import clock_steps, judge
-from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
-from pytest_mnode.criteria.preflight.survey_check import promise_of
-from pytest_mnode.evidence.check import CHECKS
+from pytest_mnode.criteria.port_counters.reading import (
+    CARRIER,
+    TCP,
+    TCP_OUT_OF_ORDER,
+    Counters,
+    PortReading,
+)
+from pytest_mnode.criteria.port_counters.rises import rises
+from pytest_mnode.criteria.port_counters.watching import TEST, judged
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
@@ -22,8 +27,7 @@ _LINK_ERRORS: Counters = {"rx_errors": 0, "rx_dropped": 0, CARRIER: 1}
 
 def ports(cluster: VirtualCluster, file: str) -> CaseResult:
     """The case on counters of ports, which each loaded criterion has."""
-    test = f"{file}::test_fabric_ports_stay_up_and_free_of_errors"
-    return case(test, _counted(cluster), cluster.nodes)
+    return case(f"{file}::{TEST}", _counted(cluster), cluster.nodes)
 
 
 def _counted(cluster: VirtualCluster) -> list[Measurement]:
@@ -40,14 +44,10 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
                 if after and (at, of) == (node, name):
                     counted[counter] = (counted.get(counter) or 0) + count
         if not rdma:
-            found[TCP] = {"OutSegs": _PACKETS * after, "RetransSegs": 0, "TCPOFOQueue": 0}
+            found[TCP] = {"OutSegs": _PACKETS * after, "RetransSegs": 0, TCP_OUT_OF_ORDER: 0}
         step_s = cluster.clock_steps_s.get(node, 0.0) if after else 0.0
-        return PortReading(f"boot-{node}", found, step_s)
+        return PortReading(f"boot-{node}", found, step_s, nvlinks={"every link": (0, 0)})
 
     before = {name: reading(node, after=False) for node, name in enumerate(nodes)}
     last = {name: reading(node, after=True) for node, name in enumerate(nodes)}
-    measurements = judge(before, last, fabric)
-    clocks = promise_of(CHECKS["test_clocks_agree"], cluster.spec)
-    if clocks is not None:
-        measurements.append(clock_steps(before, last, clocks.skew_s))
-    return measurements
+    return judged([*rises(before, last, fabric.interfaces)], cluster.spec)

@@ -22,6 +22,7 @@ from pytest_mnode.commands import main
 from pytest_mnode.criteria.devices import judge_rates
 from pytest_mnode.criteria.port_counters.judging import judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.rises import rises
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.criteria.preflight.survey_check import of_node, promised_checks
 from pytest_mnode.culprit import Culprit, Parts
@@ -74,7 +75,7 @@ def counters(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
         nic: {**counts, "rx_crc_errors": 9} for nic, counts in ports.items()
     }
     after = {name: PortReading("a", worse if name in bad else ports) for name in names}
-    return judge(before, after, fabric)
+    return judge([*rises(before, after, fabric.interfaces)], fabric)
 
 
 def ranks(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:

@@ -22,6 +22,9 @@ from pytest_mnode.checks.placement.copies import NearMemoryIsFasterThanFar as CO
 from pytest_mnode.checks.placement.cpus import RanksRunBesideTheirAccelerator
 from pytest_mnode.checks.placement.memory import MemoryIsBesideTheAccelerator as MEMORY
 from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.criteria.port_counters import watching as ports
+from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.rises import rises
 from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
@@ -592,7 +595,7 @@ def judged_again(
     run = certify(case, promised=[criterion])
     run = replace(run, run=replace(run.run, spec=facts_of(spec, default_spec_path())))
     plain = [Row(**json.loads(json.dumps(asdict(one)))) for one in damage(rows)]
-    again, undecided = rejudge_certificate(run, *edit, Kept({check.case(): plain}))
+    again, undecided = rejudge_certificate(run, *edit, Kept({test: plain}))
     [one] = [one for one in again.criteria if one.name == criterion]
     shown = [*undecided, *(m.culprit or "" for c in one.cases for m in c.measurements)]
     return one.verdict, "; ".join(shown)
@@ -702,3 +705,36 @@ def test_damaged_rows_of_ranks_certify_nothing(
     again, shown = judged_again(check, [found], edit, "numa.near", damage=damage)
     assert again == ("inconclusive" if words else "pass")
     assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("fabric", "lacks", "verdict", "words"),
+    [
+        ({}, "", "fail", "node2 fab0 rx_errors +3"),
+        ({"errors_at_most": 3}, "", "pass", ""),
+        ({"errors_at_most": 2}, "", "fail", "node2 fab0 rx_errors +3"),
+        ({"errors_at_most": 3}, "node1", "inconclusive", "does not have the rows of all nodes"),
+        ({"interfaces": ["eth*"]}, "", "inconclusive", "measured with another fabric.interfaces"),
+    ],
+)
+def test_counters_of_ports_are_judged_anew(
+    edited: Any, fabric: dict[str, Any], lacks: str, verdict: str, words: str
+) -> None:
+    spec = load_spec(default_spec_path())
+    nodes = ("node1", "node2")
+    counted: dict[str, Counters] = {"fab0": {"carrier_changes": 1, "rx_errors": 0, "rx_packets": 9}}
+    broken: dict[str, Counters] = {"fab0": {**counted["fab0"], "rx_errors": 3}}
+    before = {node: PortReading("a", counted, 7.0) for node in nodes}
+    after = {**before, "node2": PortReading("a", broken, 7.0)}
+    rows = [*rises(before, after, spec.fabric.interfaces)]
+    test = f"acceptance/test_mesh.py::{ports.TEST}"
+    found = ports.judged(rows, spec)
+    run = certify(CaseResult(test, "?", "passed", "", None, tuple(found)), promised=["mesh"])
+    facts = replace(run.run, spec=facts_of(spec, default_spec_path()), nodes=nodes)
+    kept = Kept({test: [one for one in rows if one.node != lacks or not lacks]})
+    edit = edited(lambda page: page["fabric"].update(fabric))
+    again, undecided = rejudge_certificate(replace(run, run=facts), *edit, kept)
+    [one] = [one for one in again.criteria if one.name == "mesh"]
+    assert one.verdict == verdict
+    shown = [*undecided, *(m.culprit or "" for c in one.cases for m in c.measurements)]
+    assert words in "; ".join(shown)

@@ -33,6 +33,7 @@ from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
 from pytest_mnode.criteria.placement.near import RankReading
 from pytest_mnode.criteria.port_counters.judging import judge as judge_ports
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.rises import rises
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
     LastFacts,
@@ -420,7 +421,7 @@ def _of_ports(counters: Counters, later: Counters, **of_node: Any) -> Ask:
         if bad is not None:
             ports = {**before[NAMES[bad.node]].ports, RAILS[bad.device]: later}
             after[NAMES[bad.node]] = PortReading("a", ports)
-        return judge_ports(before, after, fabric)
+        return judge_ports([*rises(before, after, fabric.interfaces)], fabric)
 
     return ask
 

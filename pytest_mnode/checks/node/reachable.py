@@ -39,6 +39,7 @@ from pytest_mnode.measurement import Measurement, all_of, equals
 from pytest_mnode.spec.fields import Seconds, Section
 from pytest_mnode.spec.inventory import Inventory, Network, NetworkName
 
+LOSSY_PATHS = "paths that lose datagrams"
 _LOST_BY_CHANCE = 7
 """Datagrams of a path that may be lost, of a thousand: a path that loses 0.07 %, as much as healthy
 racks did (docs/spec.md), loses more once in a million, one that loses 2 % in all but 1 of 1,000."""
@@ -292,7 +293,7 @@ def paths_that_lose(survey: Survey, spec: Inventory) -> Measurement:
     lost = {edge: count - heard[edge] for edge, count in sent.items() if count > enough}
     edges = Edges.judged(survey.names, lost, lambda count: count > _LOST_BY_CHANCE)
     source = "a healthy path loses next to none of a few datagrams at a time"
-    subject = Subject("paths that lose datagrams", "", equals(0), source)
+    subject = Subject(LOSSY_PATHS, "", equals(0), source)
     counted = [f"{edges.text(e)}: {lost[e]} of {sent[e]}" for e in sorted(edges.bad)]
     note = listed([f"of {len(lost)} paths", *counted, *unread])
     if not edges.bad and (unread or not lost):

@@ -33,6 +33,8 @@ TCP = "TCP"
 """The pseudo port that counts the node's TCP segments over all interfaces."""
 SENT_IN_VAIN = "TCPDSACKRecvSegs"
 """Segments sent again whose receiver had them already (DSACK): it was late to acknowledge them."""
+TCP_OUT_OF_ORDER = "TCPOFOQueue"
+"""Segments that came before one that was lost on its way here."""
 
 
 def arguments_of(fabric: Fabric) -> list[str]:
@@ -131,7 +133,7 @@ def _tcp(root: Path) -> Counters:
     found: Counters = {}
     for file, head, wanted in (
         ("snmp", "Tcp:", ("OutSegs", "RetransSegs")),
-        ("netstat", "TcpExt:", ("TCPOFOQueue", SENT_IN_VAIN)),
+        ("netstat", "TcpExt:", (TCP_OUT_OF_ORDER, SENT_IN_VAIN)),
     ):
         lines = (sysfs.text(root / "proc/net" / file) or "").splitlines()
         rows = [line.split()[1:] for line in lines if line.startswith(head)]

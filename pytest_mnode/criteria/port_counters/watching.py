@@ -7,7 +7,7 @@ counters of connections are not judged.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,26 +17,35 @@ import pytest
 from pytest_mnode.checks.node.clocks import ClocksAgree
 from pytest_mnode.checks.node.nvlink import NvLinksAreUp
 from pytest_mnode.criteria.port_counters.judging import (
-    PortReadings,
     clock_steps,
     judge,
+    located,
     nvlink_rises,
+    of_tcp,
 )
 from pytest_mnode.criteria.port_counters.reading import NVLINK, PortReading, arguments_of
+from pytest_mnode.criteria.port_counters.rises import PortReadings, rises
 from pytest_mnode.criteria.preflight.survey import lossy_paths, search_path
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.evidence.row import MeasuredRows, Row
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Measurement
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import NodesOfRun
     from pytest_mnode.launchers.node import CommandResult
     from pytest_mnode.launchers.nodes import Nodes
+    from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
     from pytest_mnode.spec.inventory import Fabric
 
+TEST = "test_fabric_ports_stay_up_and_free_of_errors"
+READ_BY = ("fabric.interfaces", "fabric.nics_per_node", "fabric.kind")
+"""Keys of the spec that decide which ports are read."""
+_BEFORE = 0
+"""Repeat of a row of what was before the criterion."""
 PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
 
 
@@ -71,48 +80,35 @@ class PortWatch:
         self._just_read = False
         return (yield)
 
-    def measurements(self, *, kills: bool = False) -> list[Measurement]:
-        """Judged increases of counters since the first test of this file.
+    def record(self, measure: Measure, *, kills: bool = False, new_mtu: bool = False) -> None:
+        """Judge increases of counters since the first test of this file, and keep them.
 
-        kills: its tests killed processes on purpose, so only counters of links are judged.
+        kills: its tests killed processes on purpose, so only counters of links are judged. new_mtu:
+        they changed the MTU, and carriers came and went.
         """
-        after, off = self._read(), sorted(self._run.switched_off)
-        before, fabric = self._before, self._run.spec.fabric
-        found = judge(before, after, fabric, kills=kills or self._shared, restarted=off)
-        if fabric.protocol is None:
-            found = self._located(found)
-        if (clocks := promise_of(ClocksAgree, self._run.spec)) is not None:
-            found.append(clock_steps(before, after, clocks.skew_s, restarted=off))
-        found += nvlink_rises(before, after, nvlink_bounds(self._run.spec), restarted=off)
+        after, off, spec = self._read(), sorted(self._run.switched_off), self._run.spec
+        patterns, kills = spec.fabric.interfaces, kills or self._shared
+        rows = [
+            *rises(self._before, after, patterns, restarted=off, kills=kills, new_mtu=new_mtu),
+            *self._links_between(patterns),
+        ]
         if not self._shared:
-            found += self._links_between(fabric)
             self._before = self._judged = after
             self._just_read = True
-        return found
+        found = judged(rows, spec)
+        if spec.fabric.protocol is None and any(map(of_tcp, found)):
+            paths = lossy_paths(self._run.all_nodes(), spec)
+            found = [*located(found, paths), *paths]
+        measure.chart(MeasuredRows(tuple(rows)))
+        measure.record(found)
 
-    def _located(self, found: list[Measurement]) -> list[Measurement]:
-        """The measurements; where TCP has lost too much, with the paths that lose datagrams now."""
-        tcp = [one for one in found if one.unit == "%" and one.culprit and not one.culprit.parts]
-        lossy = [one for one in tcp if one.verdict is Verdict.FAIL]
-        paths = lossy_paths(self._run.all_nodes(), self._run.spec) if lossy else []
-        culprit = next((one.culprit for one in paths if one.verdict is Verdict.FAIL), None)
-        return [
-            *(replace(one, culprit=culprit) if culprit and one in lossy else one for one in found),
-            *paths,
-        ]
-
-    def _links_between(self, fabric: Fabric) -> list[Measurement]:
-        """Judged increases of link counters before this criterion that no criterion has judged."""
-        if self._between is None:
-            return []
-        first, last, off = self._between
-        self._between = None
-        found = judge(first, last, fabric, kills=True, restarted=sorted(off))
-        return [
-            replace(one, name=f"{one.name}, before this criterion")
-            for one in found
-            if one.value is not None
-        ]
+    def _links_between(self, patterns: Sequence[str]) -> Iterator[Row]:
+        """Increases of link counters before this criterion that no criterion has judged."""
+        if self._between is not None:
+            first, last, off = self._between
+            self._between = None
+            for one in rises(first, last, patterns, restarted=sorted(off), kills=True):
+                yield replace(one, repeat=_BEFORE)
 
     def _read(self) -> PortReadings:
         try:
@@ -122,6 +118,22 @@ class PortWatch:
             return read_ports(nodes, spec.fabric, nvlink=nvlink)
         except MnodeError as error:
             return dict.fromkeys(self._before or ("all nodes",), str(error).partition("\n")[0])
+
+
+def judged(rows: Sequence[Row], spec: Spec) -> list[Measurement]:
+    """What rows of a criterion's ports, clocks and NVLinks say, and of links before it. Pure."""
+    here = [one for one in rows if one.repeat is None]
+    found = judge(here, spec.fabric)
+    if (clocks := promise_of(ClocksAgree, spec)) is not None:
+        found.append(clock_steps(here, clocks.skew_s))
+    found += nvlink_rises(here, nvlink_bounds(spec))
+    if before := [one for one in rows if one.repeat == _BEFORE]:
+        found += [
+            replace(one, name=f"{one.name}, before this criterion")
+            for one in judge(before, spec.fabric)
+            if one.value is not None
+        ]
+    return found
 
 
 def nvlink_bounds(spec: Spec) -> dict[str, int | None]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.criteria.port_counters.judging import PortReadings, judge, nvlink_rises
+from pytest_mnode.criteria.port_counters.judging import judge, nvlink_rises
+from pytest_mnode.criteria.port_counters.rises import PortReadings, rises
 from pytest_mnode.criteria.port_counters.watching import nvlink_bounds, read_ports
 from pytest_mnode.criteria.soak import found
 from pytest_mnode.criteria.soak.found import Failure, Kept, LogOfNode, Measured, Plan, Round
@@ -178,9 +179,15 @@ class Soak:
             self.ports = self._read()
         except MnodeError as error:
             self.ports = dict.fromkeys(before, str(error).partition("\n")[0])
-        found = judge(before, self.ports, self.spec.fabric, kills=self.kills)
-        rises = nvlink_rises(before, self.ports, nvlink_bounds(self.spec))
-        return [*(one for one in found if one.name in self._of_links), *rises]
+        rows, found = self._judged(before)
+        links = nvlink_rises(rows, nvlink_bounds(self.spec))
+        return [*filter(_of_links, found), *links]
+
+    def _judged(self, before: PortReadings) -> tuple[list[Row], list[Measurement]]:
+        """How counters rose since these readings, and what that says of ports."""
+        fabric = self.spec.fabric
+        rows = [*rises(before, self.ports, fabric.interfaces, kills=self.kills)]
+        return rows, judge(rows, fabric)
 
     def _read(self) -> PortReadings:
         nvlink = any(limit is not None for limit in nvlink_bounds(self.spec).values())
@@ -208,14 +215,7 @@ class Soak:
         """What only counters of the whole soak say: shares of packets lost, and of wrong bits."""
         if not self.before:
             return []
-        whole = judge(self.before, self.ports, self.spec.fabric, kills=self.kills)
-        return [one for one in whole if one.name not in self._of_links]
-
-    @property
-    def _of_links(self) -> set[str]:
-        """Names of measurements that count, so that a short round shows them as well as a long."""
-        found = judge(self.ports, self.ports, self.spec.fabric, kills=True)
-        return {one.name for one in found if one.false_alarm is None}
+        return [one for one in self._judged(self.before)[1] if not _of_links(one)]
 
     def _line(self, one: Round) -> str:
         """A round in one line."""
@@ -227,6 +227,12 @@ class Soak:
             f"mnode: soak, round {one.number} (its seed), {one.took_s:.1f} s, {partners}{more}: "
             f"{wrong or 'right'}; {soaked_s:.0f} s of {DURATION.text(round(self.for_s))}"
         )
+
+
+def _of_links(one: Measurement) -> bool:
+    """Whether it is a count of links, which a short round shows as well as a long one: no share of
+    packets, and no rate of bit errors, which come by chance."""
+    return one.unit != "%" and one.false_alarm is None
 
 
 def _failures(judged: Iterable[Measurement], slow: Collection[Measurement]) -> list[Failure]:

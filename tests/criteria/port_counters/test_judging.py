@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import (
-    PortReadings,
-    clock_steps,
-    judge,
-    nvlink_rises,
-)
+from pytest_mnode.criteria.port_counters import judging
 from pytest_mnode.criteria.port_counters.reading import Counters, NvLinkErrors, PortReading
+from pytest_mnode.criteria.port_counters.rises import PortReadings, rises
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.evidence.file import rows_from_json, rows_to_json
+from pytest_mnode.evidence.row import Row
 from pytest_mnode.intervals import least_mean
 from pytest_mnode.machine.counters import BIT_ERRORS_FALSE_ALARM
 from pytest_mnode.measurement import Measurement
@@ -45,6 +45,28 @@ PACKETS = 1_000_000
 def fabric(kind: str = "infiniband", **more: Any) -> Fabric:
     page = {"kind": kind, "interfaces": ["fab0"], "line_rate": "400 Gbit/s"}
     return Fabric.model_validate({**page, "nics_per_node": 1, "mtu": 4096, **more})
+
+
+def risen(before: PortReadings, after: PortReadings, **done: Any) -> list[Row]:
+    """Rows as the evidence gives them back."""
+    kept = rows_to_json("ports", rises(before, after, ["fab0"], **done))
+    return [rows_from_json(json.loads(json.dumps(one)))[1] for one in kept]
+
+
+def judge(before: PortReadings, after: PortReadings, of: Fabric, **done: Any) -> list[Measurement]:
+    return judging.judge(risen(before, after, **done), of)
+
+
+def clock_steps(
+    before: PortReadings, after: PortReadings, skew_s: float, **done: Any
+) -> Measurement:
+    return judging.clock_steps(risen(before, after, **done), skew_s)
+
+
+def nvlink_rises(
+    before: PortReadings, after: PortReadings, bounds: Mapping[str, int | None], **done: Any
+) -> list[Measurement]:
+    return judging.nvlink_rises(risen(before, after, **done), bounds)
 
 
 def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "a") -> PortReading:

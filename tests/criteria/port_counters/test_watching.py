@@ -11,14 +11,16 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.criteria.port_counters import watching
-from pytest_mnode.criteria.port_counters.judging import PortReadings
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.rises import PortReadings
 from pytest_mnode.criteria.port_counters.watching import PortWatch
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.evidence.row import MeasuredRows
 from pytest_mnode.measurement import Measurement, at_most, equals
 from tests.criteria.port_counters.test_judging import fabric
 
 BETWEEN = "before this criterion"
+PATHS = "lossy paths"
 
 
 class Run:
@@ -66,6 +68,16 @@ class Run:
         with pytest.raises(StopIteration):
             next(cast("Iterator[object]", running))
 
+    def measured(self, **done: bool) -> list[Measurement]:
+        """What the test of ports records; the rows that it keeps say the same."""
+        found, kept = list[Measurement](), list[MeasuredRows]()
+        measure = SimpleNamespace(record=found.extend, chart=kept.append)
+        self.watch.record(cast("Any", measure), **done)
+        [rows] = kept
+        again = watching.judged(rows.rows, cast("Any", self.spec))
+        assert [one.name for one in again] == [one.name for one in found if one.name != PATHS]
+        return found
+
     def failed(self, found: list[Measurement]) -> list[tuple[bool, str | None]]:
         return [(m.name.endswith(BETWEEN), m.culprit) for m in found if str(m.verdict) == "fail"]
 
@@ -83,10 +95,10 @@ def test_consecutive_criteria_share_a_reading_but_not_an_increase(start: Start) 
     run = start("a-watched.py", "b-watched.py")
     run.during("a-watched.py", carrier_changes=2)
     flapped = "n1 eth1 carrier_changes +2"
-    [(between, culprit)] = run.failed(run.watch.measurements())
+    [(between, culprit)] = run.failed(run.measured())
     assert (between, (culprit or "").partition(";")[0]) == (False, flapped)
     run.during("b-watched.py")
-    found = run.watch.measurements()
+    found = run.measured()
     assert run.failed(found) == []
     assert not [m for m in found if m.name.endswith(BETWEEN)]
     assert run.readings == 3
@@ -98,7 +110,7 @@ def test_counters_of_connections_count_unless_processes_were_killed(
 ) -> None:
     run = start("a-watched.py")
     run.during("a-watched.py", req_cqe_error=9)
-    assert len(run.failed(run.watch.measurements(**given))) == failed
+    assert len(run.failed(run.measured(**given))) == failed
 
 
 @pytest.mark.parametrize("other", ["b-other.py", "b-watched.py"])
@@ -106,38 +118,38 @@ def test_a_flap_during_an_unjudged_file_fails_the_next_criterion(start: Start, o
     """The file has no test of ports, or the test is skipped because it is not promised."""
     run = start("a-watched.py", other, "c-watched.py", "d-watched.py")
     run.during("a-watched.py")
-    assert run.failed(run.watch.measurements()) == []
+    assert run.failed(run.measured()) == []
     run.during(other, carrier_changes=4, req_cqe_error=9)  # it may have killed its own processes
     run.during("c-watched.py")
-    assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +4")]
+    assert run.failed(run.measured()) == [(True, "n1 eth1 carrier_changes +4")]
     run.during("d-watched.py")
-    assert run.failed(run.watch.measurements()) == []
+    assert run.failed(run.measured()) == []
 
 
 def test_the_first_reading_precedes_the_first_criterion_even_if_not_promised(start: Start) -> None:
     run = start("a-watched.py", "b-watched.py")
     run.during("a-watched.py", carrier_changes=2)
     run.during("b-watched.py")
-    assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +2")]
+    assert run.failed(run.measured()) == [(True, "n1 eth1 carrier_changes +2")]
 
 
 def test_a_node_that_was_switched_off_is_not_compared(start: Start) -> None:
     run = start("a-watched.py", "b-watched.py", "c-watched.py")
     run.during("a-watched.py")
-    run.watch.measurements()
+    run.measured()
     run.during("b-watched.py", carrier_changes=2)
     run.switched_off.add("n1")
     run.during("c-watched.py")
-    assert run.failed(run.watch.measurements()) == []
+    assert run.failed(run.measured()) == []
 
 
 def test_a_clock_that_is_stepped_during_a_criterion_fails_it(start: Start) -> None:
     run = start("a-watched.py", "b-watched.py")
     run.during("a-watched.py")
     run.clock_s -= 3
-    assert run.failed(run.watch.measurements()) == [(False, "n0 clock; n1 clock")]
+    assert run.failed(run.measured()) == [(False, "n0 clock; n1 clock")]
     run.during("b-watched.py")
-    assert run.failed(run.watch.measurements()) == []
+    assert run.failed(run.measured()) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +168,7 @@ def test_what_tcp_lost_is_located_by_datagrams(
     tcp = Culprit("TCP", either=[["a", "b"]])
     counted = Measurement("packets lost", 2.0, "%", at_most(1), "", tcp)
     monkeypatch.setattr(watching, "judge", lambda *_, **__: [counted])
-    paths = Measurement("lossy paths", lost, "", equals(0), "", Culprit("a", "a"))
+    paths = Measurement(PATHS, lost, "", equals(0), "", Culprit("a", "a"))
     monkeypatch.setattr(watching, "lossy_paths", lambda *_: [paths])
     run.during("watched.py")
-    assert [culprit for _, culprit in run.failed(run.watch.measurements())] == named
+    assert [culprit for _, culprit in run.failed(run.measured())] == named
