@@ -20,13 +20,14 @@ from pytest_mnode.certificate.gathered import CaseRecord, Gathered
 from pytest_mnode.certificate.page import page_text
 from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
 from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.criteria.port_counters.watching import TEST
 from pytest_mnode.criteria.preflight.answers import Survey, survey_to_json
 from pytest_mnode.criteria.preflight.environment import ranks_to_json
 from pytest_mnode.evidence import file
 from pytest_mnode.evidence.file import EvidenceFile
 from pytest_mnode.evidence.row import MeasuredRows, finite
 from pytest_mnode.spec import Spec, load_spec
-from pytest_mnode.virtual import devices, numa, preflight
+from pytest_mnode.virtual import devices, numa, ports, preflight
 from pytest_mnode.virtual.cluster import VirtualCluster
 from pytest_mnode.virtual.night import rehearse
 
@@ -68,11 +69,13 @@ def write(directory: Path, nodes: int) -> Counter[str]:
     append("nodes", file.ROWS, *survey_to_json(Survey(tuple(cluster.machines))))
     append("environments", file.ROWS, *ranks_to_json(preflight.ranks_of(cluster)))
     of_ranks = dict(_of_ranks(spec, cluster))
+    of_ports = MeasuredRows(tuple(ports.counted(cluster)))
     for case in cases:
         append("begun", file.BEGAN, {"test": case.test})
-        measured = of_ranks.get(case.test.partition("::")[2])
+        name = case.test.partition("::")[2]
+        measured = of_ports if name == TEST else of_ranks.get(name)
         record = record_of(case, *(() if measured is None else [measured]))
-        label = "tests" if measured is None else "ranks"
+        label = "ports" if name == TEST else "tests" if measured is None else "ranks"
         append(label, file.TEST, {"test": case.test, "record": record.to_json()})
     evidence.close()
     return sizes

@@ -12,7 +12,7 @@ from pytest_mnode.criteria.port_counters.reading import (
 )
 from pytest_mnode.criteria.port_counters.rises import rises
 from pytest_mnode.criteria.port_counters.watching import TEST, judged
-from pytest_mnode.measurement import Measurement
+from pytest_mnode.evidence.row import Row
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
 from pytest_mnode.virtual.machines import links_of
@@ -27,10 +27,11 @@ _LINK_ERRORS: Counters = {"rx_errors": 0, "rx_dropped": 0, CARRIER: 1}
 
 def ports(cluster: VirtualCluster, file: str) -> CaseResult:
     """The case on counters of ports, which each loaded criterion has."""
-    return case(f"{file}::{TEST}", _counted(cluster), cluster.nodes)
+    return case(f"{file}::{TEST}", judged(counted(cluster), cluster.spec), cluster.nodes)
 
 
-def _counted(cluster: VirtualCluster) -> list[Measurement]:
+def counted(cluster: VirtualCluster) -> list[Row]:
+    """How counters of all ports and NVLinks rose, and clocks stepped, during a criterion."""
     fabric, nodes = cluster.spec.fabric, cluster.nodes
     rdma = fabric.protocol is not None
     packets, still = (_PORT, _PORT_ERRORS) if rdma else (_LINK, _LINK_ERRORS)
@@ -50,4 +51,4 @@ def _counted(cluster: VirtualCluster) -> list[Measurement]:
 
     before = {name: reading(node, after=False) for node, name in enumerate(nodes)}
     last = {name: reading(node, after=True) for node, name in enumerate(nodes)}
-    return judged([*rises(before, last, fabric.interfaces)], cluster.spec)
+    return [*rises(before, last, fabric.interfaces)]

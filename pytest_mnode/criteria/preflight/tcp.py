@@ -41,11 +41,10 @@ _RESOLVE_LIMIT_S = 2.0
 _LOOPBACK_LIMIT_S = 2.0
 _NOWHERE = Connection(0, "", "", None, "")
 MAPPED = "::ffff:"
-_INFO = struct.Struct("=5xB10xI40xI")
-"""Positions of tcpi_options, tcpi_snd_mss and tcpi_pmtu in Linux's struct tcp_info."""
+_INFO = struct.Struct("=5xB10xI40xI164xI")
+"""Positions of tcpi_options, tcpi_snd_mss, tcpi_pmtu and, since Linux 5.4, tcpi_snd_wnd in Linux's
+struct tcp_info."""
 _TIMESTAMPS, _TIMESTAMPS_BYTES = 1, 12
-_SMALL_SEGMENT_BYTES = 16 << 10
-"""A larger segment may be the half of the other end's window, to which Linux shortens it."""
 T = TypeVar("T")
 
 
@@ -203,15 +202,18 @@ async def loopback_problem(port: int) -> str:
 
 def _largest_packet(sock: socket.socket) -> int | None:
     """The kernel's MTU of the path, B, from interface, route or ICMP message, or less if the other
-    end asked for smaller segments; None if unknown."""
+    end asked for smaller segments; None if unknown.
+
+    Linux also shortens segments to half of the other end's window: that is no size of packets.
+    """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-        options, segment, mtu = _INFO.unpack(info)
+        options, segment, mtu, window = _INFO.unpack(info.ljust(_INFO.size, b"\0"))
     except (OSError, AttributeError, struct.error):
         return None
     headers = 60 if sock.family == socket.AF_INET6 else 40
     headers += _TIMESTAMPS_BYTES if options & _TIMESTAMPS else 0
-    return int(min(mtu, segment + headers) if segment < _SMALL_SEGMENT_BYTES else mtu)
+    return int(min(mtu, segment + headers) if segment < window // 2 else mtu)
 
 
 def _is_connected(sock: socket.socket) -> bool:

@@ -113,13 +113,23 @@ def test_a_loopback_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem.startswith(tcp.NO_ANSWER)
 
 
-def test_segments_for_which_the_other_end_asks_are_what_tcp_sends() -> None:
+@pytest.mark.parametrize(
+    ("level", "option", "size", "sent"),
+    [
+        (socket.IPPROTO_TCP, socket.TCP_MAXSEG, 600, range(600, 653)),
+        # A small window halves segments, and is no fault of a route.
+        (socket.SOL_SOCKET, socket.SO_RCVBUF, 1, range(1500, 1 << 17)),
+    ],
+)
+def test_segments_for_which_the_other_end_asks_are_what_tcp_sends(
+    level: int, option: int, size: int, sent: range
+) -> None:
     with socket.socket() as server, socket.socket() as client:
-        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 600)
+        server.setsockopt(level, option, size)
         server.bind(("127.0.0.1", 0))
         server.listen()
         client.connect(server.getsockname())
-        assert tcp._largest_packet(client) in range(600, 653)
+        assert tcp._largest_packet(client) in sent
 
 
 def test_a_connection_on_loopback_has_no_problem_or_says_it() -> None:
