@@ -732,8 +732,8 @@ def test_counters_of_ports_are_judged_anew(
     run = certify(CaseResult(test, "?", "passed", "", None, tuple(found)), promised=["mesh"])
     facts = replace(run.run, spec=facts_of(spec, default_spec_path()), nodes=nodes)
     kept = Kept({test: [one for one in rows if one.node != lacks or not lacks]})
-    edit = edited(lambda page: page["fabric"].update(fabric))
-    again, undecided = rejudge_certificate(replace(run, run=facts), *edit, kept)
+    other, path = edited(lambda page: page["fabric"].update(fabric))
+    again, undecided = rejudge_certificate(replace(run, run=facts), other, path, kept)
     [one] = [one for one in again.criteria if one.name == "mesh"]
     assert one.verdict == verdict
     shown = [*undecided, *(m.culprit or "" for c in one.cases for m in c.measurements)]

@@ -119,7 +119,7 @@ def judge(rows: Sequence[Row], fabric: Fabric) -> list[Measurement]:
         # A port that loses packets beside a broken port is its victim.
         if broken and not (culprit and of is lost):
             culprit = _to_blame(broken) or _tcp_path(ports)
-        one = Measurement(
+        found = Measurement(
             f"{name}, worst fabric port",
             known[worst] if worst and (broken or not (unread or unknown)) else None,
             unit,
@@ -130,9 +130,9 @@ def judge(rows: Sequence[Row], fabric: Fabric) -> list[Measurement]:
             false_alarm=BIT_ERRORS_FALSE_ALARM if of is bit_errors and of else None,
         )
         if of is carriers and NEW_MTU in done:
-            one = replace(one, expected=None, source="recorded: a new MTU restarts NICs")
+            found = replace(found, expected=None, source="recorded: a new MTU restarts NICs")
             culprit = None
-        measurements.append(one)
+        measurements.append(found)
     if culprit is None:  # else a port is to blame, which others may lose packets to
         measurements += _against_others(lost, ports, 100 * fabric.lost_at_most_fraction)
     return measurements
@@ -277,10 +277,12 @@ def _ports(rows: Iterable[Row], fabric: Fabric) -> list[_Port]:
             packets[one.node, one.device] = int(one.value or 0)
         elif one.device and one.metric not in NVLINK:
             still = one.metric == STILL
-            risen = dict.fromkeys(str(one.value).split(), 0) if still else {one.metric: one.value}
-            for name in one.device.split() if still else (one.device,):
+            for name in one.device.split() if still else [one.device]:
                 port = found.setdefault((one.node, name), _Port(one.node, name, {}))
-                port.rises.update(risen)
+                if still:
+                    port.rises.update(dict.fromkeys(str(one.value).split(), 0))
+                else:
+                    port.rises[one.metric] = None if one.value is None else int(one.value)
     # With RDMA, TCP and drops of interfaces are system traffic, not training traffic.
     ports = []
     for (node, name), port in found.items():
