@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 COMPLETE = "COMPLETE"
 CUT_SHORT = f"no {COMPLETE}: writing it was interrupted"
@@ -56,25 +55,16 @@ class FileEntry(BaseModel):
 class Manifest(BaseModel):
     """The files of a checkpoint by name, and their origin.
 
-    saved_at: seconds since the epoch. own: it has a private part of each rank. nodes: by rank.
+    saved_at: seconds since the epoch. nodes: by rank.
     """
 
     model_config = _STRICT
-    format: int = FORMAT
     step: Annotated[int, Field(ge=0)]
     world_size: Annotated[int, Field(ge=1)]
     saved_at: float
     torch: str
-    own: bool
     nodes: tuple[str, ...] = Field(strict=False)
     files: Annotated[dict[str, FileEntry], Field(min_length=1)]
-
-    @field_validator("format")
-    @classmethod
-    def _known_format(cls, value: int) -> int:
-        if value != FORMAT:
-            raise ValueError(f"it has format {value}, and only format {FORMAT} is supported")
-        return value
 
     @property
     def total_bytes(self) -> int:
@@ -91,8 +81,7 @@ class Manifest(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{part}: " for part in first["loc"])
-            reason = " ".join(first["msg"].removeprefix("Value error, ").split())
-            raise RefusedError(f"{MANIFEST} is not readable: {where}{reason}") from None
+            raise RefusedError(f"{MANIFEST} is not readable: {where}{first['msg']}") from None
 
 
 def seal(manifest_text: bytes) -> bytes:

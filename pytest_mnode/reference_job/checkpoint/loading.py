@@ -14,7 +14,6 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
-from torch.distributed.checkpoint.stateful import Stateful
 
 from pytest_mnode.errors import CheckpointError
 from pytest_mnode.reference_job.checkpoint.layout import (
@@ -29,7 +28,7 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     wrong_files,
 )
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError, one_line
-from pytest_mnode.reference_job.checkpoint.shared import Directory
+from pytest_mnode.reference_job.checkpoint.shared import not_shared
 
 OWN = "own_by_rank"
 """The key of a saved state under which each rank keeps its private part."""
@@ -41,8 +40,8 @@ class Loaded:
     """The checkpoint that all ranks loaded.
 
     saved_at: seconds since the epoch. world_size: of the ranks that saved it. refused: newer
-    checkpoints. own: this rank's private part when it was saved; None if there is none, or if the
-    world has another size now.
+    checkpoints. own: this rank's private part when it was saved; None if the world has another size
+    now.
     """
 
     step: int
@@ -112,7 +111,7 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
         if (len(whole) + any(bad) == 1 and not late) or seen[0][3] or any(apart or ()):
             break
         if apart is None and whole:  # it may have been mounted only now, so they look once more
-            apart = _not_shared(path.parent, ranks, [not one for one in bad].index(True))
+            apart = not_shared(path.parent, ranks, [not one for one in bad].index(True))
         time.sleep(_LOOK_AGAIN_S)
     if not any(bad):
         other = f"its manifest is not the one that rank 0 on {ranks.nodes[0]} sees: {STALE}"
@@ -133,12 +132,6 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
     return found.manifest
 
 
-def _not_shared(directory: Path, ranks: Ranks, first: int) -> list[str]:
-    """By rank, why its directory is surely not that of rank `first`; "" if it may be."""
-    places = ranks.gather(Directory.of(directory))
-    return [place.surely_not(places[first]) for place in places]
-
-
 def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
     """Raise RefusedError if a file was changed; each rank reads a share of the files."""
     largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))
@@ -149,18 +142,11 @@ def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
 
 def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -> Any:
     """Fill the state; return this rank's own part. Raises RefusedError if it is half read."""
-    has_own = manifest.own and manifest.world_size == ranks.size
-    mine = str(ranks.rank)
-    asked: dict[str, Any] = {}
+    has_own, mine = manifest.world_size == ranks.size, str(ranks.rank)
+    asked = {**state, OWN: {mine: ()}} if has_own else {**state}
     try:
-        ranks.run(lambda: asked.update(plain(state)))
-        if has_own:
-            asked[OWN] = {mine: ()}
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # one rank alone
             torch_load(asked, storage_reader=FileSystemReader(path), process_group=ranks.group)
-        ranks.run(lambda: _hand_over(state, asked))
-    except StageError as error:
-        raise CheckpointError(f"{path} cannot be loaded: {error}") from None
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         text, who = one_line(cause), f"rank {rank} of {ranks.size}"
@@ -171,20 +157,8 @@ def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -
             f"{path} is complete, and does not fit this job: {text} ({who}); it was written with "
             f"torch {manifest.torch}. Resume the job that saved it, or give another directory"
         ) from None
+    state.update({key: asked[key] for key in state})
     return asked[OWN][mine][0] if has_own else None
-
-
-def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A state in which values that have a state_dict() are replaced by it."""
-    return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
-
-
-def _hand_over(state: dict[str, Any], loaded: dict[str, Any]) -> None:
-    for key, value in state.items():
-        if isinstance(value, Stateful):
-            value.load_state_dict(loaded[key])
-        else:
-            state[key] = loaded[key]
 
 
 def _check_nothing_is_lost(

@@ -37,9 +37,9 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     seal,
     survey,
 )
-from pytest_mnode.reference_job.checkpoint.loading import OWN, plain
+from pytest_mnode.reference_job.checkpoint.loading import OWN
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
-from pytest_mnode.reference_job.checkpoint.shared import Directory
+from pytest_mnode.reference_job.checkpoint.shared import not_shared
 
 _LOOK_AGAIN_S = 0.1
 
@@ -49,8 +49,7 @@ class Saved:
     """A complete checkpoint; all fields but write_s are the same on all ranks.
 
     bytes: of all files of all ranks. seconds: of the slowest rank; write_s: of this rank, without
-    waiting for others. notes: later failures that do not affect this checkpoint, such as the
-    removal of an old one.
+    waiting for others.
     """
 
     step: int
@@ -58,7 +57,6 @@ class Saved:
     bytes: int
     seconds: float
     write_s: float = field(compare=False)
-    notes: tuple[str, ...] = ()
 
 
 def save(
@@ -83,34 +81,26 @@ def save(
         return str(error) if isinstance(error, CheckpointError) else write_error(error, directory)
 
     began = time.monotonic()
-    given = ranks.gather((step, "without own=" if own is None else "with own="))
-    step, own_text = given[0]
-    plain_state: dict[str, Any] = {}
+    steps = ranks.gather(step)
+    step = steps[0]
     written: list[Path] = []
     try:
-        first = f"rank 0 step {step} {own_text}"
         ranks.check(
-            [
-                "" if one == given[0] else f"saves step {one[0]} {one[1]}, and {first}"
-                for one in given
-            ]
+            ["" if one == step else f"saves step {one}, and rank 0 step {step}" for one in steps]
         )
-        name, notes = ranks.run_on_first(lambda: _begin(directory, step), error_text)
+        name = ranks.run_on_first(lambda: _begin(directory, step), error_text)
         partial, path = directory / (name + PARTIAL), directory / name
         written = [partial, path]
-        places = ranks.gather(Directory.of(directory))
-        wait_s = 0.0 if places[ranks.rank].surely_not(places[0]) else settle_s
-        ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks, wait_s)), error_text)
-        if own is not None:
-            plain_state[OWN] = {str(ranks.rank): (own,)}
-        files, write_s = _write_shards(plain_state, partial, ranks)
+        wait_s = 0.0 if not_shared(directory, ranks)[ranks.rank] else settle_s
+        ranks.run(lambda: _await(partial, ranks, wait_s), error_text)
+        with_own = {**state, OWN: {str(ranks.rank): (own,)}}
+        files, write_s = _write_shards(with_own, partial, ranks)
         ranks.run(lambda: before_commit(partial), error_text)
         manifest = Manifest(
             step=step,
             world_size=ranks.size,
             saved_at=time.time(),
             torch=str(torch.__version__),
-            own=own is not None,
             nodes=tuple(ranks.nodes),
             files=files,
         )
@@ -120,15 +110,15 @@ def save(
         raise CheckpointError(
             f"the checkpoint of step {step} could not be written: {error}. {left}"
         ) from None
-    notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged))
+    ranks.run_on_first(lambda: _remove_old(path, keep, damaged))
     seconds = max(ranks.gather(time.monotonic() - began))
-    return Saved(step, path, manifest.total_bytes, seconds, write_s, tuple(notes))
+    return Saved(step, path, manifest.total_bytes, seconds, write_s)
 
 
 def _write_shards(
     state: dict[str, Any], path: Path, ranks: Ranks
 ) -> tuple[dict[str, FileEntry], float]:
-    """Have each rank write its shard of a plain state into `path`. Returns the files of all ranks
+    """Have each rank write its shard of the state into `path`. Returns the files of all ranks
     by name, and the seconds that this rank wrote.
 
     Tensors that are equal on all ranks are divided between them, so that each rank writes about as
@@ -147,24 +137,21 @@ def _write_shards(
     return {name: one for of_rank in written for name, one in of_rank.items()}, writer.seconds
 
 
-def _begin(directory: Path, step: int) -> tuple[str, list[str]]:
+def _begin(directory: Path, step: int) -> str:
     """On rank 0: remove the leftovers of killed runs, and make the new checkpoint's directory.
 
-    Returns its name without `.partial`, and notes on leftovers that cannot be removed.
+    Returns its name without `.partial`.
     """
     make_directory(directory)
     names = list_names(directory)
-    notes = _removed(directory / name for name in names if name.endswith(PARTIAL))
+    _removed(directory / name for name in names if name.endswith(PARTIAL))
     name = new_name(step, names)
     (directory / (name + PARTIAL)).mkdir()
-    return name, notes
+    return name
 
 
-def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks, wait_s: float) -> dict[str, Any]:
-    """The plain state. Raises CheckpointError if this rank does not see the directory in time.
-
-    An object's own state_dict() may fail on one rank, and torch would leave the others waiting.
-    """
+def _await(partial: Path, ranks: Ranks, wait_s: float) -> None:
+    """Raise CheckpointError if this rank does not see the directory in time."""
     end = time.monotonic() + wait_s
     while not partial.is_dir():
         if time.monotonic() >= end:
@@ -177,7 +164,6 @@ def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks, wait_s: float) 
         with contextlib.suppress(OSError):
             list(partial.parent.iterdir())  # makes a network file system look again
         time.sleep(_LOOK_AGAIN_S)
-    return plain(state)
 
 
 def _commit(partial: Path, path: Path, text: bytes) -> None:
@@ -199,15 +185,10 @@ def _discard(directory: Path, written: Sequence[Path]) -> str:
     return f"{text}There is no other checkpoint"
 
 
-def _remove_old(saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
-    """On rank 0: remove outdated checkpoints; returns notes on those that cannot be removed."""
-    try:
-        found = survey(saved.parent)
-    except OSError as error:
-        return [
-            f"old checkpoints were not removed, {saved.parent} cannot be listed: {error.strerror}"
-        ]
-    return _removed(outdated(found, saved, keep, damaged))
+def _remove_old(saved: Path, keep: int, damaged: Collection[str]) -> None:
+    """On rank 0: remove outdated checkpoints. One that cannot be removed only takes room."""
+    with contextlib.suppress(OSError):
+        _removed(outdated(survey(saved.parent), saved, keep, damaged))
 
 
 def outdated(
@@ -233,7 +214,7 @@ def outdated(
 
 
 def _removed(paths: Iterable[Path]) -> list[str]:
-    """Remove checkpoints; returns notes on those that cannot be removed, which only take room."""
+    """Remove checkpoints; returns why some cannot be removed."""
     notes = []
     for path in paths:
         try:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mounts
 from pytest_mnode.machine.sysfs import boot_id
+
+if TYPE_CHECKING:
+    from pytest_mnode.reference_job.checkpoint.ranks import Ranks
 
 VISIBLE_S = 60.0
 """Usual limit until all nodes see what one of them wrote: NFS keeps attributes of directories for a
@@ -52,3 +56,9 @@ class Directory:
             return ""
         here, there = self.local or "a file server", other.local or "a file server"
         return f"another directory: on {here} here, on {there} there"
+
+
+def not_shared(directory: Path, ranks: Ranks, first: int = 0) -> list[str]:
+    """By rank, why its directory is surely not that of rank `first`; "" if it may be."""
+    places = ranks.gather(Directory.of(directory))
+    return [place.surely_not(places[first]) for place in places]

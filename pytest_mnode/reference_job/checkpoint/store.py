@@ -46,11 +46,11 @@ class Store:
     ) -> Saved:
         """Save the state of all ranks; every rank of `group` (None: of the world) calls this.
 
-        state: nested dicts of tensors, DTensors, plain values and objects with state_dict(), such
-            as get_state_dict of torch.distributed.checkpoint.state_dict gives; the same keys on
-            all ranks. Unsharded values have to be equal on all ranks: one rank writes them.
-        own: this rank's private part, such as its random states; can be pickled. All ranks give
-            one, or none does, and `load` returns it if the world has the same size.
+        state: nested dicts of tensors, DTensors and plain values, such as get_state_dict of
+            torch.distributed.checkpoint.state_dict gives; the same keys on all ranks. Unsharded
+            values have to be equal on all ranks: one rank writes them.
+        own: this rank's private part, such as its random states; can be pickled. `load` returns it
+            if the world has the same size.
         before_commit: called on every rank with the directory when all shards are written and the
             checkpoint is not complete yet.
 

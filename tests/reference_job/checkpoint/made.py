@@ -29,7 +29,6 @@ def manifest(step: int = 10, files: dict[str, bytes] | None = None, **changes: A
         "world_size": 2,
         "saved_at": 1.5,
         "torch": "2.6.0",
-        "own": False,
         "nodes": ("node0", "node1"),
         "files": {
             name: FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

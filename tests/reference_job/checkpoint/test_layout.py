@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from pytest_mnode.reference_job.checkpoint import Found, Store
 from pytest_mnode.reference_job.checkpoint.layout import (
-    FORMAT,
     FileEntry,
     Manifest,
     RefusedError,
@@ -36,7 +35,6 @@ from tests.reference_job.checkpoint.made import (
     manifest,
     name_of,
     removed,
-    replaced,
     rewrite,
     truncated,
 )
@@ -54,7 +52,7 @@ def only(directory: Path, verify: bool = True) -> Found:
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
-    written = manifest(step=20, saved_at=1795265026.4965792, own=True)
+    written = manifest(step=20, saved_at=1795265026.4965792)
     assert Manifest.read(written.text()) == written
     assert written.total_bytes == 6 + 300 + 99
 
@@ -63,13 +61,10 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     ("text", "reason"),
     [
         (b"", "Invalid JSON"),
-        (b'{"format": 1,', "Invalid JSON"),
+        (b'{"step": 1,', "Invalid JSON"),
         (b"\xff\xfe\x00", "Invalid JSON"),
         (b"[" * 100_000, "Invalid JSON"),
         (b"[]", "Input should be an object"),
-        (changed(format="1"), "format: Input should be a valid integer"),
-        (changed(format=True), "format: Input should be a valid integer"),
-        (changed(format=FORMAT + 1), "format: it has format 2, and only format 1 is supported"),
         (changed(step=-1), "step: Input should be greater than or equal to 0"),
         (changed(step="10"), "step: Input should be a valid integer"),
         (changed(world_size=0), "world_size: Input should be greater than"),
@@ -219,10 +214,6 @@ def swapped(path: Path) -> None:
         (
             lambda p: rewrite(p, manifest(11).text()),
             "it is of step 11: its directory was moved or renamed",
-        ),
-        (
-            replaced(b'"format": 1', b'"format": 7'),
-            "it has format 7, and only format 1 is supported",
         ),
         (lambda p: rewrite(p, b"{torn"), "manifest.json is not readable: "),
         (swapped, "manifest.json is not the one that COMPLETE names: one was changed"),

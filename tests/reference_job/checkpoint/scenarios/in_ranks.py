@@ -22,7 +22,6 @@ from tests.reference_job.checkpoint.made import flip, removed, rewrite, truncate
 from tests.reference_job.checkpoint.saves import load, on_all, refused_on_all, save
 
 if "torch" in sys.modules:  # for forked ranks; the controller only collects
-    import torch
     import torch.distributed as dist
 
     from pytest_mnode.reference_job.checkpoint import loading
@@ -237,19 +236,6 @@ def test_a_store_that_one_rank_cannot_list_is_no_empty_one(store: Store, world: 
         load(file if world.rank == 1 else store, world)
 
 
-class Broken:
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.rank == 3:
-            raise ValueError("no state\nto be had")
-        return {"x": torch.ones(3)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
 class Unpicklable(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("not to be pickled")
@@ -261,14 +247,10 @@ class Evil:
 
 
 def test_whatever_fails_on_one_rank_fails_on_all(store: Store, world: World) -> None:
-    with pytest.raises(CheckpointError, match="rank 3 of 4 on node3: ValueError: no state to be"):
-        store.save({"x": Broken(world.rank)}, step=1, world=world)
     text = refused_on_all(store, world, 1, own=Evil() if world.rank == 1 else 0)
     assert "rank 1 of 4 on node1: RuntimeError: not to be saved. There is no other" in text
     text = refused_on_all(store, world, 1 + (world.rank == 2))
-    assert "rank 2 of 4 on node2: saves step 2 without own=, and rank 0 step 1 without own=" in text
-    text = refused_on_all(store, world, 1, own=None if world.rank == 2 else 0)
-    assert "rank 2 of 4 on node2: saves step 1 without own=, and rank 0 step 1 with own=" in text
+    assert "rank 2 of 4 on node2: saves step 2, and rank 0 step 1. There is no other" in text
     assert list(store.directory.iterdir()) == []
     save(store, world, 1)  # and no rank is one collective behind
     assert load(store, world)[1] == 1
