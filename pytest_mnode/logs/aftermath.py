@@ -328,13 +328,23 @@ def _of_last_attempt(files: Iterable[str]) -> Callable[[str], bool]:
 
 def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
     """Why nothing failed: Slurm's accounting has steps, which all have completed, so that they
-    survived what they reported, or printed it as their data; or training ended, and torch only
-    warns that other ranks ended as well."""
+    survived what they reported, or printed it as their data; or training ended, and then, or in
+    torch's warnings, only others' ends are seen."""
     tables = (text for text in texts.values() if "COMPLETED" in text)
     if {found[1] for text in tables for found in _STATE.finditer(text)} == {"COMPLETED"}:
         return _COMPLETED
-    warned = found and all(not one.cause.root and _WARNED.search(one.cause.line) for one in found)
-    return _FINISHED if warned and any(_END.search(text) for text in texts.values()) else None
+    ends = {
+        file: ended[-1].end() for file, text in texts.items() if (ended := [*_END.finditer(text)])
+    }
+
+    def is_farewell(one: Found) -> bool:
+        text = texts.get(one.file, "")
+        late = one.cause.name in _OF_AN_END and text.find(one.cause.line) > ends.get(
+            one.file, len(text)
+        )
+        return not one.cause.root and (late or _WARNED.search(one.cause.line) is not None)
+
+    return _FINISHED if found and ends and all(map(is_farewell, found)) else None
 
 
 def _is_for_another(cause: Cause) -> bool:

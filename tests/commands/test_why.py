@@ -290,6 +290,20 @@ def test_the_node_of_a_rank_is_known_by_nccls_log(
     assert (found["cause"], found["ranks"], found["host"]) == ("rank did not join", [2], "gpu5")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  host      : elm3\n  rank      : 3 (local_rank: 1)\n  exitcode  : 1 (pid: 101)\n",
+        "ERROR:rerun_state_machine:Rank 3, node elm3, device 1, iteration #13: First rerun\n",
+    ],
+)
+def test_the_node_of_a_rank_is_known_by_other_lines(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = why(capsys, left(tmp_path, {"job.log": f"[rank3]: KeyError: 'labels'\n{line}"}))[1]
+    assert (found["cause"]["ranks"], found["cause"]["host"]) == ([3], "elm3")
+
+
 def test_of_equal_causes_the_earlier_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -615,6 +629,9 @@ GONE = "[rank1]:[W1021 11:30:44 TCPStore.cpp:125] recvValue failed on SocketImpl
     ("text", "cause"),
     [
         (f"Training completed\n{GONE}", None),
+        ("Training completed\nBrokenPipeError: [Errno 32] Broken pipe\n", None),
+        ("BrokenPipeError: [Errno 32]\nTraining completed\n", "connection closed by peer"),
+        (f"Training completed\n{WATCHDOG.format(rank=0)}", "collective timed out"),
         (GONE, "store connection lost"),
         (f"Training completed\n{GONE}{GONE.replace('[W', '[E')}{FELL}", "Python error"),
     ],
@@ -644,6 +661,9 @@ def test_the_only_rank_that_failed_is_known_by_torchruns_summary(
     child = "[rank: 7] Child process with PID 37032 terminated with code 1. Forcefully\n"
     found = why(capsys, left(tmp_path / "c", {"a.log": GONE + child}))[1]
     assert (found["cause"]["cause"], found["suspects"]) == ("store connection lost", [7])
+    ended = SRUN.format(3, 1) + "srun: error: elm4: tasks 4-7: Terminated\n"
+    found = why(capsys, left(tmp_path / "e", {"a.log": ended}))[1]
+    assert (found["cause"]["cause"], found["suspects"]) == ("ended by the launcher", [3])
     found = why(capsys, left(tmp_path / "d", {"a.log": GONE + child.replace("7]", "1]")}))[1]
     assert found["suspects"] == []  # it only lost the others
 

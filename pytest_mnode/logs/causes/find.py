@@ -66,6 +66,8 @@ _HARMLESS = re.compile(
 _MISREAD = ("ranks' collectives differ", "stray connection")
 _NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
 _LOOKED_AT = 1000
+_OF_START = ("permission denied", "program not found", "Python error")
+"""Without a rank or a traceback, scripts print these at their start and go on."""
 _STAYS = ("values not finite",)
 """Causes with which a job goes on without use."""
 _ENDS = ("aborted", "ended by the launcher")
@@ -98,7 +100,8 @@ _BLOCK_GOES_ON = re.compile(
 )
 _LABEL = re.compile(r"^\[?[a-z]*\d+\]?: ")
 _EXITED = re.compile(
-    r"srun: error: (?P<host>[\w.,[\]-]+): tasks? [\d,-]+: Exited with exit code (?P<code>\d+)"
+    r"srun: error: (?P<host>[\w.,[\]-]+): tasks? (?P<rank>[\d,-]+): Exited with exit code "
+    r"(?P<code>\d+)"
 )
 _CHILD = re.compile(
     r"\b[Rr]ank:? (?P<rank>\d+)\b.{0,50} (?:terminated|crashed|exited|died) with (?:exit )?code "
@@ -108,6 +111,10 @@ _CHILD = re.compile(
 _LINK_UP = re.compile(
     r"\[ *(?P<s>\d+\.\d+)\] .*?(?P<device>[\da-f]{1,4}:[\da-f:.]{5,8}) .*Link (?:is )?[Uu]p\b"
 )
+_NFS_OK = re.compile(r"\bnfs: server (?P<peer>\S+) OK\b")
+_PLACED = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+)")
+_ENDS_CHILDREN = re.compile(r"\bReceived sigquit from a child")
+"""SGLang then kills its own processes, and the shell reports it."""
 _BOOTED_S = 300
 """[choice] Links that come up so soon after a node's start were down for it."""
 _OF_OTHERS = ("0", "15", "143")
@@ -158,9 +165,10 @@ def causes(text: str | bytes) -> list[Cause]:
 class Causes:
     """All causes in files of one job, by the names of these, in no order.
 
-    silent: see `Attempt.silent`. failed: ranks whose failure torchrun observed first. earlier: of
-    attempts before the last one, and of other jobs. hosts: of the ranks of the largest communicator
-    of NCCL. What watchdogs say is compared over all files.
+    silent: see `Attempt.silent`. failed: ranks whose failure torchrun or srun observed first.
+    earlier: of attempts before the last one, and of other jobs. hosts: of ranks of the largest
+    communicator of NCCL, and of those that torchrun or Megatron name with their nodes.
+    What watchdogs say is compared over all files.
     """
 
     def __init__(self, texts: Mapping[str, str | bytes]) -> None:
@@ -176,7 +184,8 @@ class Causes:
         placed = [(size, rank, who[0]) for one in every for who, (rank, size) in one.ranks.items()]
         largest = max((size for size, *_ in placed), default=0)
         self.failed = {rank for one in every for rank in one.failed}
-        self.hosts = {rank: host for size, rank, host in placed if size == largest and host}
+        self.hosts = {rank: host for one in every for rank, host in one.places.items()}
+        self.hosts |= {rank: host for size, rank, host in placed if size == largest and host}
         self.found += _of_versions(every, self.found)
 
 
@@ -207,7 +216,8 @@ _WATCHDOG = re.compile("atchdog| work")
 _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
-    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP),
+    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP, _NFS_OK, _PLACED),
+    _ENDS_CHILDREN,
 )
 
 
@@ -262,8 +272,10 @@ class _Finder:
         # The block of the failure that torchrun observed first.
         self._first_failure: dict[str, str] = {}
         self._failed_alone = False
-        # Hosts on which srun saw a task end by itself.
-        self._exited: set[str] = set()
+        # Hosts on which srun saw a task end by itself, and these tasks.
+        self._exited: dict[str, str] = {}
+        self.places: dict[int, str] = {}
+        self._ends_children = False
         # Line about a name that was not resolved, which is a cause once the client gives up.
         self._unresolved = ""
         self._tested = ""
@@ -333,6 +345,8 @@ class _Finder:
             return
         if _is_retried(line) and not _STEP_WAITS.search(line):
             return
+        if self._ends_children and split_prefix(line)[1] == "Killed":
+            return
         self._keep(cause)
 
     def _keep(self, cause: Cause) -> None:
@@ -355,22 +369,36 @@ class _Finder:
         if _LISTED in tells and (listed := _LISTED.search(line)) is not None:
             self._later_failures = listed["first"] is None
             self._failed_alone |= listed["alone"] is not None
-        if _EXITED in tells and (exited := _EXITED.search(line)) is not None:
-            self._exited |= {exited["host"]} if exited["code"] not in _OF_OTHERS else set()
         if _CHILD in tells and (child := _CHILD.search(line)) and not self._first_failure:
             self._first_failure = child.groupdict() if child["exitcode"] != "0" else {}
-        if _LINK_UP in tells and (up := _LINK_UP.search(line)) and float(up["s"]) < _BOOTED_S:
-            seen = ("port went down", up["device"])
-            self._drop(lambda one: (one.name, one.device) == seen)
         if _TESTED in tells:
             self._tested = first(_TESTED, line) or self._tested
         if _VERSION in tells and not self.version and (version := first(_VERSION, line)):
             self.version, self.version_line = version, line
         self._learn_block(line, tells)
+        self._learn_nodes(line, tells)
         if not tells.isdisjoint(_OF_PODS):
             self._learn_pod(line)
         if RAS_LINE in tells:
             self._ras.read(line, split_prefix(line)[1])
+
+    def _learn_nodes(self, line: str, tells: frozenset[re.Pattern[str]]) -> None:
+        """Which nodes a line is about, and what of them is well again."""
+        if (
+            _EXITED in tells
+            and (exited := _EXITED.search(line))
+            and exited["code"] not in _OF_OTHERS
+        ):
+            tasks = self._exited.get(exited["host"])
+            self._exited[exited["host"]] = ",".join(filter(None, [tasks, exited["rank"]]))
+        if _LINK_UP in tells and (up := _LINK_UP.search(line)) and float(up["s"]) < _BOOTED_S:
+            seen = ("port went down", up["device"])
+            self._drop(lambda one: (one.name, one.device) == seen)
+        if _NFS_OK in tells and (server := first(_NFS_OK, line)) is not None:
+            self._drop(lambda one: (one.name, one.peer) == ("file system failed", server))
+        if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
+            self.places[int(placed["rank"])] = placed["host"]
+        self._ends_children |= _ENDS_CHILDREN in tells
 
     def all(self, timed_out: set[int]) -> Iterator[Cause]:
         """Its causes; those of these ranks' watchdogs are left to the collectives of all files."""
@@ -390,16 +418,23 @@ class _Finder:
         after = bisect_right(steps, self._last_at[key])
         earlier = steps[max(0, after - _LOOKED_AT) : after]
         later = steps[after:][-_LOOKED_AT:]
-        if not earlier or len(later) < STEPS_AFTER or key[0] in _STAYS:
+        at_start = (
+            key[0] in _OF_START
+            and not self._found[key].ranks
+            and self._last_at[key] not in self._raised
+        )
+        if not (earlier or at_start) or len(later) < STEPS_AFTER or key[0] in _STAYS:
             return False
-        reached = max(step_in(lines[at]) or 0 for at in earlier)
+        reached = max((step_in(lines[at]) or 0 for at in earlier), default=-1)
         numbers = {step_in(lines[at]) or 0 for at in later}
         return sum(number > reached for number in numbers) >= STEPS_AFTER
 
     @property
     def failed(self) -> tuple[int, ...]:
-        """The rank whose failure torchrun observed first, if it did not end it itself."""
+        """The rank whose failure torchrun observed first, or srun alone, if it did not end it."""
         failure = self._first_failure
+        if not failure and len(self._exited) == 1:
+            return rank_numbers(*self._exited.values())
         return rank_numbers(failure.get("rank", "")) if failure.get("exitcode") != "-15" else ()
 
     def _on_failed_host(self, cause: Cause) -> Cause:
@@ -430,6 +465,9 @@ class _Finder:
             self._block = {**self._block, summary["key"].lower(): summary["value"]}
             if not self._later_failures and "exitcode" in self._block:
                 self._first_failure = self._block
+            if summary["key"] == "rank" and summary["value"].isdecimal():
+                host = unredacted(self._block.get("host"))
+                self.places |= {int(summary["value"]): host} if host else {}
         elif _NAMED in tells and (named := _NAMED.search(line)) is not None:
             found = {
                 "rank": named["rank"] or named["in_comm"] or named["exited"] or named["tp"],
