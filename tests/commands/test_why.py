@@ -661,7 +661,7 @@ def test_the_only_rank_that_failed_is_known_by_torchruns_summary(
     child = "[rank: 7] Child process with PID 37032 terminated with code 1. Forcefully\n"
     found = why(capsys, left(tmp_path / "c", {"a.log": GONE + child}))[1]
     assert (found["cause"]["cause"], found["suspects"]) == ("store connection lost", [7])
-    ended = SRUN.format(3, 1) + "srun: error: elm4: tasks 4-7: Terminated\n"
+    ended = SRUN.format(3, 1) + "srun: Job step aborted\nsrun: error: elm4: tasks 4-7: Killed\n"
     found = why(capsys, left(tmp_path / "e", {"a.log": ended}))[1]
     assert (found["cause"]["cause"], found["suspects"]) == ("ended by the launcher", [3])
     found = why(capsys, left(tmp_path / "d", {"a.log": GONE + child.replace("7]", "1]")}))[1]

@@ -43,7 +43,7 @@ STEPS_AFTER = 4
 """[choice] A job that does as many further steps has survived what happened before. Ranks that
 share a log may be a step apart."""
 
-_RETRIES = re.compile(r"\bretrying\b|\bwillRetry=1\b", re.IGNORECASE)
+_RETRIES = re.compile(r"\bretrying\b|\bwillRetry=1\b|\bwill retry\b", re.IGNORECASE)
 _SERIES = re.compile(
     r"\b(?:retry(?:ing)?|attempt|try)\b[\s:#(]{0,3}(?P<number>\d{1,6})(?:/| of )(?P<of>\d{1,6})\b|"
     r"\bRetry\(total=(?P<left>\d{1,6})\b",
@@ -113,8 +113,11 @@ _LINK_UP = re.compile(
 )
 _NFS_OK = re.compile(r"\bnfs: server (?P<peer>\S+) OK\b")
 _PLACED = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+)")
-_ENDS_CHILDREN = re.compile(r"\bReceived sigquit from a child")
-"""SGLang then kills its own processes, and the shell reports it."""
+_ENDS_ALL = re.compile(
+    r"\bReceived sigquit from a child|\bsrun: (?:Job step aborted|Force Terminated)"
+)
+"""SGLang and Slurm then kill what still runs, and the shell or srun reports it."""
+_KILLED_LATE = re.compile(r"^Killed$|^srun: error: \S+: tasks? [\d,-]+: Killed$")
 _BOOTED_S = 300
 """[choice] Links that come up so soon after a node's start were down for it."""
 _OF_OTHERS = ("0", "15", "143")
@@ -217,7 +220,7 @@ _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
     *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP, _NFS_OK, _PLACED),
-    _ENDS_CHILDREN,
+    _ENDS_ALL,
 )
 
 
@@ -275,7 +278,7 @@ class _Finder:
         # Hosts on which srun saw a task end by itself, and these tasks.
         self._exited: dict[str, str] = {}
         self.places: dict[int, str] = {}
-        self._ends_children = False
+        self._all_ended = False
         # Line about a name that was not resolved, which is a cause once the client gives up.
         self._unresolved = ""
         self._tested = ""
@@ -345,7 +348,7 @@ class _Finder:
             return
         if _is_retried(line) and not _STEP_WAITS.search(line):
             return
-        if self._ends_children and split_prefix(line)[1] == "Killed":
+        if self._all_ended and _KILLED_LATE.search(split_prefix(line)[1]):
             return
         self._keep(cause)
 
@@ -398,7 +401,7 @@ class _Finder:
             self._drop(lambda one: (one.name, one.peer) == ("file system failed", server))
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
-        self._ends_children |= _ENDS_CHILDREN in tells
+        self._all_ended |= _ENDS_ALL in tells
 
     def all(self, timed_out: set[int]) -> Iterator[Cause]:
         """Its causes; those of these ranks' watchdogs are left to the collectives of all files."""
