@@ -22,26 +22,13 @@ from pytest_mnode.reference_job.config import JobConfig
 USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json, started by torchrun"
 
 
-class Stop:
-    """A call returns whether SIGTERM came; the job finishes and saves its step before it stops."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-        signal.signal(signal.SIGTERM, self._hear)
-
-    def _hear(self, *_: Any) -> None:
-        self.wanted = True
-
-    def __call__(self) -> bool:
-        return self.wanted
-
-
 def main(argv: Sequence[str]) -> int:
     """Train in one rank as the config says, and return the exit status."""
     if len(argv) != 1:
         raise UsageError(USAGE)
     config = JobConfig.read(argv[0])
-    stop = Stop()
+    stops: list[int] = []  # the job finishes and saves its step before it stops
+    signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
     for name, value in config.settings.items():
         os.environ.setdefault(name, value)
 
@@ -56,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     torch.use_deterministic_algorithms(config.deterministic)
     device = device_of(config.device, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
     meet(config.meet_s)
-    trainer = Trainer(config, _world(dist), device, stop_requested=stop)
+    trainer = Trainer(config, _world(dist), device, stop_requested=lambda: bool(stops))
     trainer.resume()
     while trainer.finished_steps < config.steps and not trainer.preempted:
         trainer.step()

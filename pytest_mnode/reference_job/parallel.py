@@ -1,14 +1,14 @@
 """Wraps the model in DDP or FSDP2."""
 
-# No postponed annotations in this module: DDP reads the annotations of its hook.
+from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -30,7 +30,8 @@ def parallel(
             process_group=group,
             bucket_cap_mb=config.bucket_bytes / (1 << 20),
         )
-        wrapped.register_comm_hook(None, AveragedGradients(group, spans))
+        # As DDP itself averages. Within a block's backward pass it is none of the block's compute.
+        wrapped.register_comm_hook(group, spans.aside()(allreduce_hook))
         return wrapped
     mesh = DeviceMesh.from_group(group, device.type)
     bfloat16 = config.dtype == "bfloat16"
@@ -54,28 +55,3 @@ def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
             yield
     else:
         yield
-
-
-class AveragedGradients:
-    """The hook that averages a bucket as DDP itself does.
-
-    What it does within a block's backward pass is none of its compute.
-    """
-
-    def __init__(self, group: Any, spans: Spans) -> None:
-        self._group, self._spans = group, spans
-        self._ranks = dist.get_world_size(group)
-        self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
-
-    def __call__(
-        self,
-        _: Any,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[torch.Tensor]:
-        with self._spans.aside():
-            gradients = bucket.buffer().div_(self._ranks)
-            work = dist.all_reduce(gradients, group=self._group, async_op=True)
-        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(
-            lambda future: future.value()[0]
-        )
-        return reduced

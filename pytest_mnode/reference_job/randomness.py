@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import pickle
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,34 +40,29 @@ def repeatable(wanted: bool = True) -> Iterator[None]:
             del os.environ[CUBLAS]
 
 
-def random_states(device: torch.device) -> str:
-    """All random states of this process, as one line of JSON."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states = {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), cached],
-        "torch": _hex(torch.get_rng_state()),
-    }
+def random_states(device: torch.device) -> bytes:
+    """All random states of this process; the same bytes for the same states."""
+    of_torch = [torch.get_rng_state()]
     if device.type != "cpu":
-        states["device"] = _hex(torch.get_device_module(device).get_rng_state(device))
-    return json.dumps(states)
+        of_torch.append(torch.get_device_module(device).get_rng_state(device).cpu())
+    # A pickled tensor contains an address.
+    arrays = [state.numpy() for state in of_torch]
+    return pickle.dumps((random.getstate(), np.random.get_state(), *arrays))
 
 
-def set_random_states(text: str, device: torch.device) -> None:
+def set_random_states(states: bytes, device: torch.device) -> None:
     """Restore the states that `random_states` returned."""
-    states: dict[str, Any] = json.loads(text)
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(_tensor(states["torch"]))
-    if device.type != "cpu" and "device" in states:
-        torch.get_device_module(device).set_rng_state(_tensor(states["device"]), device)
+    python, numpy, *arrays = pickle.loads(states)
+    random.setstate(python)
+    np.random.set_state(numpy)
+    host, *of_device = map(torch.from_numpy, arrays)
+    torch.set_rng_state(host)
+    if device.type != "cpu" and of_device:
+        torch.get_device_module(device).set_rng_state(*of_device, device)
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest(states: bytes) -> str:
+    return hashlib.sha256(states).hexdigest()
 
 
 def digest_of(tensors: list[torch.Tensor]) -> str:
@@ -84,11 +78,3 @@ def values_of(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
     """All state tensors of an optimiser, in the order of its parameters."""
     states = optimiser.state_dict()["state"]
     return [states[number][name] for number in sorted(states) for name in sorted(states[number])]
-
-
-def _hex(state: torch.Tensor) -> str:
-    return bytes(state.cpu().numpy()).hex()
-
-
-def _tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -138,71 +137,51 @@ Record = Written | UnreadableRecord
 LINE: TypeAdapter[Written] = TypeAdapter(Annotated[Written, Field(discriminator="kind")])
 
 
-@dataclass(slots=True)
 class RecordFile:
     """Appends lines to one rank's file; each is written before `append` returns.
 
-    stored: lines are synced to the disk or its server, so that a node that loses power loses no
-    line. A sync takes milliseconds, sometimes more.
+    origin: the fields that all records of this rank share. stored: lines are synced to the disk or
+    its server, so that a node that loses power loses no line. A sync takes milliseconds, sometimes
+    more.
     """
 
-    directory: Path
-    rank: int
-    world_size: int
-    node: str = field(default_factory=socket.gethostname)
-    stored: bool = True
-    _fd: int = -1
-
-    def __post_init__(self) -> None:
-        path = self.directory / f"rank{self.rank}.jsonl"
+    def __init__(
+        self, directory: Path, rank: int, world_size: int, node: str, stored: bool = True
+    ) -> None:
+        self.origin: dict[str, Any] = {
+            **{"rank": rank, "world_size": world_size, "node": node},
+            **{"pid": os.getpid(), "incarnation": incarnation(os.environ)},
+        }
+        self._stored = stored
+        path = directory / f"rank{rank}.jsonl"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            size = os.fstat(self._fd).st_size
-            if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                os.write(self._fd, b"\n")  # the writer before was killed in the middle of a line
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+            size = self._file.tell()
+            if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+                self._file.write(b"\n")  # the writer before was killed in the middle of a line
         except OSError as error:
             raise MnodeError(f"{path}: records cannot be written: {error.strerror}") from None
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """The fields that all records of this rank share."""
-        return {
-            **{"rank": self.rank, "world_size": self.world_size, "node": self.node},
-            **{"pid": os.getpid(), "incarnation": incarnation(os.environ)},
-        }
-
     def append(self, record: Written) -> None:
         """Write one line. Raises MnodeError if it is not written whole."""
-        line = LINE.dump_json(record) + b"\n"
+        line, rank = LINE.dump_json(record) + b"\n", record.rank
         try:
-            written = os.write(self._fd, line)
-            if self.stored:
-                os.fdatasync(self._fd)
+            written = self._file.write(line)
+            if self._stored:
+                os.fdatasync(self._file.fileno())
         except OSError as error:
-            raise MnodeError(f"rank {self.rank}: no record written: {error.strerror}") from None
+            raise MnodeError(f"rank {rank}: no record written: {error.strerror}") from None
         if written != len(line):
-            raise MnodeError(f"rank {self.rank}: a record was cut at {written} of {len(line)} B")
+            raise MnodeError(f"rank {rank}: a record was cut at {written} of {len(line)} B")
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 def incarnation(env: Mapping[str, str]) -> str:
     """The incarnation of the run: "0.0" is the first, "1.2" one requeue and two restarts later."""
     return f"{env.get('MNODE_REQUEUE', '0')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def record_of(line: str) -> Written:
-    """The record that a line holds. Raises ValueError with the reason if it holds none."""
-    try:
-        return LINE.validate_json(line, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"])
-        raise ValueError(f"not a record: {where}: {first['msg']}") from None
 
 
 def read_records(directory: str | Path) -> list[Record]:
@@ -224,8 +203,10 @@ def read_records(directory: str | Path) -> list[Record]:
             if not line:
                 continue
             try:
-                found.append(record_of(line))
-            except ValueError as error:
-                why = "torn: " if number == len(lines) else ""
-                found.append(UnreadableRecord(str(path), number, f"{why}{error}"))
+                found.append(LINE.validate_json(line, strict=True))
+            except ValidationError as error:
+                first, torn = error.errors()[0], "torn: " if number == len(lines) else ""
+                where = ".".join(map(str, first["loc"]))
+                why = f"{torn}not a record: {where}: {first['msg']}"
+                found.append(UnreadableRecord(str(path), number, why))
     return found

@@ -82,7 +82,7 @@ def test_each_record_is_stored_before_the_next_action(
         sizes.append((tmp_path / "rank1.jsonl").stat().st_size)
     file.close()
     assert stored == sizes
-    file = RecordFile(tmp_path, rank=2, world_size=4, stored=False)
+    file = RecordFile(tmp_path, rank=2, world_size=4, node="", stored=False)
     file.append(END)
     file.close()
     assert stored == sizes
@@ -176,9 +176,8 @@ def test_a_missing_directory_has_no_records(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rank1.jsonl").symlink_to("/dev/full")
     file = _file(tmp_path)
-    file.close()
-    file._fd = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(MnodeError, match="rank 1: no record written: No space left on device"):
         file.append(END)
     file.close()
