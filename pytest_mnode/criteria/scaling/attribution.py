@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
-from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step, mean_of
 from pytest_mnode.jobs.observer import TRACED_STEPS
 
 TYPICAL = 0.5
@@ -31,15 +30,14 @@ _MOSTLY = 0.8
 slow in two thirds of nine steps."""
 SPLIT = (*PARTS, "waiting")
 """Parts of the mean rank's step; here `exposed` is only the time that the collectives need."""
-_EXPOSED = PARTS.index("exposed")
 _NEAR = 0.005
 """Fraction of a step by which the mean of typical steps may differ from the judged step time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMeans:
-    """Mean seconds of a rank's typical steps. waiting_s: the part of `exposed` that is waiting
-    for the slowest rank.
+    """Means of a rank's typical steps. waiting_s: the part of `step.exposed` that is waiting for
+    the slowest rank.
 
     slowest_in: fraction of the steps in which it was the slowest. missed: fraction of its step time
     by which the sum of its parts differs from it. computes_mostly: least compute in most steps.
@@ -47,21 +45,33 @@ class RankMeans:
 
     rank: int
     node: str
-    step_s: float
-    compute: float
-    exposed: float
-    input: float
-    optimiser: float
-    checkpoint: float
-    rest: float
+    step: Step
     waiting_s: float
     slowest_in: float
     missed: float
     computes_mostly: float
 
-    def scaled(self, share: float) -> RankMeans:
-        """The same rank with this share of the work."""
-        return replace(self, **{part: getattr(self, part) * share for part in PARTS})
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Means of the typical steps of some groups.
+
+    mean: of all ranks, with only the time that the collectives need as `exposed`; waiting_s: the
+    rest of it. slowest: of the slowest rank of each step.
+    """
+
+    mean: Step
+    waiting_s: float
+    slowest: Step
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """Seconds of the mean rank, in the order of SPLIT."""
+        return (*self.mean.parts, self.waiting_s)
+
+    def scaled(self, share: float) -> Means:
+        """The same with this share of the work."""
+        return Means(self.mean.scaled(share), self.waiting_s * share, self.slowest.scaled(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,40 +79,33 @@ class Attribution:
     """The typical steps on `count` nodes, in parts.
 
     ranks: each rank's own parts, over all its groups of `count` nodes; alone: of the ranks of one
-    node, scaled to the work that a node has in these steps. step_s: mean of the typical steps, near
-    the judged step time; ideal_s: of the steps of one node, scaled likewise: nothing is lost in it.
-    parts: of the mean rank, in the order of SPLIT; ideal: of one node. path, path_ideal: along the
-    slowest rank of each step, in the order of PARTS. sent_s, hidden_s: times for which collectives
-    ran, and were hidden, on the rank that waits least, by traces; None if not known. backward_s:
-    time that could have hidden them.
+    node. typical: of all ranks; its step time is near the judged one. ideal: of one node: nothing
+    is lost in it. Both of one node are scaled to the work that a node has in these steps. sent_s,
+    hidden_s: times for which collectives ran, and were hidden, on the rank that waits least, by
+    traces; None if not known.
     """
 
     count: int
     ranks: tuple[RankMeans, ...]
     alone: tuple[RankMeans, ...]
-    step_s: float
-    ideal_s: float
-    parts: tuple[float, ...]
-    ideal: tuple[float, ...]
-    path: tuple[float, ...]
-    path_ideal: tuple[float, ...]
+    typical: Means
+    ideal: Means
     sent_s: float | None
     hidden_s: float | None
-    backward_s: float
 
     @property
     def lost_s(self) -> float:
-        return self.step_s - self.ideal_s
+        return self.typical.mean.wall_s - self.ideal.mean.wall_s
 
     @property
     def lost(self) -> tuple[float, ...]:
         """The loss in parts of the mean rank, in the order of SPLIT."""
-        return tuple(mine - one for mine, one in zip(self.parts, self.ideal, strict=True))
+        return _differences(self.typical.parts, self.ideal.parts)
 
     @property
     def lost_on_path(self) -> tuple[float, ...]:
         """The loss in parts of the slowest rank of each step, in the order of PARTS."""
-        return tuple(mine - one for mine, one in zip(self.path, self.path_ideal, strict=True))
+        return _differences(self.typical.slowest.parts, self.ideal.slowest.parts)
 
     @property
     def uneven_s(self) -> float:
@@ -123,14 +126,8 @@ class Attribution:
         return self.hidden_s / self.sent_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """Means over some steps: step time, parts of the mean rank, and parts of the slowest ranks."""
-
-    step_s: float
-    parts: NDArray[np.float64]
-    path: NDArray[np.float64]
-    backward_s: float
+def _differences(some: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
+    return tuple(one - other for one, other in zip(some, others, strict=True))
 
 
 def attribute(timings: JobTimings, row: Throughput) -> Attribution:
@@ -139,29 +136,21 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
     If the row is by means, typical turns are taken, with their slow steps, not typical steps.
     """
     reference = reference_node(timings)
-    ones = [one for one in timings.over(1) if one.nodes[0] == reference]
-    alone = [(one, number) for one in ones for number in range(len(one.steps[0]))]
+    alone = [step for step in timings.each_step(1) if step[0].nodes[0] == reference]
     everywhere = list(timings.each_step(row.count))
-    share = row.share
-    whole = row.mean is None
-    base = _means(_typical(alone, row.ideal_s / share, whole), whole)
-    mine = base
+    share, whole = row.share, row.mean is None
+    ideal = _means(_typical(alone, row.ideal_s / share, whole), whole).scaled(share)
+    typical = ideal
     if row.count > 1:
-        mine = _means(_typical(everywhere, row.step_s, whole), whole)
-    sent_s, hidden_s = _sent(timings.over(row.count))
+        typical = _means(_typical(everywhere, row.step_s, whole), whole)
+    ranks_alone = [replace(one, step=one.step.scaled(share)) for one in rank_means(alone, whole)]
     return Attribution(
-        count=row.count,
-        ranks=rank_means(everywhere, whole),
-        alone=tuple(rank.scaled(share) for rank in rank_means(alone, whole)),
-        step_s=mine.step_s,
-        ideal_s=base.step_s * share,
-        parts=tuple(mine.parts.tolist()),
-        ideal=tuple((base.parts * share).tolist()),
-        path=tuple(mine.path.tolist()),
-        path_ideal=tuple((base.path * share).tolist()),
-        sent_s=sent_s,
-        hidden_s=hidden_s,
-        backward_s=mine.backward_s,
+        row.count,
+        rank_means(everywhere, whole),
+        tuple(ranks_alone),
+        typical,
+        ideal,
+        *_sent(timings.over(row.count)),
     )
 
 
@@ -197,19 +186,11 @@ def _typical(
     return [step for _, unit in timed[first : first + size] for step in unit]
 
 
-def _means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> _Means:
+def _means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> Means:
     cycles = [one.cycle(number, whole) for one, number in steps]
-    slowest = [min(cycle, key=lambda step: step.exposed) for cycle in cycles]
-    parts = np.mean([np.mean([one.parts for one in cycle], axis=0) for cycle in cycles], axis=0)
-    path = np.mean([step.parts for step in slowest], axis=0)
-    waiting_s = parts[_EXPOSED] - path[_EXPOSED]
-    parts[_EXPOSED] = path[_EXPOSED]
-    return _Means(
-        fmean(fmean(step.wall_s for step in cycle) for cycle in cycles),
-        np.append(parts, waiting_s),
-        path,
-        fmean(step.backward_s for step in slowest),
-    )
+    mean = mean_of([mean_of(cycle) for cycle in cycles])
+    slowest = mean_of([min(cycle, key=lambda step: step.exposed) for cycle in cycles])
+    return Means(replace(mean, exposed=slowest.exposed), mean.exposed - slowest.exposed, slowest)
 
 
 def _sent(groups: Sequence[GroupSteps]) -> tuple[float | None, float | None]:
@@ -244,13 +225,12 @@ def _rank_time(
     """steps: seconds of the group's step, its least time exposed, and the rank's own."""
     middle_s = median(took_s for took_s, *_ in steps)
     typical = sorted(steps, key=lambda one: abs(one[0] - middle_s))[: math.ceil(len(steps) * part)]
-    parts = np.mean([own.parts for *_, own in typical], axis=0)
+    step = mean_of([own for *_, own in typical])
     return RankMeans(
         rank=rank,
         node=node,
-        step_s=fmean(own.wall_s for *_, own in typical),
-        **dict(zip(PARTS, map(float, parts), strict=True)),
-        waiting_s=float(parts[_EXPOSED]) - fmean(least_s for _, least_s, _ in typical),
+        step=step,
+        waiting_s=step.exposed - fmean(least_s for _, least_s, _ in typical),
         slowest_in=fmean(own.exposed <= least_s for _, least_s, own in typical),
         missed=fmean(own.missed for *_, own in typical),
         computes_mostly=float(

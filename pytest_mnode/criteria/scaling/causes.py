@@ -41,7 +41,7 @@ _HIDDEN = 0.5
 """Fraction of the transfer time that compute can hide: with less, collectives do not overlap."""
 
 RankTime = Callable[[RankMeans], float]
-_compute: RankTime = attrgetter("compute")
+_compute: RankTime = attrgetter("step.compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def causes_of(
     network.off_fabric_nics.
     """
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
-    ideal = dict(zip(PARTS, found.path_ideal, strict=True))
+    ideal = dict(zip(PARTS, found.ideal.slowest.parts, strict=True))
     causes = [
         *_computing(found, lost["compute"], emulated=promise.compute_s is not None),
         *_communicating(found, lost["exposed"], baseline, off_fabric, promise),
@@ -123,7 +123,7 @@ def _computing(found: Attribution, lost_s: float, *, emulated: bool) -> Iterator
     rank_specific_s = lost_s - common_s
     as_alone_s = uneven_s(found.alone, _compute)
     slow_ranks = None
-    if rank_specific_s > _NOTHING * found.step_s:
+    if rank_specific_s > _NOTHING * found.typical.mean.wall_s:
         slow_ranks = slow(
             found.ranks,
             _compute,
@@ -156,9 +156,9 @@ def _computing(found: Attribution, lost_s: float, *, emulated: bool) -> Iterator
 
 
 def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> Cause:
-    of: RankTime = attrgetter(part)
+    of: RankTime = attrgetter(f"step.{part}")
     slow_ranks: SlowRanks | None = None
-    if lost_s > _NOTHING * found.step_s:
+    if lost_s > _NOTHING * found.typical.mean.wall_s:
         slow_ranks = slow(found.ranks, of, uneven_s(found.alone, of) + _NAMED_FROM * lost_s)
     if slow_ranks is None and part == REST:
         text = f"unattributed: {_ms(lost_s)} per step in the bookkeeping of ranks"
@@ -197,7 +197,8 @@ def _communicating(
         text = f"{exposed}: fabric at {at}{hid}"
         yield Cause(FABRIC, lost_s, text, Culprit("the fabric"))
         return
-    allowed_s = baseline.exposed_s(found.backward_s)
+    backward_s = found.typical.slowest.backward_s
+    allowed_s = baseline.exposed_s(backward_s)
     more_s = lost_s - allowed_s
     if more_s <= 0:
         text = f"{exposed}{hid}; fabric at {at}, which allows {_ms(allowed_s)}"
@@ -206,7 +207,7 @@ def _communicating(
     text = f"collectives alone need {_ms(allowed_s)} per step that nothing hides"
     yield Cause(COMMUNICATION, allowed_s, text, Culprit("the job"))
     sent_s, hidden_s = found.sent_s or 0.0, found.hidden_s
-    if hidden_s is not None and hidden_s < _HIDDEN * min(sent_s, found.backward_s):
+    if hidden_s is not None and hidden_s < _HIDDEN * min(sent_s, backward_s):
         text = (
             f"collectives are not overlapped: {hidden:.0%} of communication is hidden, "
             f"{_ms(lost_s)} per step exposed, where the fabric allows {_ms(allowed_s)}"

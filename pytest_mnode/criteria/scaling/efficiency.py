@@ -15,13 +15,10 @@ a job that draws all noise anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, median_high
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from statistics import fmean, median, median_high
 
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.detection import Detection, smallest_loss
@@ -35,10 +32,6 @@ _KEPT = 2 / 3
 errs in up to 1.5 times as many cases (simulated)."""
 FEWEST_ROUNDS = 3
 """Fewest rounds that can show that an efficiency misses its bound."""
-_Rounds = Mapping[int, Sequence[NDArray[np.float64]]]
-"""Step times of each group of a round, in seconds, by round."""
-_Middle = Callable[..., Any]
-"""np.median or np.mean of steps along an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +61,10 @@ class Throughput:
     by_round: tuple[float, ...] = ()
     mean: Throughput | None = None
 
-    def by_mean(self) -> Throughput:
-        """The same by means of steps."""
-        return self.mean or self
-
-    def hides(self, more_than: float) -> bool:
-        """Whether the efficiency by the mean is lower by more than `more_than`."""
-        return self.efficiency - self.by_mean().efficiency > more_than
-
     def judged_by(self, hidden: float) -> Throughput:
         """The throughput to judge: this, or that by the mean if this hides more than `hidden`."""
-        return self.by_mean() if self.hides(hidden) else self
+        mean = self.mean or self
+        return mean if self.efficiency - mean.efficiency > hidden else self
 
     @property
     def uncertainty(self) -> float:
@@ -122,17 +108,13 @@ def reference_node(timings: JobTimings) -> str:
 
 def throughputs(timings: JobTimings) -> tuple[Throughput, ...]:
     """One row per number of nodes, ascending from one node."""
-    ones = timings.over(1)
     name = reference_node(timings)
-    alone = [one for one in ones if one.nodes[0] == name]
+    alone = [one for one in timings.over(1) if one.nodes[0] == name]
     false_alarm = FALSE_ALARM / max(1, len(timings.counts) - 1)
     rows = []
     for count in timings.counts:
         over = alone if count == 1 else timings.over(count)
-        share = over[0].samples / (count * ones[0].samples)
-        row, mean = (
-            _row(alone, over, share, middle, false_alarm) for middle in (np.median, np.mean)
-        )
+        row, mean = (_row(alone, over, middle, false_alarm) for middle in (median, fmean))
         rows.append(replace(row, mean=mean))
     return tuple(rows)
 
@@ -140,15 +122,20 @@ def throughputs(timings: JobTimings) -> tuple[Throughput, ...]:
 def _row(
     alone: Sequence[GroupSteps],
     over: Sequence[GroupSteps],
-    share: float,
-    middle: _Middle,
+    middle: Callable[[Sequence[float]], float],
     false_alarm: float,
 ) -> Throughput:
     """Throughput of groups, compared with one node. middle: of a group's steps in a turn."""
-    rounds, ideal = _by_round(over), _by_round(alone)
-    step_s, ideal_s = _step_s(rounds, middle), _step_s(ideal, middle) * share
-    count, efficiency = over[0].count, ideal_s / step_s
-    each = by_round(ideal, rounds, share, middle)
+    count = over[0].count
+    share = over[0].samples / (count * alone[0].samples)
+    rounds, ideal = _by_round(over, middle), _by_round(alone, middle)
+    step_s, alone_s = (median_high(itertools.chain(*of.values())) for of in (rounds, ideal))
+    ideal_s = alone_s * share
+    each = tuple(
+        median_high(ideal[number]) * share / median_high(rounds[number])
+        for number in sorted(rounds.keys() & ideal.keys())
+    )
+    efficiency = ideal_s / step_s
     usual, wide = (
         (interval_of(each, confidence) or Interval(0.0, 1.0)).including(efficiency)
         for confidence in (CONFIDENCE, 1 - 2 * false_alarm * _KEPT)
@@ -166,8 +153,18 @@ def _row(
         share=share,
         false_alarm=false_alarm,
         by_round=each if count > 1 else (),
-        steps=sum(g.size for of_round in rounds.values() for g in of_round),
+        steps=sum(len(one.steps[0]) for one in over),
     )
+
+
+def _by_round(
+    trained: Sequence[GroupSteps], middle: Callable[[Sequence[float]], float]
+) -> dict[int, list[float]]:
+    """The middle step time of each group in a turn, by round."""
+    found: dict[int, list[float]] = {}
+    for one in trained:
+        found.setdefault(one.round, []).append(middle(one.step_times_s))
+    return found
 
 
 def settled(timings: JobTimings, promise: ScalingCriterion) -> bool:
@@ -198,24 +195,3 @@ def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
     full, least = promise.at_least_efficiency, promise.explained_from
     found = row.detection(full if row.efficiency >= full else least, promise)
     return found is not None and found.too_noisy
-
-
-def _by_round(trained: Sequence[GroupSteps]) -> dict[int, list[NDArray[np.float64]]]:
-    found: dict[int, list[NDArray[np.float64]]] = {}
-    for one in trained:
-        found.setdefault(one.round, []).append(np.array(one.step_times_s))
-    return found
-
-
-def by_round(
-    alone: _Rounds, over: _Rounds, share: float, middle: _Middle = np.median
-) -> tuple[float, ...]:
-    """The efficiency of each round by itself."""
-    return tuple(
-        _step_s({number: alone[number]}, middle) * share / _step_s({number: over[number]}, middle)
-        for number in sorted(set(over) & set(alone))
-    )
-
-
-def _step_s(rounds: _Rounds, middle: _Middle) -> float:
-    return median_high(float(middle(g)) for of_round in rounds.values() for g in of_round)

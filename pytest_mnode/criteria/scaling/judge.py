@@ -257,7 +257,7 @@ def _interval(found: ScalingResult, one: CountResult) -> str:
         f"95 % between {row.low:.3f} and {row.high:.3f}, less than {row.at_most:.3f} in all but "
         f"{row.false_alarm:.2g} of cases, {row.steps} steps in "
         f"{found.timings.rounds} rounds, median {measured.step_s * 1e3:.1f} ms, mean "
-        f"{measured.by_mean().step_s * 1e3:.1f} ms"
+        f"{(measured.mean or measured).step_s * 1e3:.1f} ms"
     )
     if row == measured:
         return text
@@ -269,7 +269,7 @@ def _interval(found: ScalingResult, one: CountResult) -> str:
 
 def _exposed(one: CountResult, baseline: CollectiveBaseline) -> Measurement:
     exposed_s = lost_parts(one.parts)["communication"]
-    allowed_s = baseline.exposed_s(one.parts.backward_s)
+    allowed_s = baseline.exposed_s(one.parts.typical.slowest.backward_s)
     hidden = one.parts.hidden_fraction
     note = (
         f"exposed {exposed_s * 1e3:.1f} ms; a step's collectives alone, back to back, "

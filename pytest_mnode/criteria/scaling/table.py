@@ -18,7 +18,7 @@ def table(found: ScalingResult) -> str:
     rows: list[tuple[str, ...]] = [heads]
     ranks = sorted(one.parts.ranks, key=lambda rank: -rank.slowest_in)
     for rank in sorted(ranks[:_MOST_RANKS], key=lambda rank: rank.rank):
-        times = (rank.step_s, *(getattr(rank, name) for name in PARTS), rank.waiting_s)
+        times = (rank.step.wall_s, *rank.step.parts, rank.waiting_s)
         ms = (f"{seconds * 1e3:.1f}" for seconds in times)
         rows.append((str(rank.rank), rank.node, *ms, f"{rank.slowest_in:.0%}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from statistics import fmean
 
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Call, Traced
@@ -44,6 +46,18 @@ class Step:
     def missed(self) -> float:
         """Fraction of the wall time by which the sum of the parts differs from it."""
         return abs(sum(self.parts) - self.wall_s) / self.wall_s if self.wall_s > 0 else 1.0
+
+    def scaled(self, share: float) -> Step:
+        """The same step with this share of the work."""
+        return Step(*(share * seconds for seconds in _SECONDS(self)))
+
+
+_SECONDS = attrgetter(*(field.name for field in fields(Step)))
+
+
+def mean_of(steps: Sequence[Step]) -> Step:
+    """A step whose times are the means of theirs."""
+    return Step(*map(fmean, zip(*map(_SECONDS, steps), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
