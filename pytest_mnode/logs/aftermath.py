@@ -28,7 +28,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.causes import ENDINGS, Cause, Causes, causes
 from pytest_mnode.logs.causes.culprits import RANK_OF_FILE, split_prefix
 from pytest_mnode.logs.causes.table import known_cause
-from pytest_mnode.logs.causes.times import elapsed_s, time_of
+from pytest_mnode.logs.causes.times import elapsed_s, first_and_last, time_of
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
 from pytest_mnode.logs.nccl_log.text import decoded
 from pytest_mnode.logs.stacks import located
@@ -68,7 +68,8 @@ _OF_A_PROGRAM = (
 _AFTER_A_WAIT = ("GPU crashed", "CUDA error", "NPU error", "Python error")
 """Ranks that gave up a wait in a kernel or an exception end by these."""
 BEFORE_S = 12 * 3600
-"""[choice] A cause earlier than this before the job began was none. Time zones may differ."""
+"""[choice] A cause earlier than this before ranks' logs, or later after them, was none. Time zones
+may differ."""
 AFTER_S = 300
 """[choice] A cause later than this after the first watchdog only followed. Clocks may differ."""
 _NO_LOGS = (".py", ".sh", ".md", ".rst", ".toml", ".cu", ".c", ".h")
@@ -389,12 +390,12 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
     python_error = known_cause("Python error").order
     lines = (cause.line for cause in timed_out)
     gave_up = min((at for line in lines if (at := time_of(line)) is not None), default=None)
-    began = _began(left.texts)
+    span = _began_and_ended(left.texts)
 
     def is_outside(line: str) -> bool:
         at = time_of(line)
         return at is not None and (
-            (began is not None and elapsed_s(at, began) > BEFORE_S)
+            (span is not None and max(elapsed_s(at, span[0]), elapsed_s(span[1], at)) > BEFORE_S)
             or (gave_up is not None and elapsed_s(gave_up, at) > AFTER_S)
         )
 
@@ -430,11 +431,19 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
     return [one for one in found if one.cause.root and is_aside(one)]
 
 
-def _began(texts: Mapping[str, str]) -> float | None:
-    """When the ranks' logs begin, as far as one of their first lines has a date."""
-    logs = (text for name, text in texts.items() if RANK_OF_FILE.search(name))
-    times = (time_of(line) for text in logs for line in text[:10_000].splitlines()[:20])
-    return min((at for at in times if at is not None), default=None)
+def _began_and_ended(texts: Mapping[str, str]) -> tuple[float, float] | None:
+    """Between which times ranks wrote, as far as the ends of their logs have dates."""
+    logs = (
+        text
+        for name, text in texts.items()
+        if RANK_OF_FILE.search(name) or "NCCL " in text or "[rank" in text
+    )
+    ends = (
+        line
+        for text in logs
+        for line in (*text[:10_000].splitlines()[:20], *text[-10_000:].splitlines()[-20:])
+    )
+    return first_and_last(map(time_of, ends))
 
 
 def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:

@@ -733,6 +733,7 @@ def test_who_ended_comes_before_who_misses_an_answer(
         ("rank_0.log", "OSError: [Errno 28] No space left on device\n", "disk full"),
         ("elm1/dmesg", LINK_DOWN.format(time="02:30:00"), "port went down"),
         ("elm1/dmesg", LINK_DOWN.format(time="01:00:00").replace("21", "3"), "port went down"),
+        ("elm1/kern.log", f"Nov 19 01:00:00 elm1 kernel: {FELL_OFF[7:]}", "GPU lost"),
     ],
 )
 def test_what_explains_no_wait_is_listed_beside_it(
@@ -745,6 +746,17 @@ def test_what_explains_no_wait_is_listed_beside_it(
     found = why(capsys, left(tmp_path, files))[1]
     assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", [3])
     assert [one["cause"] for one in found["others"]] == [name]
+
+
+@pytest.mark.parametrize(("day", "cause"), [(18, None), (21, "port went down"), (24, None)])
+@pytest.mark.parametrize("name", ["rank_1.log", "job.log"])
+def test_what_a_node_had_before_or_after_the_job_is_no_cause(
+    name: str, day: int, cause: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = "[rank1]:[W1121 02:00:00 init.cpp] slow\n2026-11-21 02:00:00 step 1\n"
+    down = LINK_DOWN.format(time="02:00:00").replace("21", str(day))
+    found = why(capsys, left(tmp_path, {name: job, "elm1/dmesg": down}))[1]
+    assert (found["cause"] and found["cause"]["cause"]) == cause
 
 
 def test_a_cause_that_comes_again_within_the_job_counts(

@@ -15,6 +15,7 @@ DATED = "2026-12-31 23:59:00 step 9"
         ("[Fri Jan  1 00:00:30 2027] mlx5_core: Link down", 90),
         ("[rank3]:[E0101 00:00:30.123456 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog", 90),
         ("E1231 23:58:00.1 torch/distributed/run.py:7] failed", -60),
+        ("Jan  1 00:00:30 elm4 kernel: mlx5_core: Link down", 90),
     ],
 )
 def test_dates_of_all_kinds_are_compared(line: str, expected: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 
@@ -10,8 +11,11 @@ _DATES = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"), "%Y-%m-%d %H:%M:%S"),
     (re.compile(r"\b[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}"), "%b %d %H:%M:%S %Y"),
 )
-_WITHOUT_YEAR = re.compile(r"(?:^|[\[\s:])[EWIF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\b")
-"""glog's, which torch prints."""
+_WITHOUT_YEAR = (
+    (re.compile(r"(?:^|[\[\s:])[EWIF](\d{4} \d\d:\d\d:\d\d)\b"), "%m%d %H:%M:%S"),
+    (re.compile(r"^(?:<\d+>)?([A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d)\b"), "%b %d %H:%M:%S"),
+)
+"""glog's, which torch prints, and syslog's."""
 NO_YEAR = 2000
 """Of dates without a year: a leap year, so that all days are valid."""
 
@@ -22,11 +26,18 @@ def time_of(line: str) -> float | None:
         if found := pattern.search(line):
             with suppress(ValueError):
                 return datetime.strptime(found[0].replace("T", " ", 1), form).timestamp()
-    if found := _WITHOUT_YEAR.search(line):
-        with suppress(ValueError):
-            text = f"{NO_YEAR}-{found[1]}-{found[2]} {found[3]}"
-            return datetime.strptime(text, "%Y-%m-%d %H:%M:%S").timestamp()
+    for pattern, form in _WITHOUT_YEAR:
+        if found := pattern.search(line):
+            with suppress(ValueError):
+                return datetime.strptime(f"{NO_YEAR} {found[1]}", f"%Y {form}").timestamp()
     return None
+
+
+def first_and_last(times: Iterable[float | None]) -> tuple[float, float] | None:
+    """Of times by `time_of`, those with a year if there are any; None without any time."""
+    known = sorted(at for at in times if at is not None)
+    dated = [at for at in known if datetime.fromtimestamp(at).year != NO_YEAR] or known
+    return (dated[0], dated[-1]) if dated else None
 
 
 def elapsed_s(earlier: float, later: float) -> float:
