@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-MOST = 4
+MOST = 8
 KEY = "mnode/failed"
 
 

@@ -254,7 +254,7 @@ def judge_bisection(found: Bisection, promise: BisectionPromise) -> list[Measure
     """The sum over all pairs. If each pair alone is fast enough, what they share is to blame."""
     fraction, blocking = promise.at_least_fraction, promise.oversubscription
     limit = fraction * found.line_gbits_s / blocking
-    value = estimate(found.gbits_s, looks=1)
+    value = estimate(found.gbits_s)
     names = [compress(half) for half in found.halves]
     text = f"{names[0]} and {names[1]}"
     each = fraction * found.line_gbits_s / len(found.halves[0])

@@ -13,8 +13,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.criteria.port_counters.reading import PortReading, read
+from pytest_mnode.detection import estimate, wants_more
 from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.machine.counters import pause_frames
+from pytest_mnode.measurement import at_least
 from pytest_mnode.measuring.limits import REPEAT_S
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ def bisection(
 ) -> Bisection:
     """Measure all pairs across the halves at once; if they fall short, each pair alone.
 
-    All ranks call this together.
+    While the bound is undecided, more communicators are measured. All ranks call this together.
     """
     from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
 
@@ -153,14 +155,16 @@ def bisection(
     size = int(node * 1e9 / 8 / world.local_size * REPEAT_S)
     pairs = [*zip(one, other, strict=True)]
     flows = Flows(_both_ways(world, pairs), size, device)
-    found = []
-    for _ in range(COMMUNICATORS):
+    line = 2 * len(pairs) * node
+    wanted = promise.at_least_fraction * line / promise.oversubscription
+    found, decided = list[tuple[float, ...]](), False
+    while wants_more(len(found), COMMUNICATORS, decided=decided):
         with fresh_group(Algorithm(DEFAULT, False, True, ""), device) as group:
             flows.received_gbits_s(group)  # connects
             found.append(tuple(sum(flows.received_gbits_s(group)) for _ in range(REPEATS)))
-    line = 2 * len(pairs) * node
+        value = estimate(found)
+        decided = value is not None and at_least(wanted).decides(*value.interval) is not None
     alone = {}
-    wanted = promise.at_least_fraction * line / promise.oversubscription
     if median(map(median, found)) < wanted:
         for pair in pairs:
             by_itself = Flows(_both_ways(world, [pair]), size, device)

@@ -119,7 +119,7 @@ def test_the_management_network_is_recognised(tmp_path: Path) -> None:
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     # Each test after a hang starts with a trial on fresh ranks: one test of each kind is enough.
-    args = ("--mnode-timeout=8", "-k", "mesh or all_reduce or every_path or ports")
+    args = ("--mnode-timeout=12", "-k", "mesh or all_reduce or every_path or ports")
     done = certify(tmp_path, _short(tmp_path), *args, fault=STOPPED_RANK, files=TRAFFIC)
     assert done.certificate["verdict"] == "not certified"
     for criterion in ("mesh", "fabric"):

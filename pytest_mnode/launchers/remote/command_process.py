@@ -11,7 +11,7 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
 OF_A_TASK = (
     *("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_"),
@@ -24,13 +24,17 @@ CHILDREN = "/proc/thread-self/children"
 """Missing on a kernel that was built without CONFIG_PROC_CHILDREN."""
 
 
-def descendants(pid: int) -> list[int]:
-    """Pids of all processes below `pid`."""
+def descendants(pid: int, but: Container[int] = ()) -> list[int]:
+    """Pids of all processes below `pid`, but these and what is below them."""
+
+    def below(pids: Iterable[int]) -> list[int]:
+        return [one for one in pids if one not in but and may_be_killed(one)]
+
     found = [pid]
     known = None if os.path.exists(CHILDREN) else children_by_parent()  # noqa: PTH110
     for parent in found:
         if known is not None:
-            found += filter(may_be_killed, known.get(parent, ()))
+            found += below(known.get(parent, ()))
             continue
         try:
             tasks = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208  pathlib costs 10 ms
@@ -39,7 +43,7 @@ def descendants(pid: int) -> list[int]:
         for task in tasks:
             try:
                 with open(f"/proc/{parent}/task/{task}/children") as file:  # noqa: PTH123
-                    found += filter(may_be_killed, map(int, file.read().split()))
+                    found += below(map(int, file.read().split()))
             except OSError:
                 continue
     return found[1:]

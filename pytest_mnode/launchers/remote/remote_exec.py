@@ -342,6 +342,7 @@ class RemoteExec:
         self.out = bytearray(stream.greeting)
         self.commands: dict[int, Command] = {}
         self.keepers: set[int] = set()
+        self.orphans_until = 0.0
         self.clock = ListeningClock()
         self.heard = self.clock.now()
         self.beaten = 0.0
@@ -373,8 +374,10 @@ class RemoteExec:
         for command in self.commands.values():
             command.register(poll)
         poll.register(self.wake, select.POLLIN)
-        ending = self.gone_since is not None or any(
-            command.status is not None for command in self.commands.values()
+        ending = (
+            self.gone_since is not None
+            or time.monotonic() < self.orphans_until
+            or any(command.status is not None for command in self.commands.values())
         )
         ready = {fd for fd, _ in poll.poll(0 if arrived else 100 if ending else 500)}
         if self.wake in ready:
@@ -399,15 +402,15 @@ class RemoteExec:
                 if pid in self.keepers:
                     self.keepers.remove(pid)
                     if status:
-                        self.kill_orphans()
+                        self.orphans_until = time.monotonic() + GRACE_S
+        if time.monotonic() < self.orphans_until:
+            self.kill_orphans()
 
     def kill_orphans(self) -> None:
-        """Kill what a killed keeper has left: this program is its parent now."""
-        found = descendants(os.getpid())
-        kept = {pid for keeper in self.keepers for pid in (keeper, *descendants(keeper))}
-        for pid in found:
-            if pid not in kept:
-                kill(pid, signal.SIGKILL)
+        """Kill what a killed keeper has left: this program is its parent now, or becomes it once
+        those between have ended."""
+        for pid in descendants(os.getpid(), self.keepers):
+            kill(pid, signal.SIGKILL)
 
     def receive(self) -> None:
         data = self.stream.read()
