@@ -295,6 +295,7 @@ def test_the_node_of_a_rank_is_known_by_nccls_log(
     [
         "  host      : elm3\n  rank      : 3 (local_rank: 1)\n  exitcode  : 1 (pid: 101)\n",
         "ERROR:rerun_state_machine:Rank 3, node elm3, device 1, iteration #13: First rerun\n",
+        "srun: error: elm3: task 3: Exited with exit code 1\n",
     ],
 )
 def test_the_node_of_a_rank_is_known_by_other_lines(
@@ -766,6 +767,20 @@ def test_a_cause_that_comes_again_within_the_job_counts(
     logs = {one: f"2026-11-21 01:00:00 start\n{log!s}" for one, log in watchdogs(0, 1).items()}
     found = why(capsys, left(tmp_path, {**logs, "elm1/dmesg": lines}))[1]
     assert (found["cause"]["cause"], found["cause"]["host"]) == ("port went down", "elm1")
+
+
+def test_tasks_of_srun_that_are_agents_are_no_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = "srun: error: elm1: task 1: Killed\n"
+    agent = "E1121 02:00:00 torch/distributed/elastic/multiprocessing/api.py:874] failed\n"
+    for more, ranks in (("", [1]), (agent, [])):
+        files: dict[str, str | bytes] = {"job.out": killed, "node0.log": more}
+        found = why(capsys, left(tmp_path, files))[1]["cause"]
+        assert (found["cause"], found["host"], found["ranks"]) == ("killed", "elm1", ranks)
+    ended = f"1: KeyError: 'labels'\n{SRUN.format(1, 1)}{agent}"
+    found = why(capsys, left(tmp_path, {"job.out": ended}))[1]
+    assert (found["cause"]["ranks"], found["suspects"]) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from pytest_mnode.logs.causes.table import Cause, KnownCause, Rule, candidates, 
 from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
-from pytest_mnode.logs.nccl_log.text import as_printed, plain_text
+from pytest_mnode.logs.nccl_log.text import as_printed, decoded, plain_text
 from pytest_mnode.logs.training import step_in
 
 _LONGEST = 1000
@@ -52,7 +52,10 @@ _SERIES = re.compile(
 """The number of a try and of all tries, or the number of those that are left."""
 _HARMLESS = re.compile(
     r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
-    r"\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|"
+    r"\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|\): ?0$|"
+    # Daemons of a node share its memory, and are no part of a job.
+    r"Killed process \d+ \((?:prometheus|node_?export|telegraf|fluent|filebeat|promtail|vector\)|"
+    r"otel|datadog|kubelet|containerd|dcgm|nv-hostengine|snapd|systemd|calico|cilium|kube-|etcd)|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
     r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
     r"\b(?i:install(?:s|ed|ing)?|regist(?:er|ered|ering)|set(?:ting)? ?up|add(?:ed|ing)|ignor\w+)\b"
@@ -66,7 +69,10 @@ _HARMLESS = re.compile(
 _MISREAD = ("ranks' collectives differ", "stray connection")
 _NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
 _LOOKED_AT = 1000
-_OF_START = ("permission denied", "program not found", "Python error")
+_OF_START = (
+    *("permission denied", "program not found", "Python error"),
+    *("library versions do not fit", "library or module missing"),
+)
 """Without a rank or a traceback, scripts print these at their start and go on."""
 _STAYS = ("values not finite",)
 """Causes with which a job goes on without use."""
@@ -117,6 +123,12 @@ _ENDS_ALL = re.compile(
     r"\bReceived sigquit from a child|\bsrun: (?:Job step aborted|Force Terminated)"
 )
 """SGLang and Slurm then kill what still runs, and the shell or srun reports it."""
+_AGENTS = (
+    *("torch/distributed/elastic", "torch.distributed.elastic", "torch/distributed/run"),
+    *("torch/distributed/launch", "deepspeed/launcher", "deepspeed.launcher"),
+    "accelerate.commands",
+)
+"""Launchers that start the ranks of a node: below srun, its tasks are nodes and no ranks."""
 _KILLED_LATE = re.compile(r"^Killed$|^srun: error: \S+: tasks? [\d,-]+: Killed$")
 _BOOTED_S = 300
 """[choice] Links that come up so soon after a node's start were down for it."""
@@ -176,7 +188,9 @@ class Causes:
 
     def __init__(self, texts: Mapping[str, str | bytes]) -> None:
         collectives = Collectives()
-        every = [_Finder(collectives, name, text) for name, text in texts.items()]
+        whole = (one if isinstance(one, str) else decoded(one) for one in texts.values())
+        by_agents = any(name in one for one in whole for name in _AGENTS)
+        every = [_Finder(collectives, name, text, by_agents) for name, text in texts.items()]
         attempts = collectives.attempts()
         timed_out = {rank for attempt in attempts for rank, *_ in attempt.works}
         self.silent = attempts[-1].silent(texts) if attempts else ()
@@ -259,8 +273,15 @@ def _is_retried(line: str) -> bool:
 class _Finder:
     """Reads the lines of a file and keeps the facts that later lines need."""
 
-    def __init__(self, collectives: Collectives, file: str, text: str | bytes) -> None:
+    def __init__(
+        self,
+        collectives: Collectives,
+        file: str,
+        text: str | bytes,
+        by_agents: bool,
+    ) -> None:
         self.file = file
+        self._by_agents = by_agents
         self._found: dict[tuple[str, ...], Cause] = {}
         # The last line of each cause, by its number.
         self._last_at: dict[tuple[str, ...], int] = {}
@@ -394,6 +415,8 @@ class _Finder:
         ):
             tasks = self._exited.get(exited["host"])
             self._exited[exited["host"]] = ",".join(filter(None, [tasks, exited["rank"]]))
+            if exited["rank"].isdecimal() and not self._by_agents:
+                self.places[int(exited["rank"])] = exited["host"]
         if _LINK_UP in tells and (up := _LINK_UP.search(line)) and float(up["s"]) < _BOOTED_S:
             seen = ("port went down", up["device"])
             self._drop(lambda one: (one.name, one.device) == seen)
@@ -436,7 +459,7 @@ class _Finder:
     def failed(self) -> tuple[int, ...]:
         """The rank whose failure torchrun observed first, or srun alone, if it did not end it."""
         failure = self._first_failure
-        if not failure and len(self._exited) == 1:
+        if not failure and len(self._exited) == 1 and not self._by_agents:
             return rank_numbers(*self._exited.values())
         return rank_numbers(failure.get("rank", "")) if failure.get("exitcode") != "-15" else ()
 
@@ -538,10 +561,12 @@ class _Finder:
         if name is not None:
             kind = known_cause(name)
         who = WHO.search(line)
-        labels = (prefix.get(key) for key in ("torch", "vllm", "vllm_tp", "mpi", "srun", "bracket"))
+        keys = ("torch", "vllm", "vllm_tp", "mpi", "srun", "bracket")
+        labels = (prefix.get(key) for key in keys if key != "srun" or not self._by_agents)
         of_prefix = next(filter(None, labels), self._block.get("rank"))
         # Torch's prefix has the rank in the world, its message that in a process group.
-        of_writer = prefix.get("torch") or first(RANK, body) or of_prefix
+        of_task = self._by_agents and (rank := RANK.search(body)) and rank.lastgroup == "srun"
+        of_writer = prefix.get("torch") or (None if of_task else first(RANK, body)) or of_prefix
         ended = self._raised.get(self._at)
         of_writer = of_writer or (ended.rank if ended else None)
         named = groups.get("rank") or self._block.get("failing") or of_writer
