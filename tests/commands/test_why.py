@@ -117,6 +117,8 @@ def gathered(of: int) -> str:
         (watchdogs(0, 1, 2, 3), [0, 1, 2, 3], []),
         (watchdogs(0), [0], []),
         (watchdogs(0, 5), [0, 5], []),  # more are silent than are heard
+        # Ray left out lines of other ranks.
+        ({"job.log": gathered(4).strip() + " [repeated 2x across cluster]\n"}, [0, 1, 2], []),
     ],
 )
 def test_who_waits_is_no_culprit(

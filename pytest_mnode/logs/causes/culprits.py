@@ -17,7 +17,7 @@ _PREFIX = re.compile(
     r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[[a-z]+\d+\]:|[\w.-]+/\d+ (?=\[[a-z]+\d+\]:)|"
     r"\[(?P<bracket>\d{1,6})\]: ?(?=\S)|"
     # Of Ray and vLLM; the names of vLLM's workers hold their rank if there is no other dimension.
-    r"\((?:raylet|(?:\w+ rank=(?P<vllm>\d+) |Worker_TP(?P<vllm_tp>\d+) |\w+ |[\w-]+, rank=\d+, )?"
+    r"\((?:raylet|(?:\w+ rank=(?P<vllm>\d+) |Worker_TP(?P<vllm_tp>\d+) |[\w-]+(?:, rank=\d+,)? )?"
     r"pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"

@@ -188,12 +188,14 @@ class Causes:
 
     def __init__(self, texts: Mapping[str, str | bytes]) -> None:
         collectives = Collectives()
-        whole = (one if isinstance(one, str) else decoded(one) for one in texts.values())
+        whole = [one if isinstance(one, str) else decoded(one) for one in texts.values()]
         by_agents = any(name in one for one in whole for name in _AGENTS)
+        # Ray leaves out equal lines of other ranks.
+        is_whole = not any("x across cluster]" in one for one in whole)
         every = [_Finder(collectives, name, text, by_agents) for name, text in texts.items()]
         attempts = collectives.attempts()
         timed_out = {rank for attempt in attempts for rank, *_ in attempt.works}
-        self.silent = attempts[-1].silent(texts) if attempts else ()
+        self.silent = attempts[-1].silent(texts) if attempts and is_whole else ()
         self.found = [(one.file, cause) for one in every for cause in one.all(timed_out)]
         self.found += attempts[-1].causes() if attempts else ()
         self.earlier = [one for attempt in attempts[:-1] for one in attempt.causes()]
