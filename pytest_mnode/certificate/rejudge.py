@@ -323,6 +323,7 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
     was judged by before, if it was to be read alike. specs: the other one, and this."""
     load()
     nodes, environments = kept.survey(run.nodes), kept.environments(run.nodes, run.ranks)
+    with_paths = nodes is not None and any(node.paths for node in nodes.nodes)
     of_nodes: dict[tuple[str, str], Check] = {}
 
     def judged(case: CaseResult) -> tuple[Measurement, ...] | str:
@@ -337,7 +338,7 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
         name, _, part = whole.removesuffix("]").partition("[")
         check = CHECKS.get(name)
         measured = case.stopped_by is None and case.outcome != "not promised"
-        if check is None or check.of_paths or not measured:
+        if check is None or not measured or (check.of_paths and not with_paths):
             return ()
         key = check.key.format(part=part)
         if (promise := spec.value_of(key)) is None or not (
@@ -347,7 +348,9 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
         ):
             return ()
         if others := _read_otherwise(check, key, case, specs):
-            return f"measured with another {', '.join(sorted(others)[:3])}"
+            return (
+                () if check.of_paths else f"measured with another {', '.join(sorted(others)[:3])}"
+            )
         if issubclass(check, WorldCheck):
             return of_world(check(promise, spec, part), kept.rows[case.test], case.nodes)
         evidence: Any = environments if check.on == "rank" else nodes
@@ -400,8 +403,9 @@ def _read_otherwise(one: type[Check], key: str, case: CaseResult, specs: _Specs)
     def below(leaf: str, keys: Iterable[str]) -> bool:
         return any(_is_below(leaf, key) for key in keys)
 
-    others, read, ruled = list[str](), whole(one.read_by - {"*"}), whole(one.compared_only)
-    if "*" in one.read_by:
+    read_by = one.read_by | ({"", "*"} if one.of_paths else set())
+    others, read, ruled = list[str](), whole(read_by - {"*"}), whole(one.compared_only)
+    if "*" in read_by:
         others = specs.measured_with(key.partition(".")[0])
         asked = [f"criteria.{name}" for name in (key, *case.promises)]
         read += [k for k in specs.changed if k != f"criteria.{key}" and below(k, asked)]

@@ -95,8 +95,9 @@ class Check:
     each: ClassVar[tuple[str, ...]] = ()
     """Parts that are cases of their own, `part` of which is judged; () for a single case."""
     of_paths: ClassVar[bool] = False
-    """Whether it judges what nodes found on their paths to each other, which the evidence of a run
-    does not have: they grow by the square of nodes. `judge` then has its bounds alone."""
+    """Whether it judges what nodes found on their paths to each other: they grow by the square of
+    nodes, and the evidence of a run with many does not have them. `judge` then has its bounds
+    alone, as where what was read depends on another value of its promise or of the cluster."""
     fault: ClassVar[str] = ""
     """A fault of the rack (`--mnode-fault`) that turns it red, with {node} for the node; if it
     has {other} for another one, both are suspect."""

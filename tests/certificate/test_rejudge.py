@@ -18,6 +18,7 @@ from pytest_mnode.certificate.rejudge import rejudge_certificate
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.checks.devices.matmul import EveryRankMultipliesAsFastAsTheOthers, Wrong
 from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures
+from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.checks.placement.copies import NearMemoryIsFasterThanFar as COPIES
 from pytest_mnode.checks.placement.cpus import RanksRunBesideTheirAccelerator
 from pytest_mnode.checks.placement.memory import MemoryIsBesideTheAccelerator as MEMORY
@@ -25,6 +26,7 @@ from pytest_mnode.checks.world_check import WorldCheck
 from pytest_mnode.criteria.port_counters import watching as ports
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.port_counters.rises import rises
+from pytest_mnode.criteria.preflight import answers
 from pytest_mnode.criteria.preflight.survey_check import promised_checks
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
@@ -518,6 +520,40 @@ def test_rows_of_a_survey_are_judged_unless_another_key_decides_what_is_read(
     assert again.verdict == verdict
     blamed = [m.culprit for m in again.measurements if m.verdict == "fail"]
     assert blamed == ["gpu1 0000:18:00.0"] * (verdict == "fail")
+
+
+@pytest.mark.parametrize(
+    ("promise", "most", "verdict"),
+    [({}, 128, "fail"), ({}, 3, "pass"), ({"within": "7 s"}, 128, "inconclusive")],
+)
+def test_paths_are_judged_by_rules_while_they_are_kept_and_read_alike(
+    edited: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    promise: dict[str, Any],
+    most: int,
+    verdict: str,
+) -> None:
+    """Else by the bounds, which here say that all is well, and have no terms."""
+    monkeypatch.setattr(answers, "MOST_WITH_PATHS", most)
+    survey = healthy(4)
+    for index, node in enumerate(survey.nodes):
+        assert node.paths is not None
+        cut = tuple(
+            replace(one, took_s=None, problem="no answer") if 1 in (index, one.to) else one
+            for one in node.paths.connections
+        )
+        survey = with_node(survey, index, paths=replace(node.paths, connections=cut))
+    before, path = edited(at("criteria", "preflight", "reachable", value={}))
+    [made] = promised_checks(before, [EveryNodeIsReached])
+    test, well = f"t/test_preflight.py::{made.case()}[gpu1]", made.judge(healthy(4), "gpu1")
+    promises = (made.key,)
+    case = CaseResult(test, "?", "passed", "", None, tuple(well), ("gpu1",), promises=promises)
+    run = certify(case, promised=["preflight"], spec=facts_of(before, path))
+    run = replace(run, run=replace(run.run, nodes=survey.names))
+    other, where = edited(at("criteria", "preflight", "reachable", value=promise))
+    found, _ = rejudge_certificate(run, other, where, kept_as(survey))
+    [again] = criterion(found, "preflight").cases
+    assert again.verdict == verdict
 
 
 def test_a_test_that_was_stopped_or_failed_by_itself_is_not_judged_by_rows(edited: Any) -> None:

@@ -39,6 +39,7 @@ class ClocksAgree(SurveyCheck):
 
     promise: Clocks
     of_paths = True
+    compared_only = frozenset({"skew"})
 
     def judge(self, survey: Survey, name: str) -> Iterator[Measurement]:
         skew_s = self.promise.skew_s

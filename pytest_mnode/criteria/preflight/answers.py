@@ -401,12 +401,19 @@ KEPT = "survey of a node"
 """What rows of `survey_to_json` have as their check."""
 
 
+MOST_WITH_PATHS = 128
+"""Nodes of a run whose evidence keeps what they found on their paths to each other: of 1,024 nodes
+it would be a million of each network."""
+
+
 def survey_to_json(survey: Survey) -> Iterator[dict[str, Any]]:
-    """All answers of each node, but those of paths, of which there are the square of nodes, as
-    plain values for the evidence of a run."""
+    """All answers of each node, of more than `MOST_WITH_PATHS` but those of paths, as plain values
+    for the evidence of a run."""
     for node in survey.nodes:
-        last = node.last and replace(node.last, heard=(), received=())
-        kept = replace(node, paths=None, payloads=None, last=last)
+        kept = node
+        if len(survey.nodes) > MOST_WITH_PATHS:
+            last = node.last and replace(node.last, heard=(), received=())
+            kept = replace(node, paths=None, payloads=None, last=last)
         yield {"check": KEPT, "answers": plain(kept)}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.criteria.preflight import answers
 from pytest_mnode.criteria.preflight.answers import (
     DirectoryFacts,
     LastFacts,
-    NodeSurvey,
     Sample,
     Survey,
 )
@@ -91,8 +91,7 @@ def test_a_kept_survey_is_judged_as_it_was() -> None:
     again = kept_as(survey).survey(survey.names)
     assert again is not None
     judged, failed = set[str](), set[str]()
-    asked = [one for one in catalogue("preflight") if not one.of_paths]
-    for check in promised_checks(SPEC, asked):
+    for check in promised_checks(SPEC, catalogue("preflight")):
         if check.on == "node" and (isinstance(check, SurveyCheck) or check.reads()):
             found = findings(check, survey, survey.names)
             # As JSON has no NaN, its reason is another.
@@ -137,12 +136,11 @@ def test_a_survey_that_lacks_a_node_is_none(gone: str) -> None:
     assert kept.survey(survey.names) is None
 
 
-def test_paths_are_not_kept() -> None:
+def test_paths_of_many_nodes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow by the square of nodes."""
-    [few], [many] = (
-        [one for one in kept_as(healthy(count)).nodes.values() if one.index == 0]
-        for count in (2, 30)
-    )
-    assert few == many
-    assert isinstance(few, NodeSurvey)
-    assert few.paths is None
+    survey = healthy(4)
+    for most in (4, 3):
+        monkeypatch.setattr(answers, "MOST_WITH_PATHS", most)
+        kept = kept_as(survey).nodes["gpu0"]
+        assert kept.facts == survey.nodes[0].facts
+        assert kept.paths == (survey.nodes[0].paths if most == 4 else None)
