@@ -480,6 +480,10 @@ def steps(*numbers: int) -> str:
 OUT = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 
 
+NO_PLUGIN = "elm1:7:9 [0] plugin/net.cc:99 NCCL WARN Failed to initialize NET plugin IBext_v11\n"
+INITED = "elm1:{}:9 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE\n"
+
+
 @pytest.mark.parametrize(
     ("text", "cause", "survived"),
     [
@@ -490,6 +494,12 @@ OUT = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 
         (OUT + steps(1, 2, 3, 4, 5) + FELL, "GPU out of memory", []),
         (steps(0) + OUT + steps(1, 2, 3, 4) + OUT + FELL, "GPU out of memory", []),
         (steps(0) + OUT + steps(1, 2, 3, 4), None, ["GPU out of memory"]),
+        # NCCL did without, as its later lines or the steps tell.
+        (NO_PLUGIN, "network plugin failed", []),
+        (NO_PLUGIN + INITED.format(7), None, ["network plugin failed"]),
+        (NO_PLUGIN + INITED.format(8), "network plugin failed", []),
+        (INITED.format(7) + NO_PLUGIN, "network plugin failed", []),
+        (NO_PLUGIN + steps(1, 2, 3, 4), None, ["network plugin failed"]),
     ],
 )
 def test_what_a_job_survived_is_no_cause(

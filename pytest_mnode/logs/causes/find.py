@@ -74,6 +74,12 @@ _OF_START = (
     *("library versions do not fit", "library or module missing"),
 )
 """Without a rank or a traceback, scripts print these at their start and go on."""
+_OF_SETUP = (
+    *("network plugin failed", "network plugin not found", "no RDMA resources", "NVLS not set up"),
+    *("RDMA library missing", "RDMA library missing for NCCL", "topology not read"),
+    *("no such interface", "SHARP failed", "IMEX not ready"),
+)
+"""NCCL warns of these and does without, or no rank comes to a step."""
 _STAYS = ("values not finite",)
 """Causes with which a job goes on without use."""
 _ENDS = ("aborted", "ended by the launcher")
@@ -288,6 +294,8 @@ class _Finder:
         # The last line of each cause, by its number.
         self._last_at: dict[tuple[str, ...], int] = {}
         self._at = 0
+        # Keys of warnings of a set-up that succeeded in the end.
+        self._done_without: set[tuple[str, ...]] = set()
         self._collectives = collectives
         self._ras = Ras()
         # The rank of an NCCL process in its largest communicator, and the size of that.
@@ -344,7 +352,11 @@ class _Finder:
             self._read(lines[at][:_LONGEST], *known_hints[:2])
             before = at + 1
         self._in_json = causes_in_json(text)
-        survived = [key for key in self._found if self._is_over(key, lines, steps)]
+        survived = [
+            key
+            for key in self._found
+            if key in self._done_without or self._is_over(key, lines, steps)
+        ]
         self.survived = tuple(self._found.pop(key) for key in survived)
 
     def _end_block(self, line: str) -> None:
@@ -379,6 +391,7 @@ class _Finder:
         parts = (cause.host, cause.device, cause.peer, cause.detail)
         key = (cause.name, *(part or "" for part in parts))
         self._last_at[key] = self._at
+        self._done_without.discard(key)
         known = self._found.setdefault(key, cause)
         ranks = tuple(sorted({*known.ranks, *cause.ranks}))
         self._found[key] = replace(known, ranks=ranks)
@@ -446,7 +459,7 @@ class _Finder:
         after = bisect_right(steps, self._last_at[key])
         earlier = steps[max(0, after - _LOOKED_AT) : after]
         later = steps[after:][-_LOOKED_AT:]
-        at_start = (
+        at_start = key[0] in _OF_SETUP or (
             key[0] in _OF_START
             and not self._found[key].ranks
             and self._last_at[key] not in self._raised
@@ -526,11 +539,15 @@ class _Finder:
         who = WHO.search(line)
         process = who.group("host", "pid") if who and who["pid"] else None
 
-        def is_over(cause: Cause) -> bool:
-            earlier = WHO.search(cause.line) if _CONNECTING.search(cause.line) else None
+        def is_earlier(cause: Cause) -> bool:
+            earlier = WHO.search(cause.line)
             return earlier is not None and earlier.group("host", "pid") == process
 
-        self._drop(is_over)
+        self._drop(lambda one: _CONNECTING.search(one.line) is not None and is_earlier(one))
+        if _CONNECTED.search(line):
+            self._done_without |= {
+                key for key, one in self._found.items() if key[0] in _OF_SETUP and is_earlier(one)
+            }
 
     def _drop(self, is_over: Callable[[Cause], bool]) -> None:
         self._found = {key: one for key, one in self._found.items() if not is_over(one)}
