@@ -76,16 +76,15 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The typical steps on `count` nodes, in parts.
+    """The typical steps on some number of nodes, in parts.
 
-    ranks: each rank's own parts, over all its groups of `count` nodes; alone: of the ranks of one
+    ranks: each rank's own parts, over all its groups; alone: of the ranks of one
     node. typical: of all ranks; its step time is near the judged one. ideal: of one node: nothing
     is lost in it. Both of one node are scaled to the work that a node has in these steps. sent_s,
     hidden_s: times for which collectives ran, and were hidden, on the rank that waits least, by
     traces; None if not known.
     """
 
-    count: int
     ranks: tuple[RankMeans, ...]
     alone: tuple[RankMeans, ...]
     typical: Means
@@ -145,7 +144,6 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
         typical = _means(_typical(everywhere, row.step_s, whole), whole)
     ranks_alone = [replace(one, step=one.step.scaled(share)) for one in rank_means(alone, whole)]
     return Attribution(
-        row.count,
         rank_means(everywhere, whole),
         tuple(ranks_alone),
         typical,

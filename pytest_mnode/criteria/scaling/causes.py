@@ -64,7 +64,7 @@ def causes_of(
     off_fabric: tuple[str, Culprit | None] | None,
     promise: ScalingCriterion,
 ) -> tuple[Cause, ...]:
-    """The causes of the loss on `found.count` nodes, largest first.
+    """The causes of the loss, largest first.
 
     baseline: times of collectives while nothing else runs; None if not known. off_fabric: see
     network.off_fabric_nics.

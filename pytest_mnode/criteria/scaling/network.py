@@ -26,14 +26,13 @@ bucket of 25 MiB, torch's default, takes all of NCCL's channels."""
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBaseline:
-    """The collectives of a step over `count` nodes while nothing else runs.
+    """The collectives of a step while nothing else runs.
 
     all_s: of all of them, back to back. last_s: of the last for gradients, which nothing can hide.
     of_model: their speed, as a fraction of what the model gives for them one after the other.
     of_line: bus bandwidth of all gradients at once, as a fraction of the line rate.
     """
 
-    count: int
     all_s: float
     last_s: float
     of_model: float
@@ -68,7 +67,7 @@ def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBase
     ranks, size = count * timings.ranks_per_node, timings.whole.size_bytes
     busbw = busbw_gbytes_s(Collective.ALL_REDUCE, size, whole_s, ranks)
     of_line = busbw / ring_at_line_rate(spec.fabric).gbytes_s
-    return CollectiveBaseline(count, all_s, last_s, model_s / all_s, of_line)
+    return CollectiveBaseline(all_s, last_s, model_s / all_s, of_line)
 
 
 def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[SentByNode, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.util import get_temp_dir
@@ -23,11 +23,12 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import AloneTime, GroupSteps, JobTimings, Step
 from pytest_mnode.jobs.observer import TRACED_STEPS
-from pytest_mnode.logs.kineto import Call
+from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
+from pytest_mnode.measuring.collectives import all_gather_single, reduce_scatter_single
 from pytest_mnode.measuring.ranks import backend_on, finish, slowest_call_s, traced
-from pytest_mnode.measuring.traffic import lower_devices_here
+from pytest_mnode.measuring.traffic import LowerDevices, lower_devices_here
 from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
@@ -38,6 +39,8 @@ from pytest_mnode.reference_job.trainer import Trainer
 _SWEEP_S = 0.1
 """Approximate time of a repeat of collectives alone: longer than a shaper's burst."""
 _SWEEP_REPEATS = 3
+RankTurn = tuple[tuple[Step, ...], Mapping[str, int], float | None, LowerDevices, Traced | None]
+"""A rank's part of `GroupSteps`: steps, and sent_bytes, cpu_wait_s, lower_devices and traced."""
 
 
 class Program:
@@ -59,7 +62,7 @@ class Program:
             for place, turn in enumerate(self.plan.turns(number)):
                 done, total = number * len(counts) + place, max(rounds, number + 1) * len(counts)
                 progress(f"round {number + 1}, {nodes(turn.count)}", done, total)
-                self._gather(self._train(turn))
+                self._gather(turn, self._train(turn))
             if number + 1 >= self.plan.promise.rounds and not self._goes_on():
                 break
         assert turn is not None
@@ -68,15 +71,14 @@ class Program:
                 self._sweep(next(t for t in self.plan.turns(turn.round) if t.count == count))
         return self._timings if self.world.rank == 0 else None
 
-    def _train(self, turn: Turn) -> GroupSteps | None:
-        """Train this rank's part of a turn, and return its own steps."""
+    def _train(self, turn: Turn) -> RankTurn | None:
+        """Train this rank's part of a turn; None if it has none."""
         where = f"round {turn.round + 1}, {turn.count} nodes"
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         if mine is None:
             self._meet(where)
             return None
-        ranks = self._ranks_of(mine)
         with tempfile.TemporaryDirectory(dir=self.directory) as directory:
             trainer = self._trainer(turn.count, mine, directory)
             self._meet(where)
@@ -90,24 +92,14 @@ class Program:
             after, waited_until_s = sent_so_far(), cpu_wait_so_far_s()
             # Tracing takes as long as many steps, and hidden time hardly differs by round.
             trace = None
-            if turn.round == 0 and len(ranks) > 1:
+            if turn.round == 0 and len(self._ranks_of(mine)) > 1:
                 trace = traced(trainer.step, TRACED_STEPS, self.device, directory, shapes=True)
             trainer.close()
         # Every gradient goes over the fabric once, however many buckets there are.
         gradient_bytes = 4 * sum(p.numel() for p in trainer.model.parameters())
         self._timings = replace(self._timings, gradient_bytes=gradient_bytes)
-        return GroupSteps(
-            round=turn.round,
-            nodes=tuple(self.plan.nodes[node] for node in mine),
-            ranks=ranks,
-            steps=(tuple(steps),),
-            samples=self.plan.group_batch(turn.count),
-            tokens=self.plan.group_batch(turn.count) * trainer.config.context,
-            sent_bytes=(increases(before, after),),
-            cpu_wait_s=(difference(waited_s, waited_until_s),),
-            lower_devices=(lower_devices_here(),),
-            traced=(trace,),
-        )
+        sent, cpu_wait_s = increases(before, after), difference(waited_s, waited_until_s)
+        return tuple(steps), sent, cpu_wait_s, lower_devices_here(), trace
 
     def _timed(self, trainer: Trainer) -> Step:
         """A step, timed once more from outside."""
@@ -121,15 +113,31 @@ class Program:
         dist.gather_object(mine, every, group=self._control)
         return every
 
-    def _gather(self, mine: GroupSteps | None) -> None:
+    def _gather(self, turn: Turn, mine: RankTurn | None) -> None:
         """Collect the ranks' steps on rank 0, by group."""
         every = self._on_rank_0(mine)
         if every is None:
             return
-        by_rank = {rank: trained for rank, trained in enumerate(every) if trained is not None}
-        groups = dict.fromkeys(trained.ranks for trained in by_rank.values())
-        whole = [_whole([by_rank[rank] for rank in ranks], self.plan) for ranks in groups]
-        self._timings = replace(self._timings, trained=(*self._timings.trained, *whole))
+        plan, each, trained = self.plan, self.plan.ranks_per_node, [*self._timings.trained]
+        samples = plan.group_batch(turn.count)
+        for group in turn.groups:
+            ranks = self._ranks_of(group)
+            steps, sent, waits_s, lower, traces = zip(*(every[n] for n in ranks), strict=True)
+            trained.append(
+                GroupSteps(
+                    round=turn.round,
+                    nodes=tuple(plan.nodes[node] for node in group),
+                    ranks=ranks,
+                    steps=steps,
+                    samples=samples,
+                    tokens=samples * plan.promise.model.context,
+                    sent_bytes=sent[::each],
+                    cpu_wait_s=waits_s,
+                    lower_devices=lower[::each],
+                    traced=traces,
+                )
+            )
+        self._timings = replace(self._timings, trained=tuple(trained))
 
     def _goes_on(self) -> bool:
         """Whether another round is needed; rank 0 decides, so that all ranks agree."""
@@ -168,15 +176,12 @@ class Program:
 
         def begin(call: Call) -> Any:
             share = math.ceil(max(1, call.size_bytes // 4) / ranks)
+            all_of_it = whole[: ranks * share]
             if call.collective == "all_gather":
-                return dist.all_gather_into_tensor(
-                    whole[: ranks * share], part[:share], group=group, async_op=True
-                )
+                return all_gather_single(all_of_it, part[:share], group=group, async_op=True)
             if call.collective == "reduce_scatter":
-                return dist.reduce_scatter_tensor(
-                    part[:share], whole[: ranks * share], group=group, async_op=True
-                )
-            return dist.all_reduce(whole[: ranks * share], group=group, async_op=True)
+                return reduce_scatter_single(part[:share], all_of_it, group=group, async_op=True)
+            return dist.all_reduce(all_of_it, group=group, async_op=True)
 
         def step() -> None:
             for running in [begin(call) for call in calls]:
@@ -222,18 +227,6 @@ class Program:
             dist.monitored_barrier(self._control, self._limit, wait_all_ranks=True)
         except RuntimeError as error:
             raise RuntimeError(f"scaling, {where}: {error}") from error
-
-
-def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
-    """The steps of all ranks of a group; the bytes sent by a node are from its first rank."""
-    return replace(
-        ranks[0],
-        steps=tuple(steps for one in ranks for steps in one.steps),
-        sent_bytes=tuple(one.sent_bytes[0] for one in ranks[:: plan.ranks_per_node]),
-        cpu_wait_s=tuple(one.cpu_wait_s[0] for one in ranks),
-        lower_devices=tuple(one.lower_devices[0] for one in ranks[:: plan.ranks_per_node]),
-        traced=tuple(one.traced[0] for one in ranks),
-    )
 
 
 def train(plan: Plan, world: World) -> JobTimings | None:

@@ -84,16 +84,16 @@ def timings(
     return JobTimings(each, "gloo", "cpu", GRADIENTS, tuple(trained), tuple(alone))
 
 
-def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTimings:
+def changed(job: JobTimings, change: Callable[[Step, int, int], Step]) -> JobTimings:
     """The job with `change` applied to each step of groups of two nodes or more.
 
-    `change` gets the step, its number and its node.
+    `change` gets the step, its number and its round.
     """
 
     def of(one: GroupSteps) -> GroupSteps:
         steps = tuple(
-            tuple(change(step, number, one.node_of(index)) for number, step in enumerate(of_rank))
-            for index, of_rank in enumerate(one.steps)
+            tuple(change(step, number, one.round) for number, step in enumerate(of_rank))
+            for of_rank in one.steps
         )
         return replace(one, steps=steps)
 
@@ -105,7 +105,7 @@ def stalled(
 ) -> JobTimings:
     """Some steps of two nodes or more take longer in one part. late: of a step's number."""
 
-    def stall(step: Step, number: int, node: str) -> Step:
+    def stall(step: Step, number: int, round_: int) -> Step:
         more = more_s if late(number) else 0.0
         return replace(step, wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
 
@@ -115,17 +115,11 @@ def stalled(
 def exposed_later(job: JobTimings, by: Callable[[int, int], float]) -> JobTimings:
     """Each step of two nodes or more waits longer for collectives: `by` its round and number."""
 
-    def of(one: GroupSteps) -> GroupSteps:
-        def wait(step: Step, more_s: float) -> Step:
-            return replace(step, wall_s=step.wall_s + more_s, exposed=step.exposed + more_s)
+    def wait(step: Step, number: int, round_: int) -> Step:
+        more_s = by(round_, number)
+        return replace(step, wall_s=step.wall_s + more_s, exposed=step.exposed + more_s)
 
-        steps = tuple(
-            tuple(wait(step, by(one.round, number)) for number, step in enumerate(of_rank))
-            for of_rank in one.steps
-        )
-        return replace(one, steps=steps)
-
-    return replace(job, trained=tuple(of(t) if t.count > 1 else t for t in job.trained))
+    return changed(job, wait)
 
 
 def uneven(job: JobTimings, most_s: float, seed: int = 0) -> JobTimings:

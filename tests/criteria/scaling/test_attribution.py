@@ -100,7 +100,7 @@ def test_honest_noise_is_attributed(nodes: int, seed: int) -> None:
     """A long tail, as of a machine with other things to do, on few steps."""
     chance = random.Random(seed)
 
-    def of(step: Step, number: int, node: str) -> Step:
+    def of(step: Step, number: int, round_: int) -> Step:
         more = chance.expovariate(1 / 0.02) + (0.1 if chance.random() < 0.1 else 0.0)
         return replace(step, wall_s=step.wall_s + more, compute=step.compute + more)
 

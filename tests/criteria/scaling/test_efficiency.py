@@ -63,7 +63,7 @@ def test_varying_steps_make_the_efficiency_uncertain() -> None:
     surely = {"at_least_efficiency": 0.5, "explained_from": 0.5}
     assert not settled(wild, made.promise(**surely)), "reached, and not known well enough"
     assert settled(wild, made.promise(**surely, at_most_uncertainty=0.5))
-    slow = made.changed(wild, lambda step, number, node: replace(step, wall_s=2 * step.wall_s))
+    slow = made.changed(wild, lambda step, number, round_: replace(step, wall_s=2 * step.wall_s))
     assert settled(slow, made.promise()), "surely below its bound, however uncertain"
 
 

@@ -71,7 +71,6 @@ def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             self.plan: Any = SimpleNamespace(
                 nodes=("node0",),
                 promise=SimpleNamespace(warmup=0, steps=1),
-                group_batch=lambda _: 1,
             )
 
         def run(self) -> None:
@@ -97,7 +96,6 @@ def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             return SimpleNamespace(
                 spans=SimpleNamespace(pace=None),
                 close=lambda: None,
-                config=SimpleNamespace(context=1),
                 model=SimpleNamespace(parameters=list),
             )
 
