@@ -44,13 +44,10 @@ def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]
     return [of_rank.tolist() for of_rank in every]
 
 
-def gathered(value: T) -> tuple[T, ...]:
-    """The value of each rank, by rank, the same on all. It must be picklable.
-
-    Always uses the default process group.
-    """
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
+def gathered(value: T, group: Any = None) -> tuple[T, ...]:
+    """The value of each rank of the group, by rank, the same on all. It must be picklable."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, value, group=group)
     return tuple(every)
 
 

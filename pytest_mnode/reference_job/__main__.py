@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.processes import made_to_stay
@@ -37,13 +36,17 @@ def main(argv: Sequence[str]) -> int:
         import torch.distributed as dist
 
         from pytest_mnode.criteria.launching.meeting import meet
+        from pytest_mnode.measuring.ranks import gathered
+        from pytest_mnode.rank.world import World
         from pytest_mnode.reference_job.device import device_of
         from pytest_mnode.reference_job.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
     device = device_of(config.device, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
     meet(config.meet_s)
-    trainer = Trainer(config, _world(dist), device, stop_requested=lambda: bool(stops))
+    names = gathered(socket.gethostname())
+    world = World.from_env(os.environ, names[:: int(os.environ["LOCAL_WORLD_SIZE"])])
+    trainer = Trainer(config, world, device, stop_requested=lambda: bool(stops))
     trainer.resume()
     while trainer.finished_steps < config.steps and not trainer.preempted:
         trainer.step()
@@ -57,16 +60,6 @@ def main(argv: Sequence[str]) -> int:
     # Not after an error: this call waits for ranks that may be waiting for this one.
     dist.destroy_process_group()
     return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
-
-
-def _world(dist: Any) -> Any:
-    """This rank's World, with the nodes' own host names."""
-    from pytest_mnode.rank.world import World
-
-    names: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(names, socket.gethostname())
-    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
-    return World.from_env(os.environ, names[::local_size])
 
 
 if __name__ == "__main__":

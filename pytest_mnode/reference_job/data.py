@@ -26,26 +26,19 @@ class Documents(Dataset[tuple[int, Tensor, Tensor]]):
     pause_s: called for each sample; returns the additional seconds that reading it takes.
     """
 
-    def __init__(
-        self,
-        size: int,
-        vocab: int,
-        context: int,
-        seed: int,
-        pause_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self.size, self.vocab, self.context, self.seed = size, vocab, context, seed
-        self._pause_s = pause_s
+    def __init__(self, config: JobConfig, pause_s: Callable[[], float] = lambda: 0.0) -> None:
+        self.config, self._pause_s = config, pause_s
 
     def __len__(self) -> int:
-        return self.size
+        return self.config.samples
 
     def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
-        begin, stride, length = torch.randint(1, self.vocab, (3,), generator=generator).tolist()
-        walk = (begin + stride % 7 * torch.arange(self.context + 1)) % self.vocab
+        vocab, context = self.config.vocab, self.config.context
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + index)
+        begin, stride, length = torch.randint(1, vocab, (3,), generator=generator).tolist()
+        walk = (begin + stride % 7 * torch.arange(context + 1)) % vocab
         targets = walk[1:].clone()
-        targets[self.context // 2 + length % (self.context // 2 + 1) :] = IGNORED
+        targets[context // 2 + length % (context // 2 + 1) :] = IGNORED
         if (pause_s := self._pause_s()) > 0:
             time.sleep(pause_s)
         return index, walk[:-1].clone(), targets
@@ -79,9 +72,7 @@ class Feed:
     def __init__(self, config: JobConfig, rank: int, ranks: int, device: torch.device) -> None:
         self.config, self.device = config, device
         self.local_batch = config.local_batch(ranks)
-        self.data = Documents(
-            config.samples, config.vocab, config.context, config.seed, input_pause_s
-        )
+        self.data = Documents(config, input_pause_s)
         self.sampler = ResumableSampler(self.data, ranks, rank, seed=config.seed)
         self._batches: Iterator[Any] = iter(())
         self._go_to(0)

@@ -119,7 +119,7 @@ def _trained(config: JobConfig, device: torch.device) -> str:
     spans = Spans(clock_of(device))
     model = Transformer(config, spans).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
-    samples = Documents(config.samples, config.vocab, config.context, config.seed)
+    samples = Documents(config)
     losses = []
     for step in range(config.steps):
         first = step * config.global_batch

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import Store
 from pytest_mnode.reference_job.checkpoint.loading import Loaded
@@ -255,32 +256,25 @@ class Trainer:
         return {"model": model, "optimiser": optimiser, **rest}
 
     def wait_to_be_killed(self) -> None:
-        """Wait after a step of `hold_after`, until HOLD_S are over or a rank is asked to stop."""
+        """Wait after a step of `hold_after`."""
         if self.finished_steps in self.config.hold_after:
-            self._wait_once(self.config.held_after(self.finished_steps), self._stops)
+            self._wait_once(self.config.held_after(self.finished_steps))
 
     def _hold(self, _path: Path) -> None:
         """Wait while the checkpoint of `hold_checkpoint` is not complete."""
         if self.finished_steps == self.config.hold_checkpoint:
-            self._wait_once(self.config.holding, lambda: False)
+            self._wait_once(self.config.holding)
 
-    def _stops(self) -> bool:
-        return any(self._of_ranks(self._stop_requested()))
-
-    def _of_ranks(self, mine: bool) -> list[bool]:
-        every: list[Any] = [None] * self.ranks
-        dist.all_gather_object(every, mine, group=self.group)
-        return every
-
-    def _wait_once(self, mark: Path, over: Callable[[], bool]) -> None:
-        """Wait for HOLD_S at most, so that the run can be killed; not again after a restart."""
-        if self._of_ranks(mark.exists())[0]:
+    def _wait_once(self, mark: Path) -> None:
+        """Wait until the run is killed or a rank is asked to stop, for HOLD_S at most; not again
+        after a restart."""
+        if gathered(mark.exists(), self.group)[0]:
             return
         if self.rank == 0:
             mark.touch()
         for _ in range(round(HOLD_S / _HOLD_INTERVAL_S)):
-            dist.barrier(group=self.group)  # the others notice at once when a rank is killed
-            if over():
+            # The others notice at once when a rank is killed.
+            if any(gathered(self._stop_requested(), self.group)):
                 return
             time.sleep(_HOLD_INTERVAL_S)
 

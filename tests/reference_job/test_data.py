@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from pytest_mnode.reference_job import JobConfig
 from pytest_mnode.reference_job.data import IGNORED, Documents, ResumableSampler
 
 SAMPLES, BATCH = 48, 8
-DATA = Documents(SAMPLES, vocab=32, context=16, seed=3)
+CONFIG = JobConfig("unused", samples=SAMPLES, vocab=32, context=16, seed=3)
+DATA = Documents(CONFIG)
 
 
 def _samplers(ranks: int, seed: int = 3) -> list[ResumableSampler]:
@@ -51,11 +54,11 @@ def test_epochs_and_seeds_are_shuffled_differently() -> None:
 
 
 def test_a_document_does_not_depend_on_its_reader() -> None:
-    again = Documents(SAMPLES, vocab=32, context=16, seed=3)
+    again = Documents(CONFIG)
     for index in range(SAMPLES):
         for one, other in zip(DATA[index][1:], again[index][1:], strict=True):
             assert torch.equal(one, other)
-    other_seed = Documents(SAMPLES, vocab=32, context=16, seed=4)
+    other_seed = Documents(replace(CONFIG, seed=4))
     assert any(not torch.equal(DATA[i][1], other_seed[i][1]) for i in range(SAMPLES))
 
 
@@ -77,12 +80,12 @@ def test_targets_are_the_next_tokens_up_to_the_document_length() -> None:
 @pytest.mark.parametrize(("vocab", "context"), [(2, 2), (2, 3), (300, 2)])
 def test_small_data_can_be_read(vocab: int, context: int) -> None:
     for index in range(20):
-        _, tokens, targets = Documents(20, vocab, context, seed=0)[index]
+        _, tokens, targets = Documents(replace(CONFIG, vocab=vocab, context=context))[index]
         assert int(tokens.max()) < vocab
         assert bool((targets != IGNORED).any())
 
 
 def test_a_slow_reader_is_slow() -> None:
     began = time.monotonic()
-    Documents(4, vocab=8, context=4, seed=0, pause_s=lambda: 0.05)[0]
+    Documents(CONFIG, pause_s=lambda: 0.05)[0]
     assert time.monotonic() - began >= 0.05

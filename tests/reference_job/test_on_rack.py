@@ -58,22 +58,22 @@ TESTS = """
 
     def holds(config, *, world):
         from pytest_mnode.reference_job import trainer
-        barrier, calls = dist.barrier, []
-        def counted(*args, **options):
+        gathered, calls = trainer.gathered, []
+        def counted(*args):
             calls.append(1)
-            barrier(*args, **options)
+            return gathered(*args)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer, "HOLD_S", 0.2)
-            patch.setattr(dist, "barrier", counted)
+            patch.setattr(trainer, "gathered", counted)
             train(config, 5, world=world)
         return len(calls)
 
     def check_held_open_once(world):
         held = config("held", "ddp", hold_checkpoint=4)
-        assert world.run(holds, held, group=True) == [2, 2]
+        assert world.run(holds, held, group=True) == [3, 3]
         assert held.holding.exists()
         shutil.rmtree(held.checkpoints)  # as if the run had been killed there
-        assert world.run(holds, held, group=True) == [0, 0]
+        assert world.run(holds, held, group=True) == [1, 1]
 
     def waits(config, stops, *, world):
         from pytest_mnode.reference_job import trainer

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.outcome.describe import places
 
 if TYPE_CHECKING:
@@ -46,11 +47,7 @@ class Ranks:
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank, on every rank."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        return [value] if self.size == 1 else [*gathered(value, self.group)]
 
     def run(
         self, stage: Callable[[], T], error_text: Callable[[Exception], str] = one_line
