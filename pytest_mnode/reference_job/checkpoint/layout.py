@@ -29,16 +29,12 @@ closed."""
 class RefusedError(Exception):
     """A checkpoint cannot be used; the text is the reason, one line.
 
-    usable: it can be used by a job of its world size. partially_loaded: some of it is in the state
-    already.
+    usable: it can be used by a job of its world size.
     """
 
-    def __init__(
-        self, reason: str, *, usable: bool = False, partially_loaded: bool = False
-    ) -> None:
+    def __init__(self, reason: str, *, usable: bool = False) -> None:
         super().__init__(reason)
         self.usable = usable
-        self.partially_loaded = partially_loaded
 
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

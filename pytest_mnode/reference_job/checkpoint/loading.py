@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,6 @@ def load(
 ) -> tuple[Loaded | None, tuple[Found, ...]]:
     """See Store.load. The second value: refused checkpoints, newest first."""
     refused: tuple[Found, ...] = ()
-    partially_loaded = False
     for path in _seen_by_any(directory, ranks):
         try:
             manifest = _agree_on(path, ranks, settle_s)
@@ -69,10 +67,14 @@ def load(
             own = _read(state, path, manifest, ranks)
         except RefusedError as error:
             refused += (Found(path, str(error), usable=error.usable),)
-            partially_loaded = partially_loaded or error.partially_loaded
         else:
             return Loaded(manifest.step, path, manifest.saved_at, size, refused, own), refused
-    _check_nothing_is_lost(directory, refused, partially_loaded)
+    # Loading nothing is right at the first start, and wrong if a good checkpoint is there.
+    if usable := [str(one) for one in refused if one.usable]:
+        raise CheckpointError(
+            f"no checkpoint of {directory} can be used, and a new start would lose them: "
+            f"{'; '.join(usable)}"
+        )
     return None, refused
 
 
@@ -141,7 +143,7 @@ def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
 
 
 def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -> Any:
-    """Fill the state; return this rank's own part. Raises RefusedError if it is half read."""
+    """Fill the state; return this rank's own part."""
     has_own, mine = manifest.world_size == ranks.size, str(ranks.rank)
     asked = {**state, OWN: {mine: ()}} if has_own else {**state}
     try:
@@ -151,28 +153,13 @@ def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -
         rank, (cause, _) = min(error.failures.items())
         text, who = one_line(cause), f"rank {rank} of {ranks.size}"
         if error.args[0] != "plan":
-            why = f"reading it failed on {who}: {text}"
-            raise RefusedError(why, partially_loaded=True) from None
+            raise CheckpointError(
+                f"{path} is whole, and reading it failed on {who}: {text}. The state is partially "
+                "overwritten"
+            ) from None
         raise CheckpointError(
             f"{path} is complete, and does not fit this job: {text} ({who}); it was written with "
             f"torch {manifest.torch}. Resume the job that saved it, or give another directory"
         ) from None
     state.update({key: asked[key] for key in state})
     return asked[OWN][mine][0] if has_own else None
-
-
-def _check_nothing_is_lost(
-    directory: Path, refused: Sequence[Found], partially_loaded: bool
-) -> None:
-    """Loading nothing is right at the first start, and wrong if a good checkpoint is there."""
-    usable = [one for one in refused if one.usable]
-    if usable:
-        raise CheckpointError(
-            f"no checkpoint of {directory} can be used, and a new start would lose them: "
-            f"{'; '.join(map(str, usable))}"
-        )
-    if partially_loaded:
-        raise CheckpointError(
-            f"no checkpoint of {directory} could be read, and the state is partially "
-            f"overwritten: {'; '.join(map(str, refused))}"
-        )

@@ -85,8 +85,9 @@ class Store:
         None if there was nothing to load, or nothing whole; `refused` has the reasons.
 
         Raises CheckpointError with the same text on all ranks if the store cannot be listed, if a
-        whole checkpoint lacks a part of the state or is not seen by all ranks within `settle_s`, or
-        if the only whole ones are of another world size: to go on without them would lose steps.
+        whole checkpoint lacks a part of the state, cannot be read, or is not seen by all ranks
+        within `settle_s`, or if the only whole ones are of another world size: to go on without
+        them would lose steps.
         """
         from pytest_mnode.reference_job.checkpoint.loading import load
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_mnode.errors import CheckpointError, UsageError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import Found, Store, saving
+from pytest_mnode.reference_job.checkpoint import Found, Store, loading, saving
 from pytest_mnode.reference_job.checkpoint.layout import Manifest
 from pytest_mnode.reference_job.checkpoint.saving import outdated
 from tests.reference_job.checkpoint.made import (
@@ -253,6 +253,22 @@ def test_a_job_with_a_complete_checkpoint_does_not_start_over(tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"a new start would lose them: .* 4 ranks"):
         store.load(state(0), world=ALONE)
     assert store.load(state(0), world=ALONE, reshard=True) is not None
+
+
+def test_a_whole_checkpoint_that_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    save(store, 1, 2)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(loading.FileSystemReader, "read_data", fails)
+    with pytest.raises(
+        CheckpointError, match=r"000002.* on rank 0 of 1: .*error\. The state is pa"
+    ):
+        store.load(state(0), world=ALONE)
 
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +38,7 @@ def test_killed_while_it_writes(cluster: Cluster) -> None:
             files._HashedFile.write = cut  # type: ignore[method-assign]
         save(Store(path), world, 2)
 
-    cut_short(cluster, dies, "shard")
-
-
-def test_killed_before_the_commit(cluster: Cluster) -> None:
-    """A rank is killed when shards are written and nothing is committed."""
-
-    def dies(path: Path, *, world: World) -> None:
-        def kill(_: Path) -> None:
-            if world.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        save(Store(path), world, 2, before_commit=kill)
-
-    cut_short(cluster, dies, "commit")
-
-
-def cut_short(cluster: Cluster, dies: Callable[..., None], name: str) -> None:
-    store = Store(STORES / f"cut-short-{name}")
+    store = Store(STORES / "cut-short")
 
     def first(path: Path, *, world: World) -> None:
         save(Store(path), world, 1)
