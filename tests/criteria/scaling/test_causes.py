@@ -216,7 +216,7 @@ def test_slow_links_are_named_where_the_fabric_is_slow() -> None:
 
 @pytest.mark.parametrize(
     ("part", "every"),
-    [("input", 3), ("compute", 4), ("optimiser", 3), ("rest", 4), ("exposed", 3), ("exposed", 4)],
+    [("input", 5), ("compute", 4), ("optimiser", 3), ("rest", 4), ("exposed", 3), ("exposed", 4)],
 )
 def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) -> None:
     plan = made.plan(4)
@@ -226,7 +226,7 @@ def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) 
     assert one.verdict is Verdict.FAIL
     value = 0.207 / (0.207 + 0.04 * -(-10 // every))
     assert one.value == pytest.approx(value)
-    assert "median 207.0 ms, mean " in one.note
+    assert f"median 207.0 ms, mean {207 / value:.1f} ms" in one.note
     assert "judged by the mean of each turn's steps, because the median hides slow ones" in one.note
     kinds = {"exposed": "contention"}
     assert found.counts[-1].causes[0].kind == kinds.get(part, part)
@@ -234,15 +234,6 @@ def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) 
     assert made.measured(found)["throughput, 4 nodes"].value == pytest.approx(
         found.counts[0].row.samples_s * 4 * value
     )
-
-
-def test_two_stalls_in_the_ten_steps_of_each_round_fail_with_the_stalled_part() -> None:
-    plan = made.plan(4)
-    found = made.judged(made.stalled(made.timings(plan), 0.4, lambda number: number % 5 == 0))
-    one = made.last(found)
-    assert one.verdict is Verdict.FAIL
-    assert one.culprit == "input takes 81 ms per step, on one node 1.0 ms"
-    assert "median 207.0 ms, mean 287.0 ms" in one.note
 
 
 def test_stalls_of_one_node_name_the_node() -> None:

@@ -45,11 +45,6 @@ def test_strong_scaling_is_measured_against_a_share_of_one_node() -> None:
     assert [row.share for row in rows] == [1, 0.5, 0.25]
 
 
-def test_one_disturbed_step_does_not_change_the_efficiency() -> None:
-    job = made.timings(made.plan(4), jitter=lambda round_, step: 1.0 * ((round_, step) == (1, 3)))
-    assert [row.efficiency for row in throughputs(job)] == pytest.approx([1, 1, 1])
-
-
 def test_varying_steps_make_the_efficiency_uncertain() -> None:
     quiet = made.exposed_later(
         made.timings(made.plan(4)), lambda round_, step: 0.0005 * (round_ % 3)
@@ -93,25 +88,11 @@ def test_a_slow_node_in_half_of_the_groups_is_seen() -> None:
     assert rows[1].efficiency < 0.7
 
 
-@pytest.mark.parametrize(("every", "of_ten"), [(3, 4), (4, 3), (5, 2)])
-def test_stalls_that_the_median_hides_are_in_the_mean(every: int, of_ten: int) -> None:
-    late = 0.4
-    job = made.stalled(made.timings(made.plan(4)), late, lambda number: number % every == 0)
-    row = throughputs(job)[-1]
-    assert row.efficiency == pytest.approx(1)
-    mean = row.judged_by(0.02)
-    assert (mean.step_s, mean.ideal_s) == pytest.approx((0.207 + of_ten * late / 10, 0.207))
-    assert mean.efficiency == pytest.approx(0.207 / (0.207 + of_ten * late / 10))
-    assert mean.samples_s == pytest.approx(row.samples_s * row.step_s / mean.step_s)
-    assert mean.tokens_s == pytest.approx(row.tokens_s * row.step_s / mean.step_s)
-    assert mean.low <= mean.efficiency <= mean.high
-
-
 def test_disturbances_of_fewer_than_half_of_the_turns_do_not_change_the_mean() -> None:
     job = made.timings(made.plan(4), jitter=lambda round_, step: 3.0 * (round_ == 1 and step < 3))
     [*_, row] = throughputs(job)
     assert row.mean is not None
-    assert row.mean.efficiency == pytest.approx(1)
+    assert [row.efficiency, row.mean.efficiency] == pytest.approx([1, 1])
     assert row.judged_by(0.02) == row
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_mnode.errors import CheckpointError, UsageError
 from pytest_mnode.rank.world import World
@@ -149,32 +147,25 @@ def test_every_file_is_synced_before_the_commit(
     ]
 
 
-@pytest.mark.parametrize("failing", range(8))
+@pytest.mark.parametrize("failing", range(7))
 def test_a_step_of_saving_that_fails_is_undone(
     failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sync and rename fails in turn: of the shards, the manifest, COMPLETE and the name."""
+    """Each sync fails in turn: of the shards, the manifest, COMPLETE and the name. The program
+    `killing` has all other steps."""
     store = Store(tmp_path)
     before = save(store, 1, 2) / "COMPLETE"
     sealed = before.read_bytes()
-    sync, rename, calls = os.fsync, Path.rename, 0
+    sync, calls = os.fsync, 0
 
-    def fail_once(path: str) -> None:
+    def synced(number: int) -> None:
         nonlocal calls
         calls += 1
         if calls - 1 == failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    def synced(number: int) -> None:
-        fail_once(f"file {number}")
+            raise OSError(errno.EIO, os.strerror(errno.EIO), f"file {number}")
         sync(number)
 
-    def renamed(self: Path, target: Path) -> Path:
-        fail_once(str(self))
-        return rename(self, target)
-
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
     with pytest.raises(CheckpointError, match=r"Input/output error; the storage fails.*kept: "):
         store.save(state(5), step=2, world=ALONE)
     monkeypatch.undo()
@@ -312,22 +303,3 @@ def test_old_checkpoints_are_removed_except_the_last_good_one(
     names = {path_of(step).name for step in damaged}
     paths = outdated(found_of(complete, damaged), path_of(30), keep, names)
     assert paths == [path_of(step) for step in gone]
-
-
-@given(
-    st.sets(st.integers(0, 9), max_size=8),
-    st.sets(st.integers(0, 9), max_size=4),
-    st.integers(0, 9),
-    st.integers(1, 4),
-)
-def test_checkpoints_that_are_always_kept(
-    complete: set[int], damaged: set[int], saved: int, keep: int
-) -> None:
-    damaged -= {saved}
-    found = found_of(complete | {saved}, damaged)
-    paths = outdated(found, path_of(saved), keep, {path_of(step).name for step in damaged})
-    left = {step for step in (complete | {saved}) - damaged if path_of(step) not in paths}
-    had = len({step for step in complete - damaged if step < saved})
-    assert saved in left
-    assert len([step for step in left if step <= saved]) == 1 + min(had, keep - 1)
-    assert len(set(paths)) == len(paths)
