@@ -13,7 +13,7 @@ import torch
 
 from pytest_mnode.errors import CheckpointError, UsageError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import Found, Store, loading, saving
+from pytest_mnode.reference_job.checkpoint import Found, Store, saving
 from pytest_mnode.reference_job.checkpoint.layout import Manifest
 from pytest_mnode.reference_job.checkpoint.saving import outdated
 from tests.reference_job.checkpoint.made import (
@@ -255,7 +255,7 @@ def test_a_whole_checkpoint_that_cannot_be_read_is_an_error(
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(loading.FileSystemReader, "read_data", fails)
+    monkeypatch.setattr(FileSystemReader, "read_data", fails)
     with pytest.raises(
         CheckpointError, match=r"000002.* on rank 0 of 1: .*error\. The state is pa"
     ):
