@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from pytest_mnode.errors import CheckpointError, UsageError
 from pytest_mnode.rank.world import World
