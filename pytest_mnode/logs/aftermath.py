@@ -16,7 +16,7 @@ import lzma
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from os import SEEK_END
@@ -254,6 +254,8 @@ def answer(left: Left) -> Answer:
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
     aside = _aside(kept, awaited, read.failed, left)
     kept = [one for one in kept if one not in aside]
+    elsewhere = [one for one in kept if _is_elsewhere(one, read.every_host)]
+    kept = [one for one in kept if one not in elsewhere]
     waiting = [one for one in kept if _is_for_another(one.cause)]
     roots = [
         one
@@ -287,7 +289,7 @@ def answer(left: Left) -> Answer:
     dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
         shown,
-        (*(one for one in roots if one is not first), *aside, *earlier),
+        (*(one for one in roots if one is not first), *aside, *elsewhere, *earlier),
         tuple(one for one in rest if one is not first),
         (completed,)
         if completed
@@ -429,6 +431,18 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
         )
 
     return [one for one in found if one.cause.root and is_aside(one)]
+
+
+def _is_elsewhere(one: Found, every_host: Collection[str]) -> bool:
+    """Whether it befell a node that is none of the job's, as a controller or a kernel logs them.
+
+    every_host: of the job's ranks, if all are known. Names of pods and of nodes are not compared:
+    those that differ in more than numbers may be of one machine.
+    """
+    hosts = {host.partition(".")[0] for host in every_host}
+    host = (one.cause.host or "").partition(".")[0]
+    alike = _DIGITS.sub("", host) in {_DIGITS.sub("", other) for other in hosts}
+    return one.cause.root and not one.cause.ranks and alike and host not in hosts
 
 
 def _began_and_ended(texts: Mapping[str, str]) -> tuple[float, float] | None:

@@ -772,6 +772,32 @@ def test_what_a_node_had_before_or_after_the_job_is_no_cause(
     assert (found["cause"] and found["cause"]["cause"]) == cause
 
 
+@pytest.mark.parametrize(
+    ("hosts", "lost", "is_elsewhere"),
+    [
+        (("elm1", "elm2"), "elm7", True),
+        (("elm1.site", "elm2.site"), "elm2", False),
+        (("elm1", None), "elm7", False),  # it may be the other rank's
+        (("worker-0", "worker-1"), "elm7", False),  # pods
+    ],
+)
+def test_what_befell_a_node_of_another_job_is_no_cause(
+    hosts: tuple[str | None, ...],
+    lost: str,
+    is_elsewhere: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    init = "{}:7:9 [0] NCCL INFO ncclCommInitRank comm 0x1 rank {} nranks 2 - Init COMPLETE\n"
+    files: dict[str, str | bytes] = {
+        f"rank_{rank}.log": init.format(host, rank) for rank, host in enumerate(hosts) if host
+    }
+    files["slurmctld.log"] = f"error: Nodes {lost} not responding\n"
+    found = why(capsys, left(tmp_path, files))[1]
+    assert (found["cause"] is None) is is_elsewhere
+    assert [one["cause"] for one in found["others"]] == ["node lost"] * is_elsewhere
+
+
 def test_a_cause_that_comes_again_within_the_job_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,7 @@ _SERIES = re.compile(
 """The number of a try and of all tries, or the number of those that are left."""
 _HARMLESS = re.compile(
     r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
-    r"\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|\): ?0$|"
+    r"\bsshd\[\d+\]: |\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|\): ?0$|"
     # Daemons of a node share its memory, and are no part of a job.
     r"Killed process \d+ \((?:prometheus|node_?export|telegraf|fluent|filebeat|promtail|vector\)|"
     r"otel|datadog|kubelet|containerd|dcgm|nv-hostengine|snapd|systemd|calico|cilium|kube-|etcd)|"
@@ -188,7 +188,8 @@ class Causes:
 
     silent: see `Attempt.silent`. failed: ranks whose failure torchrun or srun observed first.
     earlier: of attempts before the last one, and of other jobs. hosts: of ranks of the largest
-    communicator of NCCL, and of those that torchrun or Megatron name with their nodes.
+    communicator of NCCL, and of those that torchrun or Megatron name with their nodes. every_host:
+    of this communicator, if all its ranks are known.
     What watchdogs say is compared over all files.
     """
 
@@ -210,7 +211,9 @@ class Causes:
         largest = max((size for size, *_ in placed), default=0)
         self.failed = {rank for one in every for rank in one.failed}
         self.hosts = {rank: host for one in every for rank, host in one.places.items()}
-        self.hosts |= {rank: host for size, rank, host in placed if size == largest and host}
+        of_world = {rank: host for size, rank, host in placed if size == largest and host}
+        self.hosts |= of_world
+        self.every_host = set(of_world.values()) if len(of_world) == largest else set()
         self.found += _of_versions(every, self.found)
 
 
