@@ -481,6 +481,7 @@ OUT = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 
 
 
 NO_PLUGIN = "elm1:7:9 [0] plugin/net.cc:99 NCCL WARN Failed to initialize NET plugin IBext_v11\n"
+NO_APEX = "ModuleNotFoundError: No module named 'apex' - using torch's optimizers\n"
 INITED = "elm1:{}:9 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE\n"
 
 
@@ -500,6 +501,10 @@ INITED = "elm1:{}:9 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - In
         (NO_PLUGIN + INITED.format(8), "network plugin failed", []),
         (INITED.format(7) + NO_PLUGIN, "network plugin failed", []),
         (NO_PLUGIN + steps(1, 2, 3, 4), None, ["network plugin failed"]),
+        # So did a program.
+        (NO_APEX + steps(1, 2, 3), "library or module missing", []),
+        (NO_APEX + steps(1, 2, 3, 4), None, ["library or module missing"]),
+        ("CommandNotFoundError: no conda\n" + steps(1, 2, 3, 4), None, []),
     ],
 )
 def test_what_a_job_survived_is_no_cause(
