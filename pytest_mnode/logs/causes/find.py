@@ -123,7 +123,10 @@ _CHILD = re.compile(
 _LINK_UP = re.compile(
     r"\[ *(?P<s>\d+\.\d+)\] .*?(?P<device>[\da-f]{1,4}:[\da-f:.]{5,8}) .*Link (?:is )?[Uu]p\b"
 )
-_NFS_OK = re.compile(r"\bnfs: server (?P<peer>\S+) OK\b")
+_WELL_AGAIN = re.compile(
+    r"\bnfs: server (?P<server>\S+) OK\b|\bNode (?P<node>[\w.-]+) now responding\b"
+)
+"""What NFS and Slurm only waited for. A node that was set DOWN in between has lost its job."""
 _PLACED = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+)")
 _ENDS_ALL = re.compile(
     r"\bReceived sigquit from a child|\bsrun: (?:Job step aborted|Force Terminated)"
@@ -244,7 +247,7 @@ _WATCHDOG = re.compile("atchdog| work")
 _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
-    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP, _NFS_OK, _PLACED),
+    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP, _WELL_AGAIN, _PLACED),
     _ENDS_ALL,
 )
 
@@ -438,8 +441,9 @@ class _Finder:
         if _LINK_UP in tells and (up := _LINK_UP.search(line)) and float(up["s"]) < _BOOTED_S:
             seen = ("port went down", up["device"])
             self._drop(lambda one: (one.name, one.device) == seen)
-        if _NFS_OK in tells and (server := first(_NFS_OK, line)) is not None:
-            self._drop(lambda one: (one.name, one.peer) == ("file system failed", server))
+        if _WELL_AGAIN in tells and (well := _WELL_AGAIN.search(line)) is not None:
+            over = ("file system failed", well["server"]), ("node lost", well["node"])
+            self._drop(lambda one: (one.name, one.peer or one.host) in over and one.detail is None)
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
         self._all_ended |= _ENDS_ALL in tells
