@@ -79,22 +79,21 @@ class Program:
         if mine is None:
             self._meet(where)
             return None
-        with tempfile.TemporaryDirectory(dir=self.directory) as directory:
-            trainer = self._trainer(turn.count, mine, directory)
-            self._meet(where)
-            # Declared compute is only a wait, so it needs no warm-up.
-            pace, trainer.spans.pace = trainer.spans.pace, None
-            for _ in range(self.plan.promise.warmup):
-                trainer.step()
-            trainer.spans.pace = pace
-            before, waited_s = sent_so_far(), cpu_wait_so_far_s()
-            steps = [self._timed(trainer) for _ in range(self.plan.promise.steps)]
-            after, waited_until_s = sent_so_far(), cpu_wait_so_far_s()
-            # Tracing takes as long as many steps, and hidden time hardly differs by round.
-            trace = None
-            if turn.round == 0 and len(self._ranks_of(mine)) > 1:
-                trace = traced(trainer.step, TRACED_STEPS, self.device, directory, shapes=True)
-            trainer.close()
+        trainer = self._trainer(turn, mine)
+        self._meet(where)
+        # Declared compute is only a wait, so it needs no warm-up.
+        pace, trainer.spans.pace = trainer.spans.pace, None
+        for _ in range(self.plan.promise.warmup):
+            trainer.step()
+        trainer.spans.pace = pace
+        before, waited_s = sent_so_far(), cpu_wait_so_far_s()
+        steps = [self._timed(trainer) for _ in range(self.plan.promise.steps)]
+        after, waited_until_s = sent_so_far(), cpu_wait_so_far_s()
+        # Tracing takes as long as many steps, and hidden time hardly differs by round.
+        trace = None
+        if turn.round == 0 and len(self._ranks_of(mine)) > 1:
+            trace = traced(trainer.step, TRACED_STEPS, self.device, self.directory, shapes=True)
+        trainer.close()
         # Every gradient goes over the fabric once, however many buckets there are.
         gradient_bytes = 4 * sum(p.numel() for p in trainer.model.parameters())
         self._timings = replace(self._timings, gradient_bytes=gradient_bytes)
@@ -189,16 +188,16 @@ class Program:
 
         return slowest_call_s(step, _SWEEP_S, self.device, repeats=_SWEEP_REPEATS, group=group)
 
-    def _trainer(self, count: int, mine: Group, directory: str) -> Trainer:
-        batch = self.plan.group_batch(count)
+    def _trainer(self, turn: Turn, mine: Group) -> Trainer:
+        batch = self.plan.group_batch(turn.count)
         steps = self.plan.promise.warmup + self.plan.promise.steps + TRACED_STEPS
         config = JobConfig(
             **self.plan.training,
-            directory=directory,
+            directory=f"{self.directory}/{turn.round}-{turn.count}",
             global_batch=batch,
             samples=batch * (steps + 1),  # one epoch, not quite used up: no loader starts again
             steps=steps,
-            compute_s=self.plan.group_compute_s(count),
+            compute_s=self.plan.group_compute_s(turn.count),
             deterministic=False,
         )
         names, ranks = tuple(self.plan.nodes[node] for node in mine), self._ranks_of(mine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.scaling.timings import JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import Step
 from pytest_mnode.reference_job.records import StepRecord
 
 PARTS = {
@@ -60,50 +59,17 @@ def test_time_missing_in_a_record_is_unattributed() -> None:
 def test_a_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytest_mnode.criteria.scaling import program
 
-    found: list[list[str]] = []
-
-    class OneTurn(program.Program):
-        """Trains one step in one process, on no device."""
-
+    class Program:
         def __init__(self, _: object, __: object, ___: object, directory: str) -> None:
-            self.directory = directory
-            self._timings = JobTimings(1, "gloo", "cpu", 0, (), ())
-            self.plan: Any = SimpleNamespace(
-                nodes=("node0",),
-                promise=SimpleNamespace(warmup=0, steps=1),
-            )
+            self.directory = Path(directory)
 
         def run(self) -> None:
-            turn: Any = SimpleNamespace(round=0, count=1, groups=None)
-            self._train(turn)
-            found.append(os.listdir(self.directory))  # noqa: PTH208
+            assert self.directory.parent == tmp_path
+            (self.directory / "0-1").mkdir()
 
-        def _make_groups(self, _: object) -> None: ...
-
-        def _group_of(self, _: object) -> tuple[int, ...]:
-            return (0,)
-
-        def _ranks_of(self, _: object) -> tuple[int, ...]:
-            return (0,)
-
-        def _meet(self, _: object) -> None: ...
-
-        def _timed(self, _: object) -> Any:
-            return None
-
-        def _trainer(self, _: object, __: object, directory: str) -> Any:
-            Path(directory, "rank0.jsonl").touch()
-            return SimpleNamespace(
-                spans=SimpleNamespace(pace=None),
-                close=lambda: None,
-                model=SimpleNamespace(parameters=list),
-            )
-
-    monkeypatch.setattr(program, "Program", OneTurn)
+    monkeypatch.setattr(program, "Program", Program)
     monkeypatch.setattr(program, "device_of", lambda *_: None)
     monkeypatch.setattr(program, "get_temp_dir", lambda: str(tmp_path))
-    plan: Any = SimpleNamespace(training={"device": "cpu"})
-    world: Any = SimpleNamespace(local_rank=0)
-    program.train(plan, world)
-    assert found == [[]]
+    given: Any = SimpleNamespace(training={"device": "cpu"}, local_rank=0)
+    program.train(given, given)
     assert list(tmp_path.iterdir()) == []
