@@ -82,18 +82,8 @@ def causes_of(
     return tuple(sorted(causes, key=lambda cause: -cause.seconds))
 
 
-def describe(causes: Sequence[Cause], lost_s: float) -> str:
-    """The causes that are worth listing, in words, largest first."""
-    return "; ".join(cause.text for cause in _worth_listing(causes, lost_s))
-
-
-def to_blame(causes: Sequence[Cause], lost_s: float) -> list[Culprit | None]:
-    """Culprits of these causes: of the largest, and of the others those that are known nodes."""
-    largest, *others = _worth_listing(causes, lost_s)
-    return [largest.culprit, *(c.culprit for c in others if c.culprit and c.culprit.nodes)]
-
-
-def _worth_listing(causes: Sequence[Cause], lost_s: float) -> list[Cause]:
+def worth_listing(causes: Sequence[Cause], lost_s: float) -> list[Cause]:
+    """The largest cause, and the others that are not too small, largest first."""
     return [c for i, c in enumerate(causes) if not i or c.seconds >= _LISTED_FROM * lost_s]
 
 

@@ -11,9 +11,8 @@ from pytest_mnode.criteria.scaling.causes import (
     OWNED,
     Cause,
     causes_of,
-    describe,
     explained,
-    to_blame,
+    worth_listing,
 )
 from pytest_mnode.criteria.scaling.efficiency import Throughput, throughputs
 from pytest_mnode.criteria.scaling.network import (
@@ -47,7 +46,7 @@ class CountResult:
     measured: by the median step; row: as it is judged, by the mean if the median hides a loss.
     baseline: None for one rank, or if the fabric was not measured. explained: fraction of the loss
     due to allowed causes. bound: required efficiency; source: of the bound. unknown_why: why the
-    result is inconclusive; "" if it is not. cpu_wait_s: per step, for the median rank's threads.
+    result is inconclusive; "" if it is not.
     """
 
     measured: Throughput
@@ -58,7 +57,6 @@ class CountResult:
     explained: float
     bound: float
     source: str
-    cpu_wait_s: float | None
     unknown_why: str = ""
 
     @property
@@ -73,11 +71,10 @@ class CountResult:
         return self.row.ideal_s / (self.row.ideal_s + owned_s) >= self.bound
 
     @property
-    def description(self) -> str:
-        """Causes in words, largest first; empty if next to nothing is lost."""
-        if self.row.lost_s <= _LEAST_LOSS * self.row.step_s:
-            return ""
-        return describe(self.causes, self.row.lost_s)
+    def listed(self) -> list[Cause]:
+        """Causes that are worth listing, largest first; none if next to nothing is lost."""
+        little = self.row.lost_s <= _LEAST_LOSS * self.row.step_s
+        return [] if little else worth_listing(self.causes, self.row.lost_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +145,15 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
 
 def _culprit(one: CountResult, slow_links: Culprit | None) -> Culprit | None:
     """The causes in words, with the nodes of these and of the slow links behind a slow fabric."""
-    if not one.description:
+    if not one.listed:
         return None
-    blamed = to_blame(one.causes, one.row.lost_s)
+    largest, *others = one.listed
+    blamed = [largest.culprit, *(c.culprit for c in others if c.culprit and c.culprit.nodes)]
+    words = "; ".join(cause.text for cause in one.listed)
     if slow_links is None or all(cause.kind != FABRIC for cause in one.causes):
-        return Culprit.merged(one.description, blamed)
-    rest = blamed[1:] if one.causes[0].kind == FABRIC else blamed
-    return Culprit.merged(f"{one.description}; {slow_links}", [slow_links, *rest])
+        return Culprit.merged(words, blamed)
+    rest = blamed[1:] if largest.kind == FABRIC else blamed
+    return Culprit.merged(f"{words}; {slow_links}", [slow_links, *rest])
 
 
 def judge_parts(found: ScalingResult) -> list[Measurement]:
@@ -209,11 +208,11 @@ def _judge_count(
         causes = causes_of(parts, baseline, off_fabric_nics(spec.fabric, sent), promise)
     share = explained(causes, promise.allowed_causes, max(row.lost_s, parts.lost_s))
     bound, source = _bound(row, share, promise)
-    waited_s = timings.cpu_wait_s(row.count)
-    found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
+    found = CountResult(measured, row, parts, baseline, causes, share, bound, source)
     if row.count == 1:
         return found
-    return replace(found, unknown_why=_unknown_why(found, promise))
+    waited_s = timings.cpu_wait_s(row.count) or 0.0
+    return replace(found, unknown_why=_unknown_why(found, promise, waited_s))
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
@@ -229,8 +228,9 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
     return least, f"{_KEY}.explained_from {least:g}, as {reason}"
 
 
-def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
-    """Why the measured efficiency is inconclusive; "" if it is not."""
+def _unknown_why(one: CountResult, promise: ScalingCriterion, waited_s: float) -> str:
+    """Why the measured efficiency is inconclusive; "" if it is not. waited_s: per step, that the
+    threads of the median rank waited for a CPU."""
     row = one.row
     replicated = promise.kind == "weak" and promise.parallel == "ddp"
     if replicated and row.low > 2 - promise.at_least_efficiency:
@@ -241,7 +241,7 @@ def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
     if one.baseline is None and may_be_excused and on_the_fabric:
         return f"what the fabric allows over {nodes(row.count)} was not measured"
     # Computing is declared only where nodes share the processors of one machine.
-    shared, waited_s = promise.compute_s is not None, one.cpu_wait_s or 0.0
+    shared = promise.compute_s is not None
     if shared and row.efficiency < one.bound and one.diffuse and waited_s > row.lost_s / 2:
         return (
             f"nodes share this machine's processors: the threads of a rank waited for one for "
