@@ -379,7 +379,7 @@ def _rules(spec: Spec, run: RunFacts, kept: Kept, specs: _Specs) -> ByRule:
             return f"{NAME} does not have the rows of all nodes"
         # Which paths lose datagrams is known only of losses that the other spec found.
         paths = [one for one in case.measurements if one.name == LOSSY_PATHS]
-        return *located(ports.judged(rows, spec), paths), *paths
+        return tuple(located(ports.judged(rows, spec), paths))
 
     return judged
 

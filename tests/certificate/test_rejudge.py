@@ -18,13 +18,14 @@ from pytest_mnode.certificate.rejudge import rejudge_certificate
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.checks.devices.matmul import EveryRankMultipliesAsFastAsTheOthers, Wrong
 from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures
-from pytest_mnode.checks.node.reachable import EveryNodeIsReached
+from pytest_mnode.checks.node.reachable import LOSSY_PATHS, EveryNodeIsReached
 from pytest_mnode.checks.placement.copies import NearMemoryIsFasterThanFar as COPIES
 from pytest_mnode.checks.placement.cpus import RanksRunBesideTheirAccelerator
 from pytest_mnode.checks.placement.memory import MemoryIsBesideTheAccelerator as MEMORY
 from pytest_mnode.checks.world_check import WorldCheck
 from pytest_mnode.criteria.port_counters import watching as ports
-from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.judging import located
+from pytest_mnode.criteria.port_counters.reading import TCP, Counters, PortReading
 from pytest_mnode.criteria.port_counters.rises import rises
 from pytest_mnode.criteria.preflight import answers
 from pytest_mnode.criteria.preflight.survey_check import promised_checks
@@ -774,3 +775,26 @@ def test_counters_of_ports_are_judged_anew(
     assert one.verdict == verdict
     shown = [*undecided, *(m.culprit or "" for c in one.cases for m in c.measurements)]
     assert words in "; ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("most", "verdict", "culprit"), [(0.01, "fail", "node2 loses"), (0.5, "pass", "")]
+)
+def test_paths_count_while_tcp_lost_more_than_the_spec_allows(
+    edited: Any, most: float, verdict: str, culprit: str
+) -> None:
+    spec, nodes = load_spec(default_spec_path()), ("node1", "node2")
+    counted: dict[str, Counters] = {"fab0": {"rx_errors": 0}, TCP: {"OutSegs": 0, "RetransSegs": 0}}
+    lost: dict[str, Counters] = {**counted, TCP: {"OutSegs": 20_000, "RetransSegs": 2_000}}
+    before = dict.fromkeys(nodes, PortReading("a", counted, 7.0))
+    after = {**before, "node2": PortReading("a", lost, 7.0)}
+    rows = [*rises(before, after, spec.fabric.interfaces)]
+    paths = Measurement(LOSSY_PATHS, 1, "", equals(0), "", Culprit("node2 loses", "node2"))
+    found = located(ports.judged(rows, spec), [paths])
+    test = f"acceptance/test_mesh.py::{ports.TEST}"
+    run = certify(CaseResult(test, "?", "passed", "", None, tuple(found)), promised=["mesh"])
+    facts = replace(run.run, spec=facts_of(spec, default_spec_path()), nodes=nodes)
+    other, path = edited(lambda page: page["fabric"].update(lost_at_most_fraction=most))
+    again, _ = rejudge_certificate(replace(run, run=facts), other, path, Kept({test: rows}))
+    [one] = [one for one in again.criteria if one.name == "mesh"]
+    assert (one.verdict, "; ".join(one.culprits)) == (verdict, culprit)

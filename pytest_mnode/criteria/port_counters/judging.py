@@ -337,10 +337,14 @@ def _lost(port: _Port) -> _Counted | None:
     return _Counted(port, text, 100 * lost / max(packets, FEWEST_PACKETS))
 
 
-def located(found: Iterable[Measurement], paths: Sequence[Measurement]) -> list[Measurement]:
-    """The measurements; where TCP has lost too much, of the nodes that lose datagrams on paths."""
+def located(found: Sequence[Measurement], paths: Sequence[Measurement]) -> list[Measurement]:
+    """The measurements; where TCP has lost too much, of the nodes that lose datagrams on paths, and
+    those of the paths beside them."""
+    if not any(map(of_tcp, found)):
+        return [*found]
     culprit = next((one.culprit for one in paths if one.verdict is Verdict.FAIL), None)
-    return [replace(one, culprit=culprit) if culprit and of_tcp(one) else one for one in found]
+    lost = (replace(one, culprit=culprit) if culprit and of_tcp(one) else one for one in found)
+    return [*lost, *paths]
 
 
 def of_tcp(one: Measurement) -> bool:

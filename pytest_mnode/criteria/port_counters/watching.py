@@ -97,8 +97,7 @@ class PortWatch:
             self._just_read = True
         found = judged(rows, spec)
         if spec.fabric.protocol is None and any(map(of_tcp, found)):
-            paths = lossy_paths(self._run.all_nodes(), spec)
-            found = [*located(found, paths), *paths]
+            found = located(found, lossy_paths(self._run.all_nodes(), spec))
         measure.chart(MeasuredRows(tuple(rows)))
         measure.record(found)
 

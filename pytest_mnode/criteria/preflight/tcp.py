@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_mnode.criteria.preflight.answers import (
@@ -26,6 +27,7 @@ from pytest_mnode.criteria.preflight.answers import (
     Received,
     Sent,
 )
+from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.netlink import leaves_by, pinned_mac
 from pytest_mnode.protocol.address import family_of
 
@@ -45,6 +47,7 @@ _INFO = struct.Struct("=5xB10xI40xI164xI")
 """Positions of tcpi_options, tcpi_snd_mss, tcpi_pmtu and, since Linux 5.4, tcpi_snd_wnd in Linux's
 struct tcp_info."""
 _TIMESTAMPS, _TIMESTAMPS_BYTES = 1, 12
+_PROBING = Path("/proc/sys/net/ipv4/tcp_mtu_probing")
 T = TypeVar("T")
 
 
@@ -204,16 +207,19 @@ def _largest_packet(sock: socket.socket) -> int | None:
     """The kernel's MTU of the path, B, from interface, route or ICMP message, or less if the other
     end asked for smaller segments; None if unknown.
 
-    Linux also shortens segments to half of the other end's window: that is no size of packets.
+    Linux also shortens segments to half of the other end's window, and with tcp_mtu_probing 2 to
+    tcp_base_mss at first: these are no sizes of packets.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         options, segment, mtu, window = _INFO.unpack(info.ljust(_INFO.size, b"\0"))
     except (OSError, AttributeError, struct.error):
         return None
+    if segment >= window // 2 or sysfs.text(_PROBING) == "2":
+        return int(mtu)
     headers = 60 if sock.family == socket.AF_INET6 else 40
     headers += _TIMESTAMPS_BYTES if options & _TIMESTAMPS else 0
-    return int(min(mtu, segment + headers) if segment < window // 2 else mtu)
+    return int(min(mtu, segment + headers))
 
 
 def _is_connected(sock: socket.socket) -> bool:
