@@ -35,9 +35,11 @@ BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 # Training programs of others, half a GB, which only tests/acceptance runs.
 FRAMEWORKS := $(VENV)/frameworks/.ready
 
+# A stage shows its slowest tests.
+SLOWEST := --durations=12 --durations-min=2
 # A test that hangs ends its worker after 15 minutes, shows all stacks, and has failed.
 HANG := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(HANG)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(HANG) $(SLOWEST)
 # Tests of a few files that failed beside others run again alone, and are listed.
 AGAIN = || $(BIN)/python -m tests.again $$?
 ENGINES := tests/engines
@@ -132,7 +134,7 @@ machines: environment
 
 # One process: all tests share two machines, which are as busy as this one is fast.
 test-machines: environment
-	$(BIN)/python -m pytest $(or $(TESTS),$(MACHINES)) --durations=12 $(AGAIN)
+	$(BIN)/python -m pytest $(or $(TESTS),$(MACHINES)) $(SLOWEST) $(AGAIN)
 
 # One process: two nodes share the first GPU, and rates are measured.
 test-gpu: environment
