@@ -278,30 +278,34 @@ def paths_that_lose(survey: Survey, spec: Inventory) -> Measurement:
 
     Inconclusive if none is found to and not all could be counted.
     """
-    sent, heard = Counter[Edge](), Counter[Edge]()
+    sent, heard = Counter[tuple[Edge, str]](), Counter[tuple[Edge, str]]()
     for node in survey.nodes:
         for path in node.paths.paths if node.paths else ():
-            if path.network == "fabric" and path.answered and survey.nodes[path.to].last:
-                sent[node.index, path.to] += path.sent
+            other = survey.nodes[path.to]
+            if path.network == "fabric" and path.answered and other.last:
+                there = _rail_there(node, other, "fabric", path.rail)
+                sent[(node.index, path.to), there] += path.sent
         for one in node.last.heard if node.last else ():
             if one.network == "fabric":
-                heard.update(
-                    {(a, node.index): n for a, n in zip(one.senders, one.counts, strict=True)}
-                )
+                counts = zip(one.senders, one.counts, strict=True)
+                heard.update({((a, node.index), one.rail): n for a, n in counts})
     unread = [no_answer(node) for node in survey.nodes if node.last is None]
     enough = max(sent.values(), default=0) / 2  # on other paths only a few were sent
-    lost = {edge: count - heard[edge] for edge, count in sent.items() if count > enough}
-    edges = Edges.judged(survey.names, lost, lambda count: count > _LOST_BY_CHANCE)
+    lost = dict[Edge, tuple[int, int]]()  # lost and sent on the worst rail: all lose more by chance
+    for at, count in sent.items():
+        if count > enough:
+            lost[at[0]] = max(lost.get(at[0], (0, count)), (count - heard[at], count))
+    edges = Edges.judged(survey.names, lost, lambda one: one[0] > _LOST_BY_CHANCE)
     source = "a healthy path loses next to none of a few datagrams at a time"
     subject = Subject(LOSSY_PATHS, "", equals(0), source)
-    counted = [f"{edges.text(e)}: {lost[e]} of {sent[e]}" for e in sorted(edges.bad)]
+    counted = [f"{edges.text(e)}: {lost[e][0]} of {lost[e][1]}" for e in sorted(edges.bad)]
     note = listed([f"of {len(lost)} paths", *counted, *unread])
     if not edges.bad and (unread or not lost):
         return subject.unknown(note)
     return edges.whole(subject, lambda name: _losing(edges, name, spec), note)
 
 
-def _losing(edges: Edges[int], name: str, spec: Inventory) -> str:
+def _losing(edges: Edges[tuple[int, int]], name: str, spec: Inventory) -> str:
     way = edges.of(name).way
     return f"{name} {'+'.join(spec.fabric.interfaces)}: it loses packets, {way}"
 
@@ -312,17 +316,18 @@ def _heard(
     """Whether the receiver heard the sender. rail: the edge's interface on the node `namer`."""
     if sender.facts is None or receiver.facts is None or receiver.last is None:
         return True  # unknown, so nobody is blamed
-    other = receiver if namer is sender else sender
-    assert namer.facts is not None
-    assert other.facts is not None
-    pairs = paired(namer.facts.rails.get(network, ()), other.facts.rails.get(network, ()))
-    named = {mine.interface: theirs.interface for mine, theirs in pairs}
-    at = named.get(rail, rail) if receiver is other else rail
+    at = rail if namer is receiver else _rail_there(namer, receiver, network, rail)
     return any(
         sender.index in heard.senders
         for heard in receiver.last.heard
         if heard.network == network and heard.rail == at
     )
+
+
+def _rail_there(here: NodeSurvey, there: NodeSurvey, network: str, rail: str) -> str:
+    """The other node's interface that is tried from this one's `rail`."""
+    rails = [one.facts.rails.get(network, ()) if one.facts else () for one in (here, there)]
+    return {mine.interface: theirs.interface for mine, theirs in paired(*rails)}.get(rail, rail)
 
 
 def _faulty(
