@@ -20,6 +20,7 @@ from pytest_mnode.measurement import (
     Bound,
     HeadlineMark,
     Measurement,
+    Term,
     all_of,
     at_least,
     at_most,
@@ -292,11 +293,18 @@ def judge_incast(found: Incast, promise: IncastPromise, fabric: Fabric) -> list[
     words = listed(f"{node} received {rate:.4g} Gbit/s" for node, rate in slow.items())
     if (lost := promise.lost_at_most_fraction) is not None:
         fabric = fabric.model_copy(update={"lost_at_most_fraction": lost})
-    key = "fabric.lost_at_most_fraction"
+    key, own = "fabric.lost_at_most_fraction", "fabric.incast.lost_at_most_fraction"
     ports = [
         one
-        if lost is None or key not in one.source
-        else replace(one, source=one.source.replace(key, "fabric.incast.lost_at_most_fraction"))
+        if lost is None or key not in one.source or one.expected is None
+        else replace(
+            one,
+            expected=replace(
+                one.expected,
+                terms=tuple(Term(f"criteria.{own}", term.value) for term in one.expected.terms),
+            ),
+            source=one.source.replace(key, own),
+        )
         for one in judge_ports([*rises(found.before, found.after, fabric.interfaces)], fabric)
     ]
     if lost is None and fabric.by_kernel:

@@ -363,6 +363,10 @@ def test_losses_of_an_incast_are_bounded() -> None:
     allowed = judged(incast(out_of_sequence=50_000), lost_at_most_fraction=0.1)[name]
     assert allowed.verdict == "pass"
     assert "fabric.incast.lost_at_most_fraction 0.1" in allowed.source
+    assert allowed.expected is not None
+    assert [t.key for t in allowed.expected.terms] == [
+        "criteria.fabric.incast.lost_at_most_fraction"
+    ]
 
 
 def test_a_slow_receiver_is_named() -> None:
