@@ -144,7 +144,8 @@ def halves_of(nodes: Sequence[str], promise: BisectionPromise) -> tuple[tuple[st
 def bisection(
     world: World, spec: Spec, promise: BisectionPromise, device: torch.device
 ) -> Bisection:
-    """Measure all pairs across the halves at once; if they fall short, each pair alone.
+    """Measure all pairs across the halves at once, and each pair alone if they do not clearly keep
+    the promise.
 
     While the bound is undecided, more communicators are measured. All ranks call this together.
     """
@@ -165,7 +166,7 @@ def bisection(
         value = estimate(found)
         decided = value is not None and at_least(wanted).decides(*value.interval) is not None
     alone = {}
-    if median(map(median, found)) < wanted:
+    if not decided or median(map(median, found)) < wanted:
         for pair in pairs:
             by_itself = Flows(_both_ways(world, [pair]), size, device)
             alone[pair] = max(sum(by_itself.received_gbits_s()) for _ in range(2))

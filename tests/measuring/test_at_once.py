@@ -43,3 +43,4 @@ def test_more_is_measured_while_the_bisection_is_undecided(
     spec = profile_spec("rack")
     found = at_once.bisection(cast("Any", world), spec, promise, cast("Any", "cpu"))
     assert len(found.gbits_s) == communicators
+    assert bool(found.alone_gbits_s) is (share != [0.9]), "each pair alone, unless all is well"

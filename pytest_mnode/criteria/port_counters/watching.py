@@ -16,6 +16,7 @@ import pytest
 
 from pytest_mnode.checks.node.clocks import ClocksAgree
 from pytest_mnode.checks.node.nvlink import NvLinksAreUp
+from pytest_mnode.checks.node.reachable import LOSSY_PATHS
 from pytest_mnode.criteria.port_counters.judging import (
     clock_steps,
     judge,
@@ -97,9 +98,15 @@ class PortWatch:
             self._just_read = True
         found = judged(rows, spec)
         if spec.fabric.protocol is None and any(map(of_tcp, found)):
-            found = located(found, lossy_paths(self._run.all_nodes(), spec))
+            found = located(found, self._lossy_paths())
         measure.chart(MeasuredRows(tuple(rows)))
         measure.record(found)
+
+    def _lossy_paths(self) -> list[Measurement]:
+        try:
+            return lossy_paths(self._run.all_nodes(), self._run.spec)
+        except MnodeError as error:  # a node was lost meanwhile, and what was counted stands
+            return [Measurement.unknown(LOSSY_PATHS, str(error).partition("\n")[0])]
 
     def _links_between(self, patterns: Sequence[str]) -> Iterator[Row]:
         """Increases of link counters before this criterion that no criterion has judged."""

@@ -10,17 +10,18 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_mnode.checks.node.reachable import LOSSY_PATHS
 from pytest_mnode.criteria.port_counters import watching
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.port_counters.rises import PortReadings
 from pytest_mnode.criteria.port_counters.watching import PortWatch
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.evidence.row import MeasuredRows
 from pytest_mnode.measurement import Measurement, at_most, equals
 from tests.criteria.port_counters.test_judging import fabric
 
 BETWEEN = "before this criterion"
-PATHS = "lossy paths"
 
 
 class Run:
@@ -75,7 +76,7 @@ class Run:
         self.watch.record(cast("Any", measure), **done)
         [rows] = kept
         again = watching.judged(rows.rows, cast("Any", self.spec))
-        assert [one.name for one in again] == [one.name for one in found if one.name != PATHS]
+        assert [one.name for one in again] == [one.name for one in found if one.name != LOSSY_PATHS]
         return found
 
     def failed(self, found: list[Measurement]) -> list[tuple[bool, str | None]]:
@@ -168,7 +169,25 @@ def test_what_tcp_lost_is_located_by_datagrams(
     tcp = Culprit("TCP", either=[["a", "b"]])
     counted = Measurement("packets lost", 2.0, "%", at_most(1), "", tcp)
     monkeypatch.setattr(watching, "judge", lambda *_, **__: [counted])
-    paths = Measurement(PATHS, lost, "", equals(0), "", Culprit("a", "a"))
+    paths = Measurement(LOSSY_PATHS, lost, "", equals(0), "", Culprit("a", "a"))
     monkeypatch.setattr(watching, "lossy_paths", lambda *_: [paths])
     run.during("watched.py")
     assert [culprit for _, culprit in run.failed(run.measured())] == named
+
+
+def test_losses_of_tcp_stand_if_their_paths_cannot_be_found(
+    monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    run = start("watched.py")
+    run.spec.fabric = fabric("ethernet", interfaces=["eth1"])
+    counted = Measurement("packets lost", 2.0, "%", at_most(1), "", Culprit("TCP", either=[["a"]]))
+    monkeypatch.setattr(watching, "judge", lambda *_, **__: [counted])
+
+    def lost(*_: object) -> list[Measurement]:
+        raise ClusterError("n1 is lost\nmore")
+
+    monkeypatch.setattr(watching, "lossy_paths", lost)
+    run.during("watched.py")
+    found = run.measured()
+    assert counted in found
+    assert [str(one.verdict) for one in found if one.name == LOSSY_PATHS] == ["inconclusive"]
