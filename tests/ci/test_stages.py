@@ -44,7 +44,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(clone: Path, plan: dict[str, str], fails: str = "no target") -> Run:
+def run(clone: Path, plan: dict[str, str], fails: str = "no target", **env: str) -> Run:
     """Run it with programs that record their calls. fails: make's target that fails with 7."""
     calls = clone / "calls"
     note = f'printf "%s\\n" "${{0##*/}} $*" >>{shlex.quote(str(calls))}'
@@ -55,7 +55,7 @@ def run(clone: Path, plan: dict[str, str], fails: str = "no target") -> Run:
     program(clone / ".venv/bin/python", f"{note}\necho {shlex.quote(lines)}")
     done = subprocess.run(
         [clone / ".ci" / "run"],
-        env={"PATH": f"{clone / 'bin'}:{os.environ['PATH']}"},
+        env={"PATH": f"{clone / 'bin'}:{os.environ['PATH']}", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -81,6 +81,23 @@ def test_all_tests_are_kept_as_passed(clone: Path) -> None:
         "python -m tests.reached --passed abc",
     ]
     assert done.timed == STAGES_OF_ALL
+
+
+def test_on_a_slow_machine_the_longest_tests_are_named_and_not_run(clone: Path) -> None:
+    for name in ("test_a.py", "test_whole.py", "kubernetes/test_b.py", "kubernetes/test_whole.py"):
+        path = clone / "tests" / "engines" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    done = run(clone, dict.fromkeys(STAGES, ALL), CI_LATE_S="-1")
+    assert done.status == 0, done.output
+    assert done.calls[-2:] == [
+        "make test-engines TESTS=tests/engines/kubernetes/test_b.py tests/engines/test_a.py",
+        "make test-machines TESTS=tests/machines/test_rdma.py",
+    ], "and nothing is kept as passed"
+    assert "NOT RUN are the whole suite" in done.output
+    some = run(clone, {"test": "a.py", "engines": "tests/engines/test_whole.py"}, CI_LATE_S="-1")
+    assert some.calls[-1] == "make test-engines TESTS=tests/engines/test_whole.py"
+    assert "NOT RUN" not in some.output
 
 
 def test_some_tests_run_only_where_there_are_some_and_are_not_kept_as_passed(clone: Path) -> None:
