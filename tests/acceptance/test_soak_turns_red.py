@@ -67,7 +67,7 @@ def test_what_comes_once_is_named_with_its_time(tmp_path: Path, fault: str, word
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit_nodes"] == [fault.split(":")[1].partition("@")[0]], found
     assert words in found["culprit"]
-    assert " UTC)" in found["culprit"]
+    assert " UTC" in found["culprit"]
     assert "round 1 at" not in found["note"], "it came later"
 
 
