@@ -316,8 +316,14 @@ def load() -> None:
 
 
 def catalogue(criterion: str = "") -> tuple[type[Check], ...]:
-    """All checks, or those of a criterion: those of nodes before those of ranks, and first those
-    that stop others."""
+    """All checks, or those of a criterion: those of nodes before those of ranks, first those that
+    stop others, and ours by their modules, whichever was imported first."""
     load()
     every = [one for one in CHECKS.values() if one.key.startswith(criterion and f"{criterion}.")]
-    return tuple(sorted(every, key=lambda one: (one.on == "rank", not one.stops)))
+
+    def place(one: type[Check]) -> tuple[bool, bool, int, str]:
+        folder = one.__module__.rpartition(".")[0]
+        which = _OURS.index(folder) if folder in _OURS else len(_OURS)
+        return one.on == "rank", not one.stops, which, one.__module__ if folder in _OURS else ""
+
+    return tuple(sorted(every, key=place))

@@ -17,6 +17,7 @@ from pytest_mnode.charts import Chart
 from pytest_mnode.checks import world_check
 from pytest_mnode.checks.node.huge_pages import HugePagesAreAlike
 from pytest_mnode.checks.world_check import WorldCheck
+from pytest_mnode.evidence import check as evidence_check
 from pytest_mnode.evidence.check import CHECKS, Check, catalogue, check
 from pytest_mnode.evidence.reading import CheckRows, ReadOrder, read, read_all
 from pytest_mnode.evidence.row import MeasuredRows, Row, row
@@ -170,3 +171,15 @@ def test_a_check_that_is_wrong_itself_is_inconclusive(
     assert (re.match(words, found.note) is not None) == (promise == "raise")
     assert isinstance(chart, MeasuredRows)
     assert [one.why for one in chart.rows] == ["read nan"]
+
+
+def test_the_order_of_checks_does_not_depend_on_what_was_imported_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first check that fails is named as the reason why others did not run."""
+    every = catalogue()
+    turned = dict(reversed([item for item in CHECKS.items() if item[1] in every]))
+    by_module = [one for module in dict.fromkeys(one.__module__ for one in turned.values())
+                 for one in CHECKS.values() if one.__module__ == module]  # fmt: skip
+    monkeypatch.setattr(evidence_check, "CHECKS", {one.case(): one for one in by_module})
+    assert catalogue() == every
