@@ -51,7 +51,7 @@ class _Port:
 
     node: str
     name: str
-    rises: dict[str, int | None]
+    rises: Mapping[str, int | None]
     packets: int | None = None
     seconds: float | None = None
 
@@ -268,32 +268,29 @@ def _tcp_path(ports: Sequence[_Port]) -> Culprit:
 
 def _ports(rows: Iterable[Row], fabric: Fabric) -> list[_Port]:
     """The ports that can be judged, in the order of their nodes."""
-    found: dict[tuple[str, str], _Port] = {}
+    found: dict[tuple[str, str], dict[str, int | None]] = {}
     packets, seconds = dict[tuple[str, str], int](), dict[str, float]()
     for one in rows:
         if one.metric == BETWEEN:
             seconds[one.node] = float(one.value or 0)
         elif one.metric == PACKETS:
             packets[one.node, one.device] = int(one.value or 0)
+        elif one.metric == STILL:
+            for name in one.device.split():
+                still = dict.fromkeys(str(one.value).split(), 0)
+                found.setdefault((one.node, name), {}).update(still)
         elif one.device and one.metric not in NVLINK:
-            still = one.metric == STILL
-            for name in one.device.split() if still else [one.device]:
-                port = found.setdefault((one.node, name), _Port(one.node, name, {}))
-                if still:
-                    port.rises.update(dict.fromkeys(str(one.value).split(), 0))
-                else:
-                    port.rises[one.metric] = None if one.value is None else int(one.value)
-    # With RDMA, TCP and drops of interfaces are system traffic, not training traffic.
-    ports = []
-    for (node, name), port in found.items():
-        rises = dict(port.rises)
+            by = None if one.value is None else int(one.value)
+            found.setdefault((one.node, one.device), {})[one.metric] = by
+    for (_, name), rises in found.items():
+        # With RDMA, TCP and drops of interfaces are system traffic, not training traffic.
         if ":" not in name and not fabric.by_kernel:
-            rises = {counter: by for counter, by in rises.items() if counter not in LOSSES}
+            for counter in LOSSES:
+                rises.pop(counter, None)
         if (again := rises.get("RetransSegs")) is not None:
             # A busy machine is late to acknowledge packets of which none was lost.
             rises["RetransSegs"] = max(0, again - (rises.get(SENT_IN_VAIN) or 0))
-        ports.append(_Port(node, name, rises, packets.get((node, name)), seconds.get(node)))
-    return ports
+    return [_Port(*at, rises, packets.get(at), seconds.get(at[0])) for at, rises in found.items()]
 
 
 def _counted(port: _Port, counter: str) -> _Counted:
