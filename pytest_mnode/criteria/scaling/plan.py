@@ -60,11 +60,14 @@ class Plan:
     def turns(self, round_: int) -> Iterator[Turn]:
         """One round: every number of nodes once, so that a drift affects all of them.
 
-        Each round begins with another number, because the first has the coldest caches.
+        Each round begins with another number, because the first has the coldest caches. Every
+        other round has other groups, in which nodes that were left over train: each group is a
+        communicator, which all ranks take part in making, so that more divisions would cost more.
         """
-        first = round_ % len(self.counts)
+        first, size = round_ % len(self.counts), len(self.nodes)
         for count in self.counts[first:] + self.counts[:first]:
-            yield Turn(round_, count, groups_of(count, len(self.nodes), round_))
+            offset = (size % count or count // 2) * (round_ % 2)
+            yield Turn(round_, count, groups_of(count, size, offset))
 
     def group_batch(self, count: int) -> int:
         """Samples of a step over `count` nodes, all ranks together."""

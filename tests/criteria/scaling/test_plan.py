@@ -17,7 +17,19 @@ def test_node_counts_end_with_all_nodes(nodes: int, counts: tuple[int, ...]) -> 
     assert counts_up_to(nodes) == counts
 
 
-def test_groups_are_disjoint_and_shift_each_round() -> None:
+def test_two_rounds_train_all_nodes_and_later_ones_make_no_more_groups() -> None:
+    for nodes in range(2, 70):
+        plan = made.plan(nodes)
+        rounds = [[turn.groups for turn in plan.turns(number)] for number in range(9)]
+        for count in plan.counts:
+            of_two = {g for groups in (*rounds[0], *rounds[1]) for g in groups if len(g) == count}
+            assert {node for group in of_two for node in group} == {*range(nodes)}
+            assert all(g in of_two for r in rounds for one in r for g in one if len(g) == count)
+    turns = [turn for number in range(9) for turn in made.plan(64).turns(number)]
+    assert len({group for turn in turns for group in turn.groups}) == 189
+
+
+def test_groups_are_disjoint_whatever_their_offset() -> None:
     assert groups_of(2, 4, 0) == ((0, 1), (2, 3))
     assert groups_of(2, 4, 1) == ((1, 2), (0, 3))
     assert groups_of(4, 6, 1) == ((1, 2, 3, 4),)
