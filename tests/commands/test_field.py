@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_mnode.errors import UsageError
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.tools.own_results import Asked, Result, judge_output, verdict_of
 from pytest_mnode.spec import Spec, profile_spec
@@ -162,6 +163,7 @@ class Table:
 READ: list[dict[str, Any]] = yaml.safe_load((CLUSTERS.parent / "field.yaml").read_text())
 TABLES = {one["id"]: Table(**one) for one in READ}
 SHAPED = [one for one in TABLES.values() if one.says_its_shape]
+UNKNOWN = [one for one in TABLES.values() if not one.says_its_shape]
 
 
 @lru_cache
@@ -210,6 +212,19 @@ def test_its_csv_is_judged_alike(table: Table) -> None:
     for one, other in zip(by_csv.sizes, by_text.sizes, strict=True):
         assert (one.size_bytes, one.value) == (other.size_bytes, other.value)
         assert one.judged == other.judged
+
+
+@pytest.mark.parametrize("table", UNKNOWN, ids=lambda table: f"{table.id}-{table.platform}")
+def test_a_table_of_unknown_shape_is_read_whole_or_asks_for_it(table: Table) -> None:
+    """What its source leaves out, whoever has such a table knows: nodes, or the page's NICs."""
+    if table.nodes is None:
+        asked = Asked(profile_spec("oci-h100"), collective=table.collective)
+        with pytest.raises(UsageError, match="--nodes: missing, and the file does not say it"):
+            judge_output(table.csv.encode(), asked)
+        return
+    assert [(one.size_bytes, one.value) for one in table.result.sizes] == [*table.rows.items()]
+    assert not any("a ring" in reason for one in table.result.sizes for reason in one.reasons)
+    assert is_judged(table) or "sizes below" in table.result.why
 
 
 def test_enough_of_them_are_judged() -> None:

@@ -25,7 +25,7 @@ from pytest_mnode.measurement import Measurement, Verdict, listed
 from pytest_mnode.measuring.tools import nccl_tests, perftest
 from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
-from pytest_mnode.spec.alpha_beta import Platform
+from pytest_mnode.spec.alpha_beta import Nvls, Platform
 from pytest_mnode.spec.bandwidth import bus_factor
 from pytest_mnode.spec.expect import Expectation, must_be_rdma, reasons_of_a_port
 from pytest_mnode.spec.fabric import (
@@ -364,9 +364,10 @@ def _size_result(
     undecided = judged is not None and judged.value is None and not any(run.why for run in runs)
     if value and judged is not None and undecided:
         reasons = (judged.note, *reasons)
-    if value and (failed or undecided) and expectation.algorithm == "default":
+    slower = replace(expectation.model, nvls=Nvls(used=None)).nvls_gives_more
+    if value and (failed or undecided) and expectation.algorithm == "default" and slower:
         ring = replace(expectation, algorithm="ring").of_size(size_bytes).bound
-        if ring is not None and value >= ring:
+        if ring is not None and ring <= value <= of.wire:
             pinned = f"a ring, whose bound is {ring:.4g}: if NCCL_ALGO=Ring was set, say so by "
             reasons = (f"{pinned}--algorithm=ring", *reasons)
     return SizeResult(size_bytes, value, in_place, of.wire, (of.low, of.high), judged, reasons)
