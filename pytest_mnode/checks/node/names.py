@@ -253,6 +253,7 @@ def _addresses(node: NodeSurvey) -> set[str]:
     return found
 
 
+@lru_cache(maxsize=1 << 16)
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
