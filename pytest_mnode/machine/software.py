@@ -32,6 +32,8 @@ _SETTINGS = (
 """tcp_mem is left out because the kernel derives it from the size of the memory."""
 _OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce")
 """Settings that decide which NIC of several answers and sends."""
+_DMABUF = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
+"""What RCCL and perftest ask of a kernel for AMD's GPUs. Source: perftest, src/rocm_memory.c."""
 NOT_THERE, UNREADABLE = "not there", "unreadable"
 """Used in place of a digest."""
 _PROGRAMS = (".py", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".sh")
@@ -56,6 +58,7 @@ class Software:
     driver_is_open: bool
     peermem: str | None
     peer_clients: tuple[str, ...] = ()
+    kernel_has_dmabuf: bool = False
     cpu: str | None = None
     microcode: str | None = None
     python: str | None = None
@@ -68,14 +71,18 @@ def read_software(root: Path = Path("/")) -> Software:
     """Kernel and drivers below `root`; on a live machine also the software of this interpreter."""
     driver_text = sysfs.text(root / "proc/driver/nvidia/version")
     cpu, microcode = cpu_and_microcode(sysfs.text(root / "proc/cpuinfo"))
+    kernel = sysfs.text(root / "proc/sys/kernel/osrelease")
+    places = (root / f"boot/config-{kernel}", root / f"lib/modules/{kernel}/config")
+    configured = next(filter(None, map(sysfs.text, places)), "").splitlines()
     machine = Software(
-        kernel=sysfs.text(root / "proc/sys/kernel/osrelease"),
+        kernel=kernel,
         driver=driver_version(driver_text),
         driver_is_open="open kernel module" in (driver_text or "").lower(),
         peermem=peermem_version(root),
         peer_clients=tuple(
             folder.name for folder in sysfs.entries(root / "sys/kernel/mm/memory_peers")
         ),
+        kernel_has_dmabuf={*_DMABUF} <= {*configured},
         cpu=cpu,
         microcode=microcode,
     )

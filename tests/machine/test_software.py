@@ -166,6 +166,21 @@ def test_clients_that_are_registered_for_gpudirect(tmp_path: Path) -> None:
     assert software.read_software(tmp_path).peer_clients == ("nv_mem", "nv_mem_nc")
 
 
+@pytest.mark.parametrize("place", ["boot/config-6.8.0", "lib/modules/6.8.0/config"])
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [
+        ("CONFIG_PCI=y\nCONFIG_PCI_P2PDMA=y\nCONFIG_DMABUF_MOVE_NOTIFY=y\n", True),
+        ("# CONFIG_DMABUF_MOVE_NOTIFY is not set\nCONFIG_PCI_P2PDMA=y\n", False),
+    ],
+)
+def test_a_kernel_with_dmabuf_for_nics(tmp_path: Path, place: str, text: str, has: bool) -> None:
+    for name, written in (("proc/sys/kernel/osrelease", "6.8.0"), (place, text)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(written)
+    assert software.read_software(tmp_path).kernel_has_dmabuf is has
+
+
 def test_settings_of_the_network(tmp_path: Path) -> None:
     for name, text in (
         ("core/rmem_max", "212992"),

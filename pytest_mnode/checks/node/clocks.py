@@ -73,10 +73,9 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
     note = f"{me.name} is {side} {middle.name}, known to ± {error_ms:.3g} ms"
     if abs(skew_ms - subject.bound.limit) <= error_ms:
         return subject.unknown(f"{note}: {skew_ms:.4g} ms is too close to the bound to decide")
-    if subject.bound.holds(skew_ms):
-        return subject.measured(skew_ms, note=note)
-    culprit = Culprit(f"{me.name} clock", me.name)
-    agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
+    culprit, agree = Culprit(f"{me.name} clock", me.name), [*survey.names]
+    if not subject.bound.holds(skew_ms):
+        agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
     if len(survey.nodes) == 2:
         words = f"{me.name} or {middle.name}: two clocks cannot show which is right"
         culprit = Culprit(words, either=[[me.name, middle.name]])

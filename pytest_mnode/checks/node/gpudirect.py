@@ -38,8 +38,8 @@ class GpudirectIsThere(SurveyCheck):
     """Can this node's NICs reach the memory of its accelerators directly?"""
 
     promise: Literal["peermem", "dma-buf", "either"]
-    """How NICs reach the memory of accelerators. either: dma-buf, of NVIDIA; nvidia_peermem alone
-    is inconclusive. Whether NCCL uses it, its log shows: `fabric.gpudirect`."""
+    """How NICs reach the memory of accelerators. either: dma-buf, or of AMD peermem; nvidia_peermem
+    alone is inconclusive. Whether NCCL uses it, its log shows: `fabric.gpudirect`."""
     of_accelerators = True
     parts = ("software", "pci")
     alone = True
@@ -53,8 +53,11 @@ class GpudirectIsThere(SurveyCheck):
         if software is None:
             yield subject.unknown(f"{node}: {me.why('software')}")
         elif makers and not any(makers.values()):
-            if _AMD_CLIENT in software.peer_clients and self.promise != "dma-buf":
-                yield subject.measured(1, None, f"{node}: peermem ({_AMD_CLIENT} is registered)")
+            of_amd = {"peermem": _AMD_CLIENT in software.peer_clients}
+            of_amd["dma-buf"] = software.kernel_has_dmabuf and {*makers} == {"AMD"}
+            wanted = tuple(of_amd) if self.promise == "either" else (self.promise,)
+            if there := [method for method in wanted if of_amd[method]]:
+                yield subject.measured(len(there), None, f"{node}: {listed(there)} of AMD")
                 return
             why = f"the methods of accelerators of {listed([*makers])} are not known"
             yield subject.unknown(f"{node}: {why}")

@@ -249,21 +249,26 @@ def test_a_loaded_peermem_has_to_be_registered(
 
 
 @pytest.mark.parametrize(
-    ("promise", "clients", "verdict"),
+    ("promise", "clients", "dmabuf", "vendor", "verdict"),
     [
-        ("either", (), "inconclusive"),
-        ("either", ("amdkfd",), None),
-        ("peermem", ("amdkfd",), None),
-        ("dma-buf", ("amdkfd",), "inconclusive"),
+        ("either", (), False, "1002", "inconclusive"),
+        ("either", (), True, "1002", None),  # MI355X with NICs of AMD's, without a peermem module
+        ("either", (), True, "1da3", "inconclusive"),
+        ("either", ("amdkfd",), False, "1002", None),
+        ("peermem", ("amdkfd",), False, "1002", None),
+        ("peermem", (), True, "1002", "inconclusive"),
+        ("dma-buf", ("amdkfd",), False, "1002", "inconclusive"),
+        ("dma-buf", ("amdkfd",), True, "1002", None),
     ],
 )
 def test_gpudirect_of_other_makers(
-    promise: str, clients: tuple[str, ...], verdict: str | None
+    promise: str, clients: tuple[str, ...], dmabuf: bool, vendor: str, verdict: str | None
 ) -> None:
     spec = promising(f"{{gpudirect: {promise}}}")
-    mi300x = PciFunction(address="0000:05:00.0", kind="1200", vendor="1002")
-    amd = replace(SOFTWARE, driver=None, driver_is_open=False, peer_clients=clients)
-    survey = everyone(healthy(2), software=amd, pci=PciTree(functions=(mi300x,)))
+    card = PciFunction(address="0000:05:00.0", kind="1200", vendor=vendor)
+    none = replace(SOFTWARE, driver=None, driver_is_open=False)
+    software = replace(none, peer_clients=clients, kernel_has_dmabuf=dmabuf)
+    survey = everyone(healthy(2), software=software, pci=PciTree(functions=(card,)))
     assert verdicts(GpudirectIsThere, survey, spec) == (
         dict.fromkeys(("gpu0", "gpu1"), verdict) if verdict else {}
     )
