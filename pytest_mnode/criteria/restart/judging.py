@@ -57,6 +57,7 @@ class KillReport:
     killed when the time to save was over. in_writing: the step whose checkpoint was being written.
     missed: why there was no kill; then only `stalled` counts too: the job did not get as far, so
     that it gets to no later kill either.
+    queued_s: time from the kill until the job was started again, if it was requeued.
     between_s: shortest and longest time from the kill until all ranks had done a step again, by
     the controller's monotonic clock; None if it did not see that step.
     """
@@ -76,6 +77,7 @@ class KillReport:
     notes: Sequence[str] = ()
     missed: str = ""
     stalled: bool = False
+    queued_s: float = 0.0
     between_s: tuple[float, float] | None = None
 
 
@@ -208,13 +210,19 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
     elif seconds is not None and seconds > most:
         note += f"; these clocks give {seconds:.3g} s, and the controller had seen it by then"
         seconds = most
+    culprit = f"the recovery from {kill.what}"
+    if kill.queued_s:
+        started = f"started again after {kill.queued_s:.3g} s"
+        note += f"; {started}"
+        if seconds is not None and within_s is not None and seconds - kill.queued_s <= within_s:
+            culprit = f"the scheduler or launcher: {started} in the queue"
     return Measurement(
         "time from the kill to the first new step",
         seconds,
         "s",
         None if within_s is None else at_most(within_s).of("criteria.restart.within", within_s),
         "" if within_s is None else "criteria.restart.within",
-        Culprit(f"the recovery from {kill.what}"),
+        Culprit(culprit),
         note,
         headline=HeadlineMark(after="to the first new step"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -102,10 +103,13 @@ class KillRun:
         patience = _PATIENCE * self.promise.within_s
         ranks = self.plan.ranks_after(kill)
         back, unseen, seen_between = self._await(job, ranks, 0, started + 1, patience)
-        result = job.poll()
+        result, queued_s = job.poll(), _queued_s(job, report.at)
         how = _how_ended(job, result) if result else f"no new step within {patience:g} s"
+        if not back and result is None and queued_s == math.inf:
+            back, how = None, f"requeued, and not started again within {patience:g} s"
         return replace(
             report,
+            queued_s=queued_s,
             incarnation=started - 1,
             # A later listing may include checkpoints of the next incarnation.
             listing=listing if len(seen) == started else None,
@@ -258,6 +262,16 @@ def _cause(output: Mapping[str, str], unless: Sequence[str]) -> str:
         if cause.root and cause.name not in unless
     ]
     return min(known, key=lambda cause: cause.order).text if known else ""
+
+
+def _queued_s(job: LaunchedJob, since: float) -> float:
+    """Seconds from a kill until a requeued job was started again: infinite if it waits, 0 if it was
+    not requeued."""
+    later = [one for one in job.events if one.time_s >= since]
+    moves = [one for one in later if one.what in ("requeued", "started")]
+    if not any(one.what == "requeued" for one in moves):
+        return 0.0
+    return moves[-1].time_s - since if moves[-1].what == "started" else math.inf
 
 
 def _notes(job: LaunchedJob, since: float) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import pytest
 
 from pytest_mnode.criteria.restart import run_files
 from pytest_mnode.criteria.restart.history import History
-from pytest_mnode.criteria.restart.kill_run import KillRun, _how_ended
+from pytest_mnode.criteria.restart.kill_run import KillRun, _how_ended, _queued_s
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.jobs import JobEvent, JobResult
 from pytest_mnode.jobs.torchrun import last_line
@@ -130,6 +132,22 @@ def test_a_lost_node_is_switched_off() -> None:
     assert (off, report.what, report.missed) == (["node1"], "power-off of node1", "")
 
 
+@pytest.mark.parametrize(
+    ("events", "queued_s"),
+    [
+        ([], 0),
+        (["requeued"], math.inf),
+        (["requeued", "started"], 6),
+        (["requeued", "started", "requeued"], math.inf),
+    ],
+)
+def test_how_long_a_job_was_queued(events: list[str], queued_s: float) -> None:
+    before = [JobEvent(1.0, "started", 0), JobEvent(2.0, "requeued", 1)]
+    later = [JobEvent(10.0 + 3 * i, what, 1) for i, what in enumerate(events, 1)]
+    job: Any = SimpleNamespace(events=[*before, *later])
+    assert _queued_s(job, 10.0) == queued_s
+
+
 REFUSED = (
     "[E101 00:01:01.1 socket.cpp:1019] [c10d] The client socket has timed out after "
     "60000ms while trying to connect to (trainer-0, 23456).\n"
@@ -166,6 +184,26 @@ def test_a_job_that_reaches_no_step_is_waited_for_once(
     for report in run.reports.values():
         assert "step 6 was not reached in start 1 of the run; waited 180 s; " in report.missed
         assert "trainer-0" in report.missed
+
+
+@pytest.mark.parametrize(("restarted", "back"), [(False, None), (True, False)])
+def test_a_job_that_waits_in_a_queue_may_come_back_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool, back: bool | None
+) -> None:
+    what = ("signalled", "requeued", "started")[: 2 + restarted]
+    preempted = [JobEvent(time.time() + 60, one, 0, "node0") for one in what]
+    job: Any = SimpleNamespace(events=[], poll=lambda: None, nodes=("node0",))
+    job.preempt = lambda _: job.events.extend(preempted) or []
+    seen = iter([True])
+    monkeypatch.setattr(run_files, "await_steps", lambda *_, **__: next(seen, None))
+    monkeypatch.setattr(run_files, "list_store", lambda *_: None)
+    monkeypatch.setattr(run_files, "read_history", lambda *_: History(()))
+    plan: Any = SimpleNamespace(observer_node="node0", ranks=2, ranks_after=lambda _: 2)
+    promise: Any = SimpleNamespace(within_s=5.0, grace_s=1.0, node_loss="spare")
+    run = KillRun(["preemption"], promise, plan, SimpleNamespace(), "", tmp_path)  # type: ignore[arg-type]
+    report = run._kill_and_wait(job, "preemption", 0)
+    assert report.came_back is back
+    assert ("not started again within 10 s" in report.ended_how) is not restarted
 
 
 def test_a_run_that_cannot_be_watched_is_not_taken_for_one_that_waits(

@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.criteria.restart.comparing import Tolerance
 from pytest_mnode.criteria.restart.history import history_of
 from pytest_mnode.criteria.restart.judging import StoreListing, judge, judge_resume
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.reference_job.records import (
     CheckpointRecord,
     EndRecord,
@@ -117,6 +118,19 @@ def test_a_time_is_no_longer_than_the_controller_saw(
     found = judge(history_of(WHOLE), history_of(GOOD), kill, terms)
     [time] = [one for one in found if one.name == TIME]
     assert (time.value, time.passed) == (value, value <= 15)
+
+
+@pytest.mark.parametrize(
+    ("queued_s", "blamed"), [(0, "the recovery from"), (5, "the recovery from"), (9, "scheduler")]
+)
+def test_a_slow_scheduler_is_not_the_recoverys_fault(queued_s: float, blamed: str) -> None:
+    """Of 15.5 s, 8 are promised."""
+    terms, kill = replace(TERMS, within_s=8.0), replace(KILL, queued_s=queued_s)
+    found = judge(history_of(WHOLE), history_of(GOOD), kill, terms)
+    [time] = [one for one in found if one.name == TIME]
+    assert time.verdict is Verdict.FAIL
+    assert blamed in str(time.culprit)
+    assert (f"started again after {queued_s} s" in time.note) is bool(queued_s)
 
 
 def test_a_resume_that_could_not_be_observed_is_not_judged() -> None:
