@@ -87,7 +87,7 @@ _STATE = re.compile(
 )
 """A line of `sacct`, or of its JSON."""
 _COMPLETED = "nothing failed: Slurm's accounting says that all steps completed"
-_FINISHED = "nothing failed: training ended, and ranks warn of others that are gone"
+_FINISHED = "nothing failed: training ended; ranks warn of others that are gone, or kernels of more"
 _END = re.compile(
     r"(?i:\btraining (?:is |has )?(?:completed?|finished|done|ended)\b)|`Trainer\.fit` stopped|"
     r"'train_runtime':"
@@ -332,7 +332,7 @@ def _of_last_attempt(files: Iterable[str]) -> Callable[[str], bool]:
 def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
     """Why nothing failed: Slurm's accounting has steps, which all have completed, so that they
     survived what they reported, or printed it as their data; or training ended, and then, or in
-    torch's warnings, only others' ends are seen."""
+    torch's warnings, only others' ends are seen, beside what kernels wrote and no rank met."""
     tables = (text for text in texts.values() if "COMPLETED" in text)
     if {found[1] for text in tables for found in _STATE.finditer(text)} == {"COMPLETED"}:
         return _COMPLETED
@@ -345,7 +345,8 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
         late = one.cause.name in _OF_AN_END and text.find(one.cause.line) > ends.get(
             one.file, len(text)
         )
-        return not one.cause.root and (late or _WARNED.search(one.cause.line) is not None)
+        warned = not one.cause.root and (late or _WARNED.search(one.cause.line) is not None)
+        return warned or _host_of(one.file) is not None
 
     return _FINISHED if found and ends and all(map(is_farewell, found)) else None
 
@@ -487,7 +488,7 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail  # a preempted pod has its name
     if by_scheduler or (cause.name == _ENDED and not cause.ranks):
         return replace(cause, host=None)  # it names the first node of the job
-    on = {hosts.get(rank) for rank in cause.ranks} or {_host_of(file)}
+    on = {hosts.get(rank) for rank in cause.ranks} or {_host_of(file) or None}
     if node and on == {None} and cause.name not in _WAITS:
         on = {node}
     return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
@@ -506,12 +507,16 @@ def _on_named_host(one: Found, hosts: Iterable[str]) -> Found:
 
 
 def _host_of(file: str) -> str | None:
-    """The node whose kernel log a file is, by its name or folder: dmesg-gpu4.txt, gpu4/dmesg."""
+    """The node whose kernel log a file is, by its name or folder: dmesg-gpu4.txt, gpu4/dmesg,
+    dmesg/gpu4.log; "" if neither tells. None for other files."""
     path = PurePath(file)
-    if (found := _KERNEL_LOG.fullmatch(path.name)) is None:
+    if (found := _KERNEL_LOG.fullmatch(path.name)) is not None:
+        names = [found["after"], found["before"], path.parent.name]
+    elif _KERNEL_LOG.fullmatch(path.parent.name):
+        names = [re.sub(r"\.(?:log|txt|out|gz)\b.*", "", path.name)]
+    else:
         return None
-    names = (found["after"], found["before"], path.parent.name)
-    return next((name for name in names if name and not _NO_HOST.fullmatch(name)), None)
+    return next((name for name in names if name and not _NO_HOST.fullmatch(name)), "")
 
 
 def _located(first: Found, suspects: tuple[int, ...], left: Left) -> Found:

@@ -275,6 +275,7 @@ def test_a_rank_that_waits_in_vain_for_others_is_not_accused(
     [
         *(("gpu4/dmesg", "gpu4"), ("dmesg-gpu4.txt", "gpu4"), ("gpu4.dmesg.log", "gpu4")),
         *(("gpu4/kern.log.1", "gpu4"), ("logs/dmesg.txt", None), ("gpu4/train.log", None)),
+        *(("dmesg/gpu4.log", "gpu4"), ("dmesg/gpu4", "gpu4")),
     ],
 )
 def test_the_node_of_a_kernel_log_is_known_by_its_name(
@@ -660,6 +661,16 @@ def test_ranks_that_end_after_the_training_are_no_failure(
     found = why(capsys, left(tmp_path, {"job.log": text}))[1]
     assert (found["cause"] and found["cause"]["cause"]) == cause
     assert cause or found["missing"][0].startswith("nothing failed: training ended")
+
+
+def test_what_a_kernel_wrote_of_others_is_no_failure_of_a_training_that_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"job.log": "Training completed\n", "n1/dmesg": FELL_OFF}
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert (found["cause"], found["others"][0]["cause"]) == (None, "GPU lost")
+    found = why(capsys, left(tmp_path, {**files, "job.log": "Training began\n"}))[1]
+    assert found["cause"]["cause"] == "GPU lost"
 
 
 ALONE = "Failures:\n  <NO_OTHER_FAILURES>\n" + ALL_FAILED

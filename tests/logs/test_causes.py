@@ -61,7 +61,10 @@ PREFIXES = [
     *("[rank11]: ", "(RayWorkerWrapper pid=7712, ip=10.9.0.7) ", "[pod/nccl-worker-3/main] "),
     *("worker-3  | ", "\x1b[36m"),
 ]
-OVER = ("Step created", "now responding", " OK", "Started container", "is ready", "Admitted by")
+OVER = (
+    *("Step created", "now responding", " OK", "came back", "Started container", "is ready"),
+    "Admitted by",
+)
 NOISE = ["epoch 3:  12%|#  | 3/25 [00:01, loss=0.7, timeout=600]", "", "    x = f(y)"]
 NOISE += [text for text in HEALTHY if not any(what in text for what in OVER)]
 """Without what tells that a cause is over."""
@@ -87,7 +90,9 @@ def test_prefixes_and_noise_hide_no_cause(prefix: str) -> None:
 
 @pytest.mark.parametrize(("lost", "name", "_"), LOST)
 def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> None:
-    for root, cause, _ in random.Random(lost).sample(ROOTS, 12):
+    # Slurm and SGLang then kill what still runs.
+    roots = [one for one in ROOTS if not one[0].endswith("Killed")]
+    for root, cause, _ in random.Random(lost).sample(roots, 12):
         found = causes(f"{lost}\n{root}")
         assert (found[0].name, found[0].root) == (cause, True), root
         assert name in [one.name for one in found]

@@ -36,7 +36,8 @@ RANK = re.compile(
     r"\bfirst noticed rank (?P<jsrun>\d+)|"
     r"error: [\w.,[\]-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
     r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]|"
-    r"(?:^|Error: )Rank (?P<megatron>\d{1,7})[:,] "
+    r"(?:^|Error: )Rank (?P<megatron>\d{1,7})[:,] |"
+    r"\b[rR]ank (?P<child>\d{1,7})\b.{0,20} (?:crashed|exited|died) with "
 )
 HOST = re.compile(
     r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.,[\]-]+): tasks? [\d,-]+: |"

@@ -124,9 +124,10 @@ _LINK_UP = re.compile(
     r"\[ *(?P<s>\d+\.\d+)\] .*?(?P<device>[\da-f]{1,4}:[\da-f:.]{5,8}) .*Link (?:is )?[Uu]p\b"
 )
 _WELL_AGAIN = re.compile(
-    r"\bnfs: server (?P<server>\S+) OK\b|\bNode (?P<node>[\w.-]+) now responding\b"
+    r"(?P<server>(?<=nfs: server )\S+|\bmds\d+) (?:OK|came back|recovery completed)\b|"
+    r"\bNode (?P<node>[\w.-]+) now responding\b"
 )
-"""What NFS and Slurm only waited for. A node that was set DOWN in between has lost its job."""
+"""What NFS, Ceph and Slurm only waited for. A node that was DOWN in between has lost its job."""
 _PLACED = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+)")
 _ENDS_ALL = re.compile(
     r"\bReceived sigquit from a child|\bsrun: (?:Job step aborted|Force Terminated)"
