@@ -39,6 +39,21 @@ def test_a_healthy_night_breaks_no_promise(profile: str, nodes: int) -> None:
     ), found.reasons
 
 
+@pytest.mark.parametrize("errors", ["", "=2"])
+def test_a_link_may_have_bit_errors_as_they_are_promised(errors: str) -> None:
+    """In a night by their rate, as in a real one: 64 healthy ports have some."""
+    found = night("h100-ib", 8, *([f"bad_cable:node1:mlx5_ib2{errors}"] if errors else []))
+    assert found.verdict is CertificateVerdict.REHEARSAL, found.reasons
+    [ports] = [
+        one
+        for criterion in found.criteria
+        for case in criterion.cases
+        for one in case.measurements
+        if criterion.name == "fabric" and one.name == "bit error rate, worst fabric port"
+    ]
+    assert ports.value
+
+
 @pytest.mark.parametrize("nodes", [2, 20])
 @pytest.mark.parametrize("fault", ["narrow_nvlink:node1=0.8", "nvlink_down:node1"])
 def test_nvlink_that_joins_nodes_is_found_to_be_slow(fault: str, nodes: int) -> None:
