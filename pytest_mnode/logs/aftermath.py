@@ -31,7 +31,7 @@ from pytest_mnode.logs.causes.table import known_cause
 from pytest_mnode.logs.causes.times import elapsed_s, first_and_last, time_of
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
 from pytest_mnode.logs.nccl_log.text import decoded
-from pytest_mnode.logs.stacks import located
+from pytest_mnode.logs.stacks import located, not_joined
 from pytest_mnode.machine.cpus import format_cpulist
 
 MOST_BYTES = 64 << 20
@@ -41,7 +41,7 @@ _PACKED: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.op
 _SAMPLE = 4096
 _DIGITS = re.compile(r"\d+", re.ASCII)
 _NO_TEXT = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
-FLIGHT_RECORDER = "flight recorder"
+FLIGHT_RECORDER, STACKS = "flight recorder", "stacks"
 _KERNEL_LOG = re.compile(
     r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg)"
     r"(?:[-_.](?P<after>(?!log\b|txt\b|out\b|gz\b|\d+\b)[\w-]+))?(?:\.\w+)*",
@@ -56,6 +56,7 @@ _AT_THE_START = ("rendezvous failed", _JOINED, "host did not accept a connection
 """Launchers and ranks report these where another one did not start, or ended at once."""
 _ENDED = "ended by the launcher"
 _BY_OTHERS = ("store connection lost", "connection closed by peer", "collective timed out")
+_STUCK = "watchdog stuck"
 _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
 _BY_SCHEDULER = ("time limit", "preempted")
@@ -238,12 +239,13 @@ def answer(left: Left) -> Answer:
     found += [
         Found(_placed(one, "", hosts, left), FLIGHT_RECORDER) for one in dump_causes(left.dumps)
     ]
+    found += [Found(_placed(one, "", hosts, left), STACKS) for one in not_joined(left.texts)]
     earlier = [Found(_placed(one, file, hosts, left), file) for file, one in read.earlier]
     of_last = _of_last_attempt([one.file for one in found])
     earlier += [one for one in found if not of_last(one.file)]
     found = [one for one in found if of_last(one.file)]
-    lost = [one.cause.ranks for one in found if one.cause.name in (_JOINED, "rank lost")]
-    awaited = {rank for ranks in (*lost, read.silent) for rank in ranks}
+    lost = [one for one in found if one.cause.name in (_JOINED, "rank lost")]
+    awaited = {*_ranks(one for one in lost if not one.cause.by_victim), *read.silent}
     found.sort(key=lambda one: _weight(one.cause, awaited))
     unlike: dict[tuple[object, ...], Found] = {}
     for one in sorted(_joined(found), key=lambda one: _raised_by(one.cause, awaited)):
@@ -280,7 +282,7 @@ def answer(left: Left) -> Answer:
         reporting = _ranks(waiting)
         ended = _ranks(one for one in rest if one.cause.name == _ENDED) - reporting
         suspects = tuple(sorted(ended)) if 2 * len(ended) <= len(reporting) else ()
-    elif first is not None and first.cause.name in _OF_AN_END and len(read.failed) == 1:
+    elif first and first.cause.name in (*_OF_AN_END, _STUCK) and len(read.failed) == 1:
         losers = _ranks(one for one in rest if one.cause.name in _BY_OTHERS)
         suspects = tuple(read.failed - losers)
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
@@ -353,7 +355,7 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
 
 def _is_for_another(cause: Cause) -> bool:
     """Whether it only tells that another rank or node did not come, or is gone."""
-    named = cause.name == _JOINED and cause.known
+    named = cause.name == _JOINED and cause.known and not cause.by_victim
     return cause.name in (*_BY_RDMA, *_AT_THE_START) and not named
 
 

@@ -856,3 +856,66 @@ def test_source_and_notes_are_no_logs(tmp_path: Path, capsys: pytest.CaptureFixt
     files: dict[str, str | bytes] = {"README.md": FELL_OFF, "train.py": FELL_OFF}
     folder = left(tmp_path, files)
     assert (why(capsys, folder)[0], why(capsys, folder / "README.md")[0]) == (1, 0)
+
+
+def test_what_kept_one_node_from_starting_comes_before_another_that_waited_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "elm4: ImportError: libx.so: version `GLIBCXX_3.4.30' not found (required by y.so)\n"
+        "elm3: torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. "
+        "1/2 clients joined.\n"
+    )
+    found = why(capsys, left(tmp_path, {"pdsh.log": text}))[1]
+    assert (found["cause"]["cause"], found["cause"]["host"]) == (
+        "library versions do not fit",
+        "elm4",
+    )
+
+
+def test_a_rank_whose_watchdog_alone_hung_is_suspected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck = "[rank4]:[E] [Rank 4] ProcessGroupNCCL's watchdog got stuck for 480 seconds\n"
+    failed = "Root Cause (first observed failure):\n[0]:\n  rank      : 4 (local_rank: 4)\n"
+    files = {"a.log": f"{stuck}{failed}  exitcode  : -6 (pid: 77)\n"}
+    assert why(capsys, left(tmp_path, {**files}))[1]["suspects"] == [4]
+    files = {"a.log": stuck}
+    assert why(capsys, left(tmp_path, {**files}))[1]["suspects"] == []
+
+
+def test_stacks_alone_tell_who_did_not_join(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = PY_SPY.replace(
+        "    load (", "    barrier (torch/distributed/distributed_c10d.py:9)\n    load ("
+    )
+    files = {"stack_rank_0.txt": waits, "stack_rank_1.txt": waits, "stack_rank_2.txt": PY_SPY}
+    limit = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-10-03T12:00:00 DUE TO TIME LIMIT"
+    found = why(capsys, left(tmp_path, {**files, "slurm-9.out": limit}))[1]
+    assert (found["cause"]["cause"], found["cause"]["ranks"]) == ("rank did not join", [2])
+    assert found["cause"]["detail"].endswith("rank 2 is at train.py:23 in load")
+    assert [one["cause"] for one in found["others"]] == ["time limit"]
+
+
+def test_events_of_kubernetes_in_json_name_node_and_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = {
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": 'MountVolume.SetUp failed for volume "data":\nOutput: mount.nfs: timed out',
+        "involvedObject": {"kind": "Pod", "name": "w-2"},
+        "source": {"component": "kubelet", "host": "elm4"},
+    }
+    lost = {
+        "type": "Normal",
+        "reason": "NodeNotReady",
+        "message": "Node elm5 status is now: NodeNotReady",
+        "involvedObject": {"kind": "Node", "name": "elm5"},
+        "lastTimestamp": None,
+    }
+    for one, culprit in ((event, ("volume not mounted", "elm4")), (lost, ("node lost", "elm5"))):
+        text = json.dumps({"items": [one]}, indent=1)
+        found = why(capsys, left(tmp_path, {"events.json": text}))[1]["cause"]
+        assert (found["cause"], found["host"]) == culprit

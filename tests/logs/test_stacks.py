@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pytest_mnode.logs.causes import causes
-from pytest_mnode.logs.stacks import located, where
+from pytest_mnode.logs.stacks import located, not_joined, where
 
 FAULTHANDLER = """\
 Thread 0x00007f01 (most recent call first):
@@ -66,3 +66,15 @@ def test_a_cause_has_the_stacks_of_its_ranks() -> None:
     assert detail.endswith("rank 2 is at train.py:23 in load")
     assert "rank 3" not in detail
     assert located(cause, {"rank_3.txt": PY_SPY}) == cause
+
+
+def test_a_rank_in_no_collective_did_not_join() -> None:
+    waits = PY_SPY.replace(
+        "    load (", "    all_reduce (torch/distributed/distributed_c10d.py:99)\n    load ("
+    )
+    texts = {"rank_0.txt": PY_SPY, "rank_0.log": "(started)", "rank_1.txt": waits}
+    assert not [*not_joined(texts)]
+    [cause] = not_joined({**texts, "rank_2.txt": waits})
+    assert (cause.name, cause.ranks) == ("rank did not join", (0,))
+    assert cause.detail == "2 other ranks are in all_reduce"
+    assert not [*not_joined(dict.fromkeys(("rank_1", "rank_2"), waits))]

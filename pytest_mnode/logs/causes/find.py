@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from pytest_mnode.logs.causes.collectives import Collectives
 from pytest_mnode.logs.causes.culprits import (
@@ -63,6 +65,8 @@ _HARMLESS = re.compile(
     r"\bSIG[A-Z]{3,}\b.*\b(?i:install|regist|handler|ignored)|"
     r"Using the loopback address as fallback|"
     r"Python is likely shutting down|\breducing (?:the )?batch size|failed, trying batch size|"
+    # In the first 300 s of a node [choice], ports are down that come up, or that nobody uses.
+    r"\[ *[12]?\d{1,2}\.\d+\] .*\bLink (?:is )?(?i:down)\b|"
     # Of the processes of a node, one gets the port of NCCL's RAS.
     r"\bras/\w+\.cc:\d+.* Call to bind failed"
 )
@@ -120,9 +124,6 @@ _CHILD = re.compile(
     r"(?P<exitcode>-?\d+)"
 )
 """Launchers of Lightning and Composer, of the process that ended first."""
-_LINK_UP = re.compile(
-    r"\[ *(?P<s>\d+\.\d+)\] .*?(?P<device>[\da-f]{1,4}:[\da-f:.]{5,8}) .*Link (?:is )?[Uu]p\b"
-)
 _WELL_AGAIN = re.compile(
     r"(?P<server>(?<=nfs: server )\S+|\bmds\d+) (?:OK|came back|recovery completed)\b|"
     r"\bNode (?P<node>[\w.-]+) now responding\b"
@@ -140,8 +141,6 @@ _AGENTS = (
 )
 """Launchers that start the ranks of a node: below srun, its tasks are nodes and no ranks."""
 _KILLED_LATE = re.compile(r"^Killed$|^srun: error: \S+: tasks? [\d,-]+: Killed$")
-_BOOTED_S = 300
-"""[choice] Links that come up so soon after a node's start were down for it."""
 _OF_OTHERS = ("0", "15", "143")
 """Exit codes of tasks that ended well, or by SIGTERM."""
 _WAITED = ("rendezvous failed", "rank did not join", "host did not accept a connection")
@@ -248,7 +247,7 @@ _WATCHDOG = re.compile("atchdog| work")
 _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
-    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _LINK_UP, _WELL_AGAIN, _PLACED),
+    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _WELL_AGAIN, _PLACED),
     _ENDS_ALL,
 )
 
@@ -258,6 +257,18 @@ def _hints(shape: str) -> _Hints:
     """shape: a line with all numbers replaced: those of all steps have one shape."""
     tells = frozenset(one for one in _TELLING if one.search(shape))
     return tells, candidates(shape), step_in(shape) is not None
+
+
+def _lines(text: str | bytes) -> list[str]:
+    """Lines as programs print them, out of what collectors and Kubernetes made of them."""
+    lines = [
+        part.rstrip()
+        for line in plain_text(text).lines
+        for part in (as_printed(line).splitlines() if line.startswith("{") else (line,))
+    ]
+    if any('"involvedObject"' in line for line in lines):
+        return _of_events(lines)
+    return list(_of_dshbak(lines)) if _RULE in lines else lines
 
 
 def _of_dshbak(lines: Sequence[str]) -> Iterator[str]:
@@ -270,6 +281,25 @@ def _of_dshbak(lines: Sequence[str]) -> Iterator[str]:
         else:
             yield host + lines[at]
         at += 3 if is_head else 1
+
+
+def _of_events(lines: Sequence[str]) -> list[str]:
+    """Events of Kubernetes in JSON as `kubectl get events` prints them; other lines as they are."""
+
+    def printed(event: Mapping[str, Any]) -> str:
+        of, source = event["involvedObject"], event.get("source", {}).values()
+        words = [
+            event.get("lastTimestamp") or "",
+            event["type"],
+            event["reason"],
+            ", ".join(source),
+        ]
+        return " ".join([*words, f"{of['kind'].lower()}/{of['name']}", *event["message"].split()])
+
+    try:
+        return [printed(event) for event in json.loads("\n".join(lines))["items"]]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return [*lines]
 
 
 def _is_last_try(line: str) -> bool:
@@ -326,12 +356,7 @@ class _Finder:
         # Keys of the causes found before the description of the current pod.
         self._of_others: set[tuple[str, ...]] = set()
         self._described_on: str | None = None
-        lines = [
-            part.rstrip()
-            for line in plain_text(text).lines
-            for part in (as_printed(line).splitlines() if line.startswith("{") else (line,))
-        ]
-        lines = list(_of_dshbak(lines)) if _RULE in lines else lines
+        lines = _lines(text)
         text = "\n".join(lines)
         shapes = text.encode(errors="surrogatepass").translate(_ZEROS).split(b"\n")
         # Events may be listed in any order.
@@ -439,9 +464,6 @@ class _Finder:
             self._exited[exited["host"]] = ",".join(filter(None, [tasks, exited["rank"]]))
             if exited["rank"].isdecimal() and not self._by_agents:
                 self.places[int(exited["rank"])] = exited["host"]
-        if _LINK_UP in tells and (up := _LINK_UP.search(line)) and float(up["s"]) < _BOOTED_S:
-            seen = ("port went down", up["device"])
-            self._drop(lambda one: (one.name, one.device) == seen)
         if _WELL_AGAIN in tells and (well := _WELL_AGAIN.search(line)) is not None:
             over = ("file system failed", well["server"]), ("node lost", well["node"])
             self._drop(lambda one: (one.name, one.peer or one.host) in over and one.detail is None)
@@ -612,10 +634,9 @@ class _Finder:
         peer = groups.get("peer") or groups.get("peer2") or first(PEER, body)
         details = (groups[name] for name in sorted(groups) if name.startswith("detail"))
         detail = next(details, "").strip() or None
-        if kind.name == "rank did not join" and "rank" not in groups and "imed out" in body:
-            ranks, host = (), None  # the line is of a rank that waited
         if groups.get("joined"):
-            ranks, detail = (), f"{groups['joined']} of {groups['world']} ranks joined"
+            detail = f"{groups['joined']} of {groups['world']} ranks joined"
+            ranks = ranks if kind.by_victims else ()
         port = groups.get("port") or (first(PORT, body) if peer else None)
         if port and not detail:
             detail = f"port {port}"

@@ -199,7 +199,7 @@ class Cause:
     def order(self) -> int:
         """Its position in the table; smaller is weightier."""
         # That some rank did not arrive is no more than a failed rendezvous.
-        unnamed = self.name == "rank did not join" and not self.ranks
+        unnamed = self.name == "rank did not join" and (not self.ranks or self.by_victim)
         return known_cause("rendezvous failed").order if unnamed else self.kind.order
 
     @property
