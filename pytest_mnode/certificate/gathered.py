@@ -240,11 +240,13 @@ class Kept:
 
 def kept_of(directory: Path, run: RunFacts) -> Kept:
     """What a run read, from the evidence in the directory of its report; nothing if that has none,
-    or that of another run. Raises UsageError, one line, for damaged evidence."""
-    path, kept, same = directory / file.NAME, Kept(), False
+    or that of another run, or lacks the end of a run that ended. Raises UsageError, one line, for
+    damaged evidence."""
+    path, kept, same, kind = directory / file.NAME, Kept(), False, ""
     with _one_line(path):
         for values in file.read(path) if path.is_file() else ():
-            match values["kind"]:
+            kind = values["kind"]
+            match kind:
                 case file.RUN:
                     same = same or _FACTS.validate_python(values["facts"]).start == run.start
                 case file.ROWS:
@@ -253,7 +255,7 @@ def kept_of(directory: Path, run: RunFacts) -> Kept:
                     charts = charts_from_json(values["record"]["facts"].get("charts", ()))
                     if measured := [one.rows for one in charts if isinstance(one, MeasuredRows)]:
                         kept.rows[values["test"]] = [*chain(*measured)]
-    return kept if same else Kept()
+    return kept if same and (kind == file.END or KILLED in run.cut_short) else Kept()
 
 
 @contextlib.contextmanager
@@ -302,7 +304,7 @@ def certificate_from(path: Path) -> FromEvidence:
                 case file.TORN:
                     torn = values["bytes"]
         facts = _FACTS.validate_python(run["facts"])
-        if not (ended := run["kind"] == file.END):
+        if not (ended := kind == file.END):
             until = max(datetime.fromtimestamp(last, UTC), facts.start)
             not_run = tuple(sorted(due - cases.keys() - set(facts.manifest.removed)))
             facts = replace(

@@ -3,7 +3,8 @@
 A line of `evidence.jsonl.gz` is one row: a JSON object that names its `kind`. The first names the
 version. Only the controller writes, and each row reaches the operating system whole before the run
 goes on, so that a controller that is killed loses none: the compressed stream is flushed after each
-(`Z_SYNC_FLUSH`), and `zcat` shows it so far. A last line without an end was cut by a full disk.
+(`Z_SYNC_FLUSH`), and `zcat` shows it so far. A last line without an end was cut by a full disk. The
+last row of a run that ended has the checksum of all before it, so that no row of theirs is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ HEADER, RUN, COLLECTED, BEGAN, TEST, ROWS, END, TORN = (
     *("evidence", "run", "collected", "began", "test", "rows", "end"),
     "torn",
 )
-"""Kinds of lines. TORN is none of the file: `read` gives it for a last line without an end."""
+"""Kinds of lines. TORN is none of the file: `read` gives it for a last line without an end, and for
+a stream that does not end after END."""
 
 EARLIER: pytest.StashKey[tuple[list[Row], str]] = pytest.StashKey()
 """Stash key of a config: rows that this evidence took over from the run before, or why not."""
@@ -68,6 +70,7 @@ class EvidenceFile:
         self._file = made.open("wb", buffering=0)
         self._stream = zlib.compressobj(wbits=_GZIP)
         self._synced = time.monotonic()
+        self._crc32 = 0
         self.append(HEADER, {"version": VERSION})
         self.append(ROWS, *kept)
         made.replace(self.path)
@@ -77,7 +80,9 @@ class EvidenceFile:
 
         Afterwards they outlive this process; at most a second later also a loss of power.
         """
-        dated = {} if kind == ROWS else {"at": time.time()}
+        dated: dict[str, Any] = {} if kind == ROWS else {"at": time.time()}
+        if kind == END:
+            dated["crc32"] = self._crc32
         lines = (
             json.dumps(
                 {"kind": kind, **dated, **values},
@@ -89,6 +94,7 @@ class EvidenceFile:
         )
         # A lone surrogate, from output that was not UTF-8, cannot be encoded.
         text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+        self._crc32 = zlib.crc32(text, self._crc32)
         self._write(self._stream.compress(text) + self._stream.flush(zlib.Z_SYNC_FLUSH))
         if (now := time.monotonic()) > self._synced + _SYNC_S:
             self._synced = now
@@ -110,7 +116,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises UsageError, one line, for a file that is no evidence, or is damaged before its end.
     """
-    number, rest, kind = 0, b"", ""
+    number, rest, kind, crc32 = 0, b"", "", 0
     try:
         with path.open("rb") as file:
             for data in _decompressed(file):
@@ -119,6 +125,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                     number += 1
                     values = _object(line)
                     kind = values["kind"]
+                    if kind == END and values.get("crc32", crc32) != crc32:
+                        raise ValueError("rows before it are not those of the run")
+                    crc32 = zlib.crc32(line + b"\n", crc32)
                     if number > 1:
                         yield values
                     elif (kind, values.get("version")) != (HEADER, VERSION):
@@ -136,6 +145,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 f"{path}: {error}; accepted: evidence of version {VERSION}, compressed by gzip"
             ) from None
         rest = rest or b"?"
+    except EOFError:  # while a run goes on, or of one that was killed
+        rest = rest or b"?" * (kind == END)
     if rest:
         yield {"kind": TORN, "bytes": len(rest)}
     elif number == 0:
@@ -143,7 +154,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _decompressed(file: IO[bytes]) -> Iterator[bytes]:
-    """Its content as far as it can be read; then, if it is damaged there, raises zlib.error."""
+    """Its content as far as it can be read; then, if it is damaged there, raises zlib.error, and
+    EOFError if it does not end there."""
     stream = zlib.decompressobj(wbits=_GZIP)
     while data := file.read(1 << 16):
         before = stream.copy()
@@ -152,6 +164,8 @@ def _decompressed(file: IO[bytes]) -> Iterator[bytes]:
         except zlib.error:  # without what this call had read so far
             for byte in data:
                 yield before.decompress(bytes([byte]))
+    if not stream.eof:
+        raise EOFError
 
 
 def rows_to_keep(path: Path, check: str, digest: str) -> tuple[list[dict[str, Any]], str]:

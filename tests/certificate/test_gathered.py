@@ -51,6 +51,8 @@ def test_a_record_is_read_back_as_the_same_case(tmp_path: Path) -> None:
     assert found.ended
     assert found.certificate == gathered.certificate()
     assert found.certificate == _as_recorded(certificate)
+    evidence.path.write_bytes(evidence.path.read_bytes()[:-1])
+    assert not certificate_from(tmp_path).ended
 
 
 def _as_recorded(certificate: Certificate) -> Certificate:

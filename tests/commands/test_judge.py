@@ -125,7 +125,11 @@ def test_rows_of_the_same_run_beside_the_certificate_are_judged(tmp_path: Path) 
         return next(str(one["verdict"]) for one in criteria if one["name"] == "preflight")
 
     assert judged() == "inconclusive"
-    for start, verdict in ((FACTS.start, "fail"), (FACTS.end, "inconclusive")):
+    for start, end, verdict in (
+        (FACTS.start, (file.END,), "fail"),
+        (FACTS.end, (file.END,), "inconclusive"),
+        (FACTS.start, (), "inconclusive"),
+    ):
         evidence = EvidenceFile(report)
         run = Gathered(replace(certificate.run, start=start), (), {})
         evidence.append(file.RUN, run.run_to_json())
@@ -135,6 +139,8 @@ def test_rows_of_the_same_run_beside_the_certificate_are_judged(tmp_path: Path) 
         for index, name in enumerate(FACTS.nodes):
             survey = with_facts(with_node(survey, index, name=name), index, read=read)
         evidence.append(file.ROWS, *survey_to_json(survey))
+        for kind in end:
+            evidence.append(kind, run.run_to_json())
         evidence.close()
         assert judged() == verdict
 

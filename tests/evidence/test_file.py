@@ -123,6 +123,30 @@ def test_a_finished_file_that_was_changed_is_refused(evidence: EvidenceFile) -> 
         list(read(evidence.path))
 
 
+@pytest.mark.parametrize("lines", [slice(1, 2), slice(2, 3)])
+def test_a_finished_file_without_one_of_its_rows_is_refused(
+    evidence: EvidenceFile, lines: slice
+) -> None:
+    evidence.append(ROWS, *rows_to_json("it", [row("a", 1), row("b", 2)]))
+    evidence.append(END, {})
+    evidence.close()
+    *whole, end = gzip.decompress(evidence.path.read_bytes()).splitlines(keepends=True)
+    del whole[lines]
+    evidence.path.write_bytes(gzip.compress(b"".join([*whole, end])))
+    with pytest.raises(UsageError, match="line 3: rows before it are not those of the run"):
+        list(read(evidence.path))
+
+
+def test_the_end_of_a_run_counts_only_at_the_end_of_its_file(evidence: EvidenceFile) -> None:
+    evidence.append(END, {})
+    cut = [one["kind"] for one in read(evidence.path)]
+    evidence.close()
+    content = evidence.path.read_bytes()
+    assert [one["kind"] for one in read(evidence.path)] == [END]
+    evidence.path.write_bytes(content[:-1])
+    assert [one["kind"] for one in read(evidence.path)] == cut == [END, TORN]
+
+
 def test_a_file_that_is_not_compressed_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'{"kind":"evidence","version":1}\n')
     with pytest.raises(UsageError, match="incorrect header check; accepted: evidence"):

@@ -210,9 +210,11 @@ def nvlink_rises(rows: Sequence[Row], bounds: Mapping[str, int | None]) -> list[
             continue
         links = [one for one in rows if one.metric == metric]
         rises = {(o.node, o.device): int(o.value) for o in links if o.value is not None}
-        lacking = dict.fromkeys(nodes, "its NVLinks show none")
-        lacking |= {one.node: one.why for one in links}
-        unread = {n: f"{n}: {why}" for n, why in lacking.items() if why}
+        lost = [one for one in links if one.value is None]
+        unread = {n: f"{n}: its NVLinks were not read" for n in nodes}
+        for one in links:
+            unread.pop(one.node, None)
+        unread |= {one.node: f"{one.node} {one.device}".rstrip() + f": {one.why}" for one in lost}
         broken = {at: by for at, by in rises.items() if by > limit}
         worst = max(rises, key=rises.__getitem__, default=None)
         shown = [f"{node} {link} +{by}" for (node, link), by in broken.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,14 +48,14 @@ class PortReading:
 
     boot: an identifier that changes when the node is restarted. clock_s: the wall clock less the
     time since boot, which changes only where the clock is stepped; None if not known. uptime_s:
-    time since boot. nvlinks: by link, if they are asked for, or why they could not be read.
+    time since boot. nvlinks: by link, or why they could not be read; None if nobody asked.
     """
 
     boot: str
     ports: dict[str, Counters]
     clock_s: float | None = None
     uptime_s: float | None = None
-    nvlinks: dict[str, NvLinkErrors] | str = field(default_factory=dict)
+    nvlinks: dict[str, NvLinkErrors] | str | None = None
 
 
 def read(

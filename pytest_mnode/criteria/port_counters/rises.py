@@ -76,8 +76,13 @@ def _of_node(node: str, one: PortReading, two: PortReading, patterns: str) -> It
         name: _increases(one.ports.get(name, {}), two.ports.get(name, {}))
         for name in (*one.ports, *(name for name in two.ports if name not in one.ports))
     }
+    # A container that starts again may keep the network, and count its time anew.
+    between_s = None
+    if one.uptime_s is not None and two.uptime_s is not None:
+        between_s = two.uptime_s - one.uptime_s
+    restarted = one.boot != two.boot or (between_s or 0.0) < 0
     why = ""
-    if one.boot != two.boot:
+    if restarted:
         why = "it was restarted, and so were its counters"
     elif not ports.keys() - {TCP}:
         why = f"no port of {patterns}"
@@ -87,9 +92,9 @@ def _of_node(node: str, one: PortReading, two: PortReading, patterns: str) -> It
         yield row(COUNTERS, node=node, why=why)
     else:
         yield from _of_ports(node, ports)
-    if one.uptime_s is not None and two.uptime_s is not None:
-        yield row(BETWEEN, two.uptime_s - one.uptime_s, "s", node=node)
-    if one.boot != two.boot or one.clock_s is None or two.clock_s is None:
+    if between_s is not None and not restarted:
+        yield row(BETWEEN, between_s, "s", node=node)
+    if restarted or one.clock_s is None or two.clock_s is None:
         yield row(CLOCK, node=node, why="its clock cannot be compared")
     else:
         yield row(CLOCK, two.clock_s - one.clock_s, "s", node=node)
@@ -118,9 +123,13 @@ def _of_ports(node: str, ports: Mapping[str, Counters]) -> Iterator[Row]:
 
 
 def _of_nvlinks(
-    node: str, one: Mapping[str, NvLinkErrors] | str, two: Mapping[str, NvLinkErrors] | str
+    node: str,
+    one: Mapping[str, NvLinkErrors] | str | None,
+    two: Mapping[str, NvLinkErrors] | str | None,
 ) -> Iterator[Row]:
-    """Counters that fell were reset with their GPU, and count from 0. Nothing if none is known."""
+    """Counters that fell were reset with their GPU, and count from 0. Nothing if nobody asked."""
+    if one is None or two is None:
+        return
     for which, metric in enumerate(NVLINK):
         if isinstance(one, str) or isinstance(two, str):
             yield row(metric, node=node, why=one if isinstance(one, str) else str(two))
@@ -128,14 +137,18 @@ def _of_nvlinks(
         counts = {
             link: (had[which], two.get(link, (None,) * 2)[which]) for link, had in one.items()
         }
-        known = {
-            link: b - a if b >= a else b
+        risen = {
+            link: None if b is None else b - a if b >= a else b
             for link, (a, b) in counts.items()
-            if a is not None and b is not None
+            if a is not None
         }
-        yield from (row(metric, by, node=node, device=link) for link, by in known.items() if by)
-        if 0 in known.values():
+        for link, by in risen.items():
+            if by != 0:
+                yield row(metric, by, node=node, device=link, why="" if by else _UNKNOWN)
+        if 0 in risen.values():
             yield row(metric, 0, node=node)
+        elif not risen:
+            yield row(metric, node=node, why="its NVLinks show none")
 
 
 def _increases(before: Counters, after: Counters) -> dict[str, int | None]:

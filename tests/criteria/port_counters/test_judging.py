@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -499,12 +500,15 @@ def test_a_node_that_was_not_read_has_not_passed_beside_a_broken_one() -> None:
 
 
 def test_a_node_that_was_restarted_is_suspected_and_no_other() -> None:
-    before: PortReadings = {node: PortReading("a", QUIET, 100.0) for node in "abc"}
-    after = {"a": reading(), "b": PortReading("another boot", QUIET, 101.0), "c": reading()}
-    found = judge(before, after, fabric("ethernet"))[0]
-    assert (str(found.verdict), found.culprit) == ("inconclusive", "b")
-    assert culprit(found).either == {frozenset("b")}
-    assert not culprit(found).nodes
+    before = {node: PortReading("a", QUIET, 100.0, uptime_s=4902.0) for node in "abc"}
+    container = PortReading("a", QUIET, 5000.0, uptime_s=2.0)
+    for again in (PortReading("another boot", QUIET, 101.0), container):
+        quiet = replace(reading(), clock_s=100.0)
+        after = {"a": quiet, "b": again, "c": quiet}
+        for found in (judge(before, after, fabric("ethernet"))[0], clock_steps(before, after, 1)):
+            assert (str(found.verdict), found.culprit) == ("inconclusive", "b")
+            assert culprit(found).either == {frozenset("b")}
+            assert not culprit(found).nodes
 
 
 def test_losses_of_two_nodes_are_not_compared() -> None:
@@ -529,6 +533,8 @@ def links(**counts: NvLinkErrors) -> PortReading:
         (links(x=(3, 0), y=(0, 0)), "pass pass", [None, None]),  # its GPU was reset
         (links(x=(None, None), y=(None, None)), "inconclusive inconclusive", ["n1", "n1"]),
         (links(), "inconclusive inconclusive", ["n1", "n1"]),
+        (links(x=(7, 1)), "inconclusive inconclusive", ["n1", "n1"]),  # y is lost
+        (PortReading("a", {}), "inconclusive inconclusive", ["n1", "n1"]),
         ("gone", "inconclusive inconclusive", ["n1", "n1"]),
         (
             PortReading("a", {}, nvlinks="nvidia-smi is missing"),
