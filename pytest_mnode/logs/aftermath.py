@@ -91,7 +91,7 @@ _COMPLETED = "nothing failed: Slurm's accounting says that all steps completed"
 _FINISHED = "nothing failed: training ended; ranks warn of others that are gone, or kernels of more"
 _END = re.compile(
     r"(?i:\btraining (?:is |has )?(?:completed?|finished|done|ended)\b)|`Trainer\.fit` stopped|"
-    r"'train_runtime':"
+    r"'train_runtime':|\[exiting program (?:at|after) |\bProcess \d+ exits successfully"
 )
 _WARNED = re.compile(r"\[W\d{4} ")
 _DUMPS = (

@@ -919,3 +919,25 @@ def test_events_of_kubernetes_in_json_name_node_and_cause(
         text = json.dumps({"items": [one]}, indent=1)
         found = why(capsys, left(tmp_path, {"events.json": text}))[1]["cause"]
         assert (found["cause"], found["host"]) == culprit
+
+
+def test_output_that_composer_keeps_is_of_the_rank_of_its_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = "----------{} global rank {} STDERR----------\n"
+    text = block.format("Begin", 3) + block.format("End", 3)
+    assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"] is None
+    text += f"{block.format('Begin', 12)}a warning\n{FELL}{block.format('End', 12)}"
+    found = why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]
+    assert (found["cause"], found["ranks"]) == ("Python error", [12])
+
+
+def test_that_srun_ended_a_step_hides_no_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        f"{NO_MODULE}srun: error: elm3: tasks 8-15: Exited with exit code 1\n"
+        "srun: Terminating StepId=3.0\n"
+    )
+    found = why(capsys, left(tmp_path, {"slurm-3.out": text}))[1]["cause"]
+    assert (found["cause"], found["host"]) == ("library or module missing", "elm3")

@@ -41,6 +41,9 @@ _Hints = tuple[frozenset[re.Pattern[str]], tuple[Rule, ...], bool]
 step of training."""
 _NOTHING: _Hints = (frozenset(), (), False)
 _RULE = "-" * 16
+_OF_RANK = re.compile(
+    r"-+(?:Begin global rank (?P<rank>\d+)|End global rank \d+) STD(?:OUT|ERR)-+$"
+)
 STEPS_AFTER = 4
 """[choice] A job that does as many further steps has survived what happened before. Ranks that
 share a log may be a step apart."""
@@ -54,7 +57,8 @@ _SERIES = re.compile(
 """The number of a try and of all tries, or the number of those that are left."""
 _HARMLESS = re.compile(
     r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
-    r"\bsshd\[\d+\]: |\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|\): ?0$|"
+    r"\bsshd\[\d+\]: |\becho ['\"]|(?i:\b(?:restart|requeue|resume)s? (?:on|if)\b)|"
+    r"\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|\): ?0$|"
     # Daemons of a node share its memory, and are no part of a job.
     r"Killed process \d+ \((?:prometheus|node_?export|telegraf|fluent|filebeat|promtail|vector\)|"
     r"otel|datadog|kubelet|containerd|dcgm|nv-hostengine|snapd|systemd|calico|cilium|kube-|etcd)|"
@@ -268,18 +272,22 @@ def _lines(text: str | bytes) -> list[str]:
     ]
     if any('"involvedObject"' in line for line in lines):
         return _of_events(lines)
-    return list(_of_dshbak(lines)) if _RULE in lines else lines
+    has_blocks = _RULE in lines or any(line.startswith("-----") for line in lines)
+    return [*_of_blocks(lines)] or [""] if has_blocks else lines
 
 
-def _of_dshbak(lines: Sequence[str]) -> Iterator[str]:
-    """Lines with the node of their block before each, as pdsh prints them without dshbak."""
-    host, at = "", 0
+def _of_blocks(lines: Sequence[str]) -> Iterator[str]:
+    """Lines with what a block is of before each: its node, as pdsh prints it without dshbak, or the
+    rank of Composer's."""
+    prefix, at = "", 0
     while at < len(lines):
         is_head = [lines[at], *lines[at + 2 : at + 3]] == [_RULE, _RULE]
         if is_head:
-            host = f"{lines[at + 1]}: "
+            prefix = f"{lines[at + 1]}: "
+        elif block := _OF_RANK.match(lines[at]):
+            prefix = f"[rank{block['rank']}]: " if block["rank"] else ""
         else:
-            yield host + lines[at]
+            yield prefix + lines[at]
         at += 3 if is_head else 1
 
 
@@ -406,6 +414,7 @@ class _Finder:
             return
         if self._unresolved and _GAVE_UP.search(line):
             line, self._unresolved = self._unresolved, ""
+            self._raised.pop(self._at, None)
             _, rules, _ = _hints(_NUMBER.sub("0", line))
         elif _UNRESOLVED.search(line):  # torch tries again
             self._unresolved = line
@@ -513,7 +522,8 @@ class _Finder:
         them below: imports come before torch prints ranks."""
         failure = self._first_failure
         if not cause.known and not failure and cause.root and cause.name not in _WAITED:
-            if any(not one.known and not one.root for one in self._found.values()):
+            victims = (one for one in self._found.values() if not one.root)
+            if any(not one.known and one.name not in _ENDS for one in victims):
                 return cause  # two ranks raised, and the first to fail may hang at its end
             host = next(iter(self._exited)) if len(self._exited) == 1 else None
             return replace(cause, host=host if host and not {*"[,"} & {*host} else None)
