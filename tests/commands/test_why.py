@@ -927,7 +927,8 @@ def test_output_that_composer_keeps_is_of_the_rank_of_its_block(
     block = "----------{} global rank {} STDERR----------\n"
     text = block.format("Begin", 3) + block.format("End", 3)
     assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"] is None
-    text += f"{block.format('Begin', 12)}a warning\n{FELL}{block.format('End', 12)}"
+    raised = 'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: no shard\n'
+    text += f"{block.format('Begin', 12)}a warning\n{raised}{block.format('End', 12)}"
     found = why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]
     assert (found["cause"], found["ranks"]) == ("Python error", [12])
 
