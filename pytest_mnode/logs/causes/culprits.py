@@ -22,7 +22,7 @@ _PREFIX = re.compile(
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
     r"(?P<pdsh>(?!slurmstepd|python|nvidia-|ibv_|rdma_|cuda|mlx|bnxt|hfi|nvme|"
-    r"(?:efa|eth|rank|gpu|step|line)[\d_.]*:)"
+    r"(?:efa|eth|bond|rank|gpu|step|line)[\d_.]*:)"
     r"(?:(?:\d{1,3}\.){3}\d{1,3}|[a-z][\w.-]*\d|"
     # Without a number it may be any word.
     r"[a-z][\w.]*-[\w.-]*(?=: (?:\[|  |Traceback |\w+(?:Error|Exception)\b)))): |"
@@ -49,6 +49,9 @@ HOST = re.compile(
     r"(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)|"
     r"\snode/(?P<event>[\w.-]+)\s|"
+    # Rows of `kubectl get pods`, with and without -o wide.
+    r"^(?:[\w.-]+ +){1,2}\d+/\d+ +\S+ +\d+(?: \([^)]*\))? +\w+ +\S+ +(?P<wide>[\w.-]+)|"
+    r"^(?:[\w.-]+ +)?(?P<row>[\w.-]+) +\d+/\d+ +[A-Z]\w+ +\d+ |"
     # Syslog and the journal, of programs that write about their own machine.
     r"^(?:\w{3} +\d+ [\d:.]+ )?(?P<syslog>[A-Za-z][\w.-]*) "
     r"(?:kernel|systemd[\w-]*|slurmd|kubelet|containerd|nv-fabricmanager|nvidia-imex)(?:\[\d+\])?: "
