@@ -18,7 +18,6 @@ import zmq
 from pytest_mnode.agent.orders import read_order
 from pytest_mnode.outcome.call_record import INSIDE, RETURNED, SEPARATOR
 from pytest_mnode.protocol.agent_messages import (
-    AgentAlive,
     AgentOrder,
     Collect,
     Launch,
@@ -37,7 +36,7 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.protocol.world import HUB
+from pytest_mnode.protocol.world import BEAT, HUB
 
 BEAT_S = 1.0
 BATCHED_RANKS, BATCH_S = 256, 0.005
@@ -79,7 +78,7 @@ class _Cluster:
         next_beat = 0.0
         while True:
             if time.monotonic() >= next_beat:
-                self.line.send(HUB, AgentAlive(self.order.agent, self.order.incarnation))
+                self.line.send_bytes(HUB, BEAT)
                 next_beat = time.monotonic() + BEAT_S
             if self.changed:
                 self._make_poller()

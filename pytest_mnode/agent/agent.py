@@ -29,7 +29,6 @@ from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.address import family_of
 from pytest_mnode.protocol.agent_messages import (
-    AgentAlive,
     AgentOrder,
     Collected,
     Launch,
@@ -163,7 +162,6 @@ class Agent:
         self._clock = ListeningClock()
         self._heard: float | None = None
         self._next_beat = 0.0
-        self._beat = pickle.dumps(AgentAlive(order.agent, order.incarnation))
         self._poller = zmq.Poller()
         for source in (0, line.source, fork_server.fileno()):
             self._poller.register(source, zmq.POLLIN)
@@ -182,7 +180,7 @@ class Agent:
         """Wait for an event and handle it; False if the controller is gone."""
         now = time.monotonic()
         if now >= self._next_beat:
-            self.line.send_bytes(HUB, self._beat)
+            self.line.send_bytes(HUB, BEAT)
             self._next_beat = now + _BEAT_S
         wait_s = _ENDING_TURN_S if self.ending else max(0.0, self._next_beat - now)
         ready = dict(self._poller.poll(int(wait_s * 1000) + 1))
@@ -256,7 +254,7 @@ class Agent:
                             part.pid = pid
 
     def _fail(self, text: str) -> None:
-        self._send(AgentAlive(self.order.agent, self.order.incarnation, text))
+        self._send(Collected(failure=text))
 
     def _send(self, message: Any) -> None:
         self.line.send(HUB, message)

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import resource
 import select
 import shutil
 import socket
@@ -215,10 +214,8 @@ class WatchfulAgent(LocalElasticAgent):
     def _report(self, local: int, worker_group: WorkerGroup) -> None:
         self._take_outputs()  # a rank sends them before it does anything else
         pid = self._pids.pop(local)  # a dead rank has no stacks to take
-        # WNOWAIT does not reap the rank. waitpid below does, so that RUSAGE_CHILDREN includes it.
-        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert info is not None
-        exited = info.si_code == os.CLD_EXITED
+        _, status, usage = os.wait4(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
         rank = worker_group.workers[local].global_rank
         world = self.launch.world
         ranks = self._pcontext
@@ -228,8 +225,6 @@ class WatchfulAgent(LocalElasticAgent):
         keep_in = None if self.order.logs_are_temporary else files.output
         output = "".join(end_of_output(fd, keep_in) for fd in self._outputs.get(local, ()))
         progress = read_progress(files.progress)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
         self._show_live(rank)
         self._terminal.close(rank)
         self.agent.send(
@@ -238,12 +233,12 @@ class WatchfulAgent(LocalElasticAgent):
                 world=world.id,
                 rank=rank,
                 pid=pid,
-                code=info.si_status if exited else None,
-                signal=None if exited else info.si_status,
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
                 output=output,
                 log=log + nccl_causes(files.nccl),
                 fault=head(files.fault),
-                peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+                peak_rss_bytes=usage.ru_maxrss * 1024,
                 oom_kills=read_oom_kills().since(self._oom_before),
                 error=error_message(Path(ranks.error_files[local])),
                 ordinal=progress.ordinal,

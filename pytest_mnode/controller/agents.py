@@ -83,6 +83,9 @@ class Agents:
         self.clock = ListeningClock()
         self.nodes: list[tuple[Node, ...]] = []
         self._agents: list[_Agent] = []
+        self.serving: dict[str, int] = {}
+        """Numbers of the agents that serve their nodes, by their names on the switchboard. An agent
+        of a lost node may still be heard once its network is back."""
         self._own_id = uuid.uuid4().hex
 
     @property
@@ -94,16 +97,13 @@ class Agents:
         """An agent's name on the switchboard."""
         return self._agents[number].peer
 
-    def is_current(self, number: int, incarnation: int) -> bool:
-        """Whether a message is of the agent that was started last, and not of one before it."""
-        return self._agents[number].incarnation == incarnation
-
     def open(self) -> Sequence[tuple[Node, ...]]:
         """Start all agents; returns the nodes that each agent serves."""
         together = self.launcher.shared_kernel
         nodes = self.launcher.nodes
         self.nodes = [tuple(nodes)] if together else [(node,) for node in nodes]
-        self._agents = [self._start(number, 0) for number in range(len(self.nodes))]
+        for number in range(len(self.nodes)):  # those that were started are ended, whatever comes
+            self._agents.append(self._start(number, 0))
         return self.nodes
 
     def open_again(self, number: int) -> Node:
@@ -117,6 +117,7 @@ class Agents:
 
     def drop(self, number: int) -> None:
         """End an agent that is silent or whose node is lost."""
+        self.serving.pop(self._agents[number].peer, None)
         program = self._agents[number].program
         if program.stdin is not None:
             with contextlib.suppress(OSError):
@@ -147,6 +148,7 @@ class Agents:
         with contextlib.suppress(OSError):  # it ended at once; its exit status tells why
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
+        self.serving[order.peer] = number
         return _Agent(program, log, self.clock.now(), order.peer, incarnation)
 
     def _order(self, number: int, incarnation: int) -> AgentOrder:

@@ -153,7 +153,7 @@ class Client:
         """Whether no message has arrived that a rank or a node of this world was lost."""
         while (message := self.line.receive(0.0)) is not None:
             self._inbox.append(message)
-        lost = (m for m in self._inbox if isinstance(m, Death | PartLost))
+        lost = (m for m in (*self._inbox, *self._deferred) if isinstance(m, Death | PartLost))
         return all(m.world != world.id for m in lost)
 
     def open_world(
@@ -171,7 +171,8 @@ class Client:
         file: of the test that needs it. Raises WorldError that names the missing ranks.
         """
         asked, kept = (procs_per_node, nodes, file), self._kept
-        if kept is not None and not fresh and kept.lease == lease and kept.is_world(held, *asked):
+        same = kept is not None and kept.lease == lease and kept.is_world(held, *asked)
+        if kept is not None and same and not fresh and self._is_intact(kept.world):
             self._kept, self._open[kept.world.id] = None, kept
             return kept.world
         request = lease.id, procs_per_node, fresh, nodes, held, file

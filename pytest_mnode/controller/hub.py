@@ -26,7 +26,6 @@ from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.nodes import RunDescription
 from pytest_mnode.launchers.power import recover
 from pytest_mnode.protocol.agent_messages import (
-    AgentAlive,
     Answer,
     Call,
     Collect,
@@ -255,14 +254,17 @@ class Hub(Exchange):
         self.launcher.close()
 
     def handle(self, source: str, payload: bytes) -> None:
-        message = pickle.loads(payload)
+        agent = self.agents.serving.get(source)
+        if agent is None and source.startswith("agent/"):
+            return  # its node is lost, or has another agent now
+        message = None if payload == BEAT else pickle.loads(payload)
         call = message if isinstance(message, Call) else None
         if call is not None and source in self._gone_clients:
             return  # sent before it ended, and read late: it would hold its nodes for ever
         asked = [Asked(source, call.seq)] if call is not None and call.seq else []
         try:
             if call is None:
-                self._from_below(message)
+                self._from_below(agent, message)
             else:
                 getattr(self, f"on_{call.method}")(*asked, *call.args)
         except Exception as error:
@@ -375,18 +377,20 @@ class Hub(Exchange):
         for request in waiting:
             self._answer(request.asked, failure)
 
-    def _from_below(self, message: Any) -> None:
+    def _from_below(self, agent: int | None, message: Any) -> None:
+        """agent: the sender's number, if it is one. message: None for a heartbeat."""
         match message:
-            case AgentAlive(agent, number, failure) if self.agents.is_current(agent, number):
-                if failure:
-                    self._agent_lost(agent, failure)
-                    return
+            case None if agent is not None:
                 self.agents.heard(agent)
                 if not self._ranks_are_cheap and self.leases.speak(self.agents.nodes[agent]):
                     self._grant()
+            case Collected(failure=str(text)) if text and agent is not None:
+                self._agent_lost(agent, text)
             case Collected(files):
                 root = self.collect.rootdir if self.collect else "/"
                 self.worlds.import_in_ranks(files, root)
+            case NodeReady(name) if self.nodes[name].lost:
+                pass  # sent before that
             case NodeReady(name, int(port)):
                 self.nodes[name].mark_booted(port)
                 self._suspects.pop(name, None)

@@ -72,8 +72,7 @@ class NodeState:
         self.boots_again = True
 
     def mark_booted(self, store_port: int) -> None:
-        self.lost, self.booted, self.store_port = "", True, store_port
-        self.boots_again = False
+        self.booted, self.store_port, self.boots_again = True, store_port, False
 
 
 @dataclass(frozen=True, slots=True)

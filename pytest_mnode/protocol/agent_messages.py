@@ -106,15 +106,6 @@ class TakeStacks:
 
 
 @dataclass(frozen=True)
-class AgentAlive:
-    """failure: text for the user if its fork server ended or could not do its work."""
-
-    agent: int
-    incarnation: int = 0
-    failure: str = ""
-
-
-@dataclass(frozen=True)
 class NodeReady:
     """Ranks can be started on a node. store_port: for the next world whose first node it is; None:
     the node's namespaces have ended instead."""
@@ -203,7 +194,7 @@ class AgentOrder:
     (run_dir is empty then). prefixes: prefixes of the controller's Python, if the nodes run
     another one. own_sys_path: sys.path of the agent's own Python.
     incarnation: how many agents of this number were started before; the hub listens only to the
-    last one.
+    last one, which has a name of its own.
     open_files: limit of open files of the agent and of each rank; None if the controller's own
     limit is no higher.
     silence_s: how long a hub on another machine, which sends a message every second, may be silent.
@@ -239,9 +230,9 @@ class AgentOrder:
 class Collected:
     """The tests are collected, and ranks can be forked.
 
-    own_imports: files that ranks must import for themselves, each with the reason. failure: text
-    for the user; "" if there is none. fit: false if no rank can be forked from this collector, but
-    perhaps from another one without these files.
+    own_imports: files that ranks must import for themselves, each with the reason. failure: why an
+    agent can start no ranks, now or any more, for the user; "" if it can. fit: false if no rank can
+    be forked from this collector, but perhaps from another one without these files.
     """
 
     own_imports: dict[str, str] = field(default_factory=dict)

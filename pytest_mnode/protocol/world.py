@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HUB = "hub"
-BEAT = b"mnode-hub-is-there"
-"""Heartbeat of the hub to agents on other machines, in raw bytes; without it an agent ends."""
+BEAT = b"mnode-is-there"
+"""Heartbeat of agents to the hub, and of the hub to agents on other machines, in raw bytes."""
 RUN = "MNODE_RUN"
 """Environment variable of processes started on nodes; its value is the directory of their run."""
 

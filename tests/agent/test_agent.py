@@ -22,7 +22,6 @@ from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
 from pytest_mnode.agent.agent import Agent
 from pytest_mnode.protocol.agent_messages import (
-    AgentAlive,
     AgentOrder,
     BindingOrder,
     Collect,
@@ -97,8 +96,8 @@ class World:
     def message(self) -> Any:
         """The next message to the hub that is not a heartbeat."""
         while self.hub.poll(0):
-            message = pickle.loads(self.hub.recv())
-            if not isinstance(message, Collected) and message != AgentAlive(0):
+            payload = self.hub.recv()
+            if payload != BEAT and (message := pickle.loads(payload)) != Collected():
                 return message
         return None
 
@@ -287,7 +286,7 @@ def test_a_part_whose_fork_is_never_reported_is_given_up(
 @pytest.mark.parametrize("asked", [False, True])
 def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: bool) -> None:
     around.fork_server.send(Collected(failure="no torch"))
-    assert around.next_message() == AgentAlive(0, failure="no torch")
+    assert around.next_message() == Collected(failure="no torch")
     if asked:  # for ranks; the agent reads this before the end of the fork server
         around.order(launch(1))
         assert around.agent.line.source.poll(int(LIMIT_S * 1000))
@@ -375,5 +374,5 @@ def test_a_node_listens_at_its_address_or_reports_the_reason(around: World, addr
     if address != "192.0.2.1":
         assert isinstance(message, NodeReady)
     else:
-        assert isinstance(message, AgentAlive)
+        assert isinstance(message, Collected)
         assert message.failure.startswith("n0 cannot listen at its address 192.0.2.1: ")

@@ -131,8 +131,7 @@ def test_a_restarted_agent_has_another_name(opened: Agents) -> None:
     opened.open_again(1)
     assert opened.known == []
     assert opened.peer(1) == "agent/1.1"
-    assert not opened.is_current(1, 0)
-    assert opened.is_current(1, 1)
+    assert opened.serving == {"agent/0.0": 0, "agent/1.1": 1}
     assert opened.ended() == {}
 
 
@@ -159,6 +158,17 @@ def test_messages_to_all_agents_wait_until_each_is_connected(opened: Agents) -> 
     opened.open_again(1)
     opened.heard(1)
     assert sent[2:] == [("agent/1.1", "collect")]
+
+
+def test_agents_that_were_started_before_one_could_not_be_are_ended(tmp_path: Path) -> None:
+    place = RunDirectories("", {"n0": "tcp://a:1", "n1": "tcp://b:1"}, "", str(tmp_path))
+    launcher: Any = TwoMachines({"n0": WELL, "n1": ["/no/such/program"]})
+    made = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
+    with pytest.raises(FileNotFoundError) as caught:
+        made.open()
+    made.close()
+    assert caught.value.filename == "/no/such/program"
+    assert list(made.ended()) == [0]
 
 
 DEAF = ["sleep", "300"]

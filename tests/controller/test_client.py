@@ -189,6 +189,21 @@ def test_a_world_that_lost_a_rank_between_tests_is_given_back(lost: Any) -> None
     assert hub.methods() == GIVEN_BACK + ASKED
 
 
+@pytest.mark.parametrize("deferred", [False, True], ids=["unread", "read by another world"])
+def test_a_world_that_lost_a_rank_is_not_opened_again_on_the_same_lease(deferred: bool) -> None:
+    hub = Hub()
+    lease = hub.client.lease(None, False, "test_a")
+    first = hub.client.open_world(lease, 1, False)
+    hub.client.close_world(first, True, new_group=False)
+    lost = Death("n0", first.id, 0, 1, 3, None, ordinal=7)
+    if deferred:
+        hub.client.defer(lost)
+    else:
+        hub.say(lost)
+    assert hub.client.open_world(lease, 1, False).id != first.id
+    assert hub.methods() == [*ASKED, "close_world", "open_world"]
+
+
 def test_what_is_kept_is_given_back_before_any_other_request() -> None:
     hub = Hub()
     hub.test()

@@ -30,7 +30,6 @@ from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.limits import Limits
 from pytest_mnode.protocol.agent_messages import (
-    AgentAlive,
     Answer,
     Call,
     Collect,
@@ -131,7 +130,7 @@ def hub(launcher: TwoMachines, tmp_path: Path) -> Iterator[Hub]:
 def beat(hub: Hub) -> None:
     """Queue a message from each agent."""
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
-    queued += [("", HUB, pickle.dumps(AgentAlive(agent))) for agent in (0, 1)]
+    queued += [(agent, HUB, BEAT) for agent in ("agent/0.0", "agent/1.0")]
 
 
 def pass_time(hub: Hub, seconds: float) -> None:
@@ -330,7 +329,7 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
     for _ in range(SILENT_TURNS):
         pass_time(hub, 1.0)
         hub.switchboard.queued.append(  # type: ignore[attr-defined]
-            ("", HUB, pickle.dumps(AgentAlive(0)))
+            ("agent/0.0", HUB, BEAT)
         )
         hub.turn()
     assert lost(hub) == ["n1"]
@@ -348,6 +347,29 @@ def test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why(hub: Hub) -
     pass_time(hub, 1.0)
     hub.turn()
     assert [state.lost for state in hub.nodes.values()] == ["its namespaces ended", "powered off"]
+
+
+@pytest.mark.parametrize("agent", ["agent/0.0", ""], ids=["of its own", "of all nodes"])
+def test_a_lost_node_is_not_back_by_what_its_agent_said_before(hub: Hub, agent: str) -> None:
+    """A message may come late: once a network is back, or beside a node that is powered off."""
+    hub._node_lost("n0", "powered off")
+    ready = pickle.dumps(NodeReady("n0", 4))
+    hub.switchboard.queued.append((agent, HUB, ready))  # type: ignore[attr-defined]
+    hub.turn()
+    assert [state.lost for state in hub.nodes.values()] == ["powered off", ""]
+
+
+def test_an_agent_is_not_heard_once_another_is_in_its_place(hub: Hub) -> None:
+    hub.agents.open_again(1)
+    hub.nodes["n1"].mark_booting()
+    queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
+    ready = pickle.dumps(NodeReady("n1", 4))
+    queued.append(("agent/1.0", HUB, ready))
+    hub.turn()
+    assert not hub.nodes["n1"].booted
+    queued.append(("agent/1.1", HUB, ready))
+    hub.turn()
+    assert hub.nodes["n1"].booted
 
 
 def test_power_is_switched_though_the_call_before_never_ends(
