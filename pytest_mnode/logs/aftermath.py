@@ -48,6 +48,8 @@ _KERNEL_LOG = re.compile(
     re.IGNORECASE,
 )
 _NO_HOST = re.compile(r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|\W*)")
+_ROW = re.compile(r"^\S+ +NotReady\b| \d{4}-\d\d-\d\dT[\d:]{8} +\S+$")
+"""Of a table of nodes: `kubectl get nodes`, `sinfo -R`."""
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
 _JOINED = "rank did not join"
 _BY_RDMA = ("RDMA peer did not answer", "RDMA failed")
@@ -256,7 +258,7 @@ def answer(left: Left) -> Answer:
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
     aside = _aside(kept, awaited, read.failed, left)
     kept = [one for one in kept if one not in aside]
-    elsewhere = [one for one in kept if _is_elsewhere(one, read.every_host)]
+    elsewhere = [one for one in kept if _is_elsewhere(one, read.every_host, left.texts)]
     kept = [one for one in kept if one not in elsewhere]
     waiting = [one for one in kept if _is_for_another(one.cause)]
     roots = [
@@ -436,14 +438,21 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
     return [one for one in found if one.cause.root and is_aside(one)]
 
 
-def _is_elsewhere(one: Found, every_host: Collection[str]) -> bool:
-    """Whether it befell a node that is none of the job's, as a controller or a kernel logs them.
+def _is_elsewhere(one: Found, every_host: Collection[str], texts: Mapping[str, str]) -> bool:
+    """Whether it befell a node that is none of the job's, as a controller or a kernel logs them, or
+    a table of all nodes lists them of which other files name only others.
 
     every_host: of the job's ranks, if all are known. Names of pods and of nodes are not compared:
     those that differ in more than numbers may be of one machine.
     """
     hosts = {host.partition(".")[0] for host in every_host}
     host = (one.cause.host or "").partition(".")[0]
+    if host and _ROW.search(one.cause.line):
+        names = re.compile(rf"(?<![\w-]){_DIGITS.sub('[0-9]+', re.escape(host))}(?![\w-])")
+        named = {
+            name for file, text in texts.items() if file != one.file for name in names.findall(text)
+        }
+        return bool(named) and host not in named
     alike = _DIGITS.sub("", host) in {_DIGITS.sub("", other) for other in hosts}
     return one.cause.root and not one.cause.ranks and alike and host not in hosts
 

@@ -942,3 +942,24 @@ def test_that_srun_ended_a_step_hides_no_node(
     )
     found = why(capsys, left(tmp_path, {"slurm-3.out": text}))[1]["cause"]
     assert (found["cause"], found["host"]) == ("library or module missing", "elm3")
+
+
+@pytest.mark.parametrize(
+    ("pods", "cause"),
+    [
+        ("w-0   0/1   Error   0   1h   10.0.0.1   elm1\n", "Python error"),
+        ("w-0   0/1   Error   0   1h   10.0.0.1   elm9\n", "node lost"),
+        ("", "node lost"),
+    ],
+)
+def test_a_table_of_all_nodes_counts_for_those_that_other_files_name(
+    pods: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = "elm1    Ready      <none>  9d   v1.30.1\nelm9    NotReady   <none>  9d   v1.30.1\n"
+    files = {"nodes.txt": nodes, "pods.txt": pods, "w-0.log": FELL}
+    found = why(capsys, left(tmp_path, {**files}))[1]
+    assert found["cause"]["cause"] == cause
+    assert {"Python error", "node lost"} == {
+        found["cause"]["cause"],
+        *(one["cause"] for one in found["others"]),
+    }
