@@ -51,7 +51,7 @@ HOST = re.compile(
     r"\snode/(?P<event>[\w.-]+)\s|"
     # Rows of `kubectl get pods`, with and without -o wide.
     r"^(?:[\w.-]+ +){1,2}\d+/\d+ +\S+ +\d+(?: \([^)]*\))? +\w+ +\S+ +(?P<wide>[\w.-]+)|"
-    r"^(?:[\w.-]+ +)?(?P<row>[\w.-]+) +\d+/\d+ +[A-Z]\w+ +\d+ |"
+    r"^(?:[\w.-]+ +)?(?P<row>[\w.-]+) +\d+/\d+ +[A-Z][\w:]+ +\d+ |"
     # Syslog and the journal, of programs that write about their own machine.
     r"^(?:\w{3} +\d+ [\d:.]+ )?(?P<syslog>[A-Za-z][\w.-]*) "
     r"(?:kernel|systemd[\w-]*|slurmd|kubelet|containerd|nv-fabricmanager|nvidia-imex)(?:\[\d+\])?: "

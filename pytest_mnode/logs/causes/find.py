@@ -57,7 +57,8 @@ _SERIES = re.compile(
 """The number of a try and of all tries, or the number of those that are left."""
 _HARMLESS = re.compile(
     r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
-    r"\bsshd\[\d+\]: |\becho ['\"]|(?i:\b(?:restart|requeue|resume)s? (?:on|if)\b)|"
+    r"\bsshd\[\d+\]: |\becho ['\"]|(?i:\b(?:restart|requeue|resume)s?[ _](?:on|if)\b)|"
+    r"(?:NODE_FAIL|PREEMPTED|TIMEOUT)\W{1,4}(?:or )?(?:NODE_FAIL|PREEMPTED|TIMEOUT|OUT_OF_ME)|"
     r"\b(?i:fail\w*|errors?|time-?outs?)(?: count)?[:=] ?0(?=[\s,;)}\]]*$)|\): ?0$|"
     # Daemons of a node share its memory, and are no part of a job.
     r"Killed process \d+ \((?:prometheus|node_?export|telegraf|fluent|filebeat|promtail|vector\)|"
