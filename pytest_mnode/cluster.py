@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import cloudpickle
@@ -147,25 +148,34 @@ class Cluster(Nodes):
         self._rates.setdefault((node, link), before)
 
     def close(self) -> None:
-        """End the test's jobs and worlds, undo its changes and return its nodes."""
+        """End the test's jobs and worlds, undo its changes and return its nodes.
+
+        Warns of what could not be undone, which later tests may meet.
+        """
         try:
-            self._undo()
+            left = self._undo()
         finally:
             self._run.release(self._lease)
+        for why in left:
+            warnings.warn(f"left behind by this test: {why}", stacklevel=2)
 
-    def _undo(self) -> None:
-        for job in self._jobs:
-            with contextlib.suppress(MnodeError, OSError):
-                job.close()
-        for world in self._worlds:
-            world.close()
-        for (node, link), rates in self._rates.items():
-            for way, rate in zip(("tx", "rx"), rates, strict=True):
-                with contextlib.suppress(MnodeError):
-                    self._ask(SetLinkRate(node, link, rate, way))
-        for node in list(self._off):
-            with contextlib.suppress(MnodeError):
-                self.power_on(node)
+    def _undo(self) -> list[str]:
+        rates = [
+            SetLinkRate(*place, rate, way)
+            for place, before in self._rates.items()
+            for way, rate in zip(("tx", "rx"), before, strict=True)
+        ]
+        steps: list[Callable[[], object]] = [job.close for job in self._jobs]
+        steps += (world.close for world in self._worlds)
+        steps += (partial(self._ask, rate) for rate in rates)
+        steps += (partial(self.power_on, node) for node in self._off)
+        left = []
+        for undo in steps:
+            try:
+                undo()
+            except (MnodeError, OSError) as error:
+                left.append(str(error))
+        return left
 
 
 class RankWorld:

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_mnode.cluster import Cluster
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.protocol.launcher_requests import LinkRates, PowerOn, SetLinkRate
 from pytest_mnode.protocol.world import Lease
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 from tests.jobs.ranks import QUICK
@@ -208,6 +209,44 @@ def test_a_node_that_the_launcher_did_not_switch_off_is_on() -> None:
         cluster.power_off("node1")
     assert run.switched_off == set()
     cluster.close()  # boots no node
+
+
+def test_what_cannot_be_undone_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later tests would meet it, and nobody would know why."""
+    ended: list[object] = []
+
+    def ask(request: Any) -> Any:
+        match request:
+            case LinkRates():
+                return (200.0, 100.0)
+            case SetLinkRate(rate_mbit_s=200.0) | PowerOn():
+                raise ClusterError(f"cannot {request.does}")
+        ended.append(request)
+        return SimpleNamespace(backend="rack")
+
+    def close() -> None:
+        raise ClusterError("job 77 is still RUNNING after scancel")
+
+    run: Any = SimpleNamespace(
+        spec=SimpleNamespace(accelerators=SimpleNamespace(per_node=0)),
+        switched_off=set(),
+        ask_launcher=ask,
+        release=lambda lease: ended.append(lease.id),
+    )
+    cluster = Cluster(run, Lease(1, ("node0",)), 1, 1.0)
+    backend = SimpleNamespace(submit=lambda *_: SimpleNamespace(close=close))
+    monkeypatch.setattr("pytest_mnode.cluster.named", lambda _: backend)
+    cluster.launch(["t.py"])
+    cluster.set_rate("node0", "fab0", 50.0)
+    cluster.power_off("node0")
+    with pytest.warns(UserWarning, match="left behind by this test: ") as caught:
+        cluster.close()
+    assert [str(one.message).partition(": ")[2] for one in caught] == [
+        "job 77 is still RUNNING after scancel",
+        "cannot change the rate of a node's link",
+        "cannot switch nodes on",
+    ]
+    assert ended[-2:] == [SetLinkRate("node0", "fab0", 100.0, "rx"), 1]
 
 
 def test_worlds_and_jobs_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import select
+import sys
 import threading
 import traceback
 from collections import deque
@@ -251,7 +252,10 @@ class Hub(Exchange):
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.agents.close()
-        self.launcher.close()
+        try:
+            self.launcher.close()
+        except MnodeError as error:
+            sys.stderr.write(f"mnode: {error}\n")
 
     def handle(self, source: str, payload: bytes) -> None:
         agent = self.agents.serving.get(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from datetime import datetime
@@ -121,9 +122,11 @@ class Pool:
         """End all processes and remove all files of the pool."""
         self.client.tell("stop")
         self.hub.join(_STOP_LIMIT_S)
+        if self.hub.is_alive():
+            text = f"its nodes were not given back within {_STOP_LIMIT_S:g} s"
+            sys.stderr.write(f"mnode: {text}; its clean-up process goes on\n")
         self.client.close()
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self.run_dir)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
         open_files.give_back(self._open_files)
 
 

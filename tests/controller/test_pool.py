@@ -14,6 +14,7 @@ import pytest
 from pytest_mnode.controller import pool as pool_module
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.pool import Pool
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
@@ -138,7 +139,11 @@ def test_a_directory_whose_path_is_too_long_for_sockets_is_removed(
 
 @pytest.mark.usefixtures("launcher")
 def test_a_hub_that_never_ends_does_not_keep_a_pool_open(
-    temporary: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path,
+    spec: Spec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(pool_module, "_STOP_LIMIT_S", 0.2)
@@ -147,5 +152,22 @@ def test_a_hub_that_never_ends_does_not_keep_a_pool_open(
     pool.close()
     assert pool.hub.is_alive()
     assert list(temporary.iterdir()) == []
+    said = "mnode: its nodes were not given back within 0.2 s; its clean-up process goes on\n"
+    assert capsys.readouterr().err == said
     over.set()
     pool.hub.join(20)
+
+
+def test_what_a_launcher_cannot_take_down_is_said(
+    launcher: Watched,
+    spec: Spec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def close() -> None:
+        raise ClusterError("cleanup process (pid 7) still runs")
+
+    monkeypatch.setattr(launcher, "close", close)
+    Pool(Settings(), spec, 2, tmp_path).close()
+    assert capsys.readouterr().err == "mnode: cleanup process (pid 7) still runs\n"

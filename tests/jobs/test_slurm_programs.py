@@ -271,6 +271,17 @@ def test_a_job_without_a_node_list(programs: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (1, f"{said}\n", "")
 
 
+def test_a_node_that_lacks_its_address_or_srun(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = batch(programs, "192.0.2.1", "n0")
+    assert done.stdout.startswith("rendezvous: Cannot assign requested address")
+    monkeypatch.setenv("PATH", str(programs / "none"))
+    without = batch(programs, "127.0.0.1", "n0")
+    assert without.stdout == "srun: No such file or directory\n"
+    assert [(one.returncode, one.stderr) for one in (done, without)] == [(1, "")] * 2
+
+
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Queued:
     """Job 12, without a process that ends it."""

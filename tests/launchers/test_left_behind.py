@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -130,6 +131,24 @@ def test_a_directory_that_a_node_does_not_see_is_removed(tmp_path: Path) -> None
     blind: Any = SimpleNamespace(token=None)
     assert shared.settle({"n0": sees, "n1": blind}) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_use_keeps_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps a file that a process still has open."""
+    shared, unlink = SharedDir(None, tmp_path), os.unlink
+    assert shared.directory is not None
+
+    def busy(path: str, **place: Any) -> None:
+        if path.endswith("busy"):
+            raise OSError(errno.EBUSY, "busy")
+        unlink(path, **place)
+
+    monkeypatch.setattr(os, "unlink", busy)
+    for name in ("busy", *map(str, range(20))):
+        (shared.directory / name).touch()
+    left = shared.directory
+    shared.remove()
+    assert [one.name for one in left.iterdir()] == ["busy"]
 
 
 # ssh.

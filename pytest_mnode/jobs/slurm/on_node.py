@@ -134,7 +134,9 @@ def main(what: str, *paths: str) -> int:
         return (batch if what == "batch" else task)(*map(Path, paths))
     except MnodeError as error:
         print(error, flush=True)
-        return 1
+    except OSError as error:
+        print(f"{error.filename or 'rendezvous'}: {error.strerror}", flush=True)
+    return 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Every node reports the content of a file in it; a node that cannot read the file
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import uuid
@@ -63,6 +62,5 @@ class SharedDir:
 
     def remove(self) -> None:
         if self.directory is not None:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)
             self.directory = None
