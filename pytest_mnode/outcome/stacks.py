@@ -17,7 +17,7 @@ _PRINTED_FRAME = re.compile(r"frame #\d+: |#\d+ \S.* from \S.*:\d+$")
 WAIT = "work.wait()"
 """Stands for a collective that was begun before, and whose name the stack does not show."""
 _IMPORT = "<frozen importlib."
-_C10D = "torch/distributed/distributed_c10d.py"
+C10D = "torch/distributed/distributed_c10d.py"
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _DDP = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 """Files whose functions call collectives of DistributedDataParallel in C++, which has no frames."""
@@ -154,7 +154,7 @@ def where(thread: Thread | None) -> Where:
         path = frame.file.replace("\\", "/")
         if path.endswith(_RECORDER):
             continue
-        if path.endswith(_C10D):
+        if path.endswith(C10D):
             # Frames come innermost first: the last match is the function that the test called.
             collective = frame.function if not frame.function.startswith("_") else collective
         elif path.endswith(_FUNCTIONAL) and frame.function == "wait_tensor":

@@ -30,7 +30,6 @@ import pytest
 from _pytest._io import TerminalWriter
 
 from pytest_mnode import processes, progress
-from pytest_mnode.logs.causes.table import candidates
 from pytest_mnode.other_plugins import is_for_controller, other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Collect, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL, give_output
@@ -205,9 +204,6 @@ def prepare() -> None:
     process_group.install()
     shared_test.install()
     _share_torch_handler()
-    candidates(
-        ""
-    )  # its rules are cached here: others would wait while a rank that failed computes it
 
 
 def _share_torch_handler() -> None:
