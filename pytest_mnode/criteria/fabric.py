@@ -94,6 +94,11 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
     """Slow links, and how they were found; inconclusive if the search was cut off or is unsure."""
     every = found.every_path
     unmeasured = f"; not measured: {found.unmeasured}" if found.unmeasured else ""
+    inside = ""
+    if found.nvlink_mbits_s is not None:
+        inside = f", inside an NVLink domain {found.nvlink_mbits_s:.4g} (of NVLink's line)"
+    if not found.nics_measured:
+        unmeasured += "; NICs: no path leaves the NVLink domain"
     part = found.paths_measured < found.paths
     share = f" ({found.paths_measured / found.paths:.1%})" if part else ""
     return [
@@ -103,7 +108,7 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             "",
             equals(0),
             f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
-            "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
+            f"less tolerance_fraction × fabric.line_rate of the NICs of a rank){inside}, or "
             f"{STANDS_OUT:g} to {ALIKE:g} of the rate of the fast pairs, by their noise",
             found.culprit or found.silent or (Culprit(found.cut_off) if found.cut_off else None),
             f"{found}; {found.effort}",

@@ -174,6 +174,11 @@ class VirtualCluster:
     def rails(self) -> Rails:
         return Rails.of(self.world, self.spec.fabric.nics_per_node)
 
+    @cached_property
+    def domains(self) -> tuple[int, ...]:
+        """By node, its NVLink domain."""
+        return tuple(i // self.spec.accelerators.nodes_of_a_domain for i in range(len(self.nodes)))
+
     def leaf(self, node: int) -> int:
         return node // LEAF_NODES
 

@@ -75,12 +75,11 @@ def fabric(cluster: VirtualCluster) -> Iterator[CaseResult]:
             outliers_only=promised.send_recv_busbw is None,
             every_path=False,
         )
-        rates = [links.rates] if links.rates is not None else []
         yield case(
             f"{_FILE}::test_every_path_reaches_the_line_rate",
             judge_slow_links(links),
             names,
-            paths=rates,
+            paths=links.rates,
         )
     if len(names) > 2:
         yield case(
@@ -221,6 +220,7 @@ def locate(
         slow_below_mbits_s,
         _Pairs(cluster) if len(cluster.nodes) > 1 else None,
         lambda: used * len(cluster.nodes),
+        domains=cluster.domains,
         budget_s=budget_s,
         outliers_only=outliers_only,
         every_path=every_path,
@@ -243,23 +243,31 @@ class _Pairs:
         rails = cluster.rails
         line = fabric.line_rate_mbits_s * rails.nics_each * cluster.of_line
         tcp = TCP_GBYTES_S * 8e3 / rails.count
+        nvlink = Platform.of(cluster.spec).nvlink
+        inside = 8e-6 * nvlink.bytes_s * nvlink.ring if nvlink else line
         leaving = np.zeros(len(cluster.uplinks))
         for flow in step.flows:
-            if cluster.leaf(flow.sender) != cluster.leaf(flow.receiver):
+            over_nics = cluster.domains[flow.sender] != cluster.domains[flow.receiver]
+            if over_nics and cluster.leaf(flow.sender) != cluster.leaf(flow.receiver):
                 leaving[cluster.leaf(flow.sender)] += 1
         room = np.minimum(1.0, cluster.uplinks * LEAF_NODES / np.maximum(leaving, 1.0))
         readings = []
         for flow in step.flows:
             one, other = flow.sender, flow.receiver
             share = cluster.pairs.get((min(one, other), max(one, other)), 1.0)
-            if cluster.leaf(one) != cluster.leaf(other):
+            by_nvlink = cluster.domains[one] == cluster.domains[other]
+            if cluster.leaf(one) != cluster.leaf(other) and not by_nvlink:
                 share = min(share, float(room[cluster.leaf(one)]))
             noise = 1 - _PAIRS_DIFFER * np.abs(rng.standard_normal(len(flow.rails)))
             for rail, of_rail in zip(flow.rails, noise, strict=True):
-                ends = min(float(self._tx[one, rail]), float(self._rx[other, rail]), share)
-                rate = ends * line * of_rail
-                if {one, other} & cluster.tcp:
-                    rate = min(rate, tcp * of_rail)
+                if by_nvlink:
+                    ends = min(float(cluster.inside[[one, other]].min()), share)
+                    rate = ends * inside * of_rail
+                else:
+                    ends = min(float(self._tx[one, rail]), float(self._rx[other, rail]), share)
+                    rate = ends * line * of_rail
+                    if {one, other} & cluster.tcp:
+                        rate = min(rate, tcp * of_rail)
                 readings.append(Reading(one, other, rail, float(rate), step.alone))
         return MeasuredRound(tuple(readings), self._spent_s)
 

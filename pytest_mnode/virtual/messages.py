@@ -108,7 +108,7 @@ def proof(cluster: VirtualCluster, promise: TransportPromise) -> list[Measuremen
 
 def _log(cluster: VirtualCluster, rank: int, beside: str) -> str:
     """What NCCL prints of a rank's channels to the next node and from the one before."""
-    each, names = cluster.per_node, links_of(cluster.spec.fabric)
+    each, names, domains = cluster.per_node, links_of(cluster.spec.fabric), cluster.domains
     node, local = divmod(rank, each)
     net, said = _NETS[cluster.spec.fabric.kind]
     first = local * len(names) // each
@@ -125,10 +125,9 @@ def _log(cluster: VirtualCluster, rank: int, beside: str) -> str:
     comm = f"comm 0x7f1b0{rank:05x}000 rank {rank} nranks {cluster.ranks} cudaDev {local} nvmlDev "
     comm += f"{local} busId {local + 1}a000 commId 0x3c1d2e5f60718293"
     ahead, behind = ((rank + step) % cluster.ranks for step in (each, -each))
-    domain = max(1, cluster.spec.accelerators.nodes_of_a_domain)
     channels = []
     for one, other, way in ((behind, rank, "receive"), (rank, ahead, "send")):
-        if domain > 1 and one // each // domain == other // each // domain:
+        if one // each != other // each and domains[one // each] == domains[other // each]:
             channels.append(f"Channel 00/0 : {one}[{local}] -> {other}[{local}] via P2P/MNNVL")
             continue
         channels += (

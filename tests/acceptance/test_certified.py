@@ -49,5 +49,5 @@ def test_a_run_is_repeated_only_if_its_certificate_advises_that(
 
 
 def test_the_product_gives_this_advice() -> None:
-    unsteady = Diagnosis((), (), (), None, unsteady_mbits_s=(45.0, 190.0))
+    unsteady = Diagnosis((), (), (), (), unsteady_mbits_s=(45.0, 190.0))
     assert module.AGAIN in str(SlowLinks(unsteady, None, "", "", Effort()))

@@ -60,8 +60,7 @@ class Diagnosis:
     """The culprits that follow from the measured rates.
 
     too_slow_rails: rails whose fastest links miss the bound; all rails mean the whole fabric.
-    reference_mbits_s: rate of healthy links; None if nothing was measured. slowest_rail_mbits_s:
-    rate of the fast links of the slowest of `too_slow_rails`. unsteady_mbits_s: lowest and highest
+    reference_mbits_s: by rail, rate of healthy links. unsteady_mbits_s: lowest and highest
     reading of a link, if links do not keep a rate; then there is a fault without a culprit.
     groups: see `groups_apart`.
     """
@@ -69,10 +68,14 @@ class Diagnosis:
     nodes: tuple[SlowNode, ...]
     paths: tuple[SlowPath, ...]
     too_slow_rails: tuple[int, ...]
-    reference_mbits_s: float | None
-    slowest_rail_mbits_s: float | None = None
+    reference_mbits_s: tuple[float, ...]
     unsteady_mbits_s: tuple[float, float] | None = None
     groups: tuple[tuple[int, ...], ...] = ()
+
+    def usual_mbits_s(self, rails: Sequence[int]) -> float:
+        """Rate of healthy links of these rails; 0 if nothing was measured."""
+        known = [rate for rail in rails if (rate := self.reference_mbits_s[rail]) > 0]
+        return float(np.median(known)) if known else 0.0
 
     def of_some_rails(self, count: int) -> bool:
         """Whether a fault is on some of the `count` rails, and not on all of them."""
@@ -90,8 +93,7 @@ def diagnose(rates: Rates) -> Diagnosis:
 
     If links do not keep a rate, no node or path is named.
     """
-    known = rates.reference[np.isfinite(rates.reference)]
-    reference = float(np.median(known)) if known.size else None
+    reference = tuple(rates.reference.tolist())
     if rates.nodes == 2:
         found = Diagnosis((), _between_two(rates), (), reference)
     else:
@@ -100,7 +102,6 @@ def diagnose(rates: Rates) -> Diagnosis:
             _paths(rates, rates.slow_links),
             rates.too_slow_rails,
             reference,
-            float(known.min()) if rates.too_slow_rails else None,
             groups=groups_apart(rates),
         )
     if not found.nobody and (unsteady := rates.unsteady):
@@ -136,7 +137,7 @@ def slow_nodes(rates: Rates) -> tuple[SlowNode, ...]:
 
 def _of_node(rates: Rates, node: int) -> list[SlowNode]:
     slow_tx, slow_rx = rates.slow_tx, rates.slow_rx
-    together: dict[tuple[bool, bool, bool], list[int]] = {}
+    together: dict[tuple[bool, bool, bool, bool], list[int]] = {}
     for rail in rates.each_rail:
         sends, receives = bool(slow_tx[rail, node]), bool(slow_rx[rail, node])
         if sends or receives:
@@ -145,9 +146,10 @@ def _of_node(rates: Rates, node: int) -> list[SlowNode]:
                 len(rates.partners(node, [rail], sends=way, times_alone=REPEATS)) >= CONFIRMED_BY
                 for way in directions
             )
-            together.setdefault((sends, receives, confirmed), []).append(rail)
+            nic = rail < rates.nics
+            together.setdefault((sends, receives, confirmed, nic), []).append(rail)
     found = []
-    for (sends, receives, confirmed), rails in together.items():
+    for (sends, receives, confirmed, _), rails in together.items():
         scores = [rates.tx[rails, node]] * sends + [rates.rx[rails, node]] * receives
         partners: dict[int, None] = {}
         for way in [True] * sends + [False] * receives:
@@ -194,7 +196,7 @@ def groups_apart(rates: Rates) -> tuple[tuple[int, ...], ...]:
     if len(pairs) < 4:  # those of two groups of two nodes
         return ()
     slow = (rates.best < rates.threshold[:, None, None]).any(axis=0)
-    fast = np.isfinite(rates.best).all(axis=0) & ~(slow | slow.T)
+    fast = rates.measured & ~(slow | slow.T)
     left = set(range(rates.nodes)) - set(rates.slow_nodes)
     group_of: dict[int, int] = {}
     groups: list[list[int]] = []
@@ -232,5 +234,5 @@ def _paths(rates: Rates, links: Sequence[tuple[int, int, int]]) -> tuple[SlowPat
 
 
 def _between_two(rates: Rates) -> tuple[SlowPath, ...]:
-    links = np.argwhere(np.less(rates.best, rates.slow_below_mbits_s))
+    links = np.argwhere(rates.best < rates.bounds_mbits_s[:, None, None])
     return _paths(rates, [(int(rail), int(a), int(b)) for rail, a, b in links])

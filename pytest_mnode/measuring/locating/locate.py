@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -10,13 +11,14 @@ import numpy as np
 import torch
 
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.machine.nvlink import nvidia_smi, parse_fabric
 from pytest_mnode.measurement import all_of
 from pytest_mnode.measuring.limits import EVERY_PATH_UP_TO
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
 from pytest_mnode.measuring.locating.pairs import MeasuredRound, Pairs, Rails, chunk_bytes
 from pytest_mnode.measuring.locating.path_table import path_rates
 from pytest_mnode.measuring.locating.rates import STANDS_OUT, Rates
-from pytest_mnode.measuring.locating.rounds import Reading, Round, both_ways
+from pytest_mnode.measuring.locating.rounds import Flow, Reading, Round, both_ways
 from pytest_mnode.measuring.locating.search import Search, search
 from pytest_mnode.measuring.locating.wording import (
     Names,
@@ -28,11 +30,13 @@ from pytest_mnode.measuring.locating.wording import (
     unmeasured_paths,
 )
 from pytest_mnode.measuring.nic_counters import nics_by_rank
+from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
+from pytest_mnode.spec.alpha_beta import Platform
 
 BUDGET_S = 20.0
 
@@ -59,9 +63,11 @@ class SlowLinks:
     reading. all_slow: whether all pairs are below the bound, which is no fault if the
     collective reached it. bound_mbits_s: rate that a link must carry. paths: number of ordered
     pairs of nodes. unmeasured: why some paths or NICs were not measured, with counts; empty if all
-    were. every_path: whether all paths had to be measured. corrupt_paths: number of paths that
-    changed data at least once. corrupter: their common node, or these paths, in words. rates: of
-    all paths and rails; None if no two nodes could be tried. detectable_loss: as `Rates` has it.
+    were. nvlink_mbits_s: rate that a link inside an NVLink domain must carry; None if each is one
+    node. nics_measured: whether NICs carry any path. every_path: whether all paths had to be
+    measured. corrupt_paths: number of paths that changed data at least once. corrupter: their
+    common node, or these paths, in words. rates: of all paths and rails; none if no two nodes could
+    be tried. detectable_loss: as `Rates` has it.
     crowded_paths: number of paths that were slow only beside others. nodes: number of nodes.
     """
 
@@ -76,10 +82,12 @@ class SlowLinks:
     paths: int = 0
     paths_measured: int = 0
     unmeasured: str = ""
+    nvlink_mbits_s: float | None = None
+    nics_measured: bool = True
     every_path: bool = True
     corrupt_paths: int = 0
     corrupter: Culprit | None = None
-    rates: PathRates | None = None
+    rates: tuple[PathRates, ...] = ()
     detectable_loss: float | None = None
     crowded_paths: int = 0
     nodes: int = 0
@@ -155,8 +163,25 @@ def find_slow_links(
         lambda: nics_by_rank(world, device),
         budget_s=budget_s,
         outliers_only=outliers_only,
+        domains=_domains(world, spec, device),
         every_path=every_path,
     )
+
+
+def _domains(world: World, spec: Spec, device: torch.device) -> Sequence[int]:
+    """By node, its NVLink domain: as its first GPU is registered, else in the spec's order. All
+    ranks call this. Ranks on CPUs have no NVLink."""
+    each = spec.accelerators.nodes_of_a_domain
+    if each == 1 or device.type == "cpu":
+        return range(len(world.nodes))
+    registered = None
+    if world.local_rank == 0:
+        with contextlib.suppress(OSError):
+            registered = next(iter(parse_fabric(nvidia_smi("-q"))), None)
+    first = gathered(registered and (registered.cluster, registered.clique))[:: world.local_size]
+    if None in first:
+        return [node // each for node in range(len(world.nodes))]
+    return [first.index(one) for one in first]
 
 
 class MeasuredPairs(Protocol):
@@ -177,19 +202,25 @@ def search_slow_links(  # noqa: PLR0917  of `find_slow_links`, and what measures
     pairs: MeasuredPairs | None,
     nics_of_ranks: Callable[[], Sequence[tuple[str, ...] | None]],
     *,
+    domains: Sequence[int],
     budget_s: float = BUDGET_S,
     outliers_only: bool = False,
     every_path: bool = True,
 ) -> SlowLinks:
     """As `find_slow_links`, by rounds that `pairs` measures; None of one node.
 
-    nics_of_ranks: by rank, the NICs that it uses; None if not known.
+    nics_of_ranks: by rank, the NICs that it uses; None if not known. domains: as `Rates` has them.
     """
     fabric = spec.fabric
     every_path = every_path or len(world.nodes) <= EVERY_PATH_UP_TO
     rails = Rails.of(world, fabric.nics_per_node)
-    rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s * rails.nics_each)
-    names = Names.of(world.nodes, spec, rails.count)
+    bound_mbits_s = slow_below_mbits_s * rails.nics_each
+    inside_mbits_s = bound_mbits_s
+    if (nvlink := Platform.of(spec).nvlink) is not None:
+        share = slow_below_mbits_s / fabric.line_rate_mbits_s
+        inside_mbits_s = share * nvlink.ring * nvlink.bytes_s * 8e-6
+    rates = Rates(len(world.nodes), rails.count, bound_mbits_s, domains, inside_mbits_s)
+    names = Names.of(world.nodes, spec, rails.count, nvlink=rates.rails > rates.nics)
     if pairs is None:
         return conclude(rates, names, None, Effort(), None)
     nothing_on_it = bool(traffic) and all(node.off_fabric(fabric) for node in traffic)
@@ -200,7 +231,7 @@ def search_slow_links(  # noqa: PLR0917  of `find_slow_links`, and what measures
     effort = run(steps, pairs.measure, budget_s, report)
     if diagnose(rates).of_some_rails(rails.count):
         nics = nics_of_ranks()
-        ranks = [[rails.rank(node, r) for node in range(rates.nodes)] for r in rates.each_rail]
+        ranks = [[rails.rank(node, r) for node in range(rates.nodes)] for r in range(rates.nics)]
         names = names.as_used([[nics[rank] for rank in of_rail] for of_rail in ranks])
     found = conclude(
         rates,
@@ -259,8 +290,11 @@ def conclude(
     found = diagnose(rates)
     all_slow = outliers_only and bool(rates.too_slow_rails)
     if all_slow:
-        fast = STANDS_OUT * (found.reference_mbits_s or 0.0)
-        slower = tuple(p for p in found.paths if rates.nodes > 2 or p.mbits_s < fast)
+        slower = tuple(
+            path
+            for path in found.paths
+            if rates.nodes > 2 or path.mbits_s < STANDS_OUT * found.usual_mbits_s(path.rails)
+        )
         found = replace(found, too_slow_rails=(), paths=slower)
     return SlowLinks(
         diagnosis=found,
@@ -270,14 +304,16 @@ def conclude(
         effort=effort,
         all_slow=all_slow,
         silent=links_without_reading(rates, names),
-        bound_mbits_s=rates.slow_below_mbits_s,
+        bound_mbits_s=float(rates.bounds_mbits_s[0]),
         paths=rates.nodes * (rates.nodes - 1),
         paths_measured=rates.paths_measured,
         unmeasured=unmeasured_paths(rates, spent_budget_s, instead or "", every_path=every_path),
+        nvlink_mbits_s=float(rates.bounds_mbits_s[-1]) if rates.rails > rates.nics else None,
+        nics_measured=bool(rates.has[: rates.nics].any()),
         every_path=every_path,
         corrupt_paths=int(rates.wrong.sum()),
         corrupter=corrupters(rates.wrong, names),
-        rates=path_rates(rates, found, names) if np.isfinite(rates.best).any() else None,
+        rates=path_rates(rates, found, names) if np.isfinite(rates.best).any() else (),
         detectable_loss=rates.detectable_loss,
         crowded_paths=int(rates.crowded.any(axis=0).sum()),
         nodes=rates.nodes,
@@ -285,7 +321,8 @@ def conclude(
 
 
 def _one_pair(rates: Rates) -> Search:
-    for step in both_ways([(0, 1)], tuple(rates.each_rail), 1, "one pair"):
+    rails = rates.on_its_rails(Flow(0, 1, tuple(rates.each_rail))).rails
+    for step in both_ways([(0, 1)], rails, 1, "one pair"):
         readings = yield step
         rates.add(readings or ())
     return True

@@ -65,8 +65,11 @@ class Rails:
         return max(1, self.nics_per_node // self.world.local_size)
 
     def rank(self, node: int, rail: int) -> int:
-        """The rank that measures `rail` on `node`: the first of the ranks that use its NIC."""
-        return node * self.world.local_size + rail * (self.world.local_size // self.count)
+        """The rank that measures `rail` on `node`: the first of the ranks that use its NIC. That
+        rank measures the rail of NVLink too, which is counted on from those of NICs."""
+        return node * self.world.local_size + rail % self.count * (
+            self.world.local_size // self.count
+        )
 
     def peers(self, step: Round) -> tuple[int | None, int | None]:
         """The rank that this one sends to, and the one it receives from; at most one is set."""

@@ -11,22 +11,31 @@ from pytest_mnode.measuring.locating.wording import Names
 from pytest_mnode.path_rates import NOT_MEASURED, PathRates, State
 
 
-def path_rates(rates: Rates, found: Diagnosis, names: Names) -> PathRates:
-    """Tables of these rates. found: the diagnosis, which confirms some of the slow paths.
+def path_rates(rates: Rates, found: Diagnosis, names: Names) -> tuple[PathRates, ...]:
+    """Tables of these rates: of NICs, and of NVLink where it joins nodes; none without a path.
+
+    found: the diagnosis, which confirms some of the slow paths.
 
     A slow path has failed if it or one of its ends is confirmed as slow; otherwise it is suspect.
     """
-    slowest = np.where(np.isfinite(rates.best).all(axis=0), np.fmin.reduce(rates.best), np.nan)
-    directions = np.fmin(rates.tx, rates.rx)
-    return PathRates(
-        nodes=names.nodes,
-        rails=names.rails,
-        bound_mbits_s=rates.slow_below_mbits_s,
-        states=_rows(_paths(rates, found)),
-        mbits_s=tuple(_numbers(row) for row in slowest),
-        rail_states=_rows(_rails(rates, found)),
-        rail_mbits_s=tuple(_numbers(row) for row in directions.T),
-    )
+    slowest = np.where(rates.measured, np.fmin.reduce(rates.best), np.nan)
+    directions, paths = np.fmin(rates.tx, rates.rx).T, _paths(rates, found)
+    tables = []
+    for rails in (slice(rates.nics), slice(rates.nics, None)):
+        if not (has := rates.has[rails].any(axis=0)).any():
+            continue
+        tables.append(
+            PathRates(
+                nodes=names.nodes,
+                rails=names.rails[rails],
+                bound_mbits_s=float(rates.bounds_mbits_s[rails][0]),
+                states=_rows(np.where(has, paths, State.NOT_TESTED.letter)),
+                mbits_s=tuple(_numbers(row) for row in np.where(has, slowest, np.nan)),
+                rail_states=_rows(_rails(rates, found)[:, rails]),
+                rail_mbits_s=tuple(_numbers(row) for row in directions[:, rails]),
+            )
+        )
+    return tuple(tables)
 
 
 def _limits(rates: Rates, found: Diagnosis) -> NDArray[np.float64]:
@@ -34,8 +43,9 @@ def _limits(rates: Rates, found: Diagnosis) -> NDArray[np.float64]:
     slow or if links do not keep a rate."""
     limits = rates.threshold.copy()
     if found.unsteady_mbits_s is not None:
-        limits[:] = rates.slow_below_mbits_s
-    limits[list(found.too_slow_rails)] = rates.slow_below_mbits_s
+        limits[:] = rates.bounds_mbits_s
+    slow = list(found.too_slow_rails)
+    limits[slow] = rates.bounds_mbits_s[slow]
     return limits
 
 
@@ -58,7 +68,7 @@ def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
             slow[list(path.rails), sender, receiver] = True
             sure[list(path.rails), sender, receiver] |= path.confirmed
     letters = np.full(slow.shape[1:], State.NOT_TESTED.letter)
-    letters[np.isfinite(rates.best).all(axis=0)] = State.PASSED.letter
+    letters[rates.measured] = State.PASSED.letter
     letters[rates.crowded.any(axis=0)] = State.NOT_TESTED.letter  # by itself
     letters[((slow & ~rates.crowded) | rates.silent).any(axis=0)] = State.SUSPECT.letter
     letters[(slow & sure).any(axis=0) | rates.wrong] = State.FAILED.letter
@@ -73,7 +83,7 @@ def _rails(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
     letters[np.isfinite(rates.tx) & np.isfinite(rates.rx)] = State.PASSED.letter
     letters[rates.slow_tx | rates.slow_rx] = State.SUSPECT.letter
     for rail in found.too_slow_rails:
-        letters[rail, directions[rail] < rates.slow_below_mbits_s] = State.FAILED.letter
+        letters[rail, directions[rail] < rates.bounds_mbits_s[rail]] = State.FAILED.letter
     for node in found.nodes:
         if node.confirmed:
             letters[list(node.rails), node.node] = State.FAILED.letter

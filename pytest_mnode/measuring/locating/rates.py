@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytest_mnode.detection import PROBABILITY
 from pytest_mnode.measuring.limits import EVERY_PATH_UP_TO
-from pytest_mnode.measuring.locating.rounds import Reading
+from pytest_mnode.measuring.locating.rounds import Flow, Reading
 
 STANDS_OUT, ALIKE = 0.8, 0.95
 """A link or node is slow below both the bound and a fraction of the rate of healthy links that
@@ -43,14 +44,31 @@ class Rates:
 
     The best reading counts, because other work on a machine can only make a link look slower.
     Arrays are indexed by rail, then by sender and receiver, or by node; nan means not measured.
-    slow_below_mbits_s: the spec's bound for all NICs of one rail together.
+    Paths inside an NVLink domain are many times as fast as those that NICs carry, and are compared
+    only with their like: further rails, one of NVLink for each of the NICs', have these paths.
     """
 
-    def __init__(self, nodes: int, rails: int, slow_below_mbits_s: float) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        nics: int,
+        slow_below_mbits_s: float,
+        domains: Sequence[int] = (),
+        nvlink_below_mbits_s: float = 0.0,
+    ) -> None:
+        """nics: number of rails that NICs carry. slow_below_mbits_s: the spec's bound for all NICs
+        of one rail together, nvlink_below_mbits_s that for NVLink. domains: by node, the NVLink
+        domain that it is in; left out, each in its own."""
         self.nodes = nodes
-        self.rails = rails
+        self.nics = nics
+        apart, domain = ~np.eye(nodes, dtype=np.bool_), np.array(domains or range(nodes))
+        inside = apart & (domain[:, None] == domain)
+        self.rails = rails = nics * (1 + bool(inside.any()))
         self.each_rail = range(rails)
-        self.slow_below_mbits_s = slow_below_mbits_s
+        of_nics = np.arange(rails) < nics
+        self.bounds_mbits_s = np.where(of_nics, slow_below_mbits_s, nvlink_below_mbits_s)
+        self.has = np.where(of_nics[:, None, None], apart & ~inside, inside)
+        """Whether a rail has a path, by sender and receiver."""
         self.best = np.full((rails, nodes, nodes), np.nan)
         self.best_alone = np.full((rails, nodes, nodes), np.nan)
         self.times_alone = np.zeros((rails, nodes, nodes), dtype=np.int32)
@@ -67,6 +85,13 @@ class Rates:
         self._reference: NDArray[np.float64] | None = None
         self._noise: float | None = None
         self._thresholds: tuple[NDArray[np.float64], ...] | None = None
+
+    def on_its_rails(self, flow: Flow) -> Flow:
+        """The flow on those of its rails that have its path."""
+        if self.rails == self.nics:
+            return flow
+        has = self.has[:, flow.sender, flow.receiver]
+        return replace(flow, rails=tuple(rail for rail in flow.rails if has[rail]))
 
     def add(self, readings: Iterable[Reading]) -> None:
         """Add readings. One that is not a finite number above 0 counts as not measured."""
@@ -118,9 +143,8 @@ class Rates:
         more: a slow one of three nodes is on four of six links. nan if nothing was measured.
         """
         if self._reference is None:
-            bound = self.slow_below_mbits_s
-            typical = (_typical_of_the_fast(self.best[r], bound) for r in self.each_rail)
-            self._reference = np.array(list(typical))
+            each = zip(self.best, self.bounds_mbits_s, strict=True)
+            self._reference = np.array([_typical_of_the_fast(best, bound) for best, bound in each])
         return self._reference
 
     @property
@@ -143,7 +167,9 @@ class Rates:
                         for axis in (2, 1):
                             rest -= np.nanmedian(rest, axis=axis, keepdims=True)
             sizes = np.sort(np.abs(rest[np.isfinite(rest)]))
-            sizes = sizes[self.rails * (2 * self.nodes - 1) :]
+            known = np.isfinite(self.best)
+            senders, receivers = known.any(axis=2), known.any(axis=1)
+            sizes = sizes[senders.sum() + receivers.sum() - senders.any(axis=1).sum() :]
             self._noise = math.inf
             if sizes.size >= _FEWEST_RESTS:
                 unsure = 1 + _QUANTILE * 1.17 / math.sqrt(sizes.size)
@@ -174,14 +200,14 @@ class Rates:
         """
         if self._thresholds is None:
             measured = np.isfinite(self.best)
-            reference = self.reference[:, None]
-            known = reference >= self.slow_below_mbits_s
+            reference, bounds = self.reference[:, None], self.bounds_mbits_s[:, None]
+            known = reference >= bounds
             links = np.ones((self.rails, 1), dtype=np.intp), int(measured.sum())
             nodes = 2 * self.rails * self.nodes
             found = []
             for tries, count in (links, *((measured.sum(axis=a), nodes) for a in (2, 1))):
                 share = np.where(known, self._share(tries, max(1, count)), STANDS_OUT)
-                found.append(np.fmin(self.slow_below_mbits_s, share * reference))
+                found.append(np.fmin(bounds, share * reference))
             self._thresholds = (found[0][:, 0], *found[1:])
         return self._thresholds
 
@@ -200,10 +226,9 @@ class Rates:
 
         None unless every link was measured, and none only beside others.
         """
-        measured = np.isfinite(self.best) | np.eye(self.nodes, dtype=bool)
-        if self.nodes < 2 or not measured.all() or self.crowded.any():
+        if self.nodes < 2 or (self.has & ~np.isfinite(self.best)).any() or self.crowded.any():
             return None
-        least = float(np.min(self.threshold / self.reference))
+        least = float(np.nanmin(self.threshold / self.reference))
         noise = self.noise
         if not math.isfinite(noise):  # too few nodes to tell it from differences of nodes
             ratios = np.log(self.best / self.reference[:, None, None])
@@ -229,12 +254,19 @@ class Rates:
     @property
     def too_slow_rails(self) -> tuple[int, ...]:
         """Rails on which even the fast links are below the bound."""
-        return tuple(r for r in self.each_rail if self.reference[r] < self.slow_below_mbits_s)
+        return tuple(np.flatnonzero(self.reference < self.bounds_mbits_s).tolist())
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """By sender and receiver, whether the path was measured on each of its rails."""
+        left = self.has & ~np.isfinite(self.best)
+        measured: NDArray[np.bool_] = self.has.any(axis=0) & ~left.any(axis=0)
+        return measured
 
     @property
     def paths_measured(self) -> int:
-        """Number of ordered pairs of nodes that were measured on every rail."""
-        return int(np.isfinite(self.best).all(axis=0).sum())
+        """Number of ordered pairs of nodes that were measured on each of their rails."""
+        return int(self.measured.sum())
 
     def partners(self, node: int, rails: Sequence[int], sends: bool, times_alone: int) -> list[int]:
         """Fast partners that a node was tried with in one direction on all of `rails`.

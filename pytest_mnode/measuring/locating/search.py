@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -89,9 +90,10 @@ class _Search:
 
     def _measure(self, steps: Iterable[Round]) -> Steps:
         for step in steps:
-            if not step.flows:
+            flows = tuple(f for flow in step.flows if (f := self._rates.on_its_rails(flow)).rails)
+            if not flows:
                 continue
-            readings = yield step
+            readings = yield replace(step, flows=flows)
             if readings is None:
                 raise _TimeIsUp
             self._rates.add(readings)
@@ -199,7 +201,7 @@ class _Search:
         suspects = suspected(self._rates)[:_MOST_CONTROLLED]
         if not suspects:
             return
-        fastest = int(np.argmax(slowest_rail(self._rates.best)))
+        fastest = int(np.argmax(slowest_rail(self._rates.best[list(suspects[0].rails)])))
         control = Flow(*divmod(fastest, self._rates.nodes), self._rails)
         for _ in range(_CONTROLS):
             for flow in (*suspects, control):
@@ -213,7 +215,7 @@ class _Search:
 
     def _alone(self, flow: Flow, tests: int) -> Steps:
         """Measure a flow alone; again only if the first reading is slow."""
-        rails = list(flow.rails)
+        rails = list(self._rates.on_its_rails(flow).rails)
         for i in range(REPEATS):
             yield from self._measure([Round((flow,), 0 if i else tests, "alone", alone=True)])
             rate = self._rates.best_alone[rails, flow.sender, flow.receiver]
@@ -222,7 +224,9 @@ class _Search:
 
     def _any_alone(self) -> Steps:
         """If every pair is slow, try the fastest ones alone: one may be fast if no other sends."""
-        best = np.nan_to_num(np.fmax.reduce(self._rates.best, axis=0))
+        if not (rails := self._rates.too_slow_rails):
+            return
+        best = np.nan_to_num(np.fmax.reduce(self._rates.best[list(rails)], axis=0))
         tried: set[int] = set()
         for index in np.argsort(-np.maximum(best, best.T), axis=None):
             pair = divmod(int(index), self._rates.nodes)
@@ -268,7 +272,7 @@ class _Search:
         """Nodes fast enough to receive from `node`, or send to it; those without a fault first."""
         slow = set(self._rates.slow_nodes)
         others = [(node + step) % self._rates.nodes for step in range(1, self._rates.nodes)]
-        fast = self._rates.fast(rails, sends=not sends)
+        fast = self._rates.fast(rails, sends=not sends) & self._rates.has[rails[0], node]
         return sorted((i for i in others if fast[i]), key=lambda i: i in slow)
 
     def _doubted_pairs(self) -> dict[Pair, tuple[list[Pair], tuple[int, ...]]]:

@@ -23,23 +23,27 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the nodes, by index, and of the NICs, by rail.
+    """Names of the nodes, by index, and by rail of the NICs, or of the GPU whose NVLink it is.
 
     interfaces: all NICs of a node in one string. management_mbits_s: line rate of the management
-    network, to which traffic may have fallen back; None if the spec names none.
+    network, to which traffic may have fallen back; None if the spec names none. nics: number of
+    rails that NICs carry; None if they carry all.
     """
 
     nodes: tuple[str, ...]
     interfaces: str
     rails: tuple[str, ...]
     management_mbits_s: float | None
+    nics: int | None = None
 
     @classmethod
-    def of(cls, nodes: Sequence[str], spec: Spec, rails: int) -> Self:
+    def of(cls, nodes: Sequence[str], spec: Spec, rails: int, *, nvlink: bool = False) -> Self:
         """Names from the spec: a rail has the names of its NICs if listed there, else a number.
 
-        The list's order need not be that of the accelerators: see `as_used`.
+        The list's order need not be that of the accelerators: see `as_used`. nvlink: whether as
+        many rails of NVLink follow.
         """
+        gpus = range(0, spec.accelerators.per_node, max(1, spec.accelerators.per_node // rails))
         nics = spec.fabric.interfaces
         each = len(nics) // rails
         listed = 0 < len(nics) == rails * each and not any(_WILD & set(name) for name in nics)
@@ -53,8 +57,10 @@ class Names:
                 if listed
                 else f"{together} rail {rail}"
                 for rail in range(rails)
-            ),
+            )
+            + tuple(f"NVLink of GPU {gpu}" for gpu in gpus[:rails] if nvlink),
             management.line_rate_mbits_s if management else None,
+            rails,
         )
 
     def as_used(self, nics: Sequence[Sequence[tuple[str, ...] | None]]) -> Names:
@@ -69,13 +75,22 @@ class Names:
             found = names.pop() if len(names) == 1 else None
             number = f"{self.interfaces} rail {rail}"
             rails.append("+".join(found) if found else number if names else self.rails[rail])
-        return replace(self, rails=tuple(rails))
+        return replace(self, rails=(*rails, *self.rails[len(rails) :]))
+
+    def kinds(self, rails: Sequence[int]) -> list[list[int]]:
+        """Those of `rails` that NICs carry, and those of NVLink; each if there are any."""
+        nics = len(self.rails) if self.nics is None else self.nics
+        both = [rail for rail in rails if rail < nics], [rail for rail in rails if rail >= nics]
+        return [*filter(None, both)]
 
     def on(self, rails: Sequence[int]) -> str:
-        """Names of the NICs of `rails`."""
-        if len(rails) == len(self.rails):
-            return self.interfaces
-        return "+".join(self.rails[rail] for rail in rails)
+        """Names of the NICs, or of the NVLink, of `rails`."""
+        words = []
+        for some in self.kinds(rails):
+            whole = some in self.kinds(range(len(self.rails)))
+            together = self.interfaces if some[0] < (self.nics or len(self.rails)) else "NVLink"
+            words += [together] if whole else [self.rails[rail] for rail in some]
+        return "+".join(words)
 
     def rate(self, mbits_s: float) -> str:
         """A rate in words; says so if it is the rate of the management network."""
@@ -95,9 +110,9 @@ def culprits(found: Diagnosis, names: Names) -> Culprit | None:
         parts += [_between(path, names) for path in paths if path.confirmed]
         parts += _suspected(found, names)
     else:
-        reference = found.reference_mbits_s or 0.0
         parts += _too_slow(found, names)
-        parts += [_node(n, names, reference) for n in found.nodes if n.confirmed]
+        usual = found.usual_mbits_s
+        parts += [_node(n, names, usual(n.rails)) for n in found.nodes if n.confirmed]
         parts += [_apart(found, names)] if found.groups else []
         parts += _paths([p for p in paths if p.confirmed and not found.groups], names)
         parts += _suspected(found, names)
@@ -122,13 +137,13 @@ def corrupters(wrong: NDArray[np.bool_], names: Names) -> Culprit | None:
 
 
 def _too_slow(found: Diagnosis, names: Names) -> list[Culprit]:
-    rails = found.too_slow_rails
-    if not rails or found.reference_mbits_s is None:
-        return []
-    whole = len(rails) == len(names.rails)
-    what = "the fabric as a whole" if whole else f"{names.on(rails)} of all nodes"
-    rate = names.rate(found.slowest_rail_mbits_s or found.reference_mbits_s)
-    return [Culprit(f"{what}: every pair is slow, e.g. {rate}")]
+    slow = []
+    for rails in names.kinds(found.too_slow_rails):
+        on = names.on(rails)
+        what = "the fabric as a whole" if on == names.interfaces else f"{on} of all nodes"
+        rate = names.rate(min(found.reference_mbits_s[rail] for rail in rails))
+        slow.append(Culprit(f"{what}: every pair is slow, e.g. {rate}"))
+    return slow
 
 
 def _where(node: SlowNode, names: Names) -> str:
@@ -163,7 +178,8 @@ def _between(path: SlowPath, names: Names) -> Culprit:
 
 def _path(path: SlowPath, names: Names) -> Culprit:
     arrow = "↔" if path.both_ways else "→"
-    rail = "" if len(path.rails) == len(names.rails) else f" {names.on(path.rails)}"
+    on = names.on(path.rails)
+    rail = "" if on == names.interfaces else f" {on}"
     ends = names.nodes[path.sender], names.nodes[path.receiver]
     words = f"{arrow.join(ends)}{rail} ({names.rate(path.mbits_s)})"
     return Culprit.path(words, *_ends(path, names))
