@@ -963,3 +963,16 @@ def test_a_table_of_all_nodes_counts_for_those_that_other_files_name(
         found["cause"]["cause"],
         *(one["cause"] for one in found["others"]),
     }
+
+
+def test_the_only_rank_of_a_mesh_that_reports_nothing_is_suspected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_pair = (WATCHDOG + GROUP.replace("PG GUID 0(default_pg)", "PG GUID {guid}(tp)")).replace(
+        "[Rank {rank}] Watch", "[Rank {own}] Watch"
+    )
+    every = {r: of_pair.format(rank=r, own=r % 2, guid=5 + r // 2, last=2) for r in range(8)}
+    for silent, suspects in (([], []), ([3], [3]), ([2, 3], [])):
+        text = "".join(line for rank, line in every.items() if rank not in silent)
+        found = why(capsys, left(tmp_path, {"job.log": text}))[1]
+        assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", suspects)

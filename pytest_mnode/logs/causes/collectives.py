@@ -228,7 +228,8 @@ class Attempt:
 
     def silent(self, files: Iterable[str]) -> tuple[int, ...]:
         """Ranks that reported nothing, while all others of their group, at least twice as many,
-        wait in one collective: that they did not join it is likely, not sure.
+        wait in one collective, or four times as many in groups of a mesh: that they did not join is
+        likely, not sure.
 
         files: names of all files. Of silent ranks with and without one, the former are meant.
         """
@@ -246,7 +247,9 @@ class Attempt:
             silent = absent & logged or absent
             if 0 < 2 * len(silent) <= len(waiting):
                 return tuple(sorted(silent))
-        return ()
+        heard = everyone.union(*self._enqueued.values())
+        silent = {*range(max(heard) + 1)} - heard if len(self._groups()) > 1 else set()
+        return tuple(sorted(silent)) if 4 * len(silent) <= len(everyone) else ()
 
     def _logged(self, files: Iterable[str]) -> set[int]:
         """Ranks with files that stand where those of this attempt stand."""
