@@ -976,3 +976,12 @@ def test_the_only_rank_of_a_mesh_that_reports_nothing_is_suspected(
         text = "".join(line for rank, line in every.items() if rank not in silent)
         found = why(capsys, left(tmp_path, {"job.log": text}))[1]
         assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", suspects)
+
+
+def test_a_described_node_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "Name:               elm5\nRoles:              <none>\nConditions:\n"
+        "  Ready   Unknown   x   x   NodeStatusUnknown   Kubelet stopped posting node status.\n"
+    )
+    found = why(capsys, left(tmp_path, {"node.txt": text}))[1]["cause"]
+    assert (found["cause"], found["host"]) == ("node lost", "elm5")

@@ -150,12 +150,13 @@ _OF_OTHERS = ("0", "15", "143")
 """Exit codes of tasks that ended well, or by SIGTERM."""
 _WAITED = ("rendezvous failed", "rank did not join", "host did not accept a connection")
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
-_DESCRIBED = re.compile(r"(?:Name: +[\w.-]+|\s*\"?metadata\"?: ?\{?)$")
+_DESCRIBED = re.compile(r"(?:Name: +(?P<name>[\w.-]+)|\s*\"?metadata\"?: ?\{?)$")
 _DESCRIBED_ON = re.compile(r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)")
 _DESCRIBED_STATUS = re.compile(
     r"\s*-? *\"?(?:reason|message|exit ?code|last ?state|state|status|signal)\"?:", re.IGNORECASE
 )
-"""`kubectl describe`, and an object as JSON or YAML: its node stands above its state."""
+"""`kubectl describe`, of pods and nodes, and an object as JSON or YAML: its node stands above its
+state."""
 _STARTED = re.compile(
     r"Successfully assigned|Started container|pod group is ready|Admitted by ClusterQueue"
 )
@@ -365,6 +366,7 @@ class _Finder:
         # Keys of the causes found before the description of the current pod.
         self._of_others: set[tuple[str, ...]] = set()
         self._described_on: str | None = None
+        self._described: str | None = None
         lines = _lines(text)
         text = "\n".join(lines)
         shapes = text.encode(errors="surrogatepass").translate(_ZEROS).split(b"\n")
@@ -563,8 +565,9 @@ class _Finder:
     def _learn_pod(self, line: str) -> None:
         if (assigned := _ASSIGNED.search(line)) is not None:
             self._nodes[assigned["pod"]] = assigned["node"]
-        if _DESCRIBED.match(line):
+        if described := _DESCRIBED.match(line):
             self._of_others, self._described_on = set(self._found), None
+            self._described = described["name"]
         elif (on := _DESCRIBED_ON.match(line)) is not None:
             self._described_on = on["node"]
         if (started := _STARTED.search(line)) is None:
@@ -671,4 +674,4 @@ class _Finder:
             return self._described_on
         named = [node for pod, node in {**self._assigned, **self._nodes}.items() if pod in line]
         last = list(self._nodes.values()) if " kubelet " in line else []
-        return next(reversed(named or last), None)
+        return next(reversed(named or last), self._described if "Kubelet" in line else None)
