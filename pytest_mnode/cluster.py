@@ -13,6 +13,7 @@ import pytest
 from pytest_mnode.backends.registry import named
 from pytest_mnode.errors import MnodeError, RankError, UsageError
 from pytest_mnode.jobs import Job, LaunchedJob
+from pytest_mnode.jobs.job import check_named
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.options import RUN
@@ -109,7 +110,10 @@ class Cluster(Nodes):
         names = self.nodes[:nodes] if isinstance(nodes, int) else self._names(nodes)
         if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
             raise UsageError(f"nodes={nodes}: this test has {count(len(self.nodes))}")
-        procs = procs_per_node or self.procs_per_node
+        check_named(names)
+        procs = self.procs_per_node if procs_per_node is None else procs_per_node
+        if procs < 1:
+            raise UsageError(f"procs_per_node={procs}: give 1 or more")
         info = self._run.open_world(self._lease, procs, fresh, tuple(names))
         world = RankWorld(self._run, info, self._timeout_s, fresh)
         self._worlds.append(world)
@@ -215,8 +219,16 @@ class RankWorld:
         """
         if self._closed or not self._clean:
             raise RankError("this world has ended; open another one")
-        blob = cloudpickle.dumps((function, args, kwargs))
-        limit = timeout or self._timeout_s
+        limit = self._timeout_s if timeout is None else timeout
+        if limit <= 0:
+            raise UsageError(f"timeout={limit:g}: give more than 0 seconds")
+        try:
+            blob = cloudpickle.dumps((function, args, kwargs))
+        except Exception as error:  # what is pickled may be anything
+            what = getattr(function, "__qualname__", function)
+            raise UsageError(
+                f"{what} cannot be sent to ranks with its arguments: {error}"
+            ) from None
         # Unclean until all ranks have returned: another plugin's limit may interrupt the call.
         self._clean = False
         outcome = self._run.call_in_ranks(

@@ -15,7 +15,7 @@ from tests.inner import InnerRun, need_rack, run_pytest, write_files
 from tests.jobs.ranks import QUICK
 
 TESTS = """
-    import os, pathlib, signal, sys, time
+    import os, pathlib, signal, sys, threading, time
     import pytest
     from pytest_mnode import Job
     from pytest_mnode.errors import ClusterError, MnodeError, RankError, TimeLimitError, UsageError
@@ -40,6 +40,13 @@ TESTS = """
         assert one.node == "node2" and one.returncode is None
         with pytest.raises(UsageError, match="no node 'node9' in this test; it has node0, node1"):
             cluster.run(["true"], nodes=["node9"])
+        assert all(r.ok for r in cluster.run(["test", "-e", pathlib.Path("/dev/null")]))
+        for argv in ("hostname", [], ["sleep", 5], ["echo", "a\\0b"]):
+            with pytest.raises(UsageError, match="accepted: a list of texts, the program and"):
+                cluster.run(argv)
+        for env in ({"A": 1}, {"A=B": "x"}, {"": "x"}, {"A": "\\0"}):
+            with pytest.raises(UsageError, match="accepted: a name without =, and a text"):
+                cluster.run(["true"], env=env)
 
     @pytest.mark.mnode(nodes=2)
     def test_nodes_of_the_mark(cluster):
@@ -52,6 +59,22 @@ TESTS = """
             assert [t[1] for t in answers] == ["node0", "node0", "node1", "node1"]
             assert world.run(total, 2, group=True) == [8.0] * 4
             assert world.run(lambda a, b=0: a + b, 1, b=2) == [3] * 4
+        for given, why in (
+            ({"nodes": ["node1", "node1"]}, "nodes: node1 is named twice; give each node once"),
+            ({"nodes": []}, "nodes: none; give one or more, or leave it out for all"),
+            ({"nodes": 5}, "nodes=5: this test has 4 nodes"),
+            ({"procs_per_node": 0}, "procs_per_node=0: give 1 or more"),
+        ):
+            with pytest.raises(UsageError, match=why):
+                cluster.world(**given)
+        with cluster.world(nodes=2) as world:
+            lock = threading.Lock()
+            with pytest.raises(UsageError, match="<lambda> cannot be sent to ranks with its arg"):
+                world.run(lambda: lock)
+            with pytest.raises(UsageError, match="timeout=0: give more than 0 seconds"):
+                world.run(rank_and_node, timeout=0)
+            with pytest.raises(RankError, match="its result, a lock, cannot be sent to the contr"):
+                world.run(threading.Lock)
         with cluster.world(nodes=["node3", "node1"]) as world:
             assert [t[1] for t in world.run(rank_and_node)] == ["node3", "node1"]
 

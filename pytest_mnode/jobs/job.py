@@ -47,14 +47,10 @@ class Job:
                 raise UsageError(f"{name}={getattr(self, name)}: give {least} or more")
         if self.fewest_nodes is not None and self.fewest_nodes < 1:
             raise UsageError(f"fewest_nodes={self.fewest_nodes}: give 1 or more")
-        named = self._named or ()
-        for what, names in (("nodes", named), ("spares", tuple(self.spares))):
-            twice = [name for number, name in enumerate(names) if name in names[:number]]
-            if twice:
-                raise UsageError(f"{what}: {twice[0]} is named twice; give each node once")
-        if self._named == ():
-            raise UsageError("nodes: none; give one or more, or leave it out for all")
-        for name in set(self.spares) & set(named):
+        if (named := self._named) is not None:
+            check_named(named)
+        each_once("spares", self.spares)
+        for name in set(self.spares) & set(named or ()):
             raise UsageError(f"spares: the job runs on {name}; give nodes that it does not use")
 
     @property
@@ -77,6 +73,20 @@ class Job:
             spared = f", {len(self.spares)} of them spares" if self.spares else ""
             raise UsageError(f"nodes={number}: this test has {count(len(there))}{spared}")
         return free[:number]
+
+
+def check_named(nodes: Sequence[str]) -> None:
+    """Raises UsageError for an empty list, and for a node that is named twice."""
+    if not nodes:
+        raise UsageError("nodes: none; give one or more, or leave it out for all")
+    each_once("nodes", nodes)
+
+
+def each_once(what: str, names: Sequence[str]) -> None:
+    """Raises UsageError for a node that is named twice."""
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if twice:
+        raise UsageError(f"{what}: {twice[0]} is named twice; give each node once")
 
 
 @dataclass(frozen=True, slots=True)

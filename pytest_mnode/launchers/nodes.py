@@ -160,6 +160,9 @@ class Nodes:
         self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Environment of a local command that runs a program on a node; see `start`."""
+        for name, value in (env or {}).items():
+            if not isinstance(value, str) or not name or "\0" in name + value or "=" in name:
+                raise UsageError(f"env {name}={value!r}: accepted: a name without =, and a text")
         return self._run_facts.env.command({**(env or {}), RUN: self.run_id}, defaults)
 
     @property
@@ -171,6 +174,10 @@ class Nodes:
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
     ) -> list[list[str]]:
         """Local commands, one for each of these nodes (None: all), that run `argv` there."""
+        texts = [one for one in argv if isinstance(one, str | Path) and "\0" not in str(one)]
+        if isinstance(argv, str) or not texts or len(texts) < len(argv):
+            accepted = "a list of texts, the program and its arguments"
+            raise UsageError(f"argv {argv!r:.200}: accepted: {accepted}")
         found: list[list[str]] = self._ask(NodeCommands(self._names(nodes), tuple(argv)))
         return found
 

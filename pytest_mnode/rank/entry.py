@@ -136,7 +136,11 @@ def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> TornDown:
             rank.groups.get()
         function, args, kwargs = cloudpickle.loads(message.blob)
         value = _with_world(function, rank.world)(*args, **kwargs)
-        return TornDown(*place, value=cloudpickle.dumps(value))
+        try:
+            return TornDown(*place, value=cloudpickle.dumps(value))
+        except Exception as error:  # what is pickled may be anything
+            what = f"its result, a {type(value).__name__}, cannot be sent to the controller"
+            raise TypeError(f"{what}: {error}") from None
     except BaseException as error:
         debugger.leave(quits=isinstance(error, pytest.exit.Exception))
         # The frames above the function belong to this package and do not help the reader.
