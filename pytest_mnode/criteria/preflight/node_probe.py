@@ -119,9 +119,8 @@ class NodeProbe:
             )
         except TimeoutError:
             why = f"no answer within {_DIRECTORY_LIMIT_S:g} s"
-            return DirectoryFacts(
-                key=directory.key, path=directory.path, problem=why, timed_out=True
-            )
+            path = directory.path or directories.temporary()
+            return DirectoryFacts(key=directory.key, path=path, problem=why, timed_out=True)
 
     def rails_of(self, network: str) -> list[Rail]:
         found = []

@@ -369,9 +369,13 @@ def test_parts_of_a_node_that_never_answer_are_named(
     """Such as a directory whose file server is away."""
     monkeypatch.setattr(directories, "visit", hangs)
     monkeypatch.setattr(node_probe, "_digests", hangs)
-    facts = asyncio.run(NodeProbe().look(LOOK))
-    [directory] = facts.directories
+    monkeypatch.setenv("TMPDIR", "/its/tmp")
+    facts = asyncio.run(
+        NodeProbe().look(replace(LOOK, directories=(*LOOK.directories, Directory("t", ""))))
+    )
+    [directory, temporary] = facts.directories
     assert (directory.timed_out, directory.problem) == (True, "no answer within 0.2 s")
+    assert temporary.path == "/its/tmp"
     assert facts.code is None
 
 
