@@ -24,7 +24,7 @@ _STATUS = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _LIMIT_S = 1.0
 _RTM_NEWROUTE, _RTM_GETROUTE, _RTM_NEWRULE, _RTM_GETRULE = 24, 26, 32, 34
-_DST, _SRC, _OIF, _PRIORITY, _TABLE = 1, 2, 4, 6, 15
+_DST, _SRC, _OIF, _GATEWAY, _PRIORITY, _TABLE = 1, 2, 4, 5, 6, 15
 _ROUTE_OR_RULE = struct.Struct("=BBBBBBBBI")
 """Layout of both rtmsg and fib_rule_hdr: family, dst_len, …, table, …, type or action, flags."""
 _KINDS = {6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw"}
@@ -144,20 +144,22 @@ def read_refusals() -> tuple[Refusal, ...]:
     )
 
 
-def leaves_by(destination: str, source: str) -> str | None:
-    """Interface by which packets between two IP addresses leave; None if there is no route."""
+def route(destination: str, source: str) -> tuple[str | None, str | None]:
+    """Interface and gateway of packets between two IP addresses; None for what there is not."""
     there, own = (ipaddress.ip_address(text.partition("%")[0]) for text in (destination, source))
     family = socket.AF_INET if there.version == 4 else socket.AF_INET6
     body = _ROUTE_OR_RULE.pack(family, there.max_prefixlen, own.max_prefixlen, *[0] * 6)
     body += attribute(_DST, there.packed) + attribute(_SRC, own.packed)
     try:
-        for kind, route in answered(_RTM_GETROUTE, body):
-            found = dict(attributes(route[_ROUTE_OR_RULE.size :]))
+        for kind, data in answered(_RTM_GETROUTE, body):
+            found = dict(attributes(data[_ROUTE_OR_RULE.size :]))
             if kind == _RTM_NEWROUTE and _OIF in found:
-                return socket.if_indextoname(_number(found, _OIF, 0))
+                by = found.get(_GATEWAY)
+                gateway = str(ipaddress.ip_address(by)) if by else None
+                return socket.if_indextoname(_number(found, _OIF, 0)), gateway
     except OSError:
-        return None
-    return None
+        pass
+    return None, None
 
 
 def pinned_mac(destination: str) -> str | None:

@@ -22,6 +22,7 @@ from pytest_mnode.criteria.preflight.answers import (
 )
 from pytest_mnode.criteria.preflight.node_links import (
     broken_links,
+    detours,
     named_in,
     no_links,
     own,
@@ -224,7 +225,8 @@ def _peers_reached(
         return of(len(partners)).measured(len(partners) - len(lost), culprit, "; ".join(notes))
     partners = [name for name in healthy if tried[name]]
     taken = sharing(survey, me, network)
-    lost = [name for name in partners if bad[name] or name in taken]
+    astray = detours(survey, me, network, key)
+    lost = [name for name in partners if bad[name] or name in {*taken, *astray}]
     notes = [f"without {name}, which is at fault" for name in mine.without]
     notes += [
         f"{name} was not tried: {_why_untried(survey.node(name), key)}"
@@ -236,6 +238,10 @@ def _peers_reached(
         return of(len(others)).unknown("; ".join(notes))
     cut = {e for e in edges.bad if me.index in e and edges.blamed.nodes.keys().isdisjoint(e)}
     culprits = [edges.paths(cut)]
+    culprits += [
+        Culprit(f"{me.name}: its route to {name} leads through {by} (ip route)", me.name)
+        for name, by in astray.items()
+    ]
     if lost:  # it reads all nodes, for each node
         culprits += _same_addresses(survey, me, network)
     reached = len(partners) - len(lost)

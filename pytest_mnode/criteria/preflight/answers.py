@@ -204,7 +204,8 @@ class Connection:
 
     rail: our own interface; "" for the control address. largest_bytes: the largest IP packet that
     the kernel sends on the connection; None if the kernel does not report it. leaves_by: interface
-    that the node's routes choose for its packets; None if not known. pinned_mac: link-layer address
+    that the node's routes choose for its packets; None if not known. gateway: address that they
+    send them to; None if it is the other node's own. pinned_mac: link-layer address
     that a permanent entry of its neighbour table gives for the address; None without one.
     """
 
@@ -215,6 +216,7 @@ class Connection:
     problem: str
     largest_bytes: int | None = None
     leaves_by: str | None = None
+    gateway: str | None = None
     pinned_mac: str | None = None
 
 

@@ -191,6 +191,17 @@ def sharing(survey: Survey, me: NodeSurvey, network: Network) -> dict[str, list[
     return found
 
 
+def detours(survey: Survey, me: NodeSurvey, network: Network, key: str) -> dict[str, str]:
+    """Nodes that this node sends packets to by way of a third node of the run, and that node."""
+    found: dict[str, str] = {}
+    for one in me.paths.connections if me.paths else ():
+        by = _owners(survey, network).get(one.gateway or "", [])
+        other = survey.nodes[one.to].name
+        if one.network == key and by and not {me.name, other} & {*by}:
+            found[other] = by[0]
+    return found
+
+
 @lru_cache(maxsize=4)
 def _owners(survey: Survey, network: Network) -> dict[str, list[str]]:
     """Names of the nodes that have each IP address."""

@@ -28,7 +28,7 @@ from pytest_mnode.criteria.preflight.answers import (
     Sent,
 )
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.netlink import leaves_by, pinned_mac
+from pytest_mnode.machine.netlink import pinned_mac, route
 from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
@@ -188,12 +188,14 @@ async def _connect(
         except OSError as error:
             problem = error_text(error)
         largest_bytes = None if took_s is None else _largest_packet(sock)
+    leaves_by, gateway = route(address, source) if source else (None, None)
     return replace(
         attempt,
         took_s=took_s,
         problem=problem,
         largest_bytes=largest_bytes,
-        leaves_by=leaves_by(address, source) if source else None,
+        leaves_by=leaves_by,
+        gateway=gateway,
         pinned_mac=None if took_s is not None else pinned_mac(address),
     )
 

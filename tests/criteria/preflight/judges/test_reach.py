@@ -17,7 +17,7 @@ from pytest_mnode.checks.node.reachable import (
     paths_that_lose,
 )
 from pytest_mnode.criteria.preflight.answers import Connection, Heard, NodeSurvey, Survey
-from pytest_mnode.machine.netlink import Refusal, leaves_by
+from pytest_mnode.machine.netlink import Refusal, route
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
@@ -68,6 +68,20 @@ def test_a_route_over_another_network_is_named(spec: Spec) -> None:
     [(node, culprit)] = culprits(EveryNodeIsReached, lost, spec).items()
     assert node == "gpu1"
     assert culprit.startswith("gpu1: its route to gpu3 leaves by eth0, not by fab0 (ip route get ")
+
+
+@pytest.mark.parametrize(
+    ("gateway", "through"), [("10.2.0.3", "gpu2"), ("10.2.0.4", ""), ("10.2.0.254", "")]
+)
+def test_a_route_through_a_third_node_is_named(spec: Spec, gateway: str, through: str) -> None:
+    """A router, or another address of the node itself, is as right as no gateway."""
+    survey = with_path_facts(
+        healthy(),
+        1,
+        connections=lambda c: replace(c, gateway=gateway) if (c.to, c.rail) == (3, "fab0") else c,
+    )
+    named = {"gpu1": f"gpu1: its route to gpu3 leads through {through} (ip route)"}
+    assert culprits(EveryNodeIsReached, survey, spec) == (named if through else {})
 
 
 def _counted(survey: Survey, lossy: Mapping[tuple[int, int], int] | None = None) -> Survey:
@@ -136,8 +150,8 @@ def test_a_neighbour_entry_with_the_mac_of_another_is_named(
 
 
 def test_the_interface_of_a_route_is_the_kernels() -> None:
-    assert leaves_by("127.0.0.1", "127.0.0.1") == "lo"
-    assert leaves_by("127.0.0.1", "203.0.113.9") is None, "no address of this machine"
+    assert route("127.0.0.1", "127.0.0.1") == ("lo", None)
+    assert route("127.0.0.1", "203.0.113.9") == (None, None), "no address of this machine"
 
 
 OTHERS = (0, 1, 3)
