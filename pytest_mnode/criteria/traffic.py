@@ -56,10 +56,10 @@ _APART = 1.3
 """[choice] A group that takes this many times as long as the median one stands apart."""
 
 
-def slow_paths(rates: Mapping[tuple[str, str], float], line_gbits_s: float) -> Culprit | None:
+def slow_paths(rates: Mapping[tuple[str, str], tuple[float, float]]) -> Culprit | None:
     """Paths that are slow by themselves: their common node if all of them have one, or the paths;
-    None if none is, or all are."""
-    slow = {path: rate for path, rate in rates.items() if rate < SLOW_PATH * line_gbits_s}
+    None if none is, or all are. rates: each with its own line's, Gbit/s."""
+    slow = {path: rate for path, (rate, line) in rates.items() if rate < SLOW_PATH * line}
     if not slow or len(slow) == len(rates):
         return None
     words = listed(f"{a}→{b} alone {rate:.4g} Gbit/s" for (a, b), rate in slow.items())
@@ -107,7 +107,7 @@ def judge_parallel(
     found: Together, promise: ParallelPromise, world: World
 ) -> Iterator[Measurement]:
     """Each dimension against the model, and beside the others; all against their sum."""
-    path = slow_paths(found.paths_gbits_s, found.line_gbits_s)
+    path = slow_paths(found.paths_gbits_s)
     least, key = promise.at_least_fraction, "traffic.parallel.at_least_fraction"
     for one in found.lanes:
         name, alone = f"{found.title}: {one.lane.name}", median(one.alone_s)
@@ -167,7 +167,7 @@ def judge_jobs(found: Together, promise: JobsPromise, world: World) -> Iterator[
 
 def judge_experts(found: Experts, promise: ExpertsPromise, world: World) -> Iterator[Measurement]:
     """Median and 99th percentile of dispatch and combine, by size."""
-    path = slow_paths(found.paths_gbits_s, found.line_gbits_s)
+    path = slow_paths(found.paths_gbits_s)
     for order, one in enumerate(found.tokens):
         size = f"experts, {SIZE.text(one.size_bytes)} × skew {found.skew:g}"
         yield Measurement(f"{size}, p50", 1e6 * one.p50_s, "µs", note=f"{len(one.calls_s)} calls")

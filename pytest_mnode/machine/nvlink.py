@@ -192,6 +192,10 @@ def _link(nvml: Any, handle: Any, number: int) -> NvLink | None:
     return NvLink(rate if active else 0.0, counters)
 
 
+NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+"""UUID of a fabric that ends at the node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
     """A GPU in its NVLink fabric; None if the driver does not say.

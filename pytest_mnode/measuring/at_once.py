@@ -18,6 +18,7 @@ from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.machine.counters import pause_frames
 from pytest_mnode.measurement import at_least
 from pytest_mnode.measuring.limits import REPEAT_S
+from pytest_mnode.measuring.nvlink_domains import domains_of
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +41,10 @@ _MESSAGE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """halves: nodes by half, those of one index exchange. gbits_s: what both halves receive, by
-    communicator and repeat; line_gbits_s: what their NICs may. alone_gbits_s: of each pair alone,
-    both ways, by its two nodes; measured only if the sum falls short."""
+    """halves: nodes by half, those of one index exchange; without pairs that NVLink carries.
+    gbits_s: what both halves receive, by communicator and repeat; line_gbits_s: what their NICs
+    may. alone_gbits_s: of each pair alone, both ways, by its two nodes; measured only if the sum
+    falls short."""
 
     halves: tuple[tuple[str, ...], tuple[str, ...]]
     gbits_s: tuple[tuple[float, ...], ...]
@@ -52,7 +54,8 @@ class Bisection:
 
 @dataclass(frozen=True, slots=True)
 class Incast:
-    """gbits_s: what each node received in its turn, median of repeats. before, after: counters of
+    """senders: the most at once. gbits_s: what each node received from those outside its NVLink
+    domain in its turn, median of repeats; empty if all nodes are in one. before, after: counters of
     ports, and pauses: pause frames, received and sent in between, or why they are not known; all by
     node."""
 
@@ -151,10 +154,17 @@ def bisection(
     """
     from pytest_mnode.measuring.algorithms import DEFAULT, Algorithm, fresh_group
 
-    one, other = halves_of(world.nodes, promise)
+    domain = dict(zip(world.nodes, domains_of(world, spec, device), strict=True))
+    pairs = [
+        (a, b)
+        for a, b in zip(*halves_of(world.nodes, promise), strict=True)
+        if domain[a] != domain[b]
+    ]
+    if not pairs:
+        return Bisection(((), ()), (), 0.0, {})
+    one, other = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
     node = node_gbits_s(spec, world)
     size = int(node * 1e9 / 8 / world.local_size * REPEAT_S)
-    pairs = [*zip(one, other, strict=True)]
     flows = Flows(_both_ways(world, pairs), size, device)
     line = 2 * len(pairs) * node
     wanted = promise.at_least_fraction * line / promise.oversubscription
@@ -181,21 +191,15 @@ def targets_of(nodes: Sequence[str]) -> list[str]:
 def incast(world: World, spec: Spec, device: torch.device) -> Incast:
     """Let all nodes send to one, in turns. All ranks call this together."""
     node, fabric = node_gbits_s(spec, world), spec.fabric
-    senders = len(world.nodes) - 1
-    size = int(node * 1e9 / 8 / world.local_size * REPEAT_S / senders)
-    turns = {
-        target: Flows(
-            (
-                end
-                for sender in world.nodes
-                if sender != target
-                for end in zip(_ranks(world, sender), _ranks(world, target), strict=True)
-            ),
-            size,
-            device,
-        )
-        for target in targets_of(world.nodes)
-    }
+    domain = dict(zip(world.nodes, domains_of(world, spec, device), strict=True))
+    turns, most = dict[str, Flows](), 0
+    for target in targets_of(world.nodes):
+        senders = [one for one in world.nodes if domain[one] != domain[target]]
+        if senders:
+            size = int(node * 1e9 / 8 / world.local_size * REPEAT_S / len(senders))
+            ends = (zip(_ranks(world, one), _ranks(world, target), strict=True) for one in senders)
+            turns[target] = Flows((end for some in ends for end in some), size, device)
+            most = max(most, len(senders))
     for flows in turns.values():
         flows.received_gbits_s()  # connects
 
@@ -221,7 +225,7 @@ def incast(world: World, spec: Spec, device: torch.device) -> Incast:
         unknown = next((one for one in (start, frames) if isinstance(one, str)), None)
         pauses[name] = unknown if unknown is not None else int(frames) - int(start)
     first, last = ({name: one for name, (one, _) in side.items()} for side in (before, after))
-    return Incast(senders, node, rates, first, last, pauses)
+    return Incast(most, node, rates, first, last, pauses)
 
 
 def sides_of(

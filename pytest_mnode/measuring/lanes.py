@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.measuring.at_once import Flows, node_gbits_s
 from pytest_mnode.measuring.limits import REPEAT_S
+from pytest_mnode.measuring.nvlink_domains import domains_of, nvlink_gbits_s
 from pytest_mnode.spec.alpha_beta import Algorithm, CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 
@@ -124,13 +125,12 @@ class LaneTimes:
 @dataclass(frozen=True, slots=True)
 class Together:
     """whole_s: of all lanes at once, by round. paths_gbits_s: of paths between nodes alone, if
-    lanes are slow; line_gbits_s: what such a path may carry."""
+    lanes are slow, each with what it may carry."""
 
     title: str
     lanes: tuple[LaneTimes, ...]
     whole_s: tuple[float, ...]
-    paths_gbits_s: Mapping[tuple[str, str], float]
-    line_gbits_s: float
+    paths_gbits_s: Mapping[tuple[str, str], tuple[float, float]]
 
     @property
     def sums_s(self) -> list[float]:
@@ -318,13 +318,13 @@ def at_once(
     whole = tuple(max(map(max, every)) for every in together)
     for one in mine:
         one.close()
-    timed_lanes = Together(title, tuple(found), whole, {}, 0.0)
+    timed_lanes = Together(title, tuple(found), whole, {})
     slow = [one for one in found if one.expected_s and one.expected_s < least * median(one.alone_s)]
     if median(timed_lanes.overlaps) < least_together:
         slow = found
     paths = {pair for one in slow for pair in one.lane.flows()}
-    rates, line = paths_alone(paths, spec, world, device, most_paths)
-    return replace(timed_lanes, paths_gbits_s=rates, line_gbits_s=line)
+    rates = paths_alone(paths, spec, world, device, most_paths)
+    return replace(timed_lanes, paths_gbits_s=rates)
 
 
 def spread(paths: Collection[tuple[int, int]], nodes: int, most: int) -> list[tuple[int, int]]:
@@ -338,18 +338,19 @@ def spread(paths: Collection[tuple[int, int]], nodes: int, most: int) -> list[tu
 
 def paths_alone(
     pairs: set[tuple[int, int]], spec: Spec, world: World, device: torch.device, most: int
-) -> tuple[dict[tuple[str, str], float], float]:
-    """Rates of paths between nodes, one at a time, by (sender, receiver), and what one may be."""
-    line = rank_gbits_s(spec, world)
-    size, found = max(4, int(line * 1e9 / 8 * _PATH_S)), dict[tuple[str, str], float]()
-    each = world.local_size
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Rates of paths between nodes, one at a time, by (sender, receiver), each with what it may be:
+    NVLink's inside a domain."""
+    found, each = dict[tuple[str, str], tuple[float, float]](), world.local_size
+    domains, nics = domains_of(world, spec, device), rank_gbits_s(spec, world)
     between = {(a // each, b // each): (a, b) for a, b in sorted(pairs) if a // each != b // each}
     for a, b in spread(between, len(world.nodes), most):
-        flows = Flows([between[a, b]], size, device)
+        line = nvlink_gbits_s(spec) or nics if domains[a] == domains[b] else nics
+        flows = Flows([between[a, b]], max(4, int(line * 1e9 / 8 * _PATH_S)), device)
         flows.received_gbits_s()  # connects
         rate = max(sum(flows.received_gbits_s()) for _ in range(2))
-        found[world.nodes[a], world.nodes[b]] = rate
-    return found, line
+        found[world.nodes[a], world.nodes[b]] = rate, line
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +380,7 @@ class Experts:
 
     tokens: tuple[Tokens, ...]
     skew: float
-    paths_gbits_s: Mapping[tuple[str, str], float]
-    line_gbits_s: float
+    paths_gbits_s: Mapping[tuple[str, str], tuple[float, float]]
 
 
 def split(size_bytes: int, skew: float, ranks: int, hot: int) -> list[int]:
@@ -444,4 +444,4 @@ def experts(
         for one in found
     )
     measured = paths_alone(pairs if slow else set(), spec, world, device, most_paths)
-    return Experts(tuple(found), promise.skew, *measured)
+    return Experts(tuple(found), promise.skew, measured)

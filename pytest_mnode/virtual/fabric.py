@@ -28,6 +28,7 @@ from pytest_mnode.measuring.limits import CHECKED_CALLS
 from pytest_mnode.measuring.locating.locate import BUDGET_S, SlowLinks, search_slow_links
 from pytest_mnode.measuring.locating.pairs import MeasuredRound
 from pytest_mnode.measuring.locating.rounds import Reading, Round
+from pytest_mnode.measuring.nvlink_domains import nvlink_gbits_s
 from pytest_mnode.measuring.sweep import OneSize, calls_of_a_repeat, sweep_of
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
@@ -243,8 +244,7 @@ class _Pairs:
         rails = cluster.rails
         line = fabric.line_rate_mbits_s * rails.nics_each * cluster.of_line
         tcp = TCP_GBYTES_S * 8e3 / rails.count
-        nvlink = Platform.of(cluster.spec).nvlink
-        inside = 8e-6 * nvlink.bytes_s * nvlink.ring if nvlink else line
+        inside = 1e3 * (nvlink_gbits_s(cluster.spec) or 0.0) or line
         leaving = np.zeros(len(cluster.uplinks))
         for flow in step.flows:
             over_nics = cluster.domains[flow.sender] != cluster.domains[flow.receiver]

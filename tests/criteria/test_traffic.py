@@ -119,9 +119,9 @@ LINE = 0.2
 SLOW_TX = {(2, n): 0.05 for n in (0, 1, 3)}
 
 
-def paths(slow: Mapping[tuple[int, int], float]) -> dict[tuple[str, str], float]:
+def paths(slow: Mapping[tuple[int, int], float]) -> dict[tuple[str, str], tuple[float, float]]:
     every = {(a, b): 0.19 for a in range(4) for b in range(4) if a != b} | dict(slow)
-    return {(NODES[a], NODES[b]): rate for (a, b), rate in every.items()}
+    return {(NODES[a], NODES[b]): (rate, LINE) for (a, b), rate in every.items()}
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,17 @@ def paths(slow: Mapping[tuple[int, int], float]) -> dict[tuple[str, str], float]
 def test_what_slow_paths_have_in_common_is_named(
     slow: Mapping[tuple[int, int], float], nodes: set[str] | None, of_paths: tuple[Any, ...]
 ) -> None:
-    found = slow_paths(paths(slow), LINE)
+    found = slow_paths(paths(slow))
     assert (found and set(found.nodes)) == nodes
     assert (found.parts.paths if found else ()) == of_paths
+
+
+def test_a_path_is_compared_with_its_own_line() -> None:
+    """Inside an NVLink domain a quarter of NVLink's line is slow, although NICs are slower yet."""
+    rates = paths({}) | {("node0", "node1"): (1.0, 4.0), ("node1", "node0"): (3.9, 4.0)}
+    found = slow_paths(rates)
+    assert found is not None
+    assert found.parts.paths == (("node0", "node1"),)
 
 
 def together(
@@ -157,7 +165,7 @@ def together(
         rounds = tuple(beside * (1 + 0.01 * (n % 3)) for n in range(len(alone)))
         lanes.append(LaneTimes(lane, 2, tuple(alone), rounds, groups, MIB, 0.1))
     whole = tuple(2 * max(beside_s) * (1 + 0.01 * (n % 2)) for n in range(len(alone_s[0])))
-    return Together("pp 2 × dp 2", tuple(lanes), whole, paths(slow or {}), LINE)
+    return Together("pp 2 × dp 2", tuple(lanes), whole, paths(slow or {}))
 
 
 def by_name(found: Any) -> dict[str, Measurement]:
@@ -223,7 +231,7 @@ def experts(hot_s: float, last_s: float = 0.01, many: int = 1, slow: Any = None)
     calls = [hot_s if n % 4 == 1 else 0.01 + 1e-5 * (n % 3) for n in range(480)]
     calls[480 - 4 * many + 3 :: 4] = [last_s] * many
     tokens = Tokens(1 << 16, tuple(calls), tuple(n % 4 for n in range(480)), 0.005)
-    return Experts((tokens,), 3.0, paths(slow or {}), LINE)
+    return Experts((tokens,), 3.0, paths(slow or {}))
 
 
 def test_tokens_are_judged_by_median_and_by_the_slowest() -> None:
@@ -262,7 +270,7 @@ def test_a_99th_percentile_is_as_sure_as_its_calls(
         assert late.culprit is not None
         assert late.culprit.nodes == {"node2"}
     few = Tokens(1 << 16, (0.01,) * 99 + (0.9,), tuple(n % 4 for n in range(100)), 0.005)
-    *_, late = judge_experts(Experts((few,), 3.0, {}, LINE), promise, WORLD)
+    *_, late = judge_experts(Experts((few,), 3.0, {}), promise, WORLD)
     assert late.verdict == "inconclusive"
     assert "459 are needed" in late.note
 

@@ -61,9 +61,9 @@ def test_paths_are_tried_where_lanes_fall_short_together(
 ) -> None:
     asked, destroyed = list[object](), list[Any]()
 
-    def paths_alone(found: set[tuple[int, int]], *_: object) -> tuple[dict[Any, float], float]:
+    def paths_alone(found: set[tuple[int, int]], *_: object) -> dict[Any, tuple[float, float]]:
         asked.append(found)
-        return {}, 0.2
+        return {}
 
     destroy = dist.destroy_process_group
     monkeypatch.setattr(lanes, "paths_alone", paths_alone)

@@ -13,6 +13,7 @@ from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows, Subject, Unread
 from pytest_mnode.machine.nvlink import (
+    NO_CLUSTER,
     Registration,
     imex_nodes,
     nvidia_smi,
@@ -28,8 +29,6 @@ _STATE, _CLUSTER, _CLIQUE = "NVLink registration", "NVLink cluster UUID", "NVLin
 _MANAGER, _IMEX = "fabric manager", "IMEX daemon"
 _DOMAIN, _NODES = "IMEX domain", "IMEX nodes file"
 _COMPLETED, _RUNNING, _UP = "completed", "running", "UP"
-_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
-"""UUID of a fabric that ends at the node."""
 Id = tuple[str, int | None]
 """Cluster UUID and clique: GPUs with the same pair reach each other over NVLink."""
 
@@ -99,7 +98,7 @@ class NvLinkFabricIsComplete(Check):
                 f"{rows.node}: {found.why if isinstance(found, Unread) else why}"
             )
         counts = Counter(
-            one for found in ids.values() for one in set(found) if one[0] != _NO_CLUSTER
+            one for found in ids.values() for one in set(found) if one[0] != NO_CLUSTER
         )
         kept, tied = _largest(_of_clusters(counts), -(-len(ids) // size))
         for cluster in list(kept):
@@ -130,8 +129,8 @@ class NvLinkFabricIsComplete(Check):
     promised_as = "{state: completed}"
 
     @classmethod
-    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> dict[str, str] | None:
-        found = {
+    def draft(cls, rows: Mapping[str, Sequence[Row]]) -> dict[str, str | None] | None:
+        found: dict[str, str | None] = {
             key: value
             for key, metric, value, expected in (
                 ("state", _STATE, "completed", _COMPLETED),
@@ -140,6 +139,9 @@ class NvLinkFabricIsComplete(Check):
             )
             if seen(rows, metric) == [expected]
         }
+        every = [one for read in rows.values() for one in read if one.value is not None]
+        if {*seen(rows, _CLUSTER)} - {NO_CLUSTER} and _DOMAIN not in {e.metric for e in every}:
+            found["imex"] = None  # which profiles of such nodes promise: a scheduler may start it
         return found or None
 
 

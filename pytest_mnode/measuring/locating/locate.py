@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.machine.nvlink import nvidia_smi, parse_fabric
 from pytest_mnode.measurement import all_of
 from pytest_mnode.measuring.limits import EVERY_PATH_UP_TO
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
@@ -30,13 +28,12 @@ from pytest_mnode.measuring.locating.wording import (
     unmeasured_paths,
 )
 from pytest_mnode.measuring.nic_counters import nics_by_rank
-from pytest_mnode.measuring.ranks import gathered
+from pytest_mnode.measuring.nvlink_domains import domains_of, nvlink_gbits_s
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.alpha_beta import Platform
 
 BUDGET_S = 20.0
 
@@ -163,25 +160,9 @@ def find_slow_links(
         lambda: nics_by_rank(world, device),
         budget_s=budget_s,
         outliers_only=outliers_only,
-        domains=_domains(world, spec, device),
+        domains=domains_of(world, spec, device),
         every_path=every_path,
     )
-
-
-def _domains(world: World, spec: Spec, device: torch.device) -> Sequence[int]:
-    """By node, its NVLink domain: as its first GPU is registered, else in the spec's order. All
-    ranks call this. Ranks on CPUs have no NVLink."""
-    each = spec.accelerators.nodes_of_a_domain
-    if each == 1 or device.type == "cpu":
-        return range(len(world.nodes))
-    registered = None
-    if world.local_rank == 0:
-        with contextlib.suppress(OSError):
-            registered = next(iter(parse_fabric(nvidia_smi("-q"))), None)
-    first = gathered(registered and (registered.cluster, registered.clique))[:: world.local_size]
-    if None in first:
-        return [node // each for node in range(len(world.nodes))]
-    return [first.index(one) for one in first]
 
 
 class MeasuredPairs(Protocol):
@@ -216,9 +197,8 @@ def search_slow_links(  # noqa: PLR0917  of `find_slow_links`, and what measures
     rails = Rails.of(world, fabric.nics_per_node)
     bound_mbits_s = slow_below_mbits_s * rails.nics_each
     inside_mbits_s = bound_mbits_s
-    if (nvlink := Platform.of(spec).nvlink) is not None:
-        share = slow_below_mbits_s / fabric.line_rate_mbits_s
-        inside_mbits_s = share * nvlink.ring * nvlink.bytes_s * 8e-6
+    if (line_gbits_s := nvlink_gbits_s(spec)) is not None:
+        inside_mbits_s = slow_below_mbits_s / fabric.line_rate_gbits_s * line_gbits_s
     rates = Rates(len(world.nodes), rails.count, bound_mbits_s, domains, inside_mbits_s)
     names = Names.of(world.nodes, spec, rails.count, nvlink=rates.rails > rates.nics)
     if pairs is None:

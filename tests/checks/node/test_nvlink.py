@@ -8,8 +8,10 @@ import pytest
 
 from pytest_mnode.checks.node.nvlink import NvLinksAreUp
 from pytest_mnode.checks.node.nvlink_fabric import NvLinkFabricIsComplete
+from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.evidence.reading import CheckRows
 from pytest_mnode.evidence.row import Row, row
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.inventory import Accelerators
 from tests.checks.node.judged import blamed, judged, rows_of, verdicts
 from tests.programs import write_program
@@ -196,3 +198,27 @@ def test_the_fabric_is_read_from_its_programs(
         write_program(tmp_path / "nvidia-smi", f"#!/bin/sh\nprintf '{text.format(status)}'\n")
         read = rows_of(NvLinkFabricIsComplete, "{state: completed}").rows
         assert [one.value for one in read] == [state, A, 3]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "domain", "drafted"),
+    [
+        (A, "UP", {"state": "completed", "imex": "up"}),
+        (A, None, {"state": "completed", "imex": None}),  # over a profile that promises it
+        (A, "DEGRADED", {"state": "completed"}),
+        (NONE, None, {"state": "completed"}),
+    ],
+)
+def test_imex_is_drafted_where_nodes_show_it(
+    cluster: str, domain: str | None, drafted: dict[str, str | None]
+) -> None:
+    rows = [*fabric("completed", (cluster, 1)), *imex("running", domain).rows]
+    assert NvLinkFabricIsComplete.draft({"a": rows, "b": rows}) == drafted
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72", "nd-gb200-v6", "p6e-gb200"])
+def test_profiles_of_nvl72_promise_imex_and_the_domain(name: str) -> None:
+    spec = profile_spec(name)
+    assert spec.accelerators.nodes_of_a_domain == 18
+    promise = promise_of(NvLinkFabricIsComplete, spec)
+    assert (promise.state, promise.imex) == ("completed", "up")

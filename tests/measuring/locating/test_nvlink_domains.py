@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from pytest_mnode.criteria.fabric import judge_slow_links
-from pytest_mnode.machine.nvlink import Registration
+from pytest_mnode.machine.nvlink import NO_CLUSTER, Registration
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring.locating import locate as module
+from pytest_mnode.measuring import nvlink_domains as module
+from pytest_mnode.measuring import ranks
 from pytest_mnode.measuring.locating.diagnosis import diagnose
 from pytest_mnode.measuring.locating.locate import SlowLinks
 from pytest_mnode.measuring.locating.rates import Rates
@@ -108,31 +109,37 @@ def test_domains_need_not_follow_the_order_of_nodes() -> None:
     assert (slow.node, slow.rails, slow.confirmed) == (2, (0,), True)
 
 
+A = "aaaaaaaa-d722-4357-9ba6-5291dd461278"
+
+
 @pytest.mark.parametrize(
-    ("registered", "device", "domains"),
+    ("mine", "others", "device", "said", "domains"),
     [
-        ([("a", 1), ("b", 1), ("a", 1), ("a", 2)], "cuda", [0, 1, 0, 3]),
-        ([("a", 1), None, ("a", 1), ("a", 2)], "cuda", [0, 0, 0, 0]),
-        ([("a", 1)] * 4, "cpu", [0, 1, 2, 3]),
+        ((A, 1), (f"{A} 1", f"{A} 2"), "cuda", f"{A} 1", [0, 0, 2]),
+        ((NO_CLUSTER, 0), (f"{A} 1", "node2"), "cuda", "node0", [0, 1, 2]),
+        ((None, None), (f"{A} 1", f"{A} 2"), "cuda", None, [0, 0, 0]),
+        ((A, 1), (None, f"{A} 2"), "cuda", f"{A} 1", [0, 0, 0]),
+        ((A, 1), (f"{A} 1", f"{A} 1"), "cpu", None, [0, 1, 2]),
     ],
 )
-def test_domains_are_as_gpus_are_registered(
+def test_domains_are_as_gpus_are_registered(  # noqa: PLR0917  a table
     monkeypatch: pytest.MonkeyPatch,
-    registered: list[tuple[str, int] | None],
+    mine: tuple[str | None, int | None],
+    others: tuple[str | None, ...],
     device: str,
+    said: str | None,
     domains: list[int],
 ) -> None:
     """Else in the spec's order; ranks on CPUs send over NICs wherever they are."""
-    mine = Registration("Completed", "Success", *(registered[0] or ()))
     monkeypatch.setattr(module, "nvidia_smi", lambda *_: "")
-    monkeypatch.setattr(module, "parse_fabric", lambda _: [mine])
-    asked: list[object] = []
+    monkeypatch.setattr(module, "parse_fabric", lambda _: [Registration("Completed", "", *mine)])
+    asked: list[str | None] = []
 
-    def gathered(one: object) -> list[object]:
+    def gathered(one: str | None) -> list[str | None]:
         asked.append(one)
-        return [rank for node in registered for rank in (node, None)]
+        return [each for node in (one, *others) for each in (node, None)]
 
-    monkeypatch.setattr(module, "gathered", gathered)
-    world = World(0, 8, 0, 2, "node0", tuple(f"node{i}" for i in range(4)))
-    assert list(module._domains(world, GB200, torch.device(device))) == domains
-    assert asked == ([registered[0]] if device == "cuda" else [])
+    monkeypatch.setattr(ranks, "gathered", gathered)
+    world = World(0, 6, 0, 2, "node0", ("node0", "node1", "node2"))
+    assert list(module.domains_of(world, GB200, torch.device(device))) == domains
+    assert asked == ([said] if device == "cuda" else [])
