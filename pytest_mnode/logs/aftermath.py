@@ -43,7 +43,7 @@ _DIGITS = re.compile(r"\d+", re.ASCII)
 _NO_TEXT = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
 FLIGHT_RECORDER, STACKS = "flight recorder", "stacks"
 _KERNEL_LOG = re.compile(
-    r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg)"
+    r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg|console|nvidia-smi|rocm-smi|ibstat)"
     r"(?:[-_.](?P<after>(?!log\b|txt\b|out\b|gz\b|\d+\b)[\w-]+))?(?:\.\w+)*",
     re.IGNORECASE,
 )
@@ -62,6 +62,7 @@ _STUCK = "watchdog stuck"
 _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
 _BY_SCHEDULER = ("time limit", "preempted")
+_OF_NODES = ("node lost", "node drained")
 _OF_A_PROGRAM = (
     *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
     *("permission denied", "Python error", "program not found", "library or module missing"),
@@ -250,7 +251,7 @@ def answer(left: Left) -> Answer:
     awaited = {*_ranks(one for one in lost if not one.cause.by_victim), *read.silent}
     found.sort(key=lambda one: _weight(one.cause, awaited))
     unlike: dict[tuple[object, ...], Found] = {}
-    for one in sorted(_joined(found), key=lambda one: _raised_by(one.cause, awaited)):
+    for one in sorted(_joined(found), key=lambda one: _raised_by(one.cause, awaited, read.failed)):
         cause = one.cause
         unlike.setdefault((cause.name, cause.ranks, cause.host, cause.device), one)
     kept = list(unlike.values())
@@ -336,7 +337,7 @@ def _of_last_attempt(files: Iterable[str]) -> Callable[[str], bool]:
 def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
     """Why nothing failed: Slurm's accounting has steps, which all have completed, so that they
     survived what they reported, or printed it as their data; or training ended, and then, or in
-    torch's warnings, only others' ends are seen, beside what kernels wrote and no rank met."""
+    torch's warnings, only others' ends are seen, beside what kernels and schedulers wrote."""
     tables = (text for text in texts.values() if "COMPLETED" in text)
     if {found[1] for text in tables for found in _STATE.finditer(text)} == {"COMPLETED"}:
         return _COMPLETED
@@ -350,7 +351,8 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
             one.file, len(text)
         )
         warned = not one.cause.root and (late or _WARNED.search(one.cause.line) is not None)
-        return warned or _host_of(one.file) is not None
+        elsewhere = one.file not in ends and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
+        return warned or elsewhere or _host_of(one.file) is not None
 
     return _FINISHED if found and ends and all(map(is_farewell, found)) else None
 
@@ -482,10 +484,11 @@ def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
     return order, cause.order, -cause.known, inf if time_s is None else time_s
 
 
-def _raised_by(cause: Cause, awaited: set[int]) -> tuple[float, ...]:
-    """Weight, where an exception that fewer ranks raised is weightier: the others followed."""
+def _raised_by(cause: Cause, awaited: set[int], failed: set[int]) -> tuple[float, ...]:
+    """Weight, where an exception that fewer ranks raised, or that which failed first, is weightier:
+    the others followed."""
     number = len(cause.ranks) if cause.name == "Python error" else 0
-    return (*_weight(cause, awaited)[:3], number)
+    return (*_weight(cause, awaited)[:3], number, failed.isdisjoint(cause.ranks))
 
 
 def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Cause:

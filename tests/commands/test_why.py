@@ -275,7 +275,7 @@ def test_a_rank_that_waits_in_vain_for_others_is_not_accused(
     [
         *(("gpu4/dmesg", "gpu4"), ("dmesg-gpu4.txt", "gpu4"), ("gpu4.dmesg.log", "gpu4")),
         *(("gpu4/kern.log.1", "gpu4"), ("logs/dmesg.txt", None), ("gpu4/train.log", None)),
-        *(("dmesg/gpu4.log", "gpu4"), ("dmesg/gpu4", "gpu4")),
+        *(("dmesg/gpu4.log", "gpu4"), ("dmesg/gpu4", "gpu4"), ("gpu4-nvidia-smi.txt", "gpu4")),
     ],
 )
 def test_the_node_of_a_kernel_log_is_known_by_its_name(
@@ -671,6 +671,10 @@ def test_what_a_kernel_wrote_of_others_is_no_failure_of_a_training_that_ended(
     assert (found["cause"], found["others"][0]["cause"]) == (None, "GPU lost")
     found = why(capsys, left(tmp_path, {**files, "job.log": "Training began\n"}))[1]
     assert found["cause"]["cause"] == "GPU lost"
+    lost = "9m  Normal  NodeNotReady  pod/w-1  Node is not ready\n"
+    for text, cause in (("Training completed\n", None), ("Training began\n", "node lost")):
+        found = why(capsys, left(tmp_path, {"n1/dmesg": "", "job.log": text, "events": lost}))[1]
+        assert (found["cause"] and found["cause"]["cause"]) == cause
 
 
 ALONE = "Failures:\n  <NO_OTHER_FAILURES>\n" + ALL_FAILED
@@ -985,3 +989,13 @@ def test_a_described_node_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     found = why(capsys, left(tmp_path, {"node.txt": text}))[1]["cause"]
     assert (found["cause"], found["host"]) == ("node lost", "elm5")
+
+
+def test_of_two_exceptions_that_of_the_rank_that_failed_first_is_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = "Root Cause (first observed failure):\n[0]:\n  rank      : {} (local_rank: 0)\n"
+    ended = "  exitcode  : 1 (pid: 77)\n"
+    for rank in (1, 2):
+        text = f"{FELL}[rank2]: ValueError: no data\n{first.format(rank)}{ended}"
+        assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]["ranks"] == [rank]

@@ -11,8 +11,13 @@ from pathlib import Path
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
+from pytest_mnode.logs.xids import xid
 from pytest_mnode.machine.cpus import format_cpulist
 
+_XIDS = [(number, xid(number, "")) for number in range(1, 200)]
+_CALM = (45, 63, 92, 106, 107, 162)
+"""These end no program: 45 follows whatever did, 63 says that a row of memory was remapped, 92 that
+many errors were corrected, and the others are for information."""
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 _NO_WIDTH = (_constants.AT, _constants.ASSERT, _constants.ASSERT_NOT)
 
@@ -96,11 +101,20 @@ class Rule:
     words: Words
 
 
+def _one_of(numbers: Iterable[int]) -> str:
+    return f"(?:{'|'.join(map(str, numbers))})"
+
+
 @cache
 def known_causes() -> tuple[KnownCause, ...]:
     """All known causes, weightiest first; `known.toml` explains its format."""
     data = tomllib.loads(Path(__file__).with_name("known.toml").read_text("utf-8"))
-    fragments = data["fragments"]
+    fragments = data["fragments"] | {
+        "xid_harmless": _one_of(n for n, one in _XIDS if one.blame == "corrected" or n in _CALM),
+        "xid_of_program": _one_of(
+            n for n, one in _XIDS if one.blame == "nobody" and n not in _CALM
+        ),
+    }
 
     def whole(pattern: str) -> str:
         """The pattern with its fragments, which may have fragments themselves."""
