@@ -999,3 +999,18 @@ def test_of_two_exceptions_that_of_the_rank_that_failed_first_is_the_cause(
     for rank in (1, 2):
         text = f"{FELL}[rank2]: ValueError: no data\n{first.format(rank)}{ended}"
         assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]["ranks"] == [rank]
+
+
+def test_a_peer_is_named_by_the_node_that_has_its_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    using = "elm{}:7:8 [0] NCCL INFO Bootstrap : Using ens1:10.0.0.{}<0>\n"
+    gone = (
+        "elm1:7:9 [0] transport/net_ib.cc:9 NCCL WARN NET/IB : Got completion from peer "
+        "10.0.0.2<4011> with status=12 opcode=0 len=0 vendor err 129\n"
+    )
+    for others, peer in ((using.format(2, 2), "elm2"), ("", "10.0.0.2")):
+        text = using.format(1, 1) + others + gone
+        assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]["peer"] == peer
+    text = using.format(2, 2) + using.format(3, 2) + gone
+    assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]["peer"] == "10.0.0.2"

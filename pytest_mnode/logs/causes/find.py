@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -170,6 +171,7 @@ _RETRIED = (
 )
 """Causes after which Kubernetes retries: they no longer apply once the pod starts."""
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
+_ADDRESS = re.compile(r"NCCL INFO (?:Bootstrap|NET/\w+) ?: ?Using .*?(?P<ip>\d+\.\d+\.\d+\.\d+)<")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)|retrying \(")
 _STEP_WAITS = re.compile(r"srun: Job (?:(?P<waits>\d+) )?step creation \w+ disabled")
@@ -224,6 +226,12 @@ class Causes:
         self.hosts |= of_world
         self.every_host = set(of_world.values()) if len(of_world) == largest else set()
         self.found += _of_versions(every, self.found)
+        used = {pair for one in every for pair in one.addresses}
+        counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
+        at = {ip: host for ip, host in used if counts[ip] == 1}
+        self.found = [
+            (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
+        ]
 
 
 def _of_versions(
@@ -253,7 +261,7 @@ _WATCHDOG = re.compile("atchdog| work")
 _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
-    *(*_OF_PODS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _WELL_AGAIN, _PLACED),
+    *(*_OF_PODS, _ADDRESS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _WELL_AGAIN, _PLACED),
     _ENDS_ALL,
 )
 
@@ -356,10 +364,11 @@ class _Finder:
         # Hosts on which srun saw a task end by itself, and these tasks.
         self._exited: dict[str, str] = {}
         self.places: dict[int, str] = {}
+        # Addresses of ranks, with their nodes.
+        self.addresses: set[tuple[str, str]] = set()
         self._all_ended = False
         # Line about a name that was not resolved, which is a cause once the client gives up.
-        self._unresolved = ""
-        self._tested = ""
+        self._unresolved = self._tested = ""
         self.version, self.version_line = "", ""
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
@@ -479,6 +488,8 @@ class _Finder:
         if _WELL_AGAIN in tells and (well := _WELL_AGAIN.search(line)) is not None:
             over = ("file system failed", well["server"]), ("node lost", well["node"])
             self._drop(lambda one: (one.name, one.peer or one.host) in over and one.detail is None)
+        if _ADDRESS in tells and (used := _ADDRESS.search(line)) and (who := WHO.search(line)):
+            self.addresses.add((used["ip"], who["host"]))
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
         self._all_ended |= _ENDS_ALL in tells
