@@ -245,20 +245,22 @@ class Measurement:
         *,
         count: int | None = None,
         unsure: str = "",
+        unread: Iterable[Culprit] = (),
         note: str = "",
         headline: HeadlineMark | None = None,
     ) -> Self:
         """A count that must be zero: the number of `culprits`, or `count` if given.
 
         The words name the first culprits; the nodes are those of all.
-        unsure: why the real count may be higher; a count of zero is then inconclusive.
+        unsure: why the real count may be higher; a count of zero is then inconclusive. unread: who
+        may add to it beside the culprits; anybody if nobody is known.
         """
         named = list(culprits)
         value = len(named) if count is None else count
         note = "; ".join(filter(None, [unsure, note]))
         if unsure and not (value or named):
             return cls.unknown(name, note, source=source)
-        culprit = all_of(named)
+        culprit = with_suspects(all_of(named), [*unread] or [Culprit("")] * bool(unsure))
         return cls(name, value, "", equals(0), source, culprit, note, headline=headline)
 
     @property
@@ -347,6 +349,15 @@ def all_of(
     """All culprits as one, with the words of the first `most`; None without any."""
     every = [one for one in culprits if one is not None]
     return Culprit.merged(listed(filter(None, every), most, separator), every) if every else None
+
+
+def with_suspects(culprit: Culprit | None, unread: Iterable[Culprit]) -> Culprit | None:
+    """The culprit, and who was not measured: they may be to blame too, or alone."""
+    suspects = [one.suspected for one in unread]
+    if culprit is None:
+        return all_of(suspects, separator=", ")
+    beside = [Culprit("", either=one.either) for one in suspects]  # its parts are those that failed
+    return Culprit.merged(culprit, [culprit, *beside])
 
 
 @dataclass(frozen=True, slots=True)

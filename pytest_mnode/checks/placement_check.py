@@ -26,6 +26,7 @@ from pytest_mnode.measurement import (
     all_of,
     equals,
     listed,
+    with_suspects,
 )
 from pytest_mnode.skipping import not_promised, promised
 
@@ -164,7 +165,10 @@ class PlacementCheck(RowsOfRanks):
                 self.unit,
                 self.bound,
                 answers[0].source,
-                all_of(one.culprit for one in wrong),
+                with_suspects(
+                    all_of(one.culprit for one in wrong),
+                    (one.culprit for one in unknown if one.culprit),
+                ),
                 note or f"{len(answers)} ranks, each as expected",
                 headline=mark,
             )

@@ -15,6 +15,7 @@ from pytest_mnode.measurement import (
     at_least,
     at_most,
     listed,
+    with_suspects,
 )
 from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
 from pytest_mnode.spec import Spec
@@ -145,6 +146,8 @@ def worst_of(  # noqa: PLR0917  the parts of a measurement
     known = {rank: value for rank, value in values.items() if value is not None}
     ordered = sorted(known, key=known.__getitem__, reverse=pick is max)
     broken = [rank for rank in ordered if bound and not bound.holds(known[rank])]
+    named = [rank_with(rank, words(rank)) for rank in broken]
+    unread = [Culprit.of(rank) for rank in values if rank not in known and bound]
     worst = pick(known.values()) if broken or (known and len(known) == len(values)) else None
     below, above = next((spread(r) for r, v in known.items() if v == worst), (0.0, 0.0))
     return Measurement(
@@ -153,7 +156,7 @@ def worst_of(  # noqa: PLR0917  the parts of a measurement
         unit,
         bound,
         source if bound else "",
-        all_of((rank_with(rank, words(rank)) for rank in broken), MOST_NAMED),
+        with_suspects(all_of(named, MOST_NAMED), unread),
         note,
         interval=(worst - below, worst + above) if worst is not None and below + above else None,
     )
@@ -222,4 +225,5 @@ def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
         slow,
         "the highest generation of both card and slot (NVML)",
         unsure=f"NVML does not report the generation for {', '.join(mute)}" if mute else "",
+        unread=map(Culprit.of, mute),
     )

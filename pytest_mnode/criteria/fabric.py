@@ -18,6 +18,7 @@ from pytest_mnode.measurement import (
     at_most,
     equals,
     listed,
+    with_suspects,
 )
 from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import ALIKE, STANDS_OUT
@@ -110,7 +111,8 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
             f"less tolerance_fraction × fabric.line_rate of the NICs of a rank){inside}, or "
             f"{STANDS_OUT:g} to {ALIKE:g} of the rate of the fast pairs, by their noise",
-            found.culprit or found.silent or (Culprit(found.cut_off) if found.cut_off else None),
+            with_suspects(found.culprit, filter(None, [found.silent]))
+            or (Culprit(found.cut_off) if found.cut_off else None),
             f"{found}; {found.effort}",
             detection=None
             if found.detectable_loss is None
@@ -342,13 +344,14 @@ def _judge_traffic(found: Busbw) -> Measurement:
         each = Culprit(f"{listed(over)} sent over other networks", over)
         culprit = Culprit.merged(culprit or each, [culprit, each])
     judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
+    unread = [Culprit(n.node, n.node) for n in senders if judged and n.share(fabric) is None]
     return Measurement(
         "off-fabric traffic, worst node",
-        max(past) if past and len(past) == len(shares) else None,
+        max(past) if past and (over or len(past) == len(shares)) else None,
         "%",
         at_most(_MOST_PAST_PERCENT) if judged else None,
         "fabric.interfaces: busbw measures the fabric only if the bytes went over it",
-        culprit,
+        with_suspects(culprit, unread),
         ", ".join(f"{node.node} mostly {node.carrier}" for node in senders),
     )
 

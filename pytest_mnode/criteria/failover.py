@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.intervals import Interval, interval_of
 from pytest_mnode.logs.subnet import PortLink
-from pytest_mnode.measurement import Bound, Measurement, all_of, at_least, at_most, equals, listed
+from pytest_mnode.measurement import (
+    Bound,
+    Measurement,
+    all_of,
+    at_least,
+    at_most,
+    equals,
+    listed,
+    with_suspects,
+)
 
 if TYPE_CHECKING:
     from pytest_mnode.measuring.failover import PortFailover
@@ -137,17 +146,20 @@ def _of_ports(  # noqa: PLR0917  of one respect
     bad = [(one, kept) for one, kept in found if bound.decides(kept.low, kept.high) is False]
     open_ = [(one, kept) for one, kept in found if bound.decides(kept.low, kept.high) is None]
     port, kept = min(bad or open_ or found, key=lambda pair: bound.margin(_middle(pair[1])))
-    culprits = [
-        Culprit.device(f"{one.node} {one.port} ({_middle(rate):.3g}{unit})", one.node, one.port)
-        for one, rate in bad
-    ]
+    culprits, undecided = (
+        [
+            Culprit.device(f"{one.node} {one.port} ({_middle(rate):.3g}{unit})", one.node, one.port)
+            for one, rate in some
+        ]
+        for some in (bad, open_)
+    )
     yield Measurement(
         name,
         _middle(kept),
         unit,
         bound,
         f"{_KEY}.{key}" + ("" if unit else " of the rate of before"),
-        all_of(culprits),
+        with_suspects(all_of(culprits), undecided),
         f"{port.node} {port.port}; {len(found)} ports, each down for {promise.down_for_s:g} s",
         interval=None if unit else (kept.low, kept.high),
     )

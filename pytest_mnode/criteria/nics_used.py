@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Measurement, all_of, at_least, listed
+from pytest_mnode.measurement import Measurement, all_of, at_least, listed, with_suspects
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import Spec
 
@@ -46,9 +46,12 @@ def judge_nics(
             at_least(promised).of("fabric.nics_per_node", spec.fabric.nics_per_node),
             f"fabric.nics_per_node {spec.fabric.nics_per_node}: at least {_IDLE_BELOW:g} of an even"
             " share each",
-            all_of(
-                Culprit.device(f"{node} {listed(idle[node] or ['a NIC'])}", node, *idle[node])
-                for node in few
+            with_suspects(
+                all_of(
+                    Culprit.device(f"{node} {listed(idle[node] or ['a NIC'])}", node, *idle[node])
+                    for node in few
+                ),
+                (Culprit(node, node) for node in on_nics if node not in carrying),
             ),
             listed([f"{node}: {listed(idle[node])} sent less" for node in few if idle[node]]),
         )

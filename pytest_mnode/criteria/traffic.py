@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING
 
 from pytest_mnode.charts import Bars, Part
@@ -57,8 +57,9 @@ _APART = 1.3
 
 
 def slow_paths(rates: Mapping[tuple[str, str], tuple[float, float]]) -> Culprit | None:
-    """Paths that are slow by themselves: their common node if all of them have one, or the paths;
-    None if none is, or all are. rates: each with its own line's, Gbit/s."""
+    """Paths that are slow by themselves: their common node if all of them have one, and two of its
+    partners are fast with others; or the paths; None if none is, or all are. rates: each with its
+    own line's, Gbit/s."""
     slow = {path: rate for path, (rate, line) in rates.items() if rate < SLOW_PATH * line}
     if not slow or len(slow) == len(rates):
         return None
@@ -66,7 +67,8 @@ def slow_paths(rates: Mapping[tuple[str, str], tuple[float, float]]) -> Culprit 
     for end, way in ((0, "tx"), (1, "rx")):
         nodes = {path[end] for path in slow}
         others = [path for path in rates if path[end] in nodes and path not in slow]
-        if len(nodes) == 1 and len(slow) > 1 and not others:
+        healthy = {path[1 - end] for path in rates if path not in slow}
+        if len(nodes) == 1 and len({path[1 - end] for path in slow} & healthy) > 1 and not others:
             [node] = nodes
             return Culprit(f"{node} {way} ({words})", node)
     return Culprit.path(words, *slow)
@@ -91,16 +93,17 @@ def _ratio(  # noqa: PLR0917  the parts of a measurement
     )
 
 
-def _group(one: LaneTimes, world: World) -> Culprit | None:
-    """The slowest group, if it stands apart from the others."""
-    usual, slowest = median(one.by_group_s), max(one.by_group_s)
-    if len(one.by_group_s) < 2 or slowest < _APART * usual:
-        return None
-    ranks = one.lane.groups[one.by_group_s.index(slowest)]
-    nodes = [*dict.fromkeys(world.nodes[rank // world.local_size] for rank in ranks)]
-    times = f"{1e3 * slowest:.3g} ms, others {1e3 * usual:.3g}"
-    words = f"{one.lane.name} group of ranks {listed(map(str, ranks), 16, ', ')} ({times})"
-    return Culprit(f"{words} on {compress(nodes)}", either=[nodes])
+def _groups(one: LaneTimes, world: World) -> Culprit | None:
+    """The groups that stand apart from the others, the slowest first."""
+    usual, found = median(one.by_group_s), list[Culprit]()
+    each = sorted(zip(one.by_group_s, one.lane.groups, strict=True), reverse=True)
+    for took_s, ranks in each if len(each) > 1 else ():
+        if took_s >= _APART * usual:
+            nodes = [*dict.fromkeys(world.nodes[rank // world.local_size] for rank in ranks)]
+            times = f"{1e3 * took_s:.3g} ms, others {1e3 * usual:.3g}"
+            words = f"{one.lane.name} group of ranks {listed(map(str, ranks), 16, ', ')} ({times})"
+            found.append(Culprit(f"{words} on {compress(nodes)}", either=[nodes]))
+    return all_of(found)
 
 
 def judge_parallel(
@@ -122,7 +125,7 @@ def judge_parallel(
                 [one.expected_s / s for s in one.alone_s],
                 bound,
                 "" if least is None else f"{key} {least:g}",
-                path or _group(one, world),
+                path or _groups(one, world),
                 note,
             )
         ratios = [a / b for a, b in zip(one.alone_s, one.together_s, strict=True)]
@@ -224,15 +227,20 @@ def _late(hot: list[int], world: World) -> Culprit | None:
 
 
 def _hot(calls_s: tuple[float, ...], hot: tuple[int, ...], world: World) -> Culprit | None:
-    """The node whose experts take longest when they are chosen most, if it stands apart."""
+    """The nodes whose experts take longest when they are chosen most, if they stand apart."""
     by_node: dict[str, list[float]] = {}
     for took_s, rank in zip(calls_s, hot, strict=True):
         by_node.setdefault(world.nodes[rank // world.local_size], []).append(took_s)
     medians = {node: median(times) for node, times in by_node.items()}
-    slowest = max(medians, key=medians.__getitem__)
-    if len(medians) < 3 or medians[slowest] < _APART * median(medians.values()):
+    if len(medians) < 3:
         return None
-    return Culprit(f"{slowest}: tokens to its experts take longest", slowest)
+    usual = median_low(medians.values())
+    slow = [node for node, took_s in medians.items() if took_s >= _APART * usual]
+    found = [Culprit(f"{node}: tokens to its experts take longest", node) for node in slow]
+    return all_of(
+        one if len(by_node[node]) > 2 else one.suspected
+        for node, one in zip(slow, found, strict=True)
+    )
 
 
 def chart(found: Together) -> Bars:
@@ -290,7 +298,6 @@ def judge_incast(found: Incast, promise: IncastPromise, fabric: Fabric) -> list[
     limit = fraction * found.line_gbits_s
     slow = {node: rate for node, rate in found.gbits_s.items() if rate < limit}
     worst = min(found.gbits_s, key=found.gbits_s.__getitem__)
-    words = listed(f"{node} received {rate:.4g} Gbit/s" for node, rate in slow.items())
     if (lost := promise.lost_at_most_fraction) is not None:
         fabric = fabric.model_copy(update={"lost_at_most_fraction": lost})
     key, own = "fabric.lost_at_most_fraction", "fabric.incast.lost_at_most_fraction"
@@ -322,13 +329,28 @@ def judge_incast(found: Incast, promise: IncastPromise, fabric: Fabric) -> list[
             at_least(limit).of("criteria.fabric.incast.at_least_fraction", fraction),
             f"fabric.incast.at_least_fraction {fraction:g} × line rate of its NICs "
             f"{found.line_gbits_s:g} Gbit/s",
-            Culprit(words, slow) if slow else None,
+            _receivers(slow, found),
             f"{worst}, from {found.senders} nodes at once; {len(found.gbits_s)} nodes in turns",
         ),
         *(replace(one, name=f"{one.name}, in an incast") for one in ports),
         *_counted("pause frames in an incast", "pause", promise.pause, found.pauses),
         *_counted("congestion marks in an incast", "ecn", promise.ecn, _marks(found)),
     ]
+
+
+def _receivers(slow: Mapping[str, float], found: Incast) -> Culprit | None:
+    """Nodes that received less than the median one; of those that received as much anybody may be
+    to blame: a node that sends slowly slows all others."""
+    usual = median_high(found.gbits_s.values())
+    names = {node: f"{node} received {rate:.4g} Gbit/s" for node, rate in slow.items()}
+    apart = [
+        node for node, rate in slow.items() if len(found.gbits_s) > 2 and _APART * rate < usual
+    ]
+    culprit = all_of(Culprit(names[node], node) for node in apart)
+    if len(apart) == len(slow):
+        return culprit
+    rest = listed(text for node, text in names.items() if node not in apart)
+    return all_of([culprit, Culprit(rest, either=[{*found.gbits_s, *found.after}])])
 
 
 def _marks(found: Incast) -> dict[str, int | str]:
@@ -363,7 +385,9 @@ def _counted(
     if why and not (total if wanted == "must" else any(known.values())):
         return [Measurement.unknown(name, why, expected=bound, source=source)]
     guilty = [node for node, count in known.items() if bool(count) is (wanted == "never")]
+    # A switch or another node makes a node count.
     culprit = Culprit(f"{compress(guilty)}: {'none' if wanted == 'must' else 'some'}", guilty)
+    culprit = culprit if wanted == "must" else culprit.suspected
     return [Measurement(name, total, "", bound, source, culprit, why)]
 
 

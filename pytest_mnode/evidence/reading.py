@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_mnode.evidence.check import Check
-from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.row import Row, finite
 
 _LIVE = Path("/")
 READ_LIMIT_S = 20.0
@@ -69,7 +69,7 @@ def read(order: ReadOrder, root: Path = _LIVE) -> CheckRows:
         check: type[Check] = getattr(_module(order), order.name)
         made = check(_restored(check, order.promise))
         made.nodes, made.index = tuple((name, where) for name, where in order.nodes), order.index
-        return CheckRows(order.case, tuple(made.read(root)))
+        return CheckRows(order.case, tuple(map(finite, made.read(root))))
     except ModuleNotFoundError as error:
         return CheckRows(order.case, why=f"no module {error.name!r}: install it on the node")
     except Exception as error:  # readings of other people may raise anything

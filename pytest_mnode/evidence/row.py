@@ -106,7 +106,7 @@ class RankRows:
 
 def of_rank(rows: Iterable[Row], rank: int, node: str) -> tuple[Row, ...]:
     """Rows with the rank that read them, and its node."""
-    return tuple(replace(one, rank=rank, node=node) for one in rows)
+    return tuple(replace(finite(one), rank=rank, node=node) for one in rows)
 
 
 def seen(rows: Mapping[str, Sequence[Row]], metric: str) -> list[float | str]:

@@ -287,10 +287,11 @@ class Rows:
         rows = self.of(metric)
         known = [(one, one.value) for one in rows if isinstance(one.value, int | float)]
         worst = pick([value for _, value in known]) if known else None
+        text = next((one for one in rows if isinstance(one.value, str)), None)
         why = self._why_unread(rows, metric)
+        why = why or (f"{self.node}: {metric} is no number: {text.shown}" if text else "")
         unit = unit or next((one.unit for one in rows), "")
         if worst is None or (why and bound.holds(worst)):
-            why = why or f"{self.node}: {metric} is no number: {rows[0].shown}"
             return Measurement.unknown(metric, why, unit=unit, expected=bound, source=source)
         if bound.holds(worst):
             return Measurement(metric, worst, unit, bound, source, None, note)

@@ -165,7 +165,7 @@ def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
             ("fail", "fail"),
             "rank 1 on node1 (HwThermalSlowdown in 20 of 50 samples, at 1300 MHz)",
         ),
-        (Load(0, (), None, None), ("inconclusive", "inconclusive"), None),
+        (Load(0, (), None, None), ("inconclusive", "inconclusive"), "rank 1 on node1"),
     ],
 )
 def test_a_gpu_throttled_under_load_is_named(

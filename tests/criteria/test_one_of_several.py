@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.checks.devices.matmul import judge_products
+from pytest_mnode.checks.devices.memory_test import judge_memory
+from pytest_mnode.checks.devices.repeated_products import judge_repeated
 from pytest_mnode.checks.devices.training_step import judge_steps
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
 from pytest_mnode.checks.node.cpus import CpusAreBesideAccelerators
@@ -27,10 +29,12 @@ from pytest_mnode.checks.node.rdma import (
 )
 from pytest_mnode.checks.node.reachable import EveryNodeIsReached
 from pytest_mnode.checks.node.same import NodesAreTheSame
+from pytest_mnode.checks.placement.copies import NearMemoryIsFasterThanFar
 from pytest_mnode.checks.placement.nic import RanksSendOverTheNearestNic, nic_rows
-from pytest_mnode.criteria.devices import judge_rates
-from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
-from pytest_mnode.criteria.placement.near import RankReading
+from pytest_mnode.criteria.devices import judge_rates, worst_of
+from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies, judge_slow_links
+from pytest_mnode.criteria.nics_used import judge_nics
+from pytest_mnode.criteria.placement.near import COPIES, RankReading
 from pytest_mnode.criteria.port_counters.judging import judge as judge_ports
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.criteria.port_counters.rises import rises
@@ -46,8 +50,10 @@ from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.criteria.preflight.survey_check import judged as check_judged
 from pytest_mnode.criteria.preflight.survey_check import of_node
 from pytest_mnode.criteria.transport.evidence import Evidence
+from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, measured
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.evidence.row import RankRows, of_rank
 from pytest_mnode.evidence.row import Row as PlacementRow
-from pytest_mnode.evidence.row import of_rank
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.cpus import Cpus
 from pytest_mnode.machine.model import Machine
@@ -59,15 +65,18 @@ from pytest_mnode.machine.rdma import VerbsDevice
 from pytest_mnode.measurement import Measurement, Verdict, equals
 from pytest_mnode.measuring.latency import Latencies
 from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, diagnose
+from pytest_mnode.measuring.locating.locate import Effort, conclude
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Reading
 from pytest_mnode.measuring.locating.wording import Names, culprits
+from pytest_mnode.measuring.memory_test import RankMemory
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.rank_rates import Comparison, RankRate
+from pytest_mnode.measuring.repeated_products import RepeatedProducts
 from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
+from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, MemoryTestPromise
 from tests.criteria.preflight.made import (
     H100,
     RAILS,
@@ -645,3 +654,114 @@ def test_a_node_without_an_answer_is_inconclusive_and_fails_no_other() -> None:
         asked = one.ask(Mute(2, 0))
         assert {m.verdict for m in asked} == {Verdict.PASS, UNKNOWN}, what
         assert all("gpu2" in m.note for m in asked if m.verdict is UNKNOWN), what
+
+
+FEW: dict[Any, Any] = {0: 3, 2 * COUNT - 1: None}
+"""By rank: the first is bad, and of the last, on another node, nothing is known."""
+
+
+def _loads() -> list[Measurement]:
+    loads = {0: Load(50, (), 1700, 0.0, 4, 5), 2 * COUNT - 1: Load(0, (), None, None, None, None)}
+    fine = Load(50, (), 1700, 0.0, 5, 5)
+    rows = [RankRate(name, 50.0, "", 50.0, loads.get(n, fine)) for n, name in enumerate(RANKS)]
+    promise = CopyPromise.model_validate({"at_least_fraction": 0.5})
+    return judge_rates(Comparison("host to device", "GB/s", promise, None, tuple(rows), "how"))
+
+
+def _in_place() -> list[Measurement]:
+    check = RanksSendOverTheNearestNic("nearest", promising("{rdma: {}}"))
+    rows: list[PlacementRow] = []
+    ranks = [RankRows(n, name, ()) for n, name in enumerate(n for n in NAMES for _ in "01")]
+    answers = [check.answer(one, FEW.get(one.rank, 0), "") for one in ranks]
+    check._answered = rows, ranks, answers
+    return check.rule(rows)
+
+
+def _copies() -> list[Measurement]:
+    rows = [
+        PlacementRow(
+            metric=metric, value=None if value is None else rate, rank=n, node=NAMES[n // 2]
+        )
+        for n in range(2 * COUNT)
+        for value in [FEW.get(n, 0)]
+        for metric, rate in zip(COPIES[:2], (10.0, 20.0 if value else 5.0), strict=True)
+    ]
+    return NearMemoryIsFasterThanFar(1.5, promising("{rdma: {}}")).rule(rows)
+
+
+def _sent(first: dict[str, int], usual: dict[str, int]) -> list[SentByNode]:
+    each = [first, *[usual] * (COUNT - 2), {"fab0": 1}]
+    return [SentByNode(name, of, 90) for name, of in zip(NAMES, each, strict=True)]
+
+
+def _links() -> list[Measurement]:
+    rates = Rates(COUNT, 1, 170.0)
+    for a, b in itertools.permutations(range(COUNT), 2):
+        rate = 0.0 if COUNT - 1 in (a, b) else 48.0 if 0 in (a, b) else 190.0
+        rates.add([Reading(a, b, 0, rate, True)] * CONFIRMED_BY * REPEATS)
+    names = Names.of(NAMES, promising("{rdma: {}}"), 1)
+    return judge_slow_links(conclude(rates, names, None, Effort(), None, every_path=False))
+
+
+def _remarks() -> list[Measurement]:
+    about = [About(ProofFact.LOGGED, name) for name in (NAMES[0], NAMES[-1])]
+    found = about[0].fail(Case.SOCKETS, "sockets"), about[1].inconclusive(Case.NO_LOG, "no log")
+    return [measured(ProofFact.LOGGED, found, NAMES)]
+
+
+UNREAD: dict[str, Callable[[], list[Measurement]]] = {
+    "products": lambda: judge_products("t", 8, {r: FEW.get(n, 0) for n, r in enumerate(RANKS)}),
+    "repeated": lambda: judge_repeated(
+        RepeatedProducts("t", 8, 9, 1.0, {RANKS[0]: 1}, failed=(RANKS[-1],))
+    ),
+    "steps": lambda: judge_steps(
+        SameSteps(
+            tuple(
+                RankSteps(r, "", (n, n), ("a", "b" if n == 0 else "a"), "")
+                if n < len(RANKS) - 1
+                else RankSteps(r, "", (), (), "out of memory")
+                for n, r in enumerate(RANKS)
+            ),
+            5,
+        )
+    ),
+    "memory": lambda: judge_memory(
+        [
+            RankMemory(
+                r, "", 1, 1.0, FEW.get(n, 0) or 0, (), "lost" if n in FEW and not FEW[n] else ""
+            )
+            for n, r in enumerate(RANKS)
+        ],
+        MemoryTestPromise.model_validate({}),
+    ),
+    "worst": lambda: [
+        worst_of("w", "", {r: FEW.get(n, 0) for n, r in enumerate(RANKS)}, equals(0), "", str)
+    ],
+    "PCIe": _loads,
+    "placement": _in_place,
+    "copies": _copies,
+    "NICs": lambda: judge_nics(
+        _sent({"fab0": 100, "fab1": 0}, {"fab0": 50, "fab1": 50}),
+        promising("{rdma: {}}", "roce", "fab0, fab1"),
+        2,
+    ),
+    "off fabric": lambda: judge_busbw(
+        judged([row(MIB, 0.9)], traffic=_sent({"fab0": 100, OTHERS[0]: 60}, {"fab0": 100}))
+    ),
+    "links": _links,
+    "transport": _remarks,
+    "any count": lambda: [
+        Measurement.none_allowed("n", [Culprit("", NAMES[0])], "", unsure="not all were read")
+    ],
+}
+
+
+@pytest.mark.parametrize("what", UNREAD)
+def test_what_is_not_known_beside_a_bad_one_has_not_passed(what: str) -> None:
+    failed = [one.culprit for one in UNREAD[what]() if one.verdict is FAIL]
+    assert failed, what
+    for culprit in failed:
+        assert culprit is not None
+        assert culprit.nodes == {NAMES[0]}
+        suspects = culprit.either
+        assert frozenset() in suspects or NAMES[-1] in frozenset().union(*suspects)

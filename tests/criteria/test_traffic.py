@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +209,31 @@ def test_a_slow_group_is_named_where_no_path_is() -> None:
     assert first.culprit.either == {frozenset(("node1", "node3"))}
 
 
+def test_all_groups_and_nodes_that_stand_apart_are_named() -> None:
+    world = World(0, 6, 0, 1, "n0", tuple(f"n{i}" for i in range(6)))
+    lane = Lane("dp", "all_reduce", tuple((n,) for n in range(6)), 1 << 20)
+    took_s = (0.1, 0.5, 0.4, 0.1, 0.12, 0.1)
+    times = LaneTimes(lane, 1, (0.5,) * 6, (0.5,) * 6, took_s, 1 << 20, 0.1)
+    found = Together("t", (times,), (0.5,) * 6, {})
+    promise = ParallelPromise.model_validate({"at_least_fraction": 0.95})
+    [one, *_] = judge_parallel(found, promise, world)
+    assert one.culprit is not None
+    assert one.culprit.either == {frozenset({"n1"}), frozenset({"n2"})}
+    calls = [0.03 if n % 6 in (2, 5) else 0.01 + 1e-5 * (n % 3) for n in range(480)]
+    tokens = Tokens(1 << 16, tuple(calls), tuple(n % 6 for n in range(480)), 0.005)
+    promised = ExpertsPromise.model_validate({"p50_at_most_times": 1.5})
+    *_, slow, _ = judge_experts(Experts((tokens,), 3.0, {}), promised, world)
+    assert slow.culprit is not None
+    assert slow.culprit.nodes == {"n2", "n5"}
+
+
+def test_paths_to_bad_receivers_accuse_no_sender() -> None:
+    rates = {("a", "b"): 0.05, ("a", "c"): 0.05, ("d", "e"): 0.19}
+    found = slow_paths({path: (rate, LINE) for path, rate in rates.items()})
+    assert found is not None
+    assert not found.nodes
+
+
 @pytest.mark.parametrize(
     ("most", "verdicts"),
     [(None, [None, None]), (0.6, ["pass", "pass"]), (0.2, ["fail", "pass"])],
@@ -377,10 +404,38 @@ def test_losses_of_an_incast_are_bounded() -> None:
     ]
 
 
-def test_a_slow_receiver_is_named() -> None:
-    found = judged(incast(), at_least_fraction=0.96)["incast, node that received least"]
+def test_those_that_received_least_are_named_if_they_stand_apart() -> None:
+    name = "incast, node that received least"
+    found = judged(incast(), at_least_fraction=0.96)[name]
     assert (found.verdict, found.value) == ("fail", 380.0)
-    assert found.culprit is not None and found.culprit.nodes == {"a"}  # noqa: PT018
+    assert found.culprit is not None and found.culprit.nodes == set()  # noqa: PT018
+    one = judged(replace(incast(), gbits_s={"a": 100.0, "b": 385.0, "c": 385.0}))[name]
+    assert one.culprit is not None and one.culprit.nodes == {"a"}  # noqa: PT018
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_a_slow_sender_accuses_no_receiver_in_an_incast(nodes: int) -> None:
+    """Each of any nodes sends, or receives, at a fifth of the rate: it is to blame, or may be."""
+    ends = [(name, way) for name in "abcd"[:nodes] for way in ("tx", "rx")]
+    for count in range(1, len(ends) + 1):
+        for bad in itertools.combinations(ends, count):
+
+            def rate(name: str, way: str, bad: Sequence[tuple[str, str]] = bad) -> float:
+                return 80.0 if (name, way) in bad else 400.0
+
+            rates = {
+                target: min(
+                    rate(target, "rx"),
+                    *((nodes - 1) * rate(n, "tx") for n in "abcd"[:nodes] if n != target),
+                )
+                for target in "abcd"[:nodes]
+            }
+            read = dict.fromkeys(rates, PortReading("boot", {"mlx5_0:1": {"link_downed": 0}}))
+            found = Incast(nodes - 1, 400.0, rates, read, read, dict.fromkeys(rates, 0))
+            one = judged(found)["incast, node that received least"]
+            assert one.culprit is not None
+            assert one.culprit.nodes <= {name for name, _ in bad}
+            assert {name for name, _ in bad} <= one.culprit.nodes.union(*one.culprit.either)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pytest_mnode.checks.world_check import WorldCheck
 from pytest_mnode.evidence import check as evidence_check
 from pytest_mnode.evidence.check import CHECKS, Check, catalogue, check
 from pytest_mnode.evidence.reading import CheckRows, ReadOrder, read, read_all
-from pytest_mnode.evidence.row import MeasuredRows, Row, row
+from pytest_mnode.evidence.row import MeasuredRows, Row, of_rank, row
 from pytest_mnode.evidence.rules import Rows, Unread
 from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict, at_least
@@ -93,6 +93,24 @@ def test_a_reading_that_hangs_is_late_and_holds_up_no_other() -> None:
     Hangs.over.set()
     assert late == CheckRows("test_hangs", why="no answer within 0.5 s")
     assert (other.case, len(other.rows)) == ("test_huge_pages_are_alike", 1)
+
+
+class Odd(Check):
+    """Is it a number?"""
+
+    promise: None
+
+    def read(self, root: Path) -> Iterator[Row]:
+        yield row("x", math.nan)
+
+
+@pytest.mark.parametrize("odd", [row("x", "N/A"), *of_rank([row("x", math.inf)], 0, "a")])
+def test_what_is_no_number_is_not_left_out(odd: Row) -> None:
+    rows = Rows("a", KEY, None, {"a": [row("x", 5), odd]})
+    assert rows.at_most("x", 9).verdict is Verdict.INCONCLUSIVE
+    assert rows.at_most("x", 4).verdict is Verdict.FAIL
+    [nan] = read(ReadOrder("test_odd", __name__, "Odd")).rows
+    assert (nan.value, nan.why) == (None, "read nan")
 
 
 @pytest.fixture

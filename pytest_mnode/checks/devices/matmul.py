@@ -91,5 +91,6 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
             f"whole numbers, {size} × {size}, exact in {dtype}",
             count=sum(count or 0 for count in wrong.values()),
             unsure=f"could not be computed by {', '.join(failed)}" if failed else "",
+            unread=map(Culprit.of, failed),
         )
     ]

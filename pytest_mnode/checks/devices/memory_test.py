@@ -61,6 +61,7 @@ def judge_memory(ranks: Sequence[RankMemory], promise: MemoryTestPromise) -> lis
             "each word reads as it was written",
             count=sum(rank.wrong for rank in ranks),
             unsure=listed(unsure),
+            unread=(rank.name for rank in ranks if rank.why),
         ),
         Measurement(
             "memory tested, least of ranks",

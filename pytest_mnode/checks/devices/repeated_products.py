@@ -9,7 +9,7 @@ from pytest_mnode.checks.world_check import WorldCheck
 from pytest_mnode.criteria.devices import MOST_NAMED, rank_with
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.evidence.check import check
-from pytest_mnode.measurement import Measurement, all_of, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, equals, listed, with_suspects
 from pytest_mnode.spec.devices import RepeatedProductsPromise
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def judge_repeated(found: RepeatedProducts) -> list[Measurement]:
             "",
             equals(0),
             "products of one seed are equal bit by bit on devices of one kind",
-            all_of([*culprits, *found.unresolved], MOST_NAMED),
+            with_suspects(all_of([*culprits, *found.unresolved], MOST_NAMED), found.failed),
             f"could not be computed by {listed(found.failed)}" if found.failed else note,
             detection=smallest_share_wrong(found.products),
         )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.world_check import WorldCheck
 from pytest_mnode.criteria.devices import rank_with
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.evidence.check import check
-from pytest_mnode.measurement import Measurement, all_of, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, equals, listed, with_suspects
 from pytest_mnode.spec.devices import TrainingStepPromise
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def judge_steps(*turns: SameSteps) -> list[Measurement]:
             "",
             equals(0),
             "steps of one seed are equal bit by bit on devices of one kind",
-            all_of([*culprits, *dict.fromkeys(disagreeing)]),
+            with_suspects(
+                all_of([*culprits, *dict.fromkeys(disagreeing)]),
+                (Culprit.of(row.name) for row in rows if row.why),
+            ),
             f"could not be computed by {listed(failed)}" if failed else note,
             detection=smallest_share_wrong(each * turns[0].steps),
         )

@@ -14,7 +14,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.check import check
 from pytest_mnode.evidence.row import RankRows, Row
 from pytest_mnode.intervals import Interval, interval_of
-from pytest_mnode.measurement import Bound, Measurement, at_least
+from pytest_mnode.measurement import Bound, Measurement, at_least, with_suspects
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class NearMemoryIsFasterThanFar(RowsOfRanks):
         """The lowest ratio of near to far rates against the promise, and the median rates."""
         ranks = RankRows.each(found)
         rates = {name: [one.value(name) for one in ranks] for name in COPIES}
-        unknown = [f"{one.name}: {one.why(COPIES[0])}" for one in ranks if ratio_of(one) is None]
+        unread = [one.name for one in ranks if ratio_of(one) is None]
+        unknown = [f"{one.name}: {one.why(COPIES[0])}" for one in ranks if one.name in unread]
         known = [
             (self._decides(_ratios(one), ratio, len(ranks)), ratio, one)
             for one in ranks
@@ -75,7 +76,7 @@ class NearMemoryIsFasterThanFar(RowsOfRanks):
                 "",
                 self._bound,
                 "numa.copy_near_over_far",
-                Culprit.merged(worst.name, slow) if worst else None,
+                with_suspects(Culprit.merged(worst.name, slow), unread) if worst else None,
                 note,
                 interval=_interval(_ratios(worst), ratio, len(ranks)) if worst and ratio else None,
                 false_alarm=FALSE_ALARM if worst and _ratios(worst) else None,

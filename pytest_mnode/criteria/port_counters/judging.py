@@ -29,7 +29,7 @@ from pytest_mnode.machine.counters import (
     counts_bit_errors,
     counts_the_link,
 )
-from pytest_mnode.measurement import Measurement, Verdict, all_of, at_most, listed
+from pytest_mnode.measurement import Measurement, Verdict, all_of, at_most, listed, with_suspects
 from pytest_mnode.spec.inventory import Fabric
 from pytest_mnode.spec.quantity import DURATION
 
@@ -125,7 +125,7 @@ def judge(rows: Sequence[Row], fabric: Fabric) -> list[Measurement]:
             unit,
             at_most(limit).of(f"fabric.{key}", promised),
             f"fabric.{key} {promised:g}",
-            _beside(culprit, dict.fromkeys([*unread, *(one.port.node for one in lacking)])),
+            _with_unread(culprit, dict.fromkeys([*unread, *(one.port.node for one in lacking)])),
             listed([*notes, *unread.values(), *unknown, *([worst.text] if worst else [])]),
             false_alarm=BIT_ERRORS_FALSE_ALARM if of is bit_errors and of else None,
         )
@@ -193,7 +193,7 @@ def clock_steps(rows: Sequence[Row], skew_s: float) -> Measurement:
         "ms",
         at_most(1e3 * skew_s).of("criteria.preflight.clocks.skew", skew_s),
         f"preflight.clocks.skew {DURATION.text(round(skew_s, 9))}",
-        _beside(all_of(Culprit(f"{node} clock", node) for node in broken), unread),
+        _with_unread(all_of(Culprit(f"{node} clock", node) for node in broken), unread),
         listed([*(f"{node} {steps[node]:+.4g} ms" for node in broken), *unread.values()]),
     )
 
@@ -228,19 +228,15 @@ def nvlink_rises(rows: Sequence[Row], bounds: Mapping[str, int | None]) -> list[
                 "",
                 at_most(limit).of(f"criteria.preflight.nvlink.{key}", limit),
                 f"preflight.nvlink.{key} {limit}",
-                _beside(all_of(culprits), unread),
+                _with_unread(all_of(culprits), unread),
                 listed([*shown, *unread.values()]),
             )
         )
     return found
 
 
-def _beside(culprit: Culprit | None, unread: Iterable[str]) -> Culprit | None:
-    """The culprit; nodes that could not be read may be to blame too, or alone."""
-    suspects = [Culprit(name, either=[[name]]) for name in unread]
-    if culprit is None:
-        return all_of(suspects, separator=", ")
-    return Culprit.merged(culprit, [culprit, *suspects])
+def _with_unread(culprit: Culprit | None, nodes: Iterable[str]) -> Culprit | None:
+    return with_suspects(culprit, (Culprit(name, name) for name in nodes))
 
 
 def _to_blame(broken: Sequence[_Counted]) -> Culprit | None:

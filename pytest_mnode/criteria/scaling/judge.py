@@ -148,7 +148,10 @@ def _culprit(one: CountResult, slow_links: Culprit | None) -> Culprit | None:
     if not one.listed:
         return None
     largest, *others = one.listed
-    blamed = [largest.culprit, *(c.culprit for c in others if c.culprit and c.culprit.nodes)]
+    blamed = [
+        largest.culprit or Culprit(""),
+        *(c.culprit for c in others if c.culprit and c.culprit.nodes),
+    ]
     words = "; ".join(cause.text for cause in one.listed)
     if slow_links is None or all(cause.kind != FABRIC for cause in one.causes):
         return Culprit.merged(words, blamed)

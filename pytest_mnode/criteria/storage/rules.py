@@ -25,6 +25,7 @@ from pytest_mnode.measurement import (
     at_most,
     equals,
     listed,
+    with_suspects,
 )
 from pytest_mnode.spec.storage import (
     BesidePromise,
@@ -228,10 +229,10 @@ def _shares(rates: Rates, metric: str) -> dict[str, list[float]]:
     }
 
 
-def _below(values: Sequence[float], bound: Bound, looks: int) -> bool:
-    """Whether a node's shares are below a bound with their whole interval."""
+def _keeps(values: Sequence[float], bound: Bound, looks: int) -> bool | None:
+    """Whether a node's shares keep a bound with their whole interval; None if it contains it."""
     found = estimate([[value] for value in values], looks)
-    return found is not None and bound.decides(*found.interval) is False
+    return bound.decides(*found.interval) if found else None
 
 
 def _slow(
@@ -246,7 +247,7 @@ def _slow(
         slow = {
             node: statistics.median(values)
             for node, values in shares.items()
-            if _below(values, at_least(share), len(LOOKS))
+            if _keeps(values, at_least(share), len(LOOKS)) is False
         }
         mended = [
             one | dict.fromkeys(slow, statistics.median_high(one.values()))
@@ -272,12 +273,14 @@ def peers(rates: Rates, metric: str, name: str, fraction: float, key: str) -> Me
     medians = {node: statistics.median(values) for node, values in shares.items()}
     slowest = min(medians, key=lambda node: medians[node])
     bound = at_least(fraction)
-    slow = [node for node, values in shares.items() if _below(values, bound, looks)]
+    kept = {node: _keeps(values, bound, looks) for node, values in shares.items()}
+    slow = [node for node, keeps in kept.items() if keeps is False]
     blamed = [
         rates.blamed(node, f"{medians[node]:.2g} of the median {metric}")
         for node in slow or [slowest]
     ]
-    named = all_of(blamed, MOST_NAMED) or blamed[0]
+    unsure = (rates.blamed(node, "undecided") for node, keeps in kept.items() if keeps is None)
+    named = with_suspects(all_of(blamed, MOST_NAMED), unsure) or blamed[0]
     return asked.judged(shares[slowest], f"{slowest} is the slowest", named, looks=looks)
 
 

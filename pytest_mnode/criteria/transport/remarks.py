@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.measurement import Measurement, Verdict, equals
+from pytest_mnode.measurement import Measurement, Verdict, equals, with_suspects
 
 
 class ProofFact(StrEnum):
@@ -113,7 +113,7 @@ def measured(fact: ProofFact, remarks: Iterable[Remark], nodes: Sequence[str]) -
         "",
         equals(0),
         "all four facts must agree with the fabric that the spec promises",
-        in_words(against, nodes) or missing or None,
+        with_suspects(in_words(against, nodes) or None, filter(None, [missing])),
         "; ".join(filter(None, [f"missing: {missing}" if missing else "", notes])),
     )
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.launchers.hosts import compress
-from pytest_mnode.measurement import all_of
+from pytest_mnode.measurement import all_of, with_suspects
 from pytest_mnode.measuring.ranks import by_rank, elapsed_s
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
@@ -93,6 +93,11 @@ def slow_in_collectives(
     """
     trials: list[tuple[list[int], list[Trial]]] = [(group, []) for group in groups_of(len(nodes))]
     found = list[Culprit]()
+
+    def still_slow() -> list[Culprit]:
+        """Nodes of groups without one to blame: any of them may be."""
+        return [Culprit("", either=[[nodes[n] for n in group]]) for group, _ in trials]
+
     for _ in range(_TRIALS):
         if not trials or (whole := rates([group for group, _ in trials])) is None:
             break
@@ -107,7 +112,7 @@ def slow_in_collectives(
             chosen = [i for i, (group, _) in enumerate(trials) if place < len(group)]
             left = [[n for n in trials[i][0] if n != trials[i][0][place]] for i in chosen]
             if (measured := rates(left)) is None:
-                return all_of(found)
+                return with_suspects(all_of(found), still_slow()) if found else None
             for i, rate in zip(chosen, measured, strict=True):
                 without[i].append(rate)
         going = []
@@ -119,7 +124,7 @@ def slow_in_collectives(
             else:
                 found.append(_culprit(nodes, group, *named))
         trials = going
-    return all_of(found)
+    return with_suspects(all_of(found), still_slow()) if found else None
 
 
 def _culprit(nodes: Sequence[str], group: Sequence[int], node: int, best: Trial) -> Culprit:

@@ -139,6 +139,7 @@ def nodes() -> dict[str, CheckRows]:
         (multi(*GPUS, gpu(1, "Fail", host_id=1)), "pp fp", "b", "accelerator 1"),
         (multi(gpu(0, host_id=0), gpu(1, host_id=0)), "pp ii", "", "says nothing of b"),
         (multi(status="Fail", mpi_error={"warning": "no ssh"}), "ii ii", "", "no ssh"),
+        (multi(*GPUS, gpu(1, host_id=1), status="Fail"), "ii ii", "", "dcgmi mndiag"),
         (GONE, "ii ii", "", "unable to establish"),
     ],
 )

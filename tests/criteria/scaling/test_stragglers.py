@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import CountResult
+from pytest_mnode.criteria.scaling.causes import Cause
+from pytest_mnode.criteria.scaling.judge import CountResult, judge_efficiency
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
 
@@ -148,3 +151,15 @@ def test_other_time_of_all_ranks_names_no_rank() -> None:
     found = judged_many(lambda _, count: 0.04 * (count > 1), "rest")
     assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
     assert found.causes[0].text == "unattributed: 40 ms per step in the bookkeeping of ranks"
+
+
+def test_a_straggler_is_not_alone_to_blame_where_the_largest_cause_is_nobodys() -> None:
+    skew, straggler = Cause("skew", 0.03, "uneven"), Cause("straggler", 0.02, "", Culprit("a", "a"))
+    found = made.judged(made.timings(made.plan(4)))
+    last = found.counts[-1]
+    row = replace(last.row, step_s=last.row.ideal_s + 0.05, efficiency=0.5, low=0.4, at_most=0.6)
+    last = replace(last, row=row, causes=(skew, straggler))
+    *_, one = judge_efficiency(replace(found, counts=(last,)))
+    assert one.culprit is not None
+    assert one.culprit.nodes == {"a"}
+    assert frozenset() in one.culprit.either

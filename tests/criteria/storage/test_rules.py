@@ -115,6 +115,16 @@ def test_a_node_slower_than_its_peers(last: float, spread: float, verdict: Verdi
         assert one.culprit is not None
         assert one.culprit.nodes == {"n3"}
         assert one.culprit.parts.devices == (("n3", "/p"),)
+        assert not one.culprit.either
+
+
+def test_a_node_that_may_be_slower_than_its_peers_is_suspected_beside_one_that_is() -> None:
+    every = [[3, 3, 1, value] for value in (2.1, 2.7, 1.5, 2.4, 2.1)]
+    one = rules.peers(rates(repeats("read", *every)), "read", "r", 0.7, "k")
+    assert one.verdict is FAIL
+    assert one.culprit is not None
+    assert one.culprit.nodes == {"n2"}
+    assert one.culprit.either == {frozenset({"n3"})}
 
 
 def test_all_at_once_against_one_alone() -> None:
