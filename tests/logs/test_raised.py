@@ -45,6 +45,7 @@ TWO = zip(stamped(3, BUILD), stamped(4, BUILD.replace("Build", "Read")), strict=
         (f"{TRACEBACK}step 3\nBuildFailure: index map is missing\n", []),
         (f"{TRACEBACK}SystemExit: 0\n", []),
         (f"Exception ignored in: <function Loader.__del__ at 0x7f>\n{BUILD}", []),
+        (f"Exception ignored in: <x>\n{prefixed('[rank6]: ', BUILD)}", ["rank 6"]),
         (f"{TRACEBACK}Training:  3%|#\n", []),
     ],
 )

@@ -21,6 +21,7 @@ EXCEPTION = re.compile(
     r"(?:(?:[A-Za-z_]\w*\.)+[A-Z]\w*|[A-Z][a-z\d]+[A-Z]\w*|[A-Z]\w*Error))(?:\(\w+\))?(?::|$)"
 )
 """Classes are dotted or of several words: other output may stand below a traceback."""
+_IGNORED = "Exception ignored in"
 _MOST_LINES = 300
 _MOST_OPEN = 64
 
@@ -52,10 +53,11 @@ def raised(lines: Sequence[str]) -> dict[int, Raised]:
         if "Traceback (most" in line and (header := _HEADER.match(line)) is not None:
             prefix = header["prefix"]
             of_report = lines[at - 1] if at and _REPORTS.search(lines[at - 1]) else ""
-            ignored = "Exception ignored in" in of_report
             rank = _RANK.search(prefix) or _RANK.search(of_report)
             pattern = re.compile(f"(?:{_TIME.pattern})".join(map(re.escape, _TIME.split(prefix))))
             is_group = header["group"] is not None
+            report = pattern.match(of_report)  # ranks may share a log
+            ignored = report is not None and of_report.startswith(_IGNORED, report.end())
             now = _Traceback(pattern, rank and rank[1], is_group, ignored, at)
             running = [one for one in running if one.prefix.pattern != pattern.pattern][
                 -_MOST_OPEN:
