@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, all_of, at_least, listed, with_suspects
@@ -22,12 +22,20 @@ def judge_nics(
     Judged are RDMA fabrics, on which NCCL spreads large collectives evenly over the NICs. during:
     what was sent, such as "the steps".
     """
-    promised = spec.nics_of_ranks(ranks_per_node)
-    if promised < 2 or spec.fabric.protocol is None:
-        return []
     on_nics = {one.node: one.on_network(spec.fabric) for one in traffic if one.least_bytes}
-    if not any(on_nics.values()):
-        return []  # no counter of this fabric shows bytes, as with soft-RoCE
+    return judge_sent(on_nics, spec, ranks_per_node, during)
+
+
+def judge_sent(
+    on_nics: Mapping[str, Mapping[str, int] | None],
+    spec: Spec,
+    ranks_per_node: int,
+    during: str = "",
+) -> list[Measurement]:
+    """The same of bytes by node and NIC; None if no counter saw them."""
+    promised = spec.nics_of_ranks(ranks_per_node)
+    if promised < 2 or spec.fabric.protocol is None or not any(on_nics.values()):
+        return []  # no counter of soft-RoCE shows bytes
     carrying, idle = dict[str, int](), dict[str, list[str]]()
     for node, sent in on_nics.items():
         if sent is not None:

@@ -38,6 +38,7 @@ _EFA_PARTS = {
     True: ("send_bytes", "rdma_write_bytes", "rdma_read_resp_bytes"),
     False: ("recv_bytes", "rdma_write_recv_bytes", "rdma_read_bytes"),
 }
+BYTES_SENT = frozenset({_WORDS[True], *_EFA_PARTS[True], *(n for names in _SENT for n in names)})
 _PAUSE = re.compile(
     r"^\s*(?:"
     r"[rt]x_prio\d_pause"  # mlx5
@@ -87,14 +88,19 @@ def port_bytes(port: Port, *, sent: bool = True) -> int | None:
     Sources: Linux, drivers/infiniband/hw: efa/efa_verbs.c, bnxt_re/hw_counters.c,
     erdma/erdma_verbs.c, irdma/verbs.c; Amazon EC2 user guide, "Monitor an Elastic Fabric Adapter".
     """
-    words = (port.counters or {}).get(_WORDS[sent])
-    if words is not None:
-        return None if words == _STUCK else words * _WORD_BYTES
-    if f"counters/{_WORDS[sent]}" in port.unreadable:
+    if (port.counters or {}).get(_WORDS[sent]) == _STUCK:
         return None
-    counters = port.hw_counters or {}
+    unreadable = {_WORDS[sent]: None} if f"counters/{_WORDS[sent]}" in port.unreadable else {}
+    return bytes_of({**(port.hw_counters or {}), **(port.counters or {}), **unreadable}, sent=sent)
+
+
+def bytes_of(counters: Mapping[str, int | None], *, sent: bool = True) -> int | None:
+    """Bytes by the counters of an RDMA port, or by how they rose; None if unknown."""
+    if _WORDS[sent] in counters:
+        words = counters[_WORDS[sent]]
+        return None if words is None else words * _WORD_BYTES
     sums = [
-        sum(counters.get(name, 0) for name in names)
+        sum(counters.get(name) or 0 for name in names)
         for names in (*_TOTALS[sent], _EFA_PARTS[sent])
         if not counters.keys().isdisjoint(names)
     ]

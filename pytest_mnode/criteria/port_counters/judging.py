@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from pytest_mnode.criteria.nics_used import judge_sent
 from pytest_mnode.criteria.port_counters.reading import CARRIER, SENT_IN_VAIN, TCP, TCP_OUT_OF_ORDER
 from pytest_mnode.criteria.port_counters.rises import (
     BETWEEN,
     CLOCK,
     COUNTERS,
+    EVERY_NIC,
     KILLED,
     LOSSES,
     NEW_MTU,
     NVLINK,
     OFF,
     PACKETS,
+    SENT,
     STILL,
     means,
 )
@@ -30,6 +33,7 @@ from pytest_mnode.machine.counters import (
     counts_the_link,
 )
 from pytest_mnode.measurement import Measurement, Verdict, all_of, at_most, listed, with_suspects
+from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Fabric
 from pytest_mnode.spec.quantity import DURATION
 
@@ -38,6 +42,8 @@ FEWEST_PACKETS = 10_000
 _TIMES_AS_MANY, _FEW_OF_LIMIT = 2.5, 0.3
 """A node loses too much by itself if it loses 2.5 times as much as the median node, unless that is
 little: on a healthy rack single nodes lose up to 0.15 % of their packets."""
+_LOADED_S = 1.0
+"""[choice] A node that sends less than one NIC does in this time was not loaded."""
 _BROKEN_BEFORE = "port_rcv_remote_physical_errors"
 """Packets that a switch marked as broken. Source: InfiniBand Architecture Specification 1.4."""
 
@@ -136,6 +142,34 @@ def judge(rows: Sequence[Row], fabric: Fabric) -> list[Measurement]:
     if culprit is None:  # else a port is to blame, which others may lose packets to
         measurements += _against_others(lost, ports, 100 * fabric.lost_at_most_fraction)
     return measurements
+
+
+def nics_used(
+    rows: Sequence[Row],
+    spec: Spec,
+    ranks_per_node: int | None = None,
+    during: str = "this criterion",
+) -> list[Measurement]:
+    """NICs that carried their share of what nodes sent meanwhile; recorded if the load may use some
+    of them only. [] if nobody says what it uses, if jobs were killed, or if too little was sent.
+    ranks_per_node: one per accelerator if None.
+    """
+    loads = [one for one in rows if one.metric == EVERY_NIC]
+    if not loads or any(one.metric == KILLED for one in rows):
+        return []
+    sent: dict[str, dict[str, int]] = {}
+    unknown = {one.node for one in rows if one.metric == SENT and one.value is None}
+    for one in rows:
+        if one.metric == SENT and one.node not in unknown:
+            nics, nic = sent.setdefault(one.node, {}), one.device.partition(":")[0]
+            nics[nic] = nics.get(nic, 0) + int(one.value or 0)
+    least = _LOADED_S * spec.fabric.line_rate_bits_s / 8
+    loaded = {node: nics for node, nics in sent.items() if sum(nics.values()) >= least}
+    each, why = ranks_per_node or spec.accelerators.per_node or 1, loads[0].why
+    found = judge_sent(loaded, spec, each, during)
+    if spec.accelerators.nodes_of_a_domain > 1:
+        why = "NVLink carries what stays in a domain"
+    return [replace(one, expected=None, source=f"recorded: {why}") if why else one for one in found]
 
 
 def _against_others(
@@ -277,7 +311,7 @@ def _ports(rows: Iterable[Row], fabric: Fabric) -> list[_Port]:
             for name in one.device.split():
                 still = dict.fromkeys(str(one.value).split(), 0)
                 found.setdefault((one.node, name), {}).update(still)
-        elif one.device and one.metric not in NVLINK:
+        elif one.device and one.metric not in (*NVLINK, SENT):
             by = None if one.value is None else int(one.value)
             found.setdefault((one.node, one.device), {})[one.metric] = by
     for (_, name), rises in found.items():

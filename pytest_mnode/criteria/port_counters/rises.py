@@ -14,12 +14,21 @@ from pytest_mnode.criteria.port_counters.reading import (
     PortReading,
 )
 from pytest_mnode.evidence.row import Row, row
-from pytest_mnode.machine.counters import CounterMeaning, counter_increases, in_use, meaning
+from pytest_mnode.machine.counters import (
+    BYTES_SENT,
+    CounterMeaning,
+    bytes_of,
+    counter_increases,
+    in_use,
+    meaning,
+)
 
 PortReadings = Mapping[str, PortReading | str]
 """Readings by node; a str says why a node could not be read."""
 KILLED, NEW_MTU, OFF = "processes killed on purpose", "MTU changed on purpose", "switched off"
 """Metrics of what the run did itself: of all nodes, and the last of the row's node."""
+SENT, EVERY_NIC = "bytes sent by an RDMA port", "what was sent went over each NIC"
+"""Metrics: the second of all nodes, None with a reason where a load may use some NICs only."""
 COUNTERS, STILL, PACKETS = "port counters", "counters that stood still", "packets"
 """Metrics: a reason why a node has no increases; names of the counters of these ports that did not
 rise, which saves nearly all rows; packets sent and received by a port. Any other metric of a row
@@ -113,6 +122,8 @@ def _of_ports(node: str, ports: Mapping[str, Counters]) -> Iterator[Row]:
         for counter, by in judged.items():
             if by != 0:
                 yield row(counter, by, node=node, device=port, why="" if by else _UNKNOWN)
+        if ":" in port and not risen.keys().isdisjoint(BYTES_SENT):
+            yield row(SENT, bytes_of(risen), "B", node=node, device=port, why=_UNKNOWN)
         if carried := [risen[counter] for counter in _PACKETS if counter in risen]:
             known = [by for by in carried if by is not None]
             if len(known) == len(carried):

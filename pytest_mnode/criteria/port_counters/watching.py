@@ -21,15 +21,16 @@ from pytest_mnode.criteria.port_counters.judging import (
     clock_steps,
     judge,
     located,
+    nics_used,
     nvlink_rises,
     of_tcp,
 )
 from pytest_mnode.criteria.port_counters.reading import NVLINK, PortReading, arguments_of
-from pytest_mnode.criteria.port_counters.rises import PortReadings, rises
+from pytest_mnode.criteria.port_counters.rises import EVERY_NIC, PortReadings, rises
 from pytest_mnode.criteria.preflight.survey import lossy_paths, search_path
 from pytest_mnode.criteria.preflight.survey_check import promise_of
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.evidence.row import MeasuredRows, Row
+from pytest_mnode.evidence.row import MeasuredRows, Row, row
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for
 from pytest_mnode.measurement import Measurement
@@ -81,11 +82,19 @@ class PortWatch:
         self._just_read = False
         return (yield)
 
-    def record(self, measure: Measure, *, kills: bool = False, new_mtu: bool = False) -> None:
+    def record(
+        self,
+        measure: Measure,
+        *,
+        kills: bool = False,
+        new_mtu: bool = False,
+        loads: str | None = None,
+    ) -> None:
         """Judge increases of counters since the first test of this file, and keep them.
 
         kills: its tests killed processes on purpose, so only counters of links are judged. new_mtu:
-        they changed the MTU, and carriers came and went.
+        they changed the MTU, and carriers came and went. loads: "" if they send over all
+        NICs alike, or why bytes are only recorded; None if they send little.
         """
         after, off, spec = self._read(), sorted(self._run.switched_off), self._run.spec
         patterns, kills = spec.fabric.interfaces, kills or self._shared
@@ -93,6 +102,8 @@ class PortWatch:
             *rises(self._before, after, patterns, restarted=off, kills=kills, new_mtu=new_mtu),
             *self._links_between(patterns),
         ]
+        if loads is not None and not self._shared:
+            rows.append(row(EVERY_NIC, None if loads else 1, why=loads))
         if not self._shared:
             self._before = self._judged = after
             self._just_read = True
@@ -133,6 +144,7 @@ def judged(rows: Sequence[Row], spec: Spec) -> list[Measurement]:
     if (clocks := promise_of(ClocksAgree, spec)) is not None:
         found.append(clock_steps(here, clocks.skew_s))
     found += nvlink_rises(here, nvlink_bounds(spec))
+    found += nics_used(here, spec)
     if before := [one for one in rows if one.repeat == _BEFORE]:
         found += [
             replace(one, name=f"{one.name}, before this criterion")

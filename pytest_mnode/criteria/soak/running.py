@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.criteria.port_counters.judging import judge, nvlink_rises
-from pytest_mnode.criteria.port_counters.rises import PortReadings, rises
+from pytest_mnode.criteria.port_counters.judging import judge, nics_used, nvlink_rises
+from pytest_mnode.criteria.port_counters.rises import EVERY_NIC, PortReadings, rises
 from pytest_mnode.criteria.port_counters.watching import nvlink_bounds, read_ports
 from pytest_mnode.criteria.soak import found
 from pytest_mnode.criteria.soak.found import Failure, Kept, LogOfNode, Measured, Plan, Round
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError, NodeLostError, RankError
+from pytest_mnode.evidence.row import row
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring import limits
 from pytest_mnode.progress import progress
@@ -181,7 +182,10 @@ class Soak:
             self.ports = dict.fromkeys(before, str(error).partition("\n")[0])
         rows, found = self._judged(before)
         links = nvlink_rises(rows, nvlink_bounds(self.spec))
-        return [*filter(_of_links, found), *links]
+        each = self.cluster.procs_per_node
+        if each % min(each, self.spec.fabric.nics_per_node) == 0:
+            rows.append(row(EVERY_NIC, 1))  # else its pairs use those of one rank, see `Rails`
+        return [*filter(_of_links, found), *links, *nics_used(rows, self.spec, each, "a round")]
 
     def _judged(self, before: PortReadings) -> tuple[list[Row], list[Measurement]]:
         """How counters rose since these readings, and what that says of ports."""

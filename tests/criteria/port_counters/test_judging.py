@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,14 @@ import pytest
 
 from pytest_mnode.criteria.port_counters import judging
 from pytest_mnode.criteria.port_counters.reading import Counters, NvLinkErrors, PortReading
-from pytest_mnode.criteria.port_counters.rises import PortReadings, rises
+from pytest_mnode.criteria.port_counters.rises import EVERY_NIC, KILLED, PortReadings, rises
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.evidence.file import rows_from_json, rows_to_json
-from pytest_mnode.evidence.row import Row
+from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.intervals import least_mean
 from pytest_mnode.machine.counters import BIT_ERRORS_FALSE_ALARM
-from pytest_mnode.measurement import Measurement
+from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.spec import Spec, profile_spec
 from pytest_mnode.spec.inventory import Fabric
 
 CARRIER, ERRORS, LOST = (
@@ -553,3 +554,74 @@ def test_errors_of_nvlinks_may_not_rise(
     assert nvlink_rises(before, before, dict.fromkeys(BOUNDS)) == []
     [one, _] = nvlink_rises(before, {"n0": links(x=(7, 1)), "n1": after}, BOUNDS, restarted=["n1"])
     assert str(one.verdict) == "pass"
+
+
+GB200, H100 = profile_spec("gb200-nvl72"), profile_spec("h100-ib")
+ALIKE = [row(EVERY_NIC, 1)]
+
+
+def sent(spec: Spec, **gbytes: Sequence[float | None]) -> list[Row]:
+    """Rows of nodes that sent so much over each NIC."""
+
+    def read(node: str, words: Callable[[float | None], int | None]) -> PortReading:
+        link = {"symbol_error": 0}
+        ports = {
+            f"mlx5_{i}:1": {**link, "port_xmit_data": words(one)}
+            for i, one in enumerate(gbytes[node])
+        }
+        return PortReading("a", ports)
+
+    readings = (
+        {node: read(node, words) for node in gbytes}
+        for words in (lambda _: 7, lambda gb: None if gb is None else 7 + int(gb * 1e9) // 4)
+    )
+    before, after = readings
+    kept = rows_to_json("ports", rises(before, after, spec.fabric.interfaces))
+    return [rows_from_json(json.loads(json.dumps(one)))[1] for one in kept]
+
+
+EVEN, DEAD = [90.0] * 8, [90.0] * 5 + [0.0] + [90.0, 180.0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "verdict", "devices"),
+    [
+        ({"n0": EVEN, "n1": EVEN}, "pass", ()),
+        ({"n0": EVEN, "n1": DEAD}, "fail", (("n1", "mlx5_5"),)),
+        ({"n0": DEAD, "n1": DEAD}, "fail", (("n0", "mlx5_5"), ("n1", "mlx5_5"))),
+        ({"n0": EVEN, "n1": [5.0] + [0.0] * 7}, "pass", ()),  # it took no part in the load
+        ({"n0": EVEN, "n1": [None, *EVEN[1:]]}, "pass", ()),  # judged where the counter is
+        ({"n0": EVEN, "n1": EVEN[1:]}, "fail", ()),  # a NIC that is not there
+        ({"n0": [1.0] * 8, "n1": [1.0] * 7 + [0.0]}, "", ()),  # too little to tell
+    ],
+)
+def test_each_nic_carries_its_share_of_a_load(
+    nodes: dict[str, list[float | None]], verdict: str, devices: tuple[tuple[str, str], ...]
+) -> None:
+    """With failover of ports a job survives the loss of one."""
+    found = judging.nics_used([*sent(H100, **nodes), *ALIKE], H100)
+    assert "".join(str(one.verdict) for one in found) == verdict
+    if devices:
+        assert found[0].culprit is not None
+        assert found[0].culprit.parts.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("spec", "more", "count", "source"),
+    [
+        (H100, [row(EVERY_NIC, why="its job may use some NICs only")], 1, "some NICs only"),
+        (GB200, ALIKE, 1, "NVLink carries what stays in a domain"),
+        (H100, [*ALIKE, row(KILLED, 1)], 0, ""),
+        (H100, [], 0, ""),
+    ],
+)
+def test_nics_are_not_judged_where_a_load_may_leave_some_out(
+    spec: Spec, more: list[Row], count: int, source: str
+) -> None:
+    dead = DEAD[8 - spec.fabric.nics_per_node :]
+    rows = [*sent(spec, n0=dead, n1=dead), *more]
+    found = judging.nics_used(rows, spec)
+    assert [one.expected for one in found] == [None] * count
+    assert all(one.source.endswith(source) for one in found)
+    assert all(one.verdict not in (Verdict.FAIL, Verdict.INCONCLUSIVE) for one in found)
+    assert all(one.verdict is Verdict.PASS for one in judging.judge(rows, spec.fabric))

@@ -19,6 +19,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.evidence.row import MeasuredRows
 from pytest_mnode.measurement import Measurement, at_most, equals
+from pytest_mnode.spec import profile_spec
 from tests.criteria.port_counters.test_judging import fabric
 
 BETWEEN = "before this criterion"
@@ -31,7 +32,11 @@ class Run:
         self.switched_off: set[str] = set()
         clocks = SimpleNamespace(clocks=SimpleNamespace(skew_s=0.05))
         criteria = SimpleNamespace(preflight=clocks)
-        self.spec = SimpleNamespace(fabric=fabric("roce", interfaces=["eth1"]), criteria=criteria)
+        self.spec: Any = SimpleNamespace(
+            fabric=fabric("roce", interfaces=["eth1"]), criteria=criteria
+        )
+        self.words = [0] * 8
+        """What each NIC of a node sent."""
         self.clock_s = 7.0
         self.counters: dict[str, Counters] = {
             node: {"carrier_changes": 3, "req_cqe_error": 0} for node in ("n0", "n1")
@@ -54,6 +59,10 @@ class Run:
                 {
                     "eth1": {"carrier_changes": counters["carrier_changes"]},
                     "rxe0:1": {"req_cqe_error": counters["req_cqe_error"]},
+                    **{
+                        f"mlx5_{i}:1": {"symbol_error": 0, "port_xmit_data": words}
+                        for i, words in enumerate(self.words)
+                    },
                 },
                 self.clock_s,
             )
@@ -69,11 +78,11 @@ class Run:
         with pytest.raises(StopIteration):
             next(cast("Iterator[object]", running))
 
-    def measured(self, **done: bool) -> list[Measurement]:
+    def measured(self, **done: bool | str) -> list[Measurement]:
         """What the test of ports records; the rows that it keeps say the same."""
         found, kept = list[Measurement](), list[MeasuredRows]()
         measure = SimpleNamespace(record=found.extend, chart=kept.append)
-        self.watch.record(cast("Any", measure), **done)
+        self.watch.record(cast("Any", measure), **cast("Any", done))
         [rows] = kept
         again = watching.judged(rows.rows, cast("Any", self.spec))
         assert [one.name for one in again] == [one.name for one in found if one.name != LOSSY_PATHS]
@@ -191,3 +200,23 @@ def test_losses_of_tcp_stand_if_their_paths_cannot_be_found(
     found = run.measured()
     assert counted in found
     assert [str(one.verdict) for one in found if one.name == LOSSY_PATHS] == ["inconclusive"]
+
+
+@pytest.mark.parametrize(
+    ("loads", "bound", "source"),
+    [
+        ({"loads": ""}, True, "an even share each"),
+        ({"loads": "its job may use some NICs only"}, False, "its job may use some NICs only"),
+        ({}, False, ""),
+    ],
+)
+def test_bytes_of_each_nic_are_judged_as_a_criterion_loads_them(
+    monkeypatch: pytest.MonkeyPatch, loads: dict[str, str], bound: bool, source: str
+) -> None:
+    run = Run(monkeypatch, "watched.py")
+    run.spec = profile_spec("h100-ib")
+    run.during("watched.py")
+    run.words = [0, *[20 << 30] * 7]
+    found = [one for one in run.measured(**loads) if "carried their share" in one.name]
+    assert [(one.value, one.expected is not None) for one in found] == [(7, bound)] * bool(loads)
+    assert all(one.source.endswith(source) for one in found)

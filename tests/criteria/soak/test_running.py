@@ -16,7 +16,7 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import NodeLostError, RankError
 from pytest_mnode.evidence.row import Row
 from pytest_mnode.options import Settings
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, load_spec, profile_spec
 
 NODES = ("node0", "node1")
 
@@ -93,14 +93,16 @@ def flaps(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return flaps
 
 
-def soaked(cluster: Cluster, for_s: float = 100.0, kept: Kept | None = None) -> tuple[Soak, Kept]:
+def soaked(
+    cluster: Cluster, for_s: float = 100.0, kept: Kept | None = None, *, spec: Spec | None = None
+) -> tuple[Soak, Kept]:
     """The soak, and what its rows keep of it."""
     rows = list[Row]()
 
     def keep(some: Iterable[Row]) -> None:
         rows.extend(some)
 
-    spec = load_spec(default_spec_path())
+    spec = spec or load_spec(default_spec_path())
     world: Any = cluster
     soak = Soak(world, spec, Settings(), for_s, kept or Kept(), keep, lambda _: None)
     soak.run()
@@ -125,6 +127,39 @@ def test_a_link_that_flaps_is_a_failure_of_its_round(clock: Clock, flaps: set[in
     assert list(failures) == [3]
     [failure] = failures[3]
     assert failure.culprit.parts.devices == (("node1", "fab0"),)
+
+
+@pytest.mark.parametrize(("ranks", "rounds"), [(8, [3]), (12, [])])
+def test_a_nic_that_carries_nothing_is_a_failure_of_its_round(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ranks: int, rounds: list[int]
+) -> None:
+    """With failover of ports others carry what it should. Of twelve ranks on eight NICs the pairs
+    of a round use one rank's."""
+    sent, count = {name: [0] * 8 for name in NODES}, 0
+
+    def read(*_: object, **__: object) -> dict[str, PortReading]:
+        nonlocal count
+        count += 1
+        found = {}
+        for name, words in sent.items():
+            for nic in range(8):
+                words[nic] += 0 if (name, nic, count) == ("node1", 5, 4) else 20 << 30
+            ports: dict[str, dict[str, int | None]] = {
+                f"mlx5_{nic}:1": {"symbol_error": 0, "port_xmit_data": words[nic]}
+                for nic in range(8)
+            }
+            found[name] = PortReading("boot", ports)
+        return found
+
+    monkeypatch.setattr(running, "read_ports", read)
+    cluster = Cluster(clock)
+    cluster.procs_per_node = ranks
+    _, kept = soaked(cluster, 60.0, spec=profile_spec("h100-ib"))
+    failures = {one.number: one.failures for one in kept.rounds if one.failures}
+    assert list(failures) == rounds
+    assert [f.culprit.parts.devices for some in failures.values() for f in some] == [
+        (("node1", "mlx5_5"),) for _ in rounds
+    ]
 
 
 def test_ranks_that_fail_are_named_and_the_next_round_has_others(
