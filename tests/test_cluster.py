@@ -42,7 +42,7 @@ TESTS = """
             cluster.run(["true"], nodes=["node9"])
         assert all(r.ok for r in cluster.run(["test", "-e", pathlib.Path("/dev/null")]))
         for argv in ("hostname", [], ["sleep", 5], ["echo", "a\\0b"]):
-            with pytest.raises(UsageError, match="accepted: a list of texts, the program and"):
+            with pytest.raises(UsageError, match="argv=.*: accepted: a list of texts"):
                 cluster.run(argv)
         for env in ({"A": 1}, {"A=B": "x"}, {"": "x"}, {"A": "\\0"}):
             with pytest.raises(UsageError, match="accepted: a name without =, and a text"):

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.node import check_argv, check_env, count
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A torchrun job: `argv` is what follows torchrun's own options, such as ["train.py"].
 
-    nodes: their number or their names; None for all nodes except the spares.
+    nodes: their number or their names, or one name; None for all nodes except the spares.
     torchrun: further options of torchrun.
     env: variables of every process of the job. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the
     fabric's interface unless they are set here or in the environment of the run.
@@ -26,8 +26,8 @@ class Job:
     for its first size, so that without spares it waits until the lost node is booted again.
     back_within_s: the longest such wait.
 
-    Raises UsageError for a number that is too small, a node named twice, an empty list of nodes, or
-    a spare that the job runs on.
+    Raises UsageError for a number that is too small, a node named twice, an empty list of nodes, a
+    spare that the job runs on, or what is no command and no variable.
     """
 
     argv: Sequence[str]
@@ -42,6 +42,14 @@ class Job:
     back_within_s: float = 120.0
 
     def __post_init__(self) -> None:
+        for name in ("argv", "torchrun"):
+            words = getattr(self, name)
+            if words or name == "argv":
+                check_argv(words, name)
+            object.__setattr__(self, name, tuple(map(str, words)))  # a Path is not JSON
+        check_env(self.env)
+        spares = (self.spares,) if isinstance(self.spares, str) else tuple(self.spares)
+        object.__setattr__(self, "spares", spares)
         for name, least in (("restarts", 0), ("requeues", 0), ("procs_per_node", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)}: give {least} or more")
@@ -56,6 +64,8 @@ class Job:
     @property
     def _named(self) -> tuple[str, ...] | None:
         """The nodes if given by name; None if given by number, or not at all."""
+        if isinstance(self.nodes, str):
+            return (self.nodes,)
         return None if isinstance(self.nodes, int | None) else tuple(self.nodes)
 
     def placed_on(self, there: Sequence[str]) -> tuple[str, ...]:

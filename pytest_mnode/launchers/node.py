@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.errors import ClusterError
+from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.limits import Limits
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
@@ -74,6 +74,26 @@ class CommandResult:
 def count(number: int, noun: str = "node") -> str:
     """ "1 node", "4 nodes"."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def check_argv(argv: Sequence[str], what: str = "argv") -> None:
+    """Raises UsageError for a command that is none: one text, or a number among them."""
+    wrong = (
+        argv if isinstance(argv, str) else next((one for one in argv if not _is_word(one)), None)
+    )
+    if wrong is not None or not argv:
+        raise UsageError(f"{what}={wrong if argv else argv!r}: accepted: a list of texts")
+
+
+def check_env(env: Mapping[str, str]) -> None:
+    """Raises UsageError for what no variable can be."""
+    for name, value in env.items():
+        if not (_is_word(value) and _is_word(name) and name and "=" not in name):
+            raise UsageError(f"env {name}={value!r}: accepted: a name without =, and a text")
+
+
+def _is_word(text: object) -> bool:
+    return isinstance(text, str | Path) and "\0" not in str(text)
 
 
 class Launcher:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.node import CommandResult, Node
+from pytest_mnode.launchers.node import CommandResult, Node, check_argv, check_env
 from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.limits import Limits
@@ -160,9 +160,7 @@ class Nodes:
         self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Environment of a local command that runs a program on a node; see `start`."""
-        for name, value in (env or {}).items():
-            if not isinstance(value, str) or not name or "\0" in name + value or "=" in name:
-                raise UsageError(f"env {name}={value!r}: accepted: a name without =, and a text")
+        check_env(env or {})
         return self._run_facts.env.command({**(env or {}), RUN: self.run_id}, defaults)
 
     @property
@@ -174,10 +172,7 @@ class Nodes:
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
     ) -> list[list[str]]:
         """Local commands, one for each of these nodes (None: all), that run `argv` there."""
-        texts = [one for one in argv if isinstance(one, str | Path) and "\0" not in str(one)]
-        if isinstance(argv, str) or not texts or len(texts) < len(argv):
-            accepted = "a list of texts, the program and its arguments"
-            raise UsageError(f"argv {argv!r:.200}: accepted: {accepted}")
+        check_argv(argv)
         found: list[list[str]] = self._ask(NodeCommands(self._names(nodes), tuple(argv)))
         return found
 

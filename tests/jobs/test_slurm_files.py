@@ -47,12 +47,10 @@ def test_one_task_per_node_that_outlives_a_failed_one() -> None:
 
 
 def test_files_of_a_job_read_back(tmp_path: Path) -> None:
-    job = Job(["t.py", "a b"], procs_per_node=2, env={"A": "1"}, restarts=1, requeues=2)
+    words: list[Any] = [Path("t.py"), "a b"]
+    job = Job(words, procs_per_node=2, env={"A": "1"}, restarts=1, requeues=2)
     plan = files.Plan("abc", job, {"node0": files.JobNode("n0.lab", "10.0.0.1", "fab0")})
-    again = files.Plan.read(plan.write(tmp_path))
-    assert (again.job_id, again.nodes) == (plan.job_id, plan.nodes)
-    assert (again.job.argv, again.job.torchrun, again.job.env) == (job.argv, [], {"A": "1"})
-    assert (again.job.procs_per_node, again.job.restarts, again.job.requeues) == (2, 1, 2)
+    assert files.Plan.read(plan.write(tmp_path)) == plan
     start = Start("abc", NODES, 1, "10.0.0.1", 4711)
     assert files.read_start(files.write_start(tmp_path, start)) == start
     assert files.read_status(tmp_path, "node0", 1) is None

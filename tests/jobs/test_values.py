@@ -99,6 +99,7 @@ def test_nodes_of_the_first_start() -> None:
     assert Job(["x"], spares=["node1"]).placed_on(ALL) == ("node0", "node2", "node3")
     assert Job(["x"], nodes=2, spares=["node0"]).placed_on(ALL) == ("node1", "node2")
     assert Job(["x"], nodes=["node3", "node0"]).placed_on(ALL) == ("node3", "node0")
+    assert Job(["x"], nodes="node3", spares="node0").placed_on(ALL) == ("node3",)
     for nodes in (0, 5):
         with pytest.raises(UsageError, match=f"nodes={nodes}: this test has 4 nodes"):
             Job(["x"], nodes=nodes).placed_on(ALL)
@@ -157,11 +158,16 @@ def test_a_failure_beside_a_preempted_rank_is_no_preemption(code: int) -> None:
         ({"requeues": -1}, "requeues=-1: give 0 or more"),
         ({"fewest_nodes": 0}, "fewest_nodes=0: give 1 or more"),
         ({"nodes": ["n"], "spares": ["n"]}, "the job runs on n; give nodes that it does not use"),
+        ({"argv": "train.py"}, "argv='train.py': accepted: a list of texts"),
+        ({"argv": []}, r"argv=\[\]: accepted: a list of texts"),
+        ({"argv": ["t.py", 1]}, "argv=1: accepted: a list of texts"),
+        ({"torchrun": "--tee=3"}, "torchrun='--tee=3': accepted: a list of texts"),
+        ({"env": {"A": 1}}, "env A=1: accepted: a name without =, and a text"),
     ],
 )
 def test_a_job_that_could_never_run_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Job(["train.py"], **given)
+        Job(**{"argv": ["train.py"], **given})
 
 
 def test_torchrun_gets_no_rank_variables_of_the_run() -> None:
