@@ -17,7 +17,7 @@ from pytest_mnode.criteria.launching.reports import by_node
 from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.measurement import Measurement, all_of, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, equals, listed, with_suspects
 from pytest_mnode.spec import Spec
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def judged_settings(
     several = listed(found, _MOST) if len(found) > 1 or (found and not judged) else ""
     note = "; ".join(filter(None, [several, note]))
     bound, source = equals(0) if judged else None, "criteria.launch.environment"
-    return Measurement(name, value, "", bound, source, all_of(found, _MOST), note)
+    culprit = with_suspects(all_of(found, _MOST), (Culprit(node, node) for node in unknown))
+    return Measurement(name, value, "", bound, source, culprit, note)
 
 
 def _different(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -64,10 +65,11 @@ def judge(
         return found
     found.append(Measurement("time under load, so far" if cut else "rounds", *_amount(rounds, cut)))
     found += _excluded(rounds)
+    unknown = Counter(name for one in rounds for name in one.unknown)
     found += [
-        Measurement.unknown(name, f"it was known in none of {len(rounds)} rounds")
-        for name in rounds[0].unknown
-        if all(name in one.unknown for one in rounds)
+        Measurement.unknown(name, f"it was not known in {times} of {len(rounds)} rounds")
+        for name, times in unknown.items()
+        if 2 * times > len(rounds)
     ]
     return found + drift(rounds, promise, shared=shared)
 

@@ -200,10 +200,10 @@ class Soak:
     def _log(self, logs: Mapping[str, LogOfNode]) -> list[Measurement]:
         """Failures in the kernel logs since the last round."""
         before, self._logs = self._logs, logs or self._logs
-        new, unread = list[Culprit](), list[str]()
+        new, unread = list[Culprit](), list[Culprit]()
         for node, log in logs.items():
             if isinstance(log, str):
-                unread.append(f"{node}: {log}")
+                unread.append(Culprit(f"{node}: {log}", node))
                 continue
             for event in log:
                 if event not in (before.get(node) or ()):
@@ -213,7 +213,8 @@ class Soak:
         if not logs:
             return []
         name, source = "failures in the kernel log", "criteria.preflight.kernel_log"
-        return [Measurement.none_allowed(name, new, source, unsure="; ".join(unread))]
+        why = "; ".join(unread)
+        return [Measurement.none_allowed(name, new, source, unsure=why, unread=unread)]
 
     def over_all(self) -> list[Measurement]:
         """What only counters of the whole soak say: shares of packets lost, and of wrong bits."""

@@ -77,6 +77,8 @@ def test_nodes_of_which_a_side_is_unknown_are_inconclusive() -> None:
         assert found.note == "settings of node2, node3 are not known"
     differs = judged(known, some | {"node0": {**ALIKE, "NCCL_ALGO": "Tree"}})
     assert (differs.verdict, differs.value) == (Verdict.FAIL, 1)
+    assert differs.culprit is not None
+    assert frozenset().union(*differs.culprit.either) == {"node2", "node3"}
 
 
 def test_real_processes_report_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,17 @@ def test_rounds_outlive_the_evidence_and_one_that_is_not_whole_does_not_count() 
     assert kept_in([*plain, ended(300.0), began()]).rounds == ()
 
 
+@pytest.mark.parametrize(
+    ("since", "verdicts"), [(0, {Verdict.INCONCLUSIVE}), (2, {Verdict.INCONCLUSIVE}), (3, set())]
+)
+def test_what_is_not_known_in_most_rounds_has_not_passed(
+    since: int, verdicts: set[Verdict]
+) -> None:
+    name = "failures in the kernel log"
+    rounds = [replace(o, unknown=(name,) if o.number > since else ()) for o in soaked(5)]
+    assert {one.verdict for of, one in judged(rounds).items() if of == name} == verdicts
+
+
 def test_charts_show_rates_by_time_and_when_what_failed() -> None:
     lines, timeline = charts(soaked(400, {7: [FLAP]}))
     assert [series.name for series in lines.series] == list(NODES)  # type: ignore[union-attr]
