@@ -96,6 +96,8 @@ _END = re.compile(
     r"(?i:\btraining (?:is |has )?(?:completed?|finished|done|ended)\b)|`Trainer\.fit` stopped|"
     r"'train_runtime':|\[exiting program (?:at|after) |\bProcess \d+ exits successfully"
 )
+_OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "exits s")
+"""Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W\d{4} ")
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
@@ -341,9 +343,7 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
     tables = (text for text in texts.values() if "COMPLETED" in text)
     if {found[1] for text in tables for found in _STATE.finditer(text)} == {"COMPLETED"}:
         return _COMPLETED
-    ends = {
-        file: ended[-1].end() for file, text in texts.items() if (ended := [*_END.finditer(text)])
-    }
+    ends = {file: text.rfind(line) for file, text in texts.items() if (line := _end_in(text))}
 
     def is_farewell(one: Found) -> bool:
         text = texts.get(one.file, "")
@@ -355,6 +355,12 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
         return warned or elsewhere or _host_of(one.file) is not None
 
     return _FINISHED if found and ends and all(map(is_farewell, found)) else None
+
+
+def _end_in(text: str) -> str:
+    """The last line that says that training ended; "" if none does."""
+    lines = (line for line in reversed(text.splitlines()) if any(map(line.__contains__, _OF_ENDS)))
+    return next(filter(_END.search, lines), "")
 
 
 def _is_for_another(cause: Cause) -> bool:
