@@ -90,12 +90,13 @@ class FirstNodeIsReached(SurveyCheck):
             equals(1),
             f"MASTER_ADDR of a job, within {within_s:g} s",
         )
-        control = self.spec.management or self.spec.fabric
-        yield _first_reached(survey, survey.node(name), subject, control)
+        control = "management" if self.spec.management else "fabric"
+        for key, network in named_in((control,), self.spec).items():
+            yield _first_reached(survey, survey.node(name), subject, key, network)
 
 
 def _first_reached(
-    survey: Survey, me: NodeSurvey, subject: Subject, control: Network
+    survey: Survey, me: NodeSurvey, subject: Subject, key: str, control: Network
 ) -> Measurement:
     first = survey.nodes[0]
     if me.facts is None or me.paths is None or first.facts is None:
@@ -132,10 +133,13 @@ def _first_reached(
         *_refusals(me, first, control, mine.problem),
     ]
     culprit = Culprit(f"{me.name} ({can} can connect)", me.name)
+    at_fault = _tried(survey, key, control)[1].blamed.nodes
     if faults:
         culprit = Culprit(f"{me.name}: {faults[0]}", me.name)
     elif not can:
         culprit = Culprit(f"{me.name} or {first.name}", either=[[me.name, first.name]])
+    elif 0 in at_fault and me.index not in at_fault:  # who meets a limit of the first is chance
+        culprit = Culprit(f"{first.name}: it refuses some connections", first.name)
     hint = "" if faults else _hint((me,), first)
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{hint}")
 

@@ -352,6 +352,19 @@ def test_an_unreachable_first_node_blames_one_node_or_the_first(
     assert verdicts(FirstNodeIsReached, survey, spec) == dict.fromkeys(found, "fail") | unknown
 
 
+@pytest.mark.parametrize("culprit", [0, 2, None])
+def test_a_first_node_that_refuses_some_connections_is_named(
+    spec: Spec, culprit: int | None
+) -> None:
+    """As what nodes find on the control network shows."""
+    edges = [(n, culprit) for n in range(4) if culprit not in (n, None)]
+    survey = _master(cut(healthy(), edges, "management"), {2})
+    named = "gpu2 (gpu1, gpu3 can connect)"
+    if culprit == 0:
+        named = "gpu0: it refuses some connections"
+    assert culprits(FirstNodeIsReached, survey, spec) == {"gpu2": named}
+
+
 def test_a_first_node_that_cannot_listen_is_named(spec: Spec) -> None:
     problem = "cannot listen on port 29500: in use"
     taken = with_facts(healthy(), 0, master_problem=problem)
