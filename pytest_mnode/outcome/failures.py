@@ -193,7 +193,7 @@ def sorted_failures(failures: list[Failure]) -> list[Failure]:
     if failures and all(g.victim for g in failures):
         first = min(failures, key=lambda g: g.time)
         named = next((cause.peer for cause in causes(first.text) if cause.peer), None)
-        first.victim, first.lost_peer = False, f"its peer {named}" if named else "a peer"
+        first.victim, first.lost_peer = False, named or ""
     return sorted(failures, key=lambda g: (g.victim, g.time))
 
 

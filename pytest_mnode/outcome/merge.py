@@ -29,7 +29,7 @@ from pytest_mnode.outcome.failures import (
 )
 from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, Phase, signature
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
-from pytest_mnode.outcome.stuck import stuck_failures
+from pytest_mnode.outcome.stuck import owners_of, stuck_failures
 
 ADDED = "mnode_added"
 """Attribute of a merged report: values to add to it once no plugin changes it any more."""
@@ -252,10 +252,15 @@ def _culprit(outcome: Outcome, failures: Sequence[Failure]) -> Culprit | None:
         return None
     first, *later = ({outcome.nodes[rank] for rank in one.ranks} for one in own)
     may_be = [[name] for nodes in later for name in nodes]
-    words = " or ".join(filter(None, [outcome.places(own[0].ranks), own[0].lost_peer]))
+    words = outcome.places(own[0].ranks)
     parts = Parts(ranks=tuple(rank for one in own for rank in one.ranks))
-    if own[0].lost_peer:
-        return Culprit(words, either=[()], parts=parts)
+    if (lost := own[0].lost_peer) is not None:
+        at = owners_of(outcome).get(lost, {})
+        peer = " on ".join(filter(None, [lost, listed(at)]))
+        if at and len(first) > 1:  # of several pairs, the node that all have in common
+            return Culprit(f"{peer}, the peer that {words} lost", either=[at], parts=parts)
+        words = f"{words} or {f'its peer {peer}' if lost else 'a peer'}"
+        return Culprit(words, either=[[*first, *at] if at else ()], parts=parts)
     if own[0].of_a_pair:
         return Culprit(words, either=[first, *may_be], parts=parts)
     return Culprit(words, first, may_be, parts)

@@ -248,8 +248,8 @@ class Failure:
     victim: bool = False
     in_phase: bool = False
     """Whether ranks themselves reported it in this phase; in teardown, after a test that passed."""
-    lost_peer: str = ""
-    """The peer that the ranks lost if no failure explains why, such as "its peer 10.0.0.7"."""
+    lost_peer: str | None = None
+    """Address of the peer that the ranks lost, if no failure explains why; "" if not known."""
     of_a_pair: bool = False
     """Whether one of the ranks' nodes is to blame, and not known which."""
 

@@ -41,12 +41,18 @@ class Unanswered:
         return f"rank {self.rank} on {self.node} gets no TCP acknowledgement from {peer}"
 
 
-def unanswered(outcome: Outcome) -> list[Unanswered]:
-    """By rank. Connections to other machines than the nodes are left out."""
+def owners_of(outcome: Outcome) -> dict[str, dict[str, None]]:
+    """The nodes of each address that a rank which was stopped had."""
     owners: dict[str, dict[str, None]] = {}
     for state in outcome.states.values():
         for address in state.tcp.addresses:
             owners.setdefault(address, {})[state.node] = None
+    return owners
+
+
+def unanswered(outcome: Outcome) -> list[Unanswered]:
+    """By rank. Connections to other machines than the nodes are left out."""
+    owners = owners_of(outcome)
     return [
         Unanswered(rank, state.node, peer, tuple(owners[peer[0]]))
         for rank, state in sorted(outcome.states.items())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.outcome.failures import raised_in
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
@@ -179,6 +180,28 @@ def test_a_peer_whose_loss_nothing_explains_may_be_the_culprit(
         "culprit_either": ((),),  # nobody knows which of the nodes is the peer
         "culprit_parts": _ranks(0),
     }
+
+
+@pytest.mark.parametrize(
+    ("losers", "words", "nodes"),
+    [
+        ((0,), "rank 0 of 4 on node0 or its peer 10.0.0.2 on node1", ("node0", "node1")),
+        ((0, 2), "10.0.0.2 on node1, the peer that ranks 0,2 of 4 on node0,node2 lost", ("node1",)),
+    ],
+)
+def test_a_lost_peer_is_one_of_two_nodes_or_what_several_lost(
+    ranks: Ranks, losers: tuple[int, ...], words: str, nodes: tuple[str, ...]
+) -> None:
+    ranks.outcome.grace_s = 0.3
+    for rank in range(4):
+        if rank in losers:
+            ranks.say(rank, report("call", "failed", f"{LOST} [10.0.0.2]:99"), at=1.0)
+        else:
+            ranks.stick(rank, WAITS)
+            ranks.states[rank].tcp = TcpState((), (f"10.0.0.{rank + 1}",))
+    culprit = vars(ranks.merged()["call"])["mnode_culprit"]
+    assert culprit["culprit"] == words
+    assert {*culprit["culprit_either"][0]} == {*nodes}
 
 
 def _ranks(*ranks: int) -> dict[str, tuple[object, ...]]:
