@@ -9,6 +9,7 @@ import pytest
 from pytest_mnode import not_promised
 from pytest_mnode.checks import groups
 from pytest_mnode.criteria import traffic
+from pytest_mnode.criteria.nics_used import judge_nics, partly
 from pytest_mnode.measuring import lanes, limits
 from pytest_mnode.skipping import promised
 from pytest_mnode.spec.checks import GroupsCriterion
@@ -43,6 +44,7 @@ def test_tokens_reach_their_experts_in_time(
     most = promised(spec, "traffic").most_paths
     found = lanes.experts(world, spec, promise, device, most)
     measure.record(traffic.judge_experts(found, promise, world))
+    measure.record(judge_nics(found.sent, spec, world.local_size, "tokens", partly(spec)))
 
 
 @needs_group
@@ -69,6 +71,8 @@ def test_groups_of_all_dimensions_run_at_once(
         most_paths=promised(spec, "traffic").most_paths,
     )
     measure.record(traffic.judge_parallel(found, promise, world))
+    why = lanes.some_nics(every, world.local_size) or partly(spec)
+    measure.record(judge_nics(found.sent, spec, world.local_size, found.title, why))
     measure.chart(traffic.chart(found))
 
 
@@ -85,6 +89,7 @@ def test_two_jobs_leave_each_other_their_rates(
         pytest.skip("two jobs have two nodes each at least; give --mnode-nodes=4")
     found = lanes.at_once("two jobs", every, spec, world, device, rounds=promise.rounds)
     measure.record(traffic.judge_jobs(found, promise, world))
+    measure.record(judge_nics(found.sent, spec, world.local_size, found.title, partly(spec)))
     measure.chart(traffic.chart(found))
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.checks.groups import Layout
+    from pytest_mnode.measuring.traffic import SentByNode
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
     from pytest_mnode.spec.traffic import ExpertsPromise, JobsPromise
@@ -91,6 +92,29 @@ def busiest_bytes(
     return max((*ends[0].values(), *ends[1].values()), default=0)
 
 
+def some_nics(lanes: Sequence[Lane], local_size: int) -> str:
+    """Why lanes may send over NICs of some ranks only; "" if over those of all, or of none.
+
+    A collective uses the NICs of its whole group, a pipeline those of ranks beside other nodes.
+    """
+    for lane in lanes:
+        reaching = {a for a, b in lane.flows() if a // local_size != b // local_size}
+        if lane.kind != "send_recv":
+            spans = (group for group in lane.groups if not reaching.isdisjoint(group))
+            reaching = {rank for group in spans for rank in group}
+        if reaching and len(reaching) < sum(map(len, lane.groups)):
+            return f"groups of {lane.name} send over NICs of some ranks only"
+    return ""
+
+
+def leaving_bytes(flows: Mapping[tuple[int, int], int], world: World, calls: int) -> list[int]:
+    """Bytes that each node sends to others in so many calls."""
+    found, each = [0] * len(world.nodes), world.local_size
+    for (a, b), size in flows.items():
+        found[a // each] += calls * size if a // each != b // each else 0
+    return found
+
+
 def rank_gbits_s(spec: Spec, world: World) -> float:
     """What the NICs of one rank send, at their line rate: one, or as many as there are for each."""
     nics = spec.nics_of_ranks(world.local_size) // world.local_size
@@ -125,12 +149,13 @@ class LaneTimes:
 @dataclass(frozen=True, slots=True)
 class Together:
     """whole_s: of all lanes at once, by round. paths_gbits_s: of paths between nodes alone, if
-    lanes are slow, each with what it may carry."""
+    lanes are slow, each with what it may carry. sent: bytes by node and NIC in all rounds."""
 
     title: str
     lanes: tuple[LaneTimes, ...]
     whole_s: tuple[float, ...]
     paths_gbits_s: Mapping[tuple[str, str], tuple[float, float]]
+    sent: tuple[SentByNode, ...] = ()
 
     @property
     def sums_s(self) -> list[float]:
@@ -255,6 +280,7 @@ def at_once(
     least: fraction of the model's rate below which paths are measured alone. least_together: of the
     time of all lanes one after the other over that at once, below which those of all lanes are.
     """
+    from pytest_mnode.measuring.nic_counters import Counted
     from pytest_mnode.measuring.ranks import barrier, by_rank
 
     mine = [_Calls(lane, world.rank, device) for lane in lanes]
@@ -293,10 +319,13 @@ def at_once(
         calls[number] = max(_FEWEST_CALLS, min(_MOST_CALLS, math.ceil(REPEAT_S / once_s)))
     alone: list[list[list[list[float]]]] = [[] for _ in mine]
     together = []
-    for _ in range(rounds):
-        for number, many in calls.items():
-            alone[number].append(timed({number: many}))
-        together.append(timed(calls))
+    with Counted(world) as counted:
+        for _ in range(rounds):
+            for number, many in calls.items():
+                alone[number].append(timed({number: many}))
+            together.append(timed(calls))
+    moved = [leaving_bytes(lane.flows(), world, calls[i]) for i, lane in enumerate(lanes)]
+    sent = counted.by_node([*map(sum, zip(*moved, strict=True))])
     found = []
     for number, lane in enumerate(lanes):
         flows, many = lane.flows(), calls[number]
@@ -324,7 +353,7 @@ def at_once(
         slow = found
     paths = {pair for one in slow for pair in one.lane.flows()}
     rates = paths_alone(paths, spec, world, device, most_paths)
-    return replace(timed_lanes, paths_gbits_s=rates)
+    return replace(timed_lanes, paths_gbits_s=rates, sent=sent)
 
 
 def spread(paths: Collection[tuple[int, int]], nodes: int, most: int) -> list[tuple[int, int]]:
@@ -376,11 +405,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """What tokens took, by size; paths as in `Together`."""
+    """What tokens took, by size; paths and bytes as in `Together`."""
 
     tokens: tuple[Tokens, ...]
     skew: float
     paths_gbits_s: Mapping[tuple[str, str], tuple[float, float]]
+    sent: tuple[SentByNode, ...] = ()
 
 
 def split(size_bytes: int, skew: float, ranks: int, hot: int) -> list[int]:
@@ -408,6 +438,7 @@ def experts(
     import torch
     import torch.distributed as dist
 
+    from pytest_mnode.measuring.nic_counters import Counted
     from pytest_mnode.measuring.ranks import barrier, by_rank, finish
 
     found = []
@@ -416,27 +447,30 @@ def experts(
         Platform.of(spec), Collective.ALL_TO_ALL, len(world.nodes), world.local_size, "gloo"
     )
     calls = promise.calls_over(world.size)
-    for size in promise.sizes_bytes:
-        times, hots = [], []
-        for call in range(-world.size, calls):  # the first ones connect
-            hot = call % world.size
-            out = split(size, promise.skew, world.size, hot)
-            back = [out[world.rank]] * world.size
-            sent, came = (torch.zeros(sum(one), device=device) for one in (out, back))
-            barrier(device)
-            began = time.perf_counter()
-            dist.all_to_all_single(came, sent, back, out)
-            dist.all_to_all_single(sent, came, out, back)
-            finish(device)
-            if call >= 0:
-                times.append(time.perf_counter() - began)
-                hots.append(hot)
-        slowest = [max(every) for every in zip(*by_rank(times, device), strict=True)]
-        flows = {(a, b): 4 * split(size, promise.skew, world.size, 0)[b] for a, b in pairs}
-        alpha_s = model.alpha_s(Algorithm.DIRECT)
-        wire_s = experts_wire_s(flows, spec, world)
-        expected = 2 * (alpha_s + wire_s) if wire_s else None
-        found.append(Tokens(size, tuple(slowest), tuple(hots), expected))
+    with Counted(world) as counted:
+        for size in promise.sizes_bytes:
+            times, hots = [], []
+            for call in range(-world.size, calls):  # the first ones connect
+                hot = call % world.size
+                out = split(size, promise.skew, world.size, hot)
+                back = [out[world.rank]] * world.size
+                sent, came = (torch.zeros(sum(one), device=device) for one in (out, back))
+                barrier(device)
+                began = time.perf_counter()
+                dist.all_to_all_single(came, sent, back, out)
+                dist.all_to_all_single(sent, came, out, back)
+                finish(device)
+                if call >= 0:
+                    times.append(time.perf_counter() - began)
+                    hots.append(hot)
+            slowest = [max(every) for every in zip(*by_rank(times, device), strict=True)]
+            flows = {(a, b): 4 * split(size, promise.skew, world.size, 0)[b] for a, b in pairs}
+            alpha_s = model.alpha_s(Algorithm.DIRECT)
+            wire_s = experts_wire_s(flows, spec, world)
+            expected = 2 * (alpha_s + wire_s) if wire_s else None
+            found.append(Tokens(size, tuple(slowest), tuple(hots), expected))
+    leaving = calls * world.local_size * (world.size - world.local_size) * sum(promise.sizes_bytes)
+    by_nic = counted.by_node([leaving] * len(world.nodes))
     p50, p99 = promise.p50_at_most_times, promise.p99_at_most_times
     slow = any(
         (p50 and one.expected_s and one.p50_s > p50 * one.expected_s)
@@ -444,4 +478,4 @@ def experts(
         for one in found
     )
     measured = paths_alone(pairs if slow else set(), spec, world, device, most_paths)
-    return Experts(tuple(found), promise.skew, measured)
+    return Experts(tuple(found), promise.skew, measured, by_nic)

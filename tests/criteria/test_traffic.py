@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.checks.groups import Layout
+from pytest_mnode.criteria.nics_used import judge_nics, partly
 from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.traffic import (
     chart,
@@ -46,6 +47,7 @@ from pytest_mnode.measuring.lanes import (
     split,
     spread,
 )
+from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import default_spec_path, load_spec, profile_spec
 from pytest_mnode.spec.traffic import (
@@ -509,3 +511,28 @@ def test_nodes_of_each_side() -> None:
 )
 def test_pause_frames_of_ethtool(text: str, frames: int | None) -> None:
     assert frames_in(text) == frames
+
+
+@pytest.mark.parametrize(
+    ("profile", "some", "verdict", "source"),
+    [
+        ("hgx-h100", "", "fail", "an even share each"),
+        ("hgx-h100", "groups of pp send over NICs of some ranks only", None, "some ranks only"),
+        ("gb200-nvl72", "", None, "NVLink carries what stays in a domain"),
+        ("p5", "", None, "a rank of several NICs may send a small message over one"),
+    ],
+)
+def test_a_nic_that_carried_nothing_is_named_where_loads_use_each(
+    profile: str, some: str, verdict: str | None, source: str
+) -> None:
+    spec = profile_spec(profile)
+    name = {"p5": "rdmap{}s0"}.get(profile, "mlx5_{}")
+    counts = {name.format(nic): 10**9 * bool(nic) for nic in range(spec.fabric.nics_per_node)}
+    even = dict.fromkeys(counts, 10**9)
+    sent = [SentByNode("n0", even, 10**9), SentByNode("n1", counts, 10**9)]
+    each = spec.accelerators.per_node
+    [found] = judge_nics(sent, spec, each, "two jobs", some or partly(spec))
+    assert (found.value, found.verdict) == (spec.fabric.nics_per_node - 1, verdict)
+    assert found.source.endswith(source)
+    assert found.culprit is not None
+    assert found.culprit.parts.devices == (("n1", name.format(0)),)

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pytest_mnode.measuring import lanes, ranks
-from pytest_mnode.measuring.lanes import Lane, Together, at_once, message_bytes
+from pytest_mnode.measuring import lanes, nic_counters, ranks
+from pytest_mnode.measuring.lanes import Lane, Together, at_once, message_bytes, some_nics
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import default_spec_path, load_spec
 
@@ -28,6 +28,7 @@ def four_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Only rank 0 is there; the others measured the same."""
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     monkeypatch.setattr(ranks, "by_rank", lambda numbers, _: [[*numbers]] * 4)
+    monkeypatch.setattr(nic_counters, "gathered", lambda one: [one] * 4)
     yield
     dist.destroy_process_group()
 
@@ -80,3 +81,30 @@ def test_paths_are_tried_where_lanes_fall_short_together(
 def test_a_message_has_whole_values_of_each_rank(size: int, rounded: int) -> None:
     world = World(0, 64, 0, 8, "node0", tuple(f"node{n}" for n in range(8)))
     assert message_bytes(load_spec(default_spec_path()), world, size) == rounded
+
+
+def test_bytes_of_nics_are_counted_over_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([{"mlx5_0:1": 7, "mlx5_1:1": 7}, {"mlx5_0:1": 107, "mlx5_1:1": 207}])
+    monkeypatch.setattr(nic_counters, "sent_so_far", lambda: next(counts))
+    sent = measured().sent
+    assert [one.node for one in sent] == [*WORLD.nodes]
+    assert [one.sent_bytes for one in sent] == [{"mlx5_0": 100, "mlx5_1": 200}] * 4
+    assert all(one.least_bytes > 0 for one in sent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "some"),
+    [
+        ("all_reduce", (tuple(range(8)),), False),  # one ring leaves by one rank, several by all
+        ("all_reduce", ((0, 4), (1, 5), (2, 6), (3, 7)), False),
+        ("all_to_all", ((0, 1), (2, 3), (4, 5), (6, 7)), False),  # stays in nodes of four
+        ("all_reduce", ((0, 1), (2, 4), (3, 5), (6, 7)), True),
+        ("send_recv", ((0, 4), (1, 5), (2, 6), (3, 7)), False),
+        ("send_recv", (tuple(range(8)),), True),  # from rank 3 to 4 only
+        ("send_recv", ((0, 2, 4, 6), (1, 3, 5, 7)), True),
+    ],
+)
+def test_which_nics_lanes_use(
+    kind: lanes.Kind, groups: tuple[tuple[int, ...], ...], some: bool
+) -> None:
+    assert bool(some_nics([Lane("pp", kind, groups, 64)], 4)) is some

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from pytest_mnode.criteria.nics_used import judge_sent
+from pytest_mnode.criteria.nics_used import judge_sent, partly
 from pytest_mnode.criteria.port_counters.reading import CARRIER, SENT_IN_VAIN, TCP, TCP_OUT_OF_ORDER
 from pytest_mnode.criteria.port_counters.rises import (
     BETWEEN,
@@ -165,11 +165,8 @@ def nics_used(
             nics[nic] = nics.get(nic, 0) + int(one.value or 0)
     least = _LOADED_S * spec.fabric.line_rate_bits_s / 8
     loaded = {node: nics for node, nics in sent.items() if sum(nics.values()) >= least}
-    each, why = ranks_per_node or spec.accelerators.per_node or 1, loads[0].why
-    found = judge_sent(loaded, spec, each, during)
-    if spec.accelerators.nodes_of_a_domain > 1:
-        why = "NVLink carries what stays in a domain"
-    return [replace(one, expected=None, source=f"recorded: {why}") if why else one for one in found]
+    each = ranks_per_node or spec.accelerators.per_node or 1
+    return judge_sent(loaded, spec, each, during, loads[0].why or partly(spec))
 
 
 def _against_others(
