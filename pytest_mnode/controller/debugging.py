@@ -29,6 +29,7 @@ _NO_TERMINAL = (
     "a rank cannot be debugged with pytest-xdist, whose workers have no terminal; "
     "try using -n0 or -nno"
 )
+_NO_INPUT = "a rank cannot be debugged: pytest has no standard input here; start it with one"
 
 Hear = Callable[[Any], bool]
 """Handles messages that do not concern the terminal; True if the debugged rank is gone."""
@@ -50,8 +51,8 @@ class DebuggerSession:
         Returns whether the user ends the run.
         """
         console = self._console
-        if console is None or console.is_worker:
-            self._answer(ask, _NO_TERMINAL)
+        if console is None or console.is_worker or sys.__stdin__ is None:
+            self._answer(ask, _NO_INPUT if sys.__stdin__ is None else _NO_TERMINAL)
             return False
         size = self._world.shape.size
         if self._chosen is not None and self._chosen >= size and not self._told:

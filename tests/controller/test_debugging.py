@@ -153,6 +153,11 @@ def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stage.is_worker = True
     stage.session.attach(ASK, stage.hear)
     assert "cannot be debugged with pytest-xdist" in stage.answers[0][1].error
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "__stdin__", None)
+        stage = Stage()
+        stage.session.attach(ASK, stage.hear)
+        assert stage.answers[0][1].error.startswith("a rank cannot be debugged: pytest has no st")
     stage = Stage(DebuggerAnswer("w1", 2, error="no pseudo-terminal on node1: No such file"))
     stage.session.attach(ASK, stage.hear)
     assert stage.answers == [
