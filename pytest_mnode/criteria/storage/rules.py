@@ -109,6 +109,14 @@ class Rates:
         parts = Parts(settings=(self.path,))
         return Culprit(f"{self.path} ({why})", either=[self.nodes], parts=parts)
 
+    def unread(self, *metrics: str) -> list[Culprit]:
+        """Who has no value of these metrics: all nodes where one of them cannot use the path."""
+        return [
+            Culprit("", either=[self.nodes if one.metric == UNUSABLE else [one.node]])
+            for one in self.rows
+            if one.value is None and one.metric in (UNUSABLE, *metrics)
+        ]
+
     def star(self, bad: Mapping[str, str]) -> Culprit | None:
         """Nodes that do not see what the first node did, each with the reason; if none does, the
         first node may be at fault as well."""
@@ -152,16 +160,16 @@ class Subject:
     unit: str = ""
 
     def unknown(self, why: str) -> Measurement:
-        """Inconclusive, with the nodes that cannot use the path."""
-        unusable = [one for one in self.rates.rows if one.metric == UNUSABLE and one.node]
-        blamed = [self.rates.blamed(one.node, one.why) for one in unusable]
+        """Inconclusive, with the nodes that say why they have no value: no other has passed."""
+        lost = [one for one in self.rates.rows if one.value is None and one.node]
+        blamed = all_of((self.rates.blamed(one.node, one.why) for one in lost), MOST_NAMED)
         return Measurement.unknown(
             f"{self.rates.path}: {self.name}",
             why,
             unit=self.unit,
             expected=self.bound,
             source=self.source,
-            culprit=all_of(blamed, MOST_NAMED),
+            culprit=blamed and with_suspects(blamed, [Culprit("", either=[self.rates.nodes])]),
         )
 
     def judged(
@@ -318,24 +326,26 @@ def judge_checkpoint(
 def wrong_pages(rates: Rates) -> Measurement:
     """Pages read that had other content than another node wrote."""
     name, source = "pages with other content than was written", "each page has its own stamp"
-    if why := rates.missing("wrong pages"):
-        return Subject(rates, name, equals(0), source).unknown(why)
     unwritten = {
         (one.node, one.repeat): one.why
         for one in rates.rows
         if one.metric in ("write", "write alone") and one.value is None
     }
-    bad, culprits, unsure = [], [], dict[str, str]()
+    why, unread = rates.missing("wrong pages"), rates.unread("wrong pages")
+    bad, culprits, unsure = [], [], [why] if why else []
     for one in (one for one in rates.rows if one.metric == "wrong pages" and one.value):
         following = rates.nodes[(rates.nodes.index(one.node) + 1) % len(rates.nodes)]
         writer = one.peer or following  # evidence of earlier versions does not say
         if (lost := unwritten.get((writer, one.repeat))) is not None:
-            unsure[f"{writer} did not write all: {lost}"] = ""
+            unsure.append(f"{writer} did not write all: {lost}")
+            unread.append(Culprit("", either=[[one.node]]))
             continue
         bad.append(one)
         words = f"{one.node} {rates.path} ({one.value} pages that {writer} wrote)"
         devices = Parts(devices=((one.node, rates.path),))
         culprits.append(Culprit(words, either=[{one.node, writer}], parts=devices))
+    if why and not bad:
+        return Subject(rates, name, equals(0), source).unknown(why)
     total = sum(int(one.value or 0) for one in bad)
     read = sum(one.size_bytes or 0 for one in rates.rows if one.metric == "wrong pages")
     note = f"{read / 2**20:.4g} MiB compared"
@@ -343,6 +353,7 @@ def wrong_pages(rates: Rates) -> Measurement:
         *(f"{rates.path}: {name}", culprits, source),
         count=total,
         unsure=listed(unsure),
+        unread=unread,
         note=note,
     )
 

@@ -9,7 +9,15 @@ from pytest_mnode.criteria.storage.in_ranks import WAITED
 from pytest_mnode.criteria.storage.meeting import UNSEEN
 from pytest_mnode.criteria.storage.rules import MOST_NAMED, Rates, Subject
 from pytest_mnode.evidence.edges import Edges
-from pytest_mnode.measurement import HeadlineMark, Measurement, all_of, at_most, equals, listed
+from pytest_mnode.measurement import (
+    HeadlineMark,
+    Measurement,
+    all_of,
+    at_most,
+    equals,
+    listed,
+    with_suspects,
+)
 from pytest_mnode.spec.storage import PathPromise
 
 
@@ -24,14 +32,18 @@ def judge_renames(rates: Rates, promise: PathPromise) -> Iterator[Measurement]:
     unseen = {one.node: UNSEEN for one in rates.rows if one.why == UNSEEN}
     if unseen:
         waited = max(float(one.value or 0) for one in rates.rows if one.metric == WAITED)
-        yield of(waited, source=asked.source, culprit=rates.star(unseen))
+        culprit = with_suspects(rates.star(unseen), rates.unread())
+        yield of(waited, source=asked.source, culprit=culprit)
         return
     late = [one for one in rates.rows if one.metric == "renamed file seen"]
     if why := rates.missing("renamed file seen"):
         yield asked.unknown(why)
         return
     index = {node: number for number, node in enumerate(rates.nodes)}
-    seen_s = {(index[one.peer], index[one.node]): float(one.value or 0) for one in late}
+    seen_s = dict[tuple[int, int], float]()  # of the latest of its looks
+    for one in late:
+        path = index[one.peer], index[one.node]
+        seen_s[path] = max(seen_s.get(path, 0.0), float(one.value or 0))
     edges = Edges.judged(rates.nodes, seen_s, lambda value: value > within)
     words = {
         "sending": "others see its files late",
@@ -72,6 +84,7 @@ def judge_texts(
         *(f"{rates.path}: {name}", bad, source),
         count=len(wrong),
         unsure=why,
+        unread=rates.unread(*right),
         note=f"{len(every)} tried",
         headline=mark,
     )
@@ -107,7 +120,9 @@ def judge_exceeded(rates: Rates) -> Iterator[Measurement]:
         return
     note = listed(f"{one.node}: {one.value}" for one in said)
     blamed = [rates.blamed(one.node, f"error: {one.value}") for one in silent]
-    yield Measurement.none_allowed(f"{rates.path}: {name}", blamed, source, note=note)
+    yield Measurement.none_allowed(
+        f"{rates.path}: {name}", blamed, source, unsure=why, unread=rates.unread(metric), note=note
+    )
     kept = {"checkpoint before it": "whole", "error of the next checkpoint": "none"}
     what = "checkpoints lost by one beyond the limit"
     yield judge_texts(rates, what, kept, source, "full file systems survived")

@@ -164,6 +164,37 @@ def test_missing_values_name_their_node_and_certify_nothing() -> None:
     assert rules.rate(rates([]), "write", "w", "k", GB).verdict is UNSURE
 
 
+def sure_and_suspects(one: Measurement) -> tuple[set[str], set[frozenset[str]]]:
+    assert one.culprit is not None
+    return {*one.culprit.nodes}, {*one.culprit.either}
+
+
+def test_nodes_that_were_not_measured_beside_others_have_not_passed() -> None:
+    every = frozenset(NODES)
+    unusable = row(UNUSABLE, why="ENOENT", node="n1")
+    slow = row("write", node="n2", why="fio did not end within 9 s", repeat=1)
+    for rows, named in (([unusable], "n1"), ([*five("write", 3, 3, 3, 3), slow], "n2")):
+        one = rules.rate(rates(rows), "write", "w", "k", GB)
+        assert sure_and_suspects(one) == ({named}, {every})
+    promise = PathPromise.model_validate({"renamed_within": "2 s"})
+    unseen = [row(UNUSABLE, why=UNSEEN, node="n2"), row(WAITED, 4.0, node="n2")]
+    one, *_ = semantics.judge_renames(rates(unseen), promise)
+    assert sure_and_suspects(one) == ({"n2"}, {every})
+    lost = row("replaced file read on", why="it was never seen", node="n1", peer="n0")
+    stale = row("replaced file read on", "ESTALE", node="n2", peer="n0")
+    [one] = semantics.judge_replaced(rates([lost, stale]))
+    assert sure_and_suspects(one) == ({"n2"}, {frozenset({"n1"})})
+
+
+def test_wrong_pages_of_one_node_fail_though_another_could_not_read() -> None:
+    lost = row("wrong pages", node="n1", why="EIO (input/output error)")
+    wrong = row("wrong pages", 7, node="n3", peer="n0")
+    one = rules.wrong_pages(rates([CLEAN[0], lost, CLEAN[2], wrong]))
+    assert (one.verdict, one.known) == (FAIL, 7)
+    assert one.culprit is not None
+    assert one.culprit.either == {frozenset({"n3", "n0"}), frozenset({"n1"})}
+
+
 def test_a_rate_in_units_of_its_rows() -> None:
     one = rules.rate(rates(five("create", 30, 31, 32, 33, unit=1)), "create", "w", "k", 100, "/s")
     assert one.verdict is PASS
@@ -239,6 +270,7 @@ def seen(late: Iterable[tuple[str, str]], seconds: float = 5.0) -> list[Row]:
         (seen([]), PASS, set()),
         (seen([(a, "n2") for a in NODES]), FAIL, {"n2"}),
         (seen([("n2", b) for b in NODES]), FAIL, {"n2"}),
+        (seen([("n2", b) for b in NODES]) + seen([]), FAIL, {"n2"}),
         (seen([("n2", b) for b in NODES] + [(a, "n2") for a in NODES]), FAIL, {"n2"}),
         ([row(UNUSABLE, why=UNSEEN, node="n2"), row(WAITED, 4.0, node="n2")], FAIL, {"n2"}),
         (
