@@ -15,7 +15,16 @@ from statistics import median_low
 from pytest_mnode.criteria.restart.comparing import Tolerance, compared_ends, compared_losses
 from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Bound, HeadlineMark, Measurement, at_most, equals, listed
+from pytest_mnode.measurement import (
+    Bound,
+    HeadlineMark,
+    Measurement,
+    all_of,
+    at_most,
+    equals,
+    listed,
+)
+from pytest_mnode.reference_job.records import CheckpointRecord
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
 _CLOCK_TOLERANCE_S = 5.0
@@ -303,17 +312,32 @@ def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> l
     longest, _ = max(written, key=lambda pair: pair[0].seconds)
     largest = max(record.bytes for record, _ in written)
     note = f"{len(steps)} checkpoints, the longest of step {longest.step}"
-    alike = [pair for pair in written if pair[0].step == longest.step]
-    slowest, node = max(alike, key=lambda pair: pair[0].write_s)
-    usual_s = median_low(record.write_s for record, _ in alike)
-    alone = slowest.write_s > _STANDS_OUT * usual_s
-    who = f"rank {slowest.rank} on {node} wrote for" if alone else "all ranks alike: they wrote for"
-    words = f"{who} {slowest.write_s:.3g} s, step {longest.step}"
-    culprit = Culprit(words, [node] if alone else [])
+    late = [record for record, _ in written if within_s is not None and record.seconds > within_s]
+    late.sort(key=lambda record: record.seconds, reverse=True)
+    culprit = all_of(
+        who
+        for step in dict.fromkeys(record.step for record in late or [longest])
+        for who in _slow_writers([pair for pair in written if pair[0].step == step])
+    )
     return [
         Measurement(name, longest.seconds, "s", bound, source if bound else "", culprit, note),
         Measurement("size of a checkpoint", largest / 1e6, "MB", note="all files of all ranks"),
     ]
+
+
+def _slow_writers(written: Sequence[tuple[CheckpointRecord, str]]) -> Iterator[Culprit]:
+    """Nodes that the others waited for in one checkpoint, the slowest first, each by its rank."""
+    slowest: dict[str, CheckpointRecord] = {}
+    for record, node in sorted(written, key=lambda pair: pair[0].write_s, reverse=True):
+        slowest.setdefault(node, record)
+    least_s = _STANDS_OUT * median_low(record.write_s for record, _ in written)
+    alone = {node: one for node, one in slowest.items() if one.write_s > least_s}
+    for node, one in alone.items():
+        words = f"rank {one.rank} on {node} wrote for {one.write_s:.3g} s, step {one.step}"
+        yield Culprit(words, node)
+    if not alone:
+        one = next(iter(slowest.values()))
+        yield Culprit(f"all ranks alike: they wrote for {one.write_s:.3g} s, step {one.step}")
 
 
 def _judge_course(
@@ -377,9 +401,12 @@ def _redone_differently(cut: History, tolerance: Tolerance) -> Measurement:
     curve, redone = cut.curve(), cut.redone()
     differ, values = list[Culprit](), list[str]()
     for one in redone:
-        found = tolerance.differences(one.by_rank, curve[one.step]) if one.step in curve else ()
+        again = curve.get(one.step, {})
+        found = [*tolerance.differences(one.by_rank, again)]
+        alike = len(found) == len(one.by_rank) and len(again) > 1  # the loss is of all ranks
         for who, shown in found:
-            differ.append(Culprit.merged(f"step {one.step}: {who}", [who]))
+            words = f"step {one.step}: {who}"
+            differ.append(Culprit(words) if alike else Culprit.merged(words, [who]))
             values.append(f"step {one.step}, {shown}")
     source = "a step done again replaces the lost step and must equal it"
     note = f"{len({one.step for one in redone})} steps were done again"

@@ -12,6 +12,7 @@ from pytest_mnode.criteria.restart.comparing import Tolerance, compared_paramete
 from pytest_mnode.criteria.restart.experiments import judge_size
 from pytest_mnode.criteria.restart.history import History, history_of
 from pytest_mnode.criteria.restart.judging import checkpoint_costs
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.reference_job.records import CheckpointRecord, StepRecord
@@ -69,6 +70,23 @@ def test_the_longest_checkpoint_is_named() -> None:
     alike, _ = checkpoint_costs(course(0.6), 3, 2.0)
     assert alike.culprit == "all ranks alike: they wrote for 0.6 s, step 8"
     assert (size.value, size.expected) == (10 / 1e6, None)
+
+
+def test_all_nodes_that_wrote_long_are_named_whenever_they_did() -> None:
+    wrote = {(4, 1): 2.2, (8, 2): 2.5, (8, 3): 2.4}
+
+    def slow(record: Any) -> Any:
+        """Rank 0 writes a little longer than usual."""
+        if not isinstance(record, CheckpointRecord):
+            return record
+        own = wrote.get((record.step, record.rank), 0.2 if record.rank == 0 else 0.1)
+        longest = max([s for (step, _), s in wrote.items() if step == record.step], default=0.2)
+        return replace(record, seconds=longest + 0.1, write_s=own)
+
+    whole = history_of(incarnation(1, 12, ranks=4, ends=True, change=slow))
+    time, _ = checkpoint_costs(whole, 3, 2.0)
+    assert isinstance(time.culprit, Culprit)
+    assert time.culprit.nodes == {"node1", "node2", "node3"}
 
 
 def test_missing_checkpoints_do_not_pass() -> None:

@@ -362,6 +362,19 @@ def test_two_kills_of_one_run_are_judged_separately() -> None:
     assert list(verdicts(cut, two)) == [AGAIN]
 
 
+@pytest.mark.parametrize("noted", [(0, 1), (1,)])
+def test_a_step_that_all_do_again_with_another_loss_blames_no_rank(noted: tuple[int, ...]) -> None:
+    """The loss is of all ranks; of the last step before the kill, some may have noted nothing."""
+    other = only(StepRecord, 6, loss=1.0)
+    cut = incarnation(1, 6, change=other)
+    cut = [r for r in cut if not (isinstance(r, StepRecord) and r.step == 6) or r.rank in noted]
+    found = verdicts(cut + resumed())[AGAIN]
+    assert found.value == len(noted)
+    assert found.culprit is not None
+    assert not found.culprit.nodes
+    assert found.culprit.either == {frozenset()}
+
+
 def test_a_failed_start_in_between_is_reported_and_does_not_count() -> None:
     between = incarnation(1, 0, loaded=4, began=1020.0, number=1)
     cut = KILLED + between + resumed(number=1, began=1040.0)
