@@ -1014,3 +1014,14 @@ def test_a_peer_is_named_by_the_node_that_has_its_address(
         assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]["peer"] == peer
     text = using.format(2, 2) + using.format(3, 2) + gone
     assert why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]["peer"] == "10.0.0.2"
+
+
+def test_a_fault_of_a_named_node_comes_before_that_some_node_was_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = "9m  Normal  NodeNotReady  pod/w-1  Node is not ready\n"
+    for on, cause in (("", "GPU lost"), ("9m Normal Scheduled pod/w-1 {}", "node lost")):
+        event = on.format("Successfully assigned train/w-1 to elm4\n")
+        files = {"events": event + lost, "elm7/dmesg": FELL_OFF}
+        found = why(capsys, left(tmp_path, {**files}))[1]["cause"]
+        assert (found["cause"], found["host"]) == (cause, "elm4" if on else "elm7")

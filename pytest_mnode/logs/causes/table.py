@@ -212,6 +212,9 @@ class Cause:
     @property
     def order(self) -> int:
         """Its position in the table; smaller is weightier."""
+        # Why some node was lost, a fault of a named machine may tell.
+        if self.name == "node lost" and not self.known:
+            return known_cause("Xid").order
         # That some rank did not arrive is no more than a failed rendezvous.
         unnamed = self.name == "rank did not join" and (not self.ranks or self.by_victim)
         return known_cause("rendezvous failed").order if unnamed else self.kind.order
