@@ -371,6 +371,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/remote/wire.py BEAT_S",
     ),
     "how long something is done, whoever answers": (
+        "criteria/port_counters/judging.py _LOADED_S",
         "criteria/port_counters/reading.py _BETWEEN_S",
         "criteria/preflight/datagrams.py _OVERTAKEN_S",
         "criteria/preflight/survey.py COUNTED_S",

@@ -61,6 +61,23 @@ def test_nvlink_that_joins_nodes_is_found_to_be_slow(fault: str, nodes: int) -> 
     assert of_state(found, State.FAILED) == {"node1"}, found.reasons
 
 
+@pytest.mark.parametrize("nodes", [8, 36])
+@pytest.mark.parametrize(
+    ("fault", "bad"),
+    [
+        ("", set()),
+        ("slow_nic:node3:mlx5_2=0.6", {"node3"}),
+        ("narrow_nvlink:node3=0.6", {"node3"}),
+    ],
+)
+def test_a_rack_of_nvlink_or_two_hide_no_slow_nic(nodes: int, fault: str, bad: set[str]) -> None:
+    """In one rack perftest shows it, as no path leaves the NVLink domain."""
+    found = night("gb200-nvl72", nodes, *filter(None, [fault]))
+    assert of_state(found, State.FAILED) == bad, found.reasons
+    assert of_state(found, State.SUSPECT) == set()
+    assert (found.verdict is CertificateVerdict.REHEARSAL) is (not bad)
+
+
 @pytest.mark.parametrize("profile", ["rack", "hgx-h100"])
 def test_a_node_that_has_no_other_to_compare_is_inconclusive(profile: str) -> None:
     found = night(profile, 1)
