@@ -113,8 +113,17 @@ class CablesAreAsDeclared(Check):
         self, rows: Rows, mine: Mapping[str, list[str]], declared: tuple[Cabling, ...]
     ) -> Iterator[Measurement]:
         """By the names of switches and ports; a NIC may be declared on any of several."""
-        culprits, unseen, judged = [], [], 0
-        here = [one for one in declared if rows.node in _expanded(one.nodes)]
+        nodes = [(one, _expanded(one.nodes)) for one in declared]
+        here = [one for one, among in nodes if rows.node in among]
+        names = [name for known in mine.values() for name in known]
+        culprits, judged = list[Culprit](), 0
+        unseen = [
+            f"{' or '.join(one.nics)}, which is not there, or has no link"
+            for one in here
+            if one.nics is not None and not _is_one_of(names, one.nics)
+        ]
+        if not any(name in among for _, among in nodes for name in rows.by_node):
+            unseen.append("no node of the run is declared")
         for nic, known in mine.items():
             wanted = [one for one in here if _is_one_of(known, one.nics)]
             seen = [str(one.value) for one in rows.of(_SEEN) if one.device == nic and one.value]
@@ -127,7 +136,7 @@ class CablesAreAsDeclared(Check):
                 words = " or ".join(f"{w.switch}{_PORT}{w.port or '(any)'}" for w in wanted)
                 text = f"{rows.node} {nic} is on {listed(seen)}, declared {words}"
                 culprits.append(Culprit.device(text, rows.node, nic))
-        if judged:
+        if judged or unseen:
             name, source = "NICs on another switch or port than declared", f"{self.key}.switches"
             yield Measurement.none_allowed(name, culprits, source, unsure=listed(unseen))
 

@@ -179,6 +179,22 @@ def test_a_wrong_cable_names_nic_and_ports(
     assert words in str(found["b"][0])
 
 
+@pytest.mark.parametrize(
+    ("promise", "words"),
+    [
+        (RAILS.replace("eth1", "eth2"), "eth2, which is not there, or has no link"),
+        (RAILS.replace("a,b", "node[1-9]"), "no node of the run is declared"),
+    ],
+)
+def test_a_declared_cable_without_a_nic_has_not_passed(
+    tmp_path: Path, promise: str, words: str
+) -> None:
+    nodes = {name: node(tmp_path / name, GOOD, promise) for name in ("a", "b")}
+    found = judged(CablesAreAsDeclared, promise, nodes, ("eth*",))
+    assert verdicts(found) == "i i"
+    assert words in str(found["b"][0])
+
+
 FILE = "{file: /etc/topology.conf}"
 CONF = "SwitchName=s1 Nodes=a,b,c\nSwitchName=s2 Nodes=d"
 
