@@ -37,7 +37,7 @@ _ERRORS = {
 }
 """Errno with which a connection fails. Source: ip-route(8), "Route types"."""
 _RTM_NEWNEIGH, _RTM_GETNEIGH = 28, 30
-_NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
+_NDA_DST, _NDA_LLADDR, _NUD_ANSWERED, _NUD_PERMANENT = 1, 2, 0x1E, 0x80
 _NDMSG = struct.Struct("=B3xiHBB")
 _RTM_NEWQDISC, _RTM_GETQDISC = 36, 38
 _TCA_KIND, _TCA_OPTIONS = 1, 2
@@ -162,9 +162,9 @@ def route(destination: str, source: str) -> tuple[str | None, str | None]:
     return None, None
 
 
-def pinned_mac(destination: str) -> str | None:
-    """MAC of an IP address by a permanent entry of this node's neighbour tables, which no answer of
-    another node changes; None without one.
+def neighbour_mac(destination: str) -> tuple[str | None, bool]:
+    """MAC of an IP address by this node's neighbour tables, None if they have none; and whether by
+    a permanent entry, which no answer of another node changes.
 
     Source: Linux, include/uapi/linux/neighbour.h (ndmsg).
     """
@@ -176,9 +176,10 @@ def pinned_mac(destination: str) -> str | None:
                     continue
                 found = dict(attributes(entry[_NDMSG.size :]))
                 state = _NDMSG.unpack_from(entry)[2]
-                if found.get(_NDA_DST) == there.packed and state & _NUD_PERMANENT:
-                    return found.get(_NDA_LLADDR, b"").hex(":")
-    return None
+                known = state & (_NUD_ANSWERED | _NUD_PERMANENT)
+                if found.get(_NDA_DST) == there.packed and known:
+                    return found.get(_NDA_LLADDR, b"").hex(":"), bool(state & _NUD_PERMANENT)
+    return None, False
 
 
 def parse_refusals(data: bytes) -> list[Refusal]:

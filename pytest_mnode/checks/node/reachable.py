@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -403,10 +403,10 @@ def _astray(me: NodeSurvey, other: NodeSurvey, network: Network, failed: Connect
     Several interfaces of one network may share its routes.
     """
     rails, of_other = ({i.name: i.address for i in own(node, network)} for node in (me, other))
-    out, mac, macs = failed.leaves_by, failed.pinned_mac, {*of_other.values()}
+    out, mac, macs = failed.leaves_by, failed.mac, {*of_other.values()}
     if failed.rail not in rails:
         return []
-    if mac and macs and macs.isdisjoint((mac, None)):
+    if mac and failed.mac_is_pinned and macs and macs.isdisjoint((mac, None)):
         return [f"its permanent neighbour entry of {other.name} is {mac} (ip neigh)"]
     if out is None or out in rails:
         return []
@@ -447,6 +447,20 @@ def _same_addresses(survey: Survey, me: NodeSurvey, network: Network) -> list[Cu
             ends = [node.name for node in sorted((me, other), key=lambda node: node.index)]
             words = f"{' and '.join(ends)} both have {listed(sorted(both))}"
             found.append(Culprit(words, either=[ends]))
+        elif usurped := _answered(survey)[me.index] & macs(other):
+            words = f"{other.name} answers ARP for {me.name}, with {listed(sorted(usurped))}"
+            found.append(Culprit(words, either=[[me.name, other.name]]))
+    return found
+
+
+@lru_cache(maxsize=4)
+def _answered(survey: Survey) -> defaultdict[int, set[str]]:
+    """MACs by which nodes were answered for the addresses of each other that they cannot reach."""
+    found = defaultdict[int, set[str]](set)
+    for node in survey.nodes:
+        for one in node.paths.connections if node.paths else ():
+            if one.mac and not one.mac_is_pinned:
+                found[one.to].add(one.mac)
     return found
 
 

@@ -205,8 +205,9 @@ class Connection:
     rail: our own interface; "" for the control address. largest_bytes: the largest IP packet that
     the kernel sends on the connection; None if the kernel does not report it. leaves_by: interface
     that the node's routes choose for its packets; None if not known. gateway: address that they
-    send them to; None if it is the other node's own. pinned_mac: link-layer address
-    that a permanent entry of its neighbour table gives for the address; None without one.
+    send them to; None if it is the other node's own. mac: link-layer address that the neighbour
+    table gives for the address, asked if it failed; None without one. mac_is_pinned: the entry is
+    permanent, so that no answer changes it.
     """
 
     to: int
@@ -217,7 +218,8 @@ class Connection:
     largest_bytes: int | None = None
     leaves_by: str | None = None
     gateway: str | None = None
-    pinned_mac: str | None = None
+    mac: str | None = None
+    mac_is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

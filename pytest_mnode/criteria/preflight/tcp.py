@@ -28,7 +28,7 @@ from pytest_mnode.criteria.preflight.answers import (
     Sent,
 )
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.netlink import pinned_mac, route
+from pytest_mnode.machine.netlink import neighbour_mac, route
 from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
@@ -189,6 +189,7 @@ async def _connect(
             problem = error_text(error)
         largest_bytes = None if took_s is None else _largest_packet(sock)
     leaves_by, gateway = route(address, source) if source else (None, None)
+    mac, mac_is_pinned = neighbour_mac(address) if took_s is None else (None, False)
     return replace(
         attempt,
         took_s=took_s,
@@ -196,7 +197,8 @@ async def _connect(
         largest_bytes=largest_bytes,
         leaves_by=leaves_by,
         gateway=gateway,
-        pinned_mac=None if took_s is not None else pinned_mac(address),
+        mac=mac,
+        mac_is_pinned=mac_is_pinned,
     )
 
 

@@ -17,7 +17,7 @@ from pytest_mnode.checks.node.reachable import (
     paths_that_lose,
 )
 from pytest_mnode.criteria.preflight.answers import Connection, Heard, NodeSurvey, Survey
-from pytest_mnode.machine.netlink import Refusal, route
+from pytest_mnode.machine.netlink import Refusal, neighbour_mac, route
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
@@ -140,7 +140,7 @@ def test_a_neighbour_entry_with_the_mac_of_another_is_named(
 ) -> None:
     """A node whose MAC cannot be read may have that of the entry."""
     mac = "02:00:00:00:00:09"
-    lost = _failing(cut(healthy(), [(1, 3)]), 1, pinned_mac=mac)
+    lost = _failing(cut(healthy(), [(1, 3)]), 1, mac=mac, mac_is_pinned=True)
     for one in lost.nodes[3].machine.interfaces or ():
         lost = with_interface(lost, 3, one.name, address=own)
     named = f"gpu1: its permanent neighbour entry of gpu3 is {mac} (ip neigh)"
@@ -149,9 +149,23 @@ def test_a_neighbour_entry_with_the_mac_of_another_is_named(
     assert is_named or set(found.values()) == {ONE_WAY}
 
 
+def test_a_node_that_answers_for_another_is_named(spec: Spec) -> None:
+    """It drops their packets, so that the other looks like a node that is off."""
+    mac = "02:00:00:00:00:09"
+    lost = cut(healthy(), [(n, 2) for n in OTHERS])
+    for index in OTHERS:
+        lost = _failing(lost, index, mac=mac)
+    dead = "gpu2: it sends but cannot receive on the fabric network"
+    assert culprits(EveryNodeIsReached, lost, spec) == {"gpu2": dead}
+    lost = with_interface(lost, 3, "fab0", address=mac)
+    named = f"{dead}; gpu3 answers ARP for gpu2, with {mac}"
+    assert culprits(EveryNodeIsReached, lost, spec) == {"gpu2": named}
+
+
 def test_the_interface_of_a_route_is_the_kernels() -> None:
     assert route("127.0.0.1", "127.0.0.1") == ("lo", None)
     assert route("127.0.0.1", "203.0.113.9") == (None, None), "no address of this machine"
+    assert neighbour_mac("203.0.113.9") == (None, False)
 
 
 OTHERS = (0, 1, 3)
