@@ -100,17 +100,23 @@ def _within(beat: Heartbeat, times: Iterable[tuple[float, float]]) -> bool:
 
 def ranks_elsewhere(window: Window) -> Measurement:
     """Ranks on nodes that their gang never held in their start, and ranks that shared a node."""
-    wrong = []
+    wrong, unknown = [], _unreadable(window)
     for gang in window.gangs:
         held = {(seen.restarts, node) for seen in window.seen(gang) for node in seen.nodes}
         known = {restarts for restarts, _ in held}
+        if gang.size > 1 and {beat.restarts for beat in window.beats(gang)} - known:
+            unknown = (
+                unknown or f"{window.who(gang)}: its ranks ran, and it was not seen with nodes"
+            )
         wrong += [
             Culprit(f"{window.who(gang)}: rank {rank} on {node}", either=[[node]])
             for _, restarts, rank, node in by_rank(window.beats(gang))
             if restarts in known and (restarts, node) not in held
         ]
         wrong += [Culprit(f"{window.who(gang)}: {text}") for text in _on_one_node(window, gang)]
-    return counted(ELSEWHERE, wrong, "each rank has a node of its own, which its gang holds")
+    return counted(
+        ELSEWHERE, wrong, "each rank has a node of its own, which its gang holds", unknown
+    )
 
 
 def _on_one_node(window: Window, gang: Gang) -> list[str]:

@@ -13,6 +13,7 @@ from pytest_mnode.gang.window import blind_gaps, longest_unseen_s
 from tests.gang.simulated import Scheduler, ran
 from tests.gang.windows import (
     BLOCKED,
+    ELSEWHERE,
     FAIL,
     NEVER,
     NEXT,
@@ -75,6 +76,7 @@ def test_times_after_the_last_answer_are_unknown(since: float) -> None:
     assert {PARTS, TWICE} <= found.keys()
     assert "gave no answer for" in found[PARTS][1]
     assert (WAITING in found) == (since < 113.0)
+    assert (ELSEWHERE in found) == (since < 108.0)  # B was never seen with nodes
 
 
 def test_times_before_the_first_answer_are_unknown() -> None:
