@@ -345,13 +345,16 @@ def judged_times(
     times: Sequence[RankTimes], promise: RendezvousPromise, name: str
 ) -> list[Measurement]:
     """Times of the slowest init_process_group, and of the slowest connection of a rank alone."""
-    slow = slow_rank(times)
+    slow = all_of(
+        Culprit(
+            f"{one.node} (rank {one.rank}: {one.connect_s:.2f} s to connect to the store alone)",
+            one.node,
+        )
+        for one in slow_ranks(times)
+    )
     failed = [one for one in times if one.init_s is None]
     last = max(times, key=lambda one: one.init_s or 0.0)
-    culprit = Culprit(f"no single rank; rank {last.rank} on {last.node} was the last")
-    if slow:
-        alone = f"{slow.connect_s:.2f} s to connect to the store alone"
-        culprit = Culprit(f"{slow.node} (rank {slow.rank}: {alone})", slow.node)
+    none = Culprit(f"no single rank; rank {last.rank} on {last.node} was the last")
     connects = [one.connect_s for one in times]
     bound, source = _within(promise)
     return [
@@ -361,7 +364,7 @@ def judged_times(
             "s",
             bound,
             source,
-            culprit,
+            slow or none,
             f"rank {failed[0].rank} on {failed[0].node}: {failed[0].error}" if failed else "",
             headline=HeadlineMark(after=f"until {len(times)} ranks met", order=1),
         ),
@@ -371,22 +374,24 @@ def judged_times(
             "s",
             bound,
             source,
-            culprit if slow else None,
+            slow,
             f"median of all ranks {statistics.median(connects):.3f} s",
         ),
     ]
 
 
-def slow_rank(times: Sequence[RankTimes]) -> RankTimes | None:
-    """The rank whose own connection stands out; None if all took about the same time."""
-    slowest = max(times, key=lambda one: one.connect_s)
-    return slowest if stands_out([one.connect_s for one in times]) else None
+def slow_ranks(times: Sequence[RankTimes]) -> list[RankTimes]:
+    """Ranks whose own connection stands out, the slowest of each node, and the slowest first."""
+    least_s = _outlier_s([one.connect_s for one in times])
+    slow = sorted(times, key=lambda one: one.connect_s, reverse=True)
+    slowest = {one.node: one for one in reversed(slow) if one.connect_s > least_s}
+    return [one for one in slow if one is slowest.get(one.node)]
 
 
-def stands_out(times_s: Sequence[float]) -> bool:
-    """Whether the longest of these times is an outlier."""
-    usual, longest = statistics.median_low(times_s), max(times_s)
-    return longest > _STANDS_OUT * usual and longest - usual > _LEAST_S
+def _outlier_s(times_s: Sequence[float]) -> float:
+    """Times that are longer stand out."""
+    usual = statistics.median_low(times_s)
+    return max(_STANDS_OUT * usual, usual + _LEAST_S)
 
 
 def _within(promise: RendezvousPromise) -> tuple[Bound, str]:
@@ -492,14 +497,20 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
 
 
 def _slowest(one: StoreLoad, last: RankClients) -> Culprit:
-    """The node with slow name look-ups or much later clients; else the rank of the last client."""
-    names = max(one.ranks, key=lambda rank: rank.look_up_s or 0.0)
-    if (names.look_up_s or 0.0) > _LONG_LOOK_UP * (last.passed_s or 0.0):
-        why = f"looking up the store's address took {names.look_up_s:.1f} s"
-        return Culprit(f"{names.node} ({why})", names.node)
-    times = {rank: rank.connected_s for rank in one.ranks if rank.connected_s is not None}
-    slowest = max(times, key=lambda rank: times[rank])
-    if stands_out(list(times.values())):
-        why = f"clients of rank {slowest.rank}: {times[slowest]:.2f} s to connect"
-        return Culprit(f"{slowest.node} ({why})", slowest.node)
-    return Culprit(f"{last.node} (clients of rank {last.rank} last)")
+    """Nodes with slow name look-ups or much later clients; else the rank of the last client."""
+    long_s = _LONG_LOOK_UP * (last.passed_s or 0.0)
+    blamed = [
+        Culprit(f"{rank.node} (looking up the store's address took {took_s:.1f} s)", rank.node)
+        for rank in one.ranks
+        if (took_s := rank.look_up_s or 0.0) > long_s
+    ]
+    if 1 < len(blamed) == len(one.ranks):
+        return Culprit(str(all_of(blamed)))  # of the name server, perhaps
+    times = [(rank.connected_s, rank) for rank in one.ranks if rank.connected_s is not None]
+    least_s = _outlier_s([took_s for took_s, _ in times])
+    blamed = blamed or [
+        Culprit(f"{rank.node} (clients of rank {rank.rank}: {took_s:.2f} s to connect)", rank.node)
+        for took_s, rank in times
+        if took_s > least_s
+    ]
+    return all_of(blamed) or Culprit(f"{last.node} (clients of rank {last.rank} last)")

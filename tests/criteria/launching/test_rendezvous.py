@@ -10,18 +10,21 @@ from unittest.mock import MagicMock, Mock
 import pytest
 
 from pytest_mnode.criteria.launching.rendezvous import (
+    RankClients,
     RankTimes,
     Start,
+    StoreLoad,
+    judged_loads,
     judged_ranks,
     judged_times,
     measured_rendezvous,
     ranks_per_node,
-    slow_rank,
+    slow_ranks,
 )
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.spec.launch import RendezvousPromise
+from pytest_mnode.spec.launch import RendezvousPromise, StorePromise
 
 
 def times(*connect_s: float) -> list[RankTimes]:
@@ -29,20 +32,40 @@ def times(*connect_s: float) -> list[RankTimes]:
 
 
 @pytest.mark.parametrize(
-    ("connect_s", "rank"),
+    ("connect_s", "ranks"),
     [
-        ((0.01, 0.01, 2.0, 0.02), 2),
-        ((0.01, 0.05, 0.01, 0.02), None),  # noise
-        ((2.0, 2.1, 2.2, 2.0), None),  # all of them are slow
-        ((0.01, 2.0), 1),
-        ((0.01,), None),
+        ((0.01, 0.01, 2.0, 0.02), [2]),
+        ((0.01, 1.5, 2.0, 0.02), [2, 1]),
+        ((0.01, 0.05, 0.01, 0.02), []),  # noise
+        ((2.0, 2.1, 2.2, 2.0), []),  # all of them are slow
+        ((0.01, 2.0), [1]),
+        ((0.01,), []),
     ],
 )
-def test_a_rank_that_is_slow_by_itself_is_named(
-    connect_s: tuple[float, ...], rank: int | None
+def test_ranks_that_are_slow_by_themselves_are_named(
+    connect_s: tuple[float, ...], ranks: list[int]
 ) -> None:
-    found = slow_rank(times(*connect_s))
-    assert (found.rank if found else None) == rank
+    assert [one.rank for one in slow_ranks(times(*connect_s))] == ranks
+
+
+@pytest.mark.parametrize(
+    ("slow", "from_rank", "nodes"),
+    [
+        ({"connected_s": 3.0}, 2, {"node2", "node3"}),
+        ({"look_up_s": 3.0}, 2, {"node2", "node3"}),
+        ({"look_up_s": 3.0}, 0, set()),  # the name server is slow
+    ],
+)
+def test_all_nodes_with_slow_clients_or_look_ups_are_named(
+    slow: dict[str, float], from_rank: int, nodes: set[str]
+) -> None:
+    usual = [RankClients(n, f"node{n}", 1, connected_s=0.1, passed_s=3.5) for n in range(4)]
+    ranks = tuple(replace(one, **(slow if one.rank >= from_rank else {})) for one in usual)  # type: ignore[arg-type]
+    promise = StorePromise.model_validate({"clients": [4], "within": "1 s"})
+    found, _ = judged_loads([StoreLoad(4, ranks)], promise)
+    assert found.verdict is Verdict.FAIL
+    assert isinstance(found.culprit, Culprit)
+    assert found.culprit.nodes == nodes
 
 
 SLOW = "node2 (rank 2: 0.80 s to connect to the store alone)"
