@@ -371,10 +371,8 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     # Later changes are the effect of clearing up.
     seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     restarts = _restarts_at(seen, lost.at_s)
-    left = next(
-        (one.observation.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None
-    )
-    if left is None:
+    first = next((n for n, one in enumerate(seen) if _is_off(one, lost.at_s, restarts)), None)
+    if first is None:
         waited = seen[-1].observation.answered_s - lost.at_s if seen else 0.0
         late = waited > limit
         state = seen[-1].state.value if seen else "not seen"
@@ -384,11 +382,16 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
             Measurement(OFF, waited if late else None, "s", bound, within, culprit, note),
             Measurement(FATE, 1 if late else None, "", equals(0), source, culprit, note),
         ]
+    # It left its nodes between these two, which are far apart if the scheduler was silent.
+    on, left = _between(seen, first, lost.at_s)
     beats = [beat for beat in window.beats(gang, restarts) if beat.at_s > lost.at_s]
     unknown = clock_note(off, (b.node for b in beats), promise)
     beats = [beat for beat in beats if beat.node not in off]
     last_beat = max((beat.at_s for beat in beats), default=lost.at_s)
-    off_s = max(left, min(last_beat, left + promise.clock_skew_s)) - lost.at_s
+    last_beat = min(last_beat, left + promise.clock_skew_s)
+    least_s, most_s = (max(one, last_beat) - lost.at_s for one in (on, left))
+    off_s = surely_within(least_s, most_s, limit)
+    apart = "" if off_s is not None else _apart(least_s, most_s)
     late_ranks = dict.fromkeys(
         Culprit.rank(f"{who}: rank {b.rank} on {b.node}", b.node, b.rank)
         for b in beats
@@ -397,7 +400,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     whole = "all ranks of a gang are terminated"
     outlived = counted(OLD, late_ranks, whole, unknown and f"{window.title}: {unknown}")
     judged = [
-        Measurement(OFF, off_s, "s", bound, within, Culprit(f"{who} (on {lost.node})")),
+        Measurement(OFF, off_s, "s", bound, within, Culprit(f"{who} (on {lost.node})"), apart),
         outlived,
     ]
     fate, known = _fate(window, gang, restarts)
@@ -406,24 +409,37 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     wrong = [note] if known and fate not in accepted else []
     judged.append(counted(FATE, wrong, source, "" if known else note, note=note))
     if fate != "cancelled" and promise.node_loss != "cancelled":
-        again_s = next(
+        again = next(
             (
-                one.observation.answered_s
-                for one in seen
-                if one.state is State.WHOLE
-                and one.restarts > restarts
-                and one.observation.answered_s >= left
+                n
+                for n, one in enumerate(seen)
+                if n >= first and one.state is State.WHOLE and one.restarts > restarts
             ),
             None,
         )
-        if again_s is None:
+        value = None
+        if again is None:
             waited = window.known_until_s - left
             value = waited if waited > limit else None
-        else:
-            value = again_s - left if fate == "requeued" else None
+        elif fate == "requeued":
+            began, whole_s = _between(seen, again, lost.at_s)
+            least_s, most_s = began - left, whole_s - on
+            value = surely_within(least_s, most_s, limit)
+            note += "" if value is not None else f"; {_apart(least_s, most_s)}"
         back = Measurement(AGAIN, value, "s", bound, within, Culprit(who), note)
         judged += unless_others(window, [back])
     return judged
+
+
+def _between(seen: Sequence[Sighting], number: int, since_s: float) -> tuple[float, float]:
+    """The request before this sighting, or `since_s`, and its answer: it changed in between."""
+    before_s = seen[number - 1].observation.requested_s if number else since_s
+    return max(since_s, before_s), seen[number].observation.answered_s
+
+
+def _apart(least_s: float, most_s: float) -> str:
+    least_s = max(0.0, least_s)
+    return f"between {least_s:.1f} and {most_s:.1f} s: observations were too far apart"
 
 
 def starts_that_lost_a_node(lost: Lost) -> dict[int, float]:

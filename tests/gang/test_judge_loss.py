@@ -57,9 +57,15 @@ REQUEUED = GangCriterion.model_validate(
 
 
 def lost(
-    beats: list[Heartbeat], again: Shown | None = None, off: dict[str, float] | None = None
+    beats: list[Heartbeat],
+    again: Shown | None = None,
+    off: dict[str, float] | None = None,
+    silent: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, tuple[str, str]]:
-    """n2 dies at 110 s; the gang is requeued, and is whole in the records from 130 to 200 s."""
+    """n2 dies at 110 s; the gang is requeued, and is whole in the records from 130 to 200 s.
+
+    silent: when the scheduler does not answer.
+    """
     gang = Gang("B", 3, ("1",), 240.0, 100.0)
 
     def shown(t: float) -> dict[str, JobRecord]:
@@ -73,12 +79,26 @@ def lost(
 
     before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
     observations = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
+    observations = tuple(
+        replace(one, records=None) if silent[0] < one.requested_s < silent[1] else one
+        for one in observations
+    )
     window = Window("loss", (gang,), observations, cleared_s=200.0)
     return faults(judged_lost(Lost(window, "n2", 110.0), REQUEUED))
 
 
 def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
     assert lost(all_ran("1", 130.5, 199, 1)) == {}
+
+
+def test_a_scheduler_that_is_silent_after_the_loss_has_not_kept_the_gang() -> None:
+    """It may have ended at once, and have run again at once."""
+    beats = all_ran("1", 130.5, 199, 1)
+    assert {OFF, AGAIN}.isdisjoint(lost(beats, silent=(120.0, 165.0)))
+    found = lost(beats, silent=(112.0, 175.0))
+    assert (found[OFF][0], found[AGAIN][0]) == (UNKNOWN, UNKNOWN)
+    assert "between 14.3 and 65." in found[OFF][1]  # so long were ranks heard
+    assert "between 0.0 and 63." in found[AGAIN][1]
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 2])
