@@ -403,7 +403,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
         Measurement(OFF, off_s, "s", bound, within, Culprit(f"{who} (on {lost.node})"), apart),
         outlived,
     ]
-    fate, known = _fate(window, gang, restarts)
+    fate, known = _fate(window, gang, restarts, window.known_until_s - left > limit)
     note = f"{who} ({lost.node} dead: {fate})"
     accepted = ("requeued", "cancelled") if promise.node_loss == "either" else (promise.node_loss,)
     wrong = [note] if known and fate not in accepted else []
@@ -467,8 +467,9 @@ def _is_off(one: Sighting, at_s: float, restarts: int) -> bool:
     return anew or one.state in (State.WAITING, State.OVER)
 
 
-def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
-    """The fate of a gang in words, and whether it is certain.
+def _fate(window: Window, gang: Gang, restarts: int, late: bool) -> tuple[str, bool]:
+    """The fate of a gang in words, and whether it is certain. late: whether it was seen for longer
+    than it may take.
 
     "requeued" if it was whole again, with a heartbeat of every rank, before clearing up began.
     """
@@ -480,11 +481,12 @@ def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
     if window.problem and last.state in (State.WAITING, State.ENDING):
         return f"{shown}; {window.problem}", False
     if last.restarts == restarts:
-        return ("cancelled" if last.state is State.OVER else shown), True
+        return ("cancelled", True) if last.state is State.OVER else (shown, late)
     if last.state is not State.WHOLE:
         others = listed(window.others) if last.state is State.WAITING else ""
         why = f"; others use its nodes: {others}" if others else ""
-        return f"requeued and then {shown}{why}", not others
+        sure = last.state is State.OVER or (late and not others)
+        return f"requeued and then {shown}{why}", sure
     heard = {(beat.job, beat.rank) for beat in window.beats(gang, last.restarts)}
     if len(heard) < gang.size:
         return f"requeued, but {len(heard)} of {gang.size} ranks sent heartbeats", False

@@ -99,6 +99,8 @@ def test_a_scheduler_that_is_silent_after_the_loss_has_not_kept_the_gang() -> No
     assert (found[OFF][0], found[AGAIN][0]) == (UNKNOWN, UNKNOWN)
     assert "between 14.3 and 65." in found[OFF][1]  # so long were ranks heard
     assert "between 0.0 and 63." in found[AGAIN][1]
+    found = lost(beats, silent=(126.0, 205.0))  # it was last seen waiting
+    assert (found[FATE][0], found[AGAIN][0]) == (UNKNOWN, UNKNOWN)
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 2])
