@@ -26,11 +26,13 @@ _SETTINGS = (
     *("core/wmem_default", "core/netdev_max_backlog", "core/somaxconn", "core/default_qdisc"),
     *("ipv4/tcp_congestion_control", "ipv4/tcp_mtu_probing", "ipv4/tcp_window_scaling"),
     *("ipv4/tcp_sack", "ipv4/tcp_timestamps", "ipv4/tcp_moderate_rcvbuf"),
-    *("ipv4/tcp_slow_start_after_idle", "ipv4/ip_local_port_range"),
+    *("ipv4/tcp_slow_start_after_idle", "ipv4/ip_local_port_range", "ipv4/tcp_ecn"),
+    *("ipv4/tcp_limit_output_bytes", "ipv4/tcp_notsent_lowat", "ipv4/tcp_adv_win_scale"),
+    *("ipv4/tcp_retries2", "ipv4/tcp_syn_retries", "ipv4/tcp_abort_on_overflow"),
     "ipv6/conf/all/disable_ipv6",
 )
 """tcp_mem is left out because the kernel derives it from the size of the memory."""
-_OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce")
+_OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce", "arp_filter", "proxy_arp")
 """Settings that decide which NIC of several answers and sends."""
 _DMABUF = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
 """What RCCL and perftest ask of a kernel for AMD's GPUs. Source: perftest, src/rocm_memory.c."""

@@ -185,7 +185,9 @@ def test_settings_of_the_network(tmp_path: Path) -> None:
     for name, text in (
         ("core/rmem_max", "212992"),
         ("ipv4/tcp_rmem", "4096\t131072\t6291456"),
+        ("ipv4/tcp_retries2", "15"),
         ("ipv4/conf/all/rp_filter", "1"),
+        ("ipv4/conf/all/proxy_arp", "0"),
         ("ipv4/conf/eth0.100/rp_filter", "2"),
     ):
         path = tmp_path / "proc/sys/net" / name
@@ -194,7 +196,9 @@ def test_settings_of_the_network(tmp_path: Path) -> None:
     assert software.kernel_settings(tmp_path) == {
         "net.core.rmem_max": "212992",
         "net.ipv4.tcp_rmem": "4096 131072 6291456",
+        "net.ipv4.tcp_retries2": "15",
         "net.ipv4.conf.all.rp_filter": "1",
+        "net.ipv4.conf.all.proxy_arp": "0",
         "net.ipv4.conf.eth0.100.rp_filter": "2",
     }
 
