@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import cloudpickle
@@ -164,22 +164,30 @@ class Cluster(Nodes):
             warnings.warn(f"left behind by this test: {why}", stacklevel=2)
 
     def _undo(self) -> list[str]:
-        rates = [
-            SetLinkRate(*place, rate, way)
-            for place, before in self._rates.items()
-            for way, rate in zip(("tx", "rx"), before, strict=True)
-        ]
-        steps: list[Callable[[], object]] = [job.close for job in self._jobs]
-        steps += (world.close for world in self._worlds)
-        steps += (partial(self._ask, rate) for rate in rates)
-        steps += (partial(self.power_on, node) for node in self._off)
-        left = []
-        for undo in steps:
-            try:
-                undo()
-            except (MnodeError, OSError) as error:
-                left.append(str(error))
+        left: list[str] = []
+        for job in self._jobs:
+            with _told(left):
+                job.close()
+        for world in self._worlds:
+            with _told(left):
+                world.close()
+        for place, before in self._rates.items():
+            for way, rate in zip(("tx", "rx"), before, strict=True):
+                with _told(left):
+                    self._ask(SetLinkRate(*place, rate, way))
+        for node in [*self._off]:
+            with _told(left):
+                self.power_on(node)
         return left
+
+
+@contextlib.contextmanager
+def _told(left: list[str]) -> Iterator[None]:
+    """What cannot be undone goes to `left`, and the rest is undone."""
+    try:
+        yield
+    except (MnodeError, OSError) as error:
+        left.append(str(error))
 
 
 class RankWorld:

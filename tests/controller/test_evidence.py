@@ -184,12 +184,14 @@ def test_a_row_that_was_cut_is_ignored_and_said(
             assert found["run"]["manifest"]["not_run"] == not_run
             said = f"ignored the last row, which is cut after {part} byte"
             assert (said in capsys.readouterr().out) is (part > 0)
+    rows = lines[:-1]  # the end tells those before it
     for content, why in (
         (lines[:1], "no 'facts'; accepted: the evidence of a run"),
         ([*lines[:2], b'{"kind": "test", "record": {}}\n'], "no 'test'; accepted: the evidence"),
-        ([line.replace(b'"value":1.0', b'"value":"x"') for line in lines], "should be a valid"),
-        ([line.replace(b'"ranks":0', b'"ranks":-1') for line in lines], "ranks: input should be"),
-        ([line.replace(b'"phases":', b'"phases":3') for line in lines], "line 6: no JSON"),
+        ([line.replace(b'"value":1.0', b'"value":"x"') for line in rows], "should be a valid"),
+        ([line.replace(b'"ranks":0', b'"ranks":-1') for line in rows], "ranks: input should be"),
+        ([line.replace(b'"phases":', b'"phases":3') for line in rows], "line 6: no JSON"),
+        ([line.replace(b'"value":1.0', b'"value":2.0') for line in lines], "not those of the run"),
         ([*lines[:4], b'{"kind":"began","test":[],"at":1}\n'], "unhashable type"),
         ([*lines[:4], b'{"kind":"began","test":"a","at":1e300}\n'], "accepted: the evidence"),
         ([*lines[:4], b'{"kind":"began","test":7,"at":1}\n'], "accepted: the evidence"),

@@ -76,9 +76,6 @@ def import_all() -> Modules:
             package = importlib.import_module(f"pytest_mnode.{name}")
             for found in pkgutil.iter_modules(package.__path__, f"pytest_mnode.{name}."):
                 importlib.import_module(found.name)
-        from pytest_mnode.spec.models import Spec
-
-        Spec.model_rebuild()  # as the first page that is read does
     all(collector.joined_one_by_one())  # as collectors do, which then find it done
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
