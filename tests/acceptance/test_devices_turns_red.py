@@ -22,7 +22,7 @@ BUSY_WITH_WRONG_PRODUCTS = f"""
     def pytest_runtest_protocol(item):
         # When ranks are up: a neighbour would take the time of their imports too.
         if item.name == "{MULTIPLIES}" and (run := item.config.stash.get(RUN, None)):
-            faults.inject(run.pool.launcher, "busy_neighbour:node1:2")
+            faults.inject(run.pool.launcher, "busy_neighbour:node1:3")
 
     @pytest.fixture(autouse=True)
     def one_wrong_value(request, monkeypatch):
