@@ -336,13 +336,14 @@ class WorldTest:
             due = self._poll_at if self._grace_end is None else end
             self._listen(min(end, due), waiting, settled)
         self._still_limit_s = math.inf
-        if self._grace_end is None or deadline <= self._grace_end:
-            self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
-        elif self.outcome.stalled:
-            self.outcome.timed_out, self.outcome.limit_s = phase, self._still_s
+        at_limit = self._grace_end is None or deadline <= self._grace_end
+        if (at_limit or self.outcome.stalled) and not self.outcome.timed_out:
+            self.outcome.timed_out = phase
+            self.outcome.limit_s = limit_s if at_limit else self._still_s
         open_ranks = [self.states[rank] for rank in sorted(waiting)]
         for state in open_ranks:
             state.stuck_in = state.phase
+            state.stack = None  # one that came with those of ranks stuck earlier is old
         self._collect_stacks(open_ranks)
         self._compare()
         if any(state.phase != "setup" for state in self.states.values()):

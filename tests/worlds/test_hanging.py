@@ -56,6 +56,7 @@ def test_stack_and_output_of_every_rank(ran: Scenario) -> None:
     [
         ("asynchronous_collective", "threading.Event().wait()"),
         ("loop_in_python", "in test_loop_in_python: "),
+        ("awaited_in_teardown", "in load_checkpoint: time.sleep(60)"),
         ("loop_that_holds_the_gil", 're.match(r"(a|aa)+$", "a" * 200 + "b")'),
         ("sleep_that_holds_the_gil_and_blocks_signals", "ctypes.PyDLL(None).sleep(60)"),
     ],
@@ -80,6 +81,13 @@ def test_rank_that_left(ran: Scenario, name: str) -> None:
     assert ran[name].message.startswith(
         f"rank {rank} of 4 on local{rank}: left the test without entering the barrier ({place}"
     )
+
+
+def test_a_rank_that_waits_in_its_teardown_is_shown_there(ran: Scenario) -> None:
+    """Its stack at the limit of the body, which it had left, is out of date."""
+    waiting = ran["awaited_in_teardown"].part("ranks 0,2-3 of 4")
+    assert "in leaves_together: dist.barrier()" in waiting
+    assert "in barrier" in waiting.partition("stack of ranks 0,2-3:")[2]
 
 
 def test_different_collectives(ran: Scenario) -> None:

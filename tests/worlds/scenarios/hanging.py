@@ -113,6 +113,18 @@ def test_finalizer_hangs_on_one(slow_to_leave: None, rank: int) -> None:
 
 
 @pytest.fixture
+def leaves_together(process_group: Any) -> Iterator[None]:
+    yield
+    dist.barrier()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_awaited_in_teardown(leaves_together: None, rank: int) -> None:
+    if rank == 1:
+        load_checkpoint()
+
+
+@pytest.fixture
 def slow_to_come(rank: int) -> None:
     if rank == 1:
         load_checkpoint()
