@@ -133,5 +133,6 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
+__tracebackhide__ = True  # in a test file's error of a variable that is not set
 READS = EnvReads()
 """The reads of this process."""

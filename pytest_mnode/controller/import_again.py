@@ -19,6 +19,11 @@ from pytest_mnode.marks import FEWEST_NODES, runs_in_ranks
 from pytest_mnode.protocol.world import Shape
 from pytest_mnode.skipping import skip_reason
 
+_NO_RANK = (
+    "this test runs in the controller, where torchrun's variables are not set: to run it in ranks, "
+    "add @pytest.mark.mnode"
+)
+
 
 class ImportAgain:
     """pytest plugin of the controller; imports as in the world of most tests."""
@@ -73,7 +78,7 @@ class ImportAgain:
             return
         if first.skipped:
             pytest.skip(skip_reason(first))
-        pytest.fail(first.longreprtext, pytrace=False)
+        pytest.fail(f"{first.longreprtext}\n{_NO_RANK}", pytrace=False)
 
 
 def _is_users(name: str) -> bool:

@@ -110,7 +110,8 @@ class ItemRunner:
             return []  # then the item may be none of ours, whose class must not be read
         need = self._run.request_of(item)
         shape = {"nodes": need.nodes, "procs_per_node": need.procs_per_node}
-        mark = pytest.mark.mnode(**{name: n for name, n in shape.items() if n is not None})
+        given = {name: n for name, n in shape.items() if n is not None}
+        mark = pytest.mark.mnode(**given, timeout=need.timeout_s)
         tests: list[pytest.Item] = []
         for nodeid in ids:
             del self._only_in_ranks[nodeid]

@@ -219,10 +219,11 @@ class RankSession:
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
         broken = "; these could not be collected there:\n" + "\n".join(self.broken)
-        text = f"{order.nodeid} was collected by the controller but not in the ranks" + (
-            broken if self.broken else "; check that its parameters are equal in every process"
-        )
         rank, file = self.rank, self.config.rootpath / order.nodeid.partition("::")[0]
+        by_controller = order.nodeid in self.collect.collected.get(str(file), (order.nodeid,))
+        where = "the controller but not in the ranks" if by_controller else "another rank only"
+        remedy = "; check that its parameters are equal in every process" if by_controller else ""
+        text = f"{order.nodeid} was collected by {where}{broken if self.broken else remedy}"
         absent, entered = bool(READS.of(file)), rank.groups.entered
         return TornDown(
             rank.world.rank, order.ordinal, problem=text, absent=absent, entered=entered

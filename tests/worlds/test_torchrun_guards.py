@@ -217,7 +217,7 @@ def test_tests_of_some_ranks_with_xdist(tmp_path: Path) -> None:
 
 
 WAITS = """
-    import os
+    import os, time
     import pytest, torch.distributed as dist
     RANK = int(os.environ.get("RANK", 0))
 
@@ -240,8 +240,18 @@ WAITS = """
     @pytest.mark.skipif(RANK > 5, reason="too many")
     def test_skips_in_a_fixture(port): pass
 
+    @pytest.mark.mnode(timeout=2)
     @pytest.mark.xfail(RANK == 0, reason="known")
     def test_xfail_of_one(rank): assert RANK
+
+    if RANK == 1:
+        def test_of_rank_1_hangs(rank): time.sleep(60)
+"""
+NO_MARK = """
+    import os
+    RANK = int(os.environ["RANK"])
+
+    def test_no_mark(): pass
 """
 
 
@@ -274,6 +284,7 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("unequal")
     plain = "def test_plain(rank): pass"
     write_files(directory, test_it=WAITS, test_nowhere=NOWHERE, test_plain=plain)
+    write_files(directory, test_no_mark=NO_MARK)
     (directory / "guarded").mkdir()
     guarded = {"conftest": GUARDING_CONFTEST, "test_guarded": GUARDED_BY_CONFTEST}
     write_files(directory / "guarded", **guarded)
@@ -299,6 +310,8 @@ def test_what_cannot_be_as_under_torchrun_fails_and_says_so(unequal: InnerRun) -
         "test_skips_in_its_body": "failure",
         "test_skips_in_a_fixture": "error",
         "test_xfail_of_one": "skipped",
+        "test_of_rank_1_hangs": "error",
+        "test_no_mark": "error",
         "test_guarded": "passed",
         "test_plain": "passed",
     }, unequal.output
@@ -308,8 +321,12 @@ def test_what_cannot_be_as_under_torchrun_fails_and_says_so(unequal: InnerRun) -
         "test_it.py::test_of_one_process was collected by the controller but not in the ranks",
         "rank 0 of 2 on local0: skipped (no device), but rank 1 did not",
         "rank 0 of 2 on local0: skipped (no port), but rank 1 did not",
+        "test_it.py::test_of_rank_1_hangs was collected by another rank only",
+        "to run it in ranks, add @pytest.mark.mnode",
     ):
         assert any(line in message for message in messages), unequal.output
+    assert "no end within 2 s: it is at test_it.py:" in unequal.output  # the limit of the last test
+    assert "env_reads" not in unequal.output
 
 
 def test_a_run_without_options_says_what_was_skipped_at_import(tmp_path: Path) -> None:
