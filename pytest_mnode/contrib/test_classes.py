@@ -31,6 +31,7 @@ dist: Any = torch.distributed
 _COMMON = "torch.testing._internal.common_distributed"
 _DISTRIBUTED_TEST = "torch.testing._internal.distributed.distributed_test"
 _TMP_FIXTURES = ("tmp_path", "tmpdir")
+__tracebackhide__ = True  # of all frames of this file, because pytest looks here too
 
 
 def pytest_mnode_in_rank(config: pytest.Config, rank: Rank, items: Iterable[pytest.Item]) -> None:
@@ -66,7 +67,6 @@ class Suites:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Generator[None, object, object]:
-        __tracebackhide__ = True
         cls: Any = getattr(item, "cls", None)
         match suite_of(cls):
             case None:
@@ -169,7 +169,6 @@ class Suites:
         self, fixturedef: pytest.FixtureDef[Any], request: Any
     ) -> Generator[None, object, object]:
         """Begin a class's processes with setUpClass, so that their group belongs to the class."""
-        __tracebackhide__ = True
         result = yield
         if "setUpClass" in fixturedef.argname and suite_of(request.cls) is Suite.CONTINUOUS:
             request.cls._ensure_processes_spawned()

@@ -18,7 +18,13 @@ WAIT = "work.wait()"
 """Stands for a collective that was begun before, and whose name the stack does not show."""
 _IMPORT = "<frozen importlib."
 C10D = "torch/distributed/distributed_c10d.py"
-_FUNCTIONAL = "torch/distributed/_functional_collectives.py"
+_TESTING = "/torch/testing/"
+"""Folder whose frames say more than those of torch that run them, if no frame is the test's."""
+_WAITS = {
+    "wait_tensor": ("torch/distributed/_functional_collectives.py", WAIT),
+    "shutdown": ("torch/distributed/rpc/api.py", "rpc.shutdown"),
+}
+"""By the function that waits for other ranks: its file, and what it waits in."""
 _DDP = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 """Files whose functions call collectives of DistributedDataParallel in C++, which has no frames."""
 POINT_TO_POINT = ("recv", "recv_object_list", "send", "send_object_list")
@@ -33,6 +39,7 @@ _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
     "/pytest_mnode/agent/",
+    "/pytest_mnode/contrib/",
     "/pytest_mnode/processes.py",
     "/pytest_mnode/rank/debugger.py",
     "/pytest_mnode/rank/device_work.py",
@@ -157,12 +164,13 @@ def where(thread: Thread | None) -> Where:
         if path.endswith(C10D):
             # Frames come innermost first: the last match is the function that the test called.
             collective = frame.function if not frame.function.startswith("_") else collective
-        elif path.endswith(_FUNCTIONAL) and frame.function == "wait_tensor":
-            collective = WAIT
+        elif (waits := _WAITS.get(frame.function)) and path.endswith(waits[0]):
+            collective = waits[1]
         elif frame is thread.frames[0] and path.endswith(_DDP):
             collective = "a collective of DistributedDataParallel"
         if is_torchs(path):
-            torch_frame = frame
+            if torch_frame is None or _TESTING not in torch_frame.file:
+                torch_frame = frame
             continue
         if is_pythons(path):
             called_directly = False  # such as threading.Event().wait()

@@ -76,6 +76,18 @@ def test_ddp_calls_its_collectives_in_c() -> None:
     assert computes.collective is None
 
 
+def test_a_hang_in_a_wrapper_of_torchs_test_classes_is_shown_there() -> None:
+    rpc, own = (C10D.replace("distributed_c10d", name) for name in ("rpc/api", "own"))
+    wrapper = C10D.replace("distributed/distributed_c10d", "testing/_internal/dist_utils")
+    adaptor = ("/venv/pytest_mnode/contrib/test_classes.py", 138, "_run_body")
+    waits = where_of_rank(
+        parse(dump((rpc, 382, "shutdown"), (wrapper, 83, "new"), (own, 3, "f"), adaptor))
+    )
+    assert waits.collective == "rpc.shutdown"
+    assert waits.frame is not None
+    assert waits.frame.place == "dist_utils.py:83"
+
+
 @pytest.mark.parametrize("frame", ["  <no Python frame>", "  <tstate is freed>", "  ...", "", "\0"])
 def test_lines_that_are_no_frame_are_skipped(frame: str) -> None:
     first, second = parse(f"Thread 0x1 (most recent call first):\n{frame}\n\n{WAITING}")
