@@ -99,14 +99,15 @@ def _wrong(
     judged = [one for one, can in zip(found, known, strict=True) if can]
     unknown = _wrong_elsewhere(survey)
     faults = [
-        fault
+        (one.of, fault)
         for one in judged
         if (one.of, one.what) not in unknown and (fault := _fault(one, me, survey))
     ]
     own = _own(survey, me)
     if own or faults:
-        cause = "its hosts file or name server" if faults else "its names, as other nodes know them"
-        note = f"{me.name}: {listed([*own, *faults])}"
+        alike = own and all(of == me.index for of, _ in faults)
+        cause = "its names, as other nodes know them" if alike else "its hosts file or name server"
+        note = f"{me.name}: {listed([*own, *(fault for _, fault in faults)])}"
         return subject.measured(len(own) + len(faults), f"{me.name}: {cause}", note)
     if undecided := [one.what for one, can in zip(found, known, strict=True) if not can]:
         why = f"it is not known which node has the addresses found for {listed(undecided)}"
@@ -192,7 +193,7 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
         right = {address for address in right if not _is_loopback(address)}
     wrong = [a for a in one.found if a.partition("%")[0] not in right]
     if wrong:
-        return f"{one.what} resolves to {listed(wrong)}, but {of.name} has {of.address}"
+        return f"{one.what} resolves to {listed(wrong)}, but {_shown(of)} has {of.address}"
     hidden = not localhost and not _is_loopback(of.address)
     if me is of and hidden and all(map(_is_loopback, one.found)):
         return (
@@ -214,8 +215,15 @@ def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
         if short != full[0] and own[0].startswith((f"{short}-", f"{short}_")):
             taken = False  # gpu-ib-2 may be made of gpu-2, where another node is gpu
         if full != own and taken:
-            return f"{one.what} resolves to {found}, but it is an address of {of.name}"
+            return f"{one.what} resolves to {found}, but it is an address of {_shown(of)}"
     return ""
+
+
+def _shown(node: NodeSurvey) -> str:
+    """The node, with its host name if that is another, as after two were swapped."""
+    hostname = node.machine.hostname or node.name
+    same = _name(hostname)[0] == _name(node.name)[0]
+    return node.name if same else f"{node.name} (host name {hostname})"
 
 
 @lru_cache(maxsize=1)

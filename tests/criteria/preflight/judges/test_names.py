@@ -245,6 +245,21 @@ def test_a_name_that_others_do_not_know_is_a_fault_also_if_its_node_looked_up_no
     }
 
 
+def test_nodes_with_swapped_names_are_blamed_for_their_names(spec: Spec) -> None:
+    reverse = {0: "gpu0", 1: "gpu1", 2: "gpu2"}
+    right = [LookUp(to, f"10.1.0.{to + 1}", (name,), 0.001, "") for to, name in reverse.items()]
+    survey = _named(["gpu0", "gpu2", "gpu1"], right)
+    for index in (1, 2):
+        fabric = LookUp(index, f"10.2.0.{index + 1}", (f"gpu{index}-fab",), 0.001, "")
+        survey = with_path_facts(survey, index, look_ups=(*right, fabric))
+    cause = "its names, as other nodes know them"
+    assert culprits(NamesAreFound, survey, spec) == {
+        name: f"{name}: {cause}" for name in ("gpu1", "gpu2")
+    }
+    _, wrong, _ = asked(NamesAreFound, survey, spec)["gpu1"]
+    assert "to gpu1, but it is an address of gpu1 (host name gpu2)" in wrong.note
+
+
 def test_nodes_that_are_wrong_about_several_blame_none_of_these(spec: Spec) -> None:
     names = ["gpu0", "gpu1", "gpu2"]
     right = [LookUp(to, name, (f"10.1.0.{to + 1}",), 0.001, "") for to, name in enumerate(names)]
