@@ -1,4 +1,4 @@
-"""Runs pytest as `python -m pytest` does, with an agent that waits."""
+"""Runs pytest as `python -m pytest` does, with an agent and a cleanup process that wait."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ _PATH = "PYTHONPATH"
 _BEFORE = ("sitecustomize.py", "usercustomize.py", "pytest_mnode", "torch")
 _ROOT = Path(__file__).parents[2]
 AGENT = ["-m", "pytest_mnode.agent.agent"]
+CLEANUP = ["-S", "-E", "-s", str(_ROOT / "pytest_mnode/launchers/cleanup/daemon.py")]
 
 
 def same_start(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
@@ -55,30 +56,34 @@ def _imported_before(directory: str) -> bool:
     return any((Path(directory) / name).exists() for name in _BEFORE)
 
 
-def use(waiting: socket.socket) -> None:
-    """Have the first agent of this process be the one that waits, if it can be."""
+def use(agent: socket.socket, cleanup: socket.socket) -> None:
+    """Have the first agent and the first cleanup process of this process be those that wait, if
+    they can be."""
     popen: Any = subprocess.Popen
     execute = popen._execute_child
     parameters = inspect.signature(execute)
 
+    def waiting_for(argv: Sequence[str], env: Mapping[str, str]) -> socket.socket | None:
+        if argv[0] == sys.executable and argv[1:-2] == CLEANUP:
+            return cleanup
+        is_agent = argv[-2:] == AGENT and argv[0] == argv[-3] == sys.executable
+        return agent if is_agent and len(argv) in (3, 12) and same_start(env, os.environ) else None
+
     def execute_child(self: Any, *args: Any, **kwargs: Any) -> None:
         given = parameters.bind(self, *args, **kwargs).arguments
-        argv, env = given["args"], given["env"]
-        if (
-            waiting.fileno() < 0
-            or argv[-2:] != AGENT
-            or not (argv[0] == argv[-3] == sys.executable and len(argv) in (3, 12))
-            or not same_start(env, os.environ)
-        ):
+        argv, env = given["args"], given["env"] or os.environ
+        waiting = waiting_for(argv, env)
+        if waiting is None or waiting.fileno() < 0:
             execute(self, *args, **kwargs)
             return
         streams = (given["p2cread"], given["c2pwrite"], given["errwrite"])
-        fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
-        request = repr((argv, str(Path.cwd()), dict(env), given["start_new_session"]))
+        passed = sorted(given["pass_fds"])
+        fds = [own if fd == -1 else fd for own, fd in enumerate(streams)] + passed
+        asked = (argv, str(Path.cwd()), dict(env), given["start_new_session"], passed)
         with waiting:
             pid = int(waiting.recv(20))
             socket.send_fds(waiting, [b"a"], fds)
-            waiting.sendall(request.encode())
+            waiting.sendall(repr(asked).encode())
             waiting.shutdown(socket.SHUT_WR)
         self._child_created, self.pid = True, pid
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -87,9 +92,11 @@ def use(waiting: socket.socket) -> None:
     popen._execute_child = execute_child
 
 
-def run_module(waiting: socket.socket, module: str, words: Sequence[str]) -> None:
-    """Run a module in this process. waiting: a connection to its child that becomes the agent."""
-    use(waiting)
+def run_module(
+    agent: socket.socket, cleanup: socket.socket, module: str, words: Sequence[str]
+) -> None:
+    """Run a module in this process. agent, cleanup: connections to children that become those."""
+    use(agent, cleanup)
     sys.path[0] = str(Path.cwd())
     sys.argv[:] = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

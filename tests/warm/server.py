@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import fcntl
 import importlib
 import importlib.util
 import io
@@ -30,8 +31,16 @@ from pytest_mnode.agent import agent, collector, fork_server
 from pytest_mnode.processes import made_to_stay
 from tests.warm.run import run_module
 
-_OF_RUNS = ("controller", "backends", "checks.node", "checks.devices")
-"""Packages of pytest_mnode of which runs import most modules, and with these all others."""
+_OF_RUNS = (
+    "controller",
+    "backends",
+    "checks.node",
+    "checks.devices",
+    "launchers.cleanup",
+    "launchers.rack",
+)
+"""Packages of pytest_mnode of which runs and their cleanup processes import most modules, and with
+these all others."""
 _LEFT = struct.Struct("i")
 
 
@@ -107,30 +116,19 @@ def main() -> None:
 def execute(
     argv: list[str], directory: str, env: dict[str, str], output: int, modules: Modules
 ) -> None:
-    """Become the run, whose agent waits in a child."""
+    """Become the run, whose agent and cleanup process wait in children."""
     null = os.open(os.devnull, os.O_RDWR)
     _streams(null, output, output)
-    ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        os.close(output)
-        _streams(null, null, null)
-        os.close(null)
-        for name in modules.of_runs:
-            del sys.modules[name]
-            package, _, module = name.rpartition(".")
-            if package in sys.modules:  # else `from package import module` finds it there
-                vars(sys.modules[package]).pop(module, None)
-        _exit_after(lambda: wait(theirs))
-    theirs.close()
     os.close(output)
+    agent = _waiting_child(partial(become_agent_or_enter, modules), null)
+    cleanup = _waiting_child(become_cleanup, null, agent)
     os.close(null)
     os.chdir(directory)
     _set_environment(env)
     sys.meta_path.insert(0, Hidden(modules.with_torch))
     _forget_tests()
     try:
-        run_module(ours, argv[2], argv[3:])
+        run_module(agent, cleanup, argv[2], argv[3:])
     finally:
         # As at the end of Python, and before what is printed last.
         getattr(threading, "_shutdown")()  # noqa: B009
@@ -153,22 +151,59 @@ def _forget_tests() -> None:
         del sys.modules[name]
 
 
-def wait(run: socket.socket) -> None:
-    """Become the agent, unless the run ends without one."""
+def _waiting_child(
+    become: Callable[[list[str]], None], null: int, *ours: socket.socket
+) -> socket.socket:
+    """A connection to a child that becomes what the run asks for, unless the run ends before.
+
+    ours: connections of the run alone.
+    """
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        for one in (here, *ours):
+            one.close()
+        _streams(null, null, null)
+        os.close(null)
+        _exit_after(partial(_wait, there, become))
+    there.close()
+    return here
+
+
+def _wait(run: socket.socket, become: Callable[[list[str]], None]) -> None:
     run.sendall(str(os.getpid()).encode())
-    head, fds, _, _ = socket.recv_fds(run, 1, 3)
+    head, fds, _, _ = socket.recv_fds(run, 1, 16)
     if not head:
         return
     with run, run.makefile() as rest:
-        argv, directory, env, new_session = ast.literal_eval(rest.read())
-    _streams(*fds)
+        argv, directory, env, new_session, passed = ast.literal_eval(rest.read())
+    targets = (0, 1, 2, *passed)
+    # Beyond all targets first: one may be the number of another descriptor.
+    beyond = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(targets) + 1) for fd in fds]
     for fd in fds:
+        os.close(fd)
+    for fd, target in zip(beyond, targets, strict=True):
+        os.dup2(fd, target)
         os.close(fd)
     if new_session:
         os.setsid()
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(env)
+    become(argv)
+
+
+def become_cleanup(argv: list[str]) -> None:
+    from pytest_mnode.launchers.cleanup import daemon  # imported already, but not in agents
+
+    daemon.main(*argv[-2:])
+
+
+def become_agent_or_enter(modules: Modules, argv: list[str]) -> None:
+    for name in modules.of_runs:
+        del sys.modules[name]
+        package, _, module = name.rpartition(".")
+        if package in sys.modules:  # else `from package import module` finds it there
+            vars(sys.modules[package]).pop(module, None)
     if len(argv) == 3:
         become_agent()
         return
