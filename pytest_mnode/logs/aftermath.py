@@ -15,7 +15,7 @@ import gzip
 import lzma
 import re
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -48,6 +48,7 @@ _KERNEL_LOG = re.compile(
     re.IGNORECASE,
 )
 _NO_HOST = re.compile(r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|\W*)")
+_NO_NODE = re.compile(r"(?i:\d|log|out|err|std|part|run|try|step|job|file|train|event|core|nccl)")
 _ROW = re.compile(r"^\S+ +NotReady\b| \d{4}-\d\d-\d\dT[\d:]{8} +\S+$")
 """Of a table of nodes: `kubectl get nodes`, `sinfo -R`."""
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
@@ -61,7 +62,7 @@ _BY_OTHERS = ("store connection lost", "connection closed by peer", "collective 
 _STUCK = "watchdog stuck"
 _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
-_BY_SCHEDULER = ("time limit", "preempted")
+_BY_SCHEDULER = ("time limit", "preempted", "cancelled")
 _OF_NODES = ("node lost", "node drained")
 _OF_A_PROGRAM = (
     *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
@@ -78,6 +79,8 @@ AFTER_S = 300
 """[choice] A cause later than this after the first watchdog only followed. Clocks may differ."""
 _NO_LOGS = (".py", ".sh", ".md", ".rst", ".toml", ".cu", ".c", ".h")
 """Source and notes quote errors."""
+_MOST_GPUS = 8
+"""[choice] GPUs of a node, if nothing tells where ranks are."""
 RAS_REPORT = "ras.json"
 OF_A_FAILURE = ("flight_recorder_rank_", "nccl_trace_rank_", "stack_rank_", RAS_REPORT)
 """Beginnings of the files, beside their notes, that ranks of an observed job leave."""
@@ -252,8 +255,10 @@ def answer(left: Left) -> Answer:
     lost = [one for one in found if one.cause.name in (_JOINED, "rank lost")]
     awaited = {*_ranks(one for one in lost if not one.cause.by_victim), *read.silent}
     found.sort(key=lambda one: _weight(one.cause, awaited))
+    found = _of_broken_node(found)
     unlike: dict[tuple[object, ...], Found] = {}
-    for one in sorted(_joined(found), key=lambda one: _raised_by(one.cause, awaited, read.failed)):
+    joined = _on_logged_node([*_joined(found)])
+    for one in sorted(joined, key=lambda one: _raised_by(one.cause, awaited, read.failed)):
         cause = one.cause
         unlike.setdefault((cause.name, cause.ranks, cause.host, cause.device), one)
     kept = list(unlike.values())
@@ -291,7 +296,8 @@ def answer(left: Left) -> Answer:
         losers = _ranks(one for one in rest if one.cause.name in _BY_OTHERS)
         suspects = tuple(read.failed - losers)
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
-    placed = first and _on_named_host(first, {*named_hosts, *read.hosts.values()})
+    named_hosts |= {*read.hosts.values(), *_hosts_of_files(first, found, left.texts)}
+    placed = first and _on_named_host(first, named_hosts)
     shown = placed and _located(placed, suspects, left)
     dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
@@ -304,6 +310,26 @@ def answer(left: Left) -> Answer:
         len(left.texts) + len(left.dumps),
         suspects,
     )
+
+
+def _of_broken_node(found: Sequence[Found]) -> list[Found]:
+    """With the one node that most broken connections by RDMA have in common as the peer, or with
+    no peer if they have none: then it is the network between them."""
+
+    def ends(cause: Cause) -> set[str | None]:
+        return {cause.host, cause.peer} - {None}
+
+    broken = [one.cause for one in found if one.cause.name in _BY_RDMA and one.cause.peer]
+    counts = Counter(end for cause in broken for end in ends(cause)).most_common(2)
+    if len({frozenset(ends(cause)) for cause in broken}) < 2:
+        return [*found]
+    most, is_one = counts[0][0], counts[0][1] > max(counts[1][1], len(broken) / 2)
+    return [
+        replace(one, cause=replace(one.cause, peer=most if is_one else None))
+        if one.cause in broken
+        else one
+        for one in found
+    ]
 
 
 def _joined(found: Sequence[Found]) -> Iterator[Found]:
@@ -326,6 +352,19 @@ def _joined(found: Sequence[Found]) -> Iterator[Found]:
             yield one
         elif ranks := alike.pop(which, None):
             yield replace(one, cause=replace(one.cause, ranks=tuple(sorted(ranks))))
+
+
+def _on_logged_node(found: Sequence[Found]) -> Iterator[Found]:
+    """With the only node whose kernel log shows what ranks report that fit into one node."""
+    nodes: dict[str, set[str | None]] = {}
+    for one in found:
+        if _host_of(one.file) is not None and not one.cause.ranks:
+            nodes.setdefault(one.cause.name, set()).add(one.cause.host)
+    for one in found:
+        hosts = nodes.get(one.cause.name, set())
+        fit = len({rank // _MOST_GPUS for rank in one.cause.ranks}) == 1 == len(hosts)
+        host = one.cause.host or (next(iter(hosts)) if fit else None)
+        yield replace(one, cause=replace(one.cause, host=host))
 
 
 def _of_last_attempt(files: Iterable[str]) -> Callable[[str], bool]:
@@ -524,6 +563,21 @@ def _on_named_host(one: Found, hosts: Iterable[str]) -> Found:
     if one.cause.ranks or one.cause.host or one.cause.by_victim or host is None:
         return one
     return replace(one, cause=replace(one.cause, host=host))
+
+
+def _hosts_of_files(first: Found | None, found: Sequence[Found], files: Iterable[str]) -> set[str]:
+    """Names of files that differ only in their number and may be of nodes or pods: gpu3.log; of a
+    cause that only one file shows, and not of others than its writer."""
+    alike: dict[str, set[str]] = {}
+    name = first and first.cause.name
+    of_others = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
+    if name in of_others or len({one.file for one in found if one.cause.name == name}) != 1:
+        return set()
+    for file in files:
+        stem = PurePath(file).name.partition(".")[0]
+        if not RANK_OF_FILE.search(file) and not _ATTEMPT.search(file) and not _NO_NODE.match(stem):
+            alike.setdefault(_DIGITS.sub("0", stem), set()).add(stem)
+    return {stem for stems in alike.values() if len(stems) > 1 for stem in stems}
 
 
 def _host_of(file: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -69,7 +69,6 @@ _HARMLESS = re.compile(
     r"\b(?i:install(?:s|ed|ing)?|regist(?:er|ered|ering)|set(?:ting)? ?up|add(?:ed|ing)|ignor\w+)\b"
     r".*\bSIG[A-Z]{3,}|\btrap ['\"].*SIG[A-Z]{3,}|"
     r"\bSIG[A-Z]{3,}\b.*\b(?i:install|regist|handler|ignored)|"
-    r"Using the loopback address as fallback|"
     r"Python is likely shutting down|\breducing (?:the )?batch size|failed, trying batch size|"
     # In the first 300 s of a node [choice], ports are down that come up, or that nobody uses.
     r"\[ *[12]?\d{1,2}\.\d+\] .*\bLink (?:is )?(?i:down)\b|"
@@ -77,6 +76,10 @@ _HARMLESS = re.compile(
     r"\bras/\w+\.cc:\d+.* Call to bind failed"
 )
 _MISREAD = ("ranks' collectives differ", "stray connection")
+_OF_TWO = re.compile(r"\brank (\d+) version (\d+)")
+_LOOPBACK = re.compile(r"127\.|::1$")
+_ANNOUNCED = "loopback address announced"
+"""Gloo warns of it on each machine without a network, too: nobody else has to reach it there."""
 _NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
 _LOOKED_AT = 1000
 _OF_START = (
@@ -229,6 +232,14 @@ class Causes:
         used = {pair for one in every for pair in one.addresses}
         counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
         at = {ip: host for ip, host in used if counts[ip] == 1}
+        odd = _odd_versions(cause for _, cause in self.found)
+        warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
+        not_reached = any(_LOOPBACK.match(cause.peer or "") for _, cause in self.found)
+        self.found = [
+            (file, replace(one, ranks=odd, host=None) if _versions(one) and odd else one)
+            for file, one in self.found
+            if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
+        ]
         self.found = [
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
         ]
@@ -245,6 +256,19 @@ def _of_versions(
         kind = known_cause("ranks run different versions")
         first_file = next(iter(versions.values()))
         yield first_file.file, Cause(kind, first_file.version_line, detail=", ".join(texts))
+
+
+def _versions(cause: Cause) -> list[tuple[str, str]]:
+    """Ranks and their versions of NCCL, as NCCL compares two of them."""
+    return _OF_TWO.findall(cause.detail or "")
+
+
+def _odd_versions(found: Iterable[Cause]) -> tuple[int, ...]:
+    """Ranks with another version of NCCL than most have; of two ranks, both."""
+    by_rank = {int(rank): version for one in found for rank, version in _versions(one)}
+    counts = Counter(by_rank.values()).most_common(2)
+    usual = counts[0][0] if len(counts) > 1 and counts[0][1] > counts[1][1] else None
+    return tuple(sorted(rank for rank, version in by_rank.items() if version != usual))
 
 
 def is_peer_lost(text: str) -> bool:
