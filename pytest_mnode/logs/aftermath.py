@@ -15,7 +15,7 @@ import gzip
 import lzma
 import re
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -47,7 +47,9 @@ _KERNEL_LOG = re.compile(
     r"(?:[-_.](?P<after>(?!log\b|txt\b|out\b|gz\b|\d+\b)[\w-]+))?(?:\.\w+)*",
     re.IGNORECASE,
 )
-_NO_HOST = re.compile(r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|\W*)")
+_NO_HOST = re.compile(
+    r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|query|topo|nvlink|[qL]|\W*)"
+)
 _NO_NODE = re.compile(r"(?i:\d|log|out|err|std|part|run|try|step|job|file|train|event|core|nccl)")
 _ROW = re.compile(r"^\S+ +NotReady\b| \d{4}-\d\d-\d\dT[\d:]{8} +\S+$")
 """Of a table of nodes: `kubectl get nodes`, `sinfo -R`."""
@@ -55,6 +57,10 @@ _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' coll
 _JOINED = "rank did not join"
 _BY_RDMA = ("RDMA peer did not answer", "RDMA failed")
 """Ranks report these of a broken network, and where their peer has ended."""
+_OF_PEERS = (
+    *(*_BY_RDMA, "host unreachable", "host did not accept a connection"),
+    *("connection closed by peer", "gloo not connected"),
+)
 _AT_THE_START = ("rendezvous failed", _JOINED, "host did not accept a connection")
 """Launchers and ranks report these where another one did not start, or ended at once."""
 _ENDED = "ended by the launcher"
@@ -255,7 +261,7 @@ def answer(left: Left) -> Answer:
     lost = [one for one in found if one.cause.name in (_JOINED, "rank lost")]
     awaited = {*_ranks(one for one in lost if not one.cause.by_victim), *read.silent}
     found.sort(key=lambda one: _weight(one.cause, awaited))
-    found = _of_broken_node(found)
+    found = [*_of_broken_node(found)]
     unlike: dict[tuple[object, ...], Found] = {}
     joined = _on_logged_node([*_joined(found)])
     for one in sorted(joined, key=lambda one: _raised_by(one.cause, awaited, read.failed)):
@@ -312,24 +318,26 @@ def answer(left: Left) -> Answer:
     )
 
 
-def _of_broken_node(found: Sequence[Found]) -> list[Found]:
-    """With the one node that most broken connections by RDMA have in common as the peer, or with
-    no peer if they have none: then it is the network between them."""
-
-    def ends(cause: Cause) -> set[str | None]:
-        return {cause.host, cause.peer} - {None}
-
-    broken = [one.cause for one in found if one.cause.name in _BY_RDMA and one.cause.peer]
-    counts = Counter(end for cause in broken for end in ends(cause)).most_common(2)
-    if len({frozenset(ends(cause)) for cause in broken}) < 2:
-        return [*found]
-    most, is_one = counts[0][0], counts[0][1] > max(counts[1][1], len(broken) / 2)
-    return [
-        replace(one, cause=replace(one.cause, peer=most if is_one else None))
-        if one.cause in broken
-        else one
-        for one in found
-    ]
+def _of_broken_node(found: Sequence[Found]) -> Iterator[Found]:
+    """With a peer only where one is that of twice as many reporters as any other: else it may be
+    the network between them, or each only saw the next one end. A peer that several do not reach
+    is the culprit."""
+    seen: dict[str, dict[str, set[object]]] = {}
+    for one in found:
+        if one.cause.name in _OF_PEERS and one.cause.peer:
+            peers = seen.setdefault(one.cause.name, {})
+            peers.setdefault(one.cause.peer, set()).add(one.cause.host or one.cause.ranks)
+    for one in found:
+        peers = seen.get(one.cause.name, {})
+        most = sorted(peers, key=lambda peer: -len(peers[peer]))
+        is_one = len(most) < 2 or len(peers[most[0]]) >= 2 * len(peers[most[1]])
+        if len(most) > 1 or (most and len(peers[most[0]]) > 1 and not one.cause.by_victim):
+            cause = replace(one.cause, peer=most[0] if is_one else None)
+            if is_one and not cause.by_victim:
+                cause = replace(cause, host=None, ranks=())
+            yield replace(one, cause=cause)
+        else:
+            yield one
 
 
 def _joined(found: Sequence[Found]) -> Iterator[Found]:

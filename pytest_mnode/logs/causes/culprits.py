@@ -41,7 +41,7 @@ RANK = re.compile(
 )
 HOST = re.compile(
     r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.,[\]-]+): tasks? [\d,-]+: |"
-    r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+"
+    r"\[(?P<ucx>(?!LINE:|RankMonitor|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+"
     r"(?: *:\d+(?::\d+)?)?(?: (?:- |unique id )[^\]]+)?\]|"
     # With NODE FAILURE, another node has failed than the one that prints the line.
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|\[(?P<ompi>[\w.-]+)\]\[\[\d+,\d+\],\d+\]|"

@@ -114,7 +114,8 @@ _NAMED = re.compile(
     r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm|"
     r"PID \d+ RUNNING AT (?:\w+@)?(?P<at>[\w.-]+)|"
     r"process rank (?P<exited>\d+) with PID \d+ on node (?P<on>[\w.-]+) exited on$|"
-    r"^NodeName=(?P<node>[\w.-]+) |\d TP(?P<tp>\d+)\] Scheduler hit an exception|"
+    r"^NodeName=(?P<node>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|"
+    r"\d TP(?P<tp>\d+)\] Scheduler hit an exception|"
     # Of torch's checkpoints, all ranks print the exceptions of those that failed; and Ray's actors.
     r"\(RANK (?P<failing>\d+)\)$|Exception ranks:dict_keys\(\[(?P<keys>[\d, ]+)\]|"
     r"(?:^|\))\s+ip: (?P<ip>[\d.]+)$"
@@ -591,6 +592,7 @@ class _Finder:
             found = {
                 "rank": named["rank"] or named["in_comm"] or named["exited"] or named["tp"],
                 "failing": named["failing"] or named["keys"],
+                "gpu": named["gpu"],
                 "host": named["host"] or named["at"] or named["on"] or named["node"] or named["ip"],
             }
             self._block = {key: value for key, value in found.items() if value}
@@ -692,13 +694,14 @@ class _Finder:
         if gid is not None and gid.local and gid.remote:
             detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
             peer = peer or gid.remote
-        tested = self._tested if _FAILED_STATUS.search(body) else None
+        device = groups.get("device") or groups.get("device2") or first(DEVICE, body)
+        device = device or (self._tested if _FAILED_STATUS.search(body) else self._block.get("gpu"))
         return Cause(
             kind,
             line,
             ranks=ranks,
             host=unredacted(host),
-            device=unredacted(groups.get("device") or first(DEVICE, body) or tested),
+            device=unredacted(device),
             peer=unredacted(peer),
             detail=detail,
         )

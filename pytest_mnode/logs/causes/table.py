@@ -215,6 +215,9 @@ class Cause:
         # Why some node was lost, a fault of a named machine may tell.
         if self.name == "node lost" and not self.known:
             return known_cause("Xid").order
+        # A monitor kills a rank that does not answer.
+        if self.name == "killed" and not self.known:
+            return known_cause("rank lost").order
         # That some rank did not arrive is no more than a failed rendezvous.
         unnamed = self.name == "rank did not join" and (not self.ranks or self.by_victim)
         return known_cause("rendezvous failed").order if unnamed else self.kind.order
