@@ -19,7 +19,6 @@ LIMIT_S = 5.0
 COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-iso"))
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
-_DRIVERS = "nvidia|amdgpu|mlx5_core|bnxt_en|ice|irdma|efa|ena|ionic|nvme"
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
 _SYSLOG = r"\S{2,5} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
 """The month in the words of any locale: "Jan", "kwi", "févr.", "3月"."""
@@ -77,111 +76,99 @@ class Log:
     since: str = ""
 
 
-_RULES: tuple[tuple[Severity | None, str], ...] = (
-    # With MIG the GPU instance follows the address.
-    (None, rf"NVRM: Xid \((?:PCI:)?{_PCI}[^)]*\): (?P<xid>\d+)\b"),
-    # The driver sets up the links of its GPUs; at its end it only says that it shuts them down.
-    (Severity.FAULT, r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)"),
-    (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
-    (Severity.FAULT, r"NVRM: \w+: (?P<device>)uvm encountered global fatal error "),
-    (
-        Severity.FAULT,
-        rf"(?:{_DRIVERS})(?:: probe of)? {_PCI}:?(?: probe(?: with driver \w+)?)?"
-        r" failed with error -\d+",
+_FAILED_PROBE = rf"(?:: probe of)? {_PCI}:?(?: probe(?: with driver \w+)?)? failed with error -\d+"
+FAULTS: Mapping[str, tuple[str, ...]] = {
+    "GPU lost": (
+        rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)",
+        # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
+        # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.
+        rf"NVRM: The NVIDIA GPU {_PCI}(?=$|\\)",
+        rf"amdgpu {_PCI}: (?:amdgpu: )?(?:Fatal error during GPU init|device lost from bus)",
+        rf"(?:nvidia|amdgpu){_FAILED_PROBE}",
     ),
-    # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
-    # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.
-    (Severity.FAULT, rf"NVRM: The NVIDIA GPU {_PCI}(?=$|\\)"),
-    (
-        Severity.FAULT,
+    "GPU memory": (
         rf"amdgpu {_PCI}: (?:amdgpu: )?(?:.*\b[1-9]\d* (?:new )?uncorrectable hardware errors"
-        r"|(?:\{\d+\})?uncorrectable hardware error\("
-        r"|Fatal error during GPU init|device lost from bus|GPU reset\(\d+\) failed"
+        r"|(?:\{\d+\})?uncorrectable hardware error\()",
+    ),
+    "GPU": (
+        r"NVRM: \w+: uvm encountered global fatal error ",
+        rf"amdgpu {_PCI}: (?:amdgpu: )?(?P<detail>GPU reset\(\d+\) failed"
         # Source 5 is a user who asked for it.
         r"|GPU reset begin!(?!.*Source: *5\b))",
     ),
-    (Severity.CORRECTED, rf"amdgpu {_PCI}: .*\b[1-9]\d* (?:new )?correctable hardware errors"),
-    (Severity.FAULT, rf"\S+ {_PCI}: DPC: containment event"),
-    # without the lines of numbers that follow it
-    (None, rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), (?!Severity|Data)"),
-    (None, rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),"),
-    # The port writes it, of a device below it if that is named.
-    (
-        None,
-        r"\S+ \S+: AER: (?:Multiple )?(?P<aer>Uncorrect.*) received(?: from |: )"
-        rf"(?!0+:0+:0+\.0){_PCI}",
-    ),
-    (None, rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)"),
-    (
-        Severity.FAULT,
-        rf"mlx5_core {_PCI}:? .*(?i:health compromised|assert_var|internal error|fatal error"
+    # The driver sets up the links of its GPUs; at its end it only says that it shuts them down.
+    "NVLink": (r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)",),
+    "NIC": (
+        rf"(?:mlx5_core|bnxt_en|ice|irdma|efa|ena|ionic|cxi\w*){_FAILED_PROBE}",
+        rf"mlx5_core {_PCI}:? .*(?P<detail>(?i:health compromised|assert_var|internal error"
         # "syndrome" is left out: commands of monitors that the firmware refuses have one too
         # (mlx5_cmd_out_err).
-        r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+"
+        r"|fatal error|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)\w+"
         # A command that the firmware did not answer, and a broken or hot cable.
         r"|timeout\. Will cause a leak|Port module event\[error\]"
         # print_health_info, levels 0 to 3 of the kernel's own
-        r"|health issue observed, .*severity\([0-3]\))",
-    ),
-    (Severity.FAULT, rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event"),
-    # mlx5 prints a line for each queue after the first.
-    (Severity.FAULT, rf"\S+ {_PCI} \S+: (?i:tx[ _]timeout\b(?! on queue)|Detected Tx Unit Hang)"),
-    (
-        Severity.FAULT,
-        rf"(?:mlx5_core|bnxt_en|ice|irdma|ena) {_PCI}(?: \S+)?: (?:Error cqe on cqn|ERR CQE on"
-        r"|Error \(timeout: \d+\) msg|HMC Error|Rebuild failed|PF reset failed"
+        r"|health issue observed, .*severity\([0-3]\)))",
+        rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event",
+        # mlx5 prints a line for each queue after the first.
+        rf"\S+ {_PCI} \S+: (?P<detail>(?i:tx[ _]timeout\b(?! on queue)|Detected Tx Unit Hang))",
+        rf"(?:mlx5_core|bnxt_en|ice|irdma|ena) {_PCI}(?: \S+)?: (?:\w+: )?(?P<detail>Error cqe on"
+        r"|ERR CQE on|Error \(timeout: \d+\) msg|HMC Error|Rebuild failed|PF reset failed"
         r"|Keep alive watchdog timeout|Found a Tx that wasn't completed)",
-    ),
-    (Severity.FAULT, rf"pcieport {_PCI}: pciehp: Slot\(\S+\): Link Down"),
-    # A queue of a NIC stands still: usual for the USB network of a BMC only.
-    (
-        Severity.FAULT,
+        # A queue of a NIC stands still: usual for the USB network of a BMC only.
         r"NETDEV WATCHDOG: (?P<device>\S+) \((?!cdc_|rndis_)\w*\): transmit queue \d+ timed out",
+        rf"\S+ {_PCI} \S+: NETDEV WATCHDOG: .*transmit queue \d+ timed out",
     ),
-    (Severity.FAULT, rf"\S+ {_PCI} \S+: NETDEV WATCHDOG: .*transmit queue \d+ timed out"),
-    (
-        Severity.FAULT,
+    "PCIe": (
+        rf"\S+ {_PCI}: DPC: containment event",
+        rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>Uncorrect[\w() -]+),",
+        # The port writes it, of a device below it if that is named.
+        r"\S+ \S+: AER: (?:Multiple )?(?P<aer>Uncorrect.*) received(?: from |: )"
+        rf"(?!0+:0+:0+\.0){_PCI}",
+        rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)",
+        rf"pcieport {_PCI}: pciehp: Slot\(\S+\): (?:Link Down|Card not present)",
+    ),
+    "disk": (
+        rf"nvme{_FAILED_PROBE}",
         r"nvme (?P<device>nvme\d+): (?:controller is down|Device not ready"
         r"|Removing after probe failure|Disabling device after reset failure"
         r"|I/O .* timeout, (?:reset|disable) controller)",
-    ),
-    # Virtual media (sd) and empty drives (sr) have errors too, and disks refuse discards.
-    (
-        Severity.FAULT,
+        # Virtual media (sd) and empty drives (sr) have errors too, and disks refuse discards.
         r"(?:blk_update_request: |print_req_error: )?(?:critical medium|I/O(?= error, dev nvme))"
         r" error, dev (?P<device>(?!sr|fd)\w+), sector (?!.*\((?:DISCARD|WRITE_ZEROES)\))",
-    ),
-    (Severity.FAULT, r"md/\w+:(?P<device>\w+): Disk failure on "),
-    (Severity.FAULT, r"(?:EXT4-fs|BTRFS) (?:error|critical) \(device (?P<device>[\w-]+)"),
-    (
-        Severity.FAULT,
+        r"md/\w+:(?P<device>\w+): Disk failure on ",
+        r"(?:EXT4-fs|BTRFS) (?:error|critical) \(device (?P<device>[\w-]+)",
         r"XFS \((?P<device>\S+)\): (?:Metadata (?:corruption|CRC error)|Internal error|Corruption"
         r"|.*log I/O error|.*[Ss]hutting down filesystem)",
     ),
-    (
-        Severity.FAULT,
+    "memory": (
         # Bit 61 of the status is set if the error was not corrected.
-        rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check(?!: \w+ Bank \d+: [89cd])"
+        rf"{_HARDWARE}(?:CPU \d+: Machine Check(?!: \w+ Bank \d+: [89cd])"
         r"|Uncorrected|Deferred error|event severity: (?:fatal|recoverable))",
-    ),
-    (
-        Severity.CORRECTED,
-        rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check|Machine check events logged"
-        r"|Corrected error|event severity: corrected)",
-    ),
-    (Severity.FAULT, r"EDAC (?P<device>MC\d+): \d+ UE "),
-    (
-        Severity.FAULT,
-        r"(?P<device>)(?:Memory failure: 0x[0-9a-f]+: |mce: Uncorrected hardware memory)",
+        r"EDAC (?P<device>MC\d+): [1-9]\d* UE ",
+        r"(?:Memory failure: 0x[0-9a-f]+: |mce: Uncorrected hardware memory)",
     ),
     # A CPU or a process does not leave the kernel.
-    (Severity.FAULT, r"(?:NMI )?(?:watchdog: )?BUG: (?:soft|hard) lockup - (?P<device>CPU#\d+)"),
-    (Severity.FAULT, r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on (?P<device>cpu \d+)"),
+    "CPU": (
+        r"(?:NMI )?(?:watchdog: )?BUG: (?:soft|hard) lockup - (?P<cpu>CPU#\d+)",
+        r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on (?P<cpu>cpu \d+)",
+        r"(?:BUG: (?:workqueue lockup|unable to handle|kernel NULL)|kernel BUG at "
+        r"|Kernel panic - |Oops: |(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall)",
+    ),
+    "process": (r"INFO: task .+:\d+ (?:<\S+> )?blocked (?:in I/O wait )?for more than \d+ sec",),
+}
+"""Of devices that failed or gave wrong data, by what failed."""
+_RULES: tuple[tuple[Severity | None, str], ...] = (
+    # With MIG the GPU instance follows the address.
+    (None, rf"NVRM: Xid \((?:PCI:)?{_PCI}[^)]*\): (?P<xid>\d+)\b"),
+    # without the lines of numbers that follow it
+    (None, rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), (?!Severity|Data)"),
+    *((Severity.FAULT, pattern) for patterns in FAULTS.values() for pattern in patterns),
+    (Severity.CORRECTED, rf"amdgpu {_PCI}: .*\b[1-9]\d* (?:new )?correctable hardware errors"),
+    (Severity.CORRECTED, rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),"),
     (
-        Severity.FAULT,
-        r"(?P<device>)(?:BUG: (?:workqueue lockup|unable to handle|kernel NULL)|kernel BUG at "
-        r"|Kernel panic - |Oops: |(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"
-        r"|INFO: task .+:\d+ (?:<\S+> )?blocked (?:in I/O wait )?for more than \d+ sec)",
+        Severity.CORRECTED,
+        rf"{_HARDWARE}(?:CPU \d+: Machine Check|Machine check events logged"
+        r"|Corrected error|event severity: corrected)",
     ),
     (Severity.CORRECTED, r"EDAC (?P<device>MC\d+): \d+ CE "),
 )
@@ -245,14 +232,13 @@ def _event(when: str, message: str, up: set[str]) -> Event | None:
 
 
 def _of_rule(severity: Severity | None, match: re.Match[str], when: str) -> Event | None:
-    groups, device = match.groupdict(), match["device"] or "machine"
-    number = groups.get("xid") or groups.get("sxid")
-    if number is None:
-        aer = groups.get("aer") or ""
-        corrected = aer.startswith("Correct")
-        severity = severity or (Severity.CORRECTED if corrected else Severity.FAULT)
-        return Event(severity, when, device, f"PCIe AER {aer}" if aer else match.string[:160])
-    named = (xid if groups.get("xid") else sxid)(int(number), match.string)
+    groups = match.groupdict()
+    device = groups.get("device") or groups.get("cpu") or "machine"
+    if severity is not None:
+        what = f"PCIe AER {aer}" if (aer := groups.get("aer")) else match.string[:160]
+        return Event(severity, when, device, what)
+    number = groups.get("xid") or groups["sxid"]
+    named = (xid if "xid" in groups else sxid)(int(number), match.string)
     if named.blame == "nobody":
         return None
     what = f"Xid {number}: {named.words}" if named.words else match.string[:160]

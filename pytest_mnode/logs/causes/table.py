@@ -11,6 +11,7 @@ from pathlib import Path
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
+from pytest_mnode.logs.kernel_log import FAULTS
 from pytest_mnode.logs.xids import xid
 from pytest_mnode.machine.cpus import format_cpulist
 
@@ -130,7 +131,9 @@ def known_causes() -> tuple[KnownCause, ...]:
             root=entry.get("root", True),
             meaning=entry["meaning"],
             remedy=entry["remedy"],
-            patterns=compiled(entry.get("patterns", ())),
+            patterns=compiled(
+                (*FAULTS.get(entry.get("kernel", ""), ()), *entry.get("patterns", ()))
+            ),
             otherwise=compiled(entry.get("otherwise", ())),
             cases=tuple(known(order, name, case) for case in entry.get("cases", ())),
             in_info=entry.get("in_info", False),
