@@ -319,25 +319,21 @@ def answer(left: Left) -> Answer:
 
 
 def _of_broken_node(found: Sequence[Found]) -> Iterator[Found]:
-    """With a peer only where one is that of twice as many reporters as any other: else it may be
-    the network between them, or each only saw the next one end. A peer that several do not reach
-    is the culprit."""
-    seen: dict[str, dict[str, set[object]]] = {}
+    """With no other peer than one that twice as many report as any other: else the network may be
+    broken between them, or each only saw the next one end. That several do not reach it is its own.
+    """
+    seen: dict[tuple[str, str | None], set[object]] = {}
+    for cause in (one.cause for one in found if one.cause.name in _OF_PEERS and one.cause.peer):
+        seen.setdefault((cause.name, cause.peer), set()).add(cause.host or cause.ranks)
     for one in found:
-        if one.cause.name in _OF_PEERS and one.cause.peer:
-            peers = seen.setdefault(one.cause.name, {})
-            peers.setdefault(one.cause.peer, set()).add(one.cause.host or one.cause.ranks)
-    for one in found:
-        peers = seen.get(one.cause.name, {})
-        most = sorted(peers, key=lambda peer: -len(peers[peer]))
-        is_one = len(most) < 2 or len(peers[most[0]]) >= 2 * len(peers[most[1]])
-        if len(most) > 1 or (most and len(peers[most[0]]) > 1 and not one.cause.by_victim):
-            cause = replace(one.cause, peer=most[0] if is_one else None)
-            if is_one and not cause.by_victim:
-                cause = replace(cause, host=None, ranks=())
-            yield replace(one, cause=cause)
-        else:
-            yield one
+        cause, key = one.cause, (one.cause.name, one.cause.peer)
+        here = len(seen.get(key, ()))
+        others = [len(of) for other, of in seen.items() if other[0] == key[0] and other != key]
+        if here < 2 * max(others, default=0):
+            cause = replace(cause, peer=None)
+        elif here > 1 and not cause.by_victim and cause.name not in _AT_THE_START:
+            cause = replace(cause, host=None, ranks=())
+        yield replace(one, cause=cause)
 
 
 def _joined(found: Sequence[Found]) -> Iterator[Found]:
@@ -364,14 +360,11 @@ def _joined(found: Sequence[Found]) -> Iterator[Found]:
 
 def _on_logged_node(found: Sequence[Found]) -> Iterator[Found]:
     """With the only node whose kernel log shows what ranks report that fit into one node."""
-    nodes: dict[str, set[str | None]] = {}
+    of_kernels = [one.cause for one in found if _host_of(one.file) and not one.cause.ranks]
     for one in found:
-        if _host_of(one.file) is not None and not one.cause.ranks:
-            nodes.setdefault(one.cause.name, set()).add(one.cause.host)
-    for one in found:
-        hosts = nodes.get(one.cause.name, set())
+        hosts = {cause.host for cause in of_kernels if cause.name == one.cause.name}
         fit = len({rank // _MOST_GPUS for rank in one.cause.ranks}) == 1 == len(hosts)
-        host = one.cause.host or (next(iter(hosts)) if fit else None)
+        host = one.cause.host or (hosts.pop() if fit else None)
         yield replace(one, cause=replace(one.cause, host=host))
 
 

@@ -11,13 +11,12 @@ import io
 import json
 import pickle
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from pytest_mnode.logs.causes.table import Cause, known_cause
+from pytest_mnode.logs.causes.table import Cause, known_cause, odd_ranks
 from pytest_mnode.machine.cpus import format_cpulist
 
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
@@ -214,11 +213,10 @@ def _reached(by_rank: Mapping[int, Dump], rank: int, group: Group, number: int) 
 
 def _different(inside: Mapping[int, Call]) -> Cause | None:
     """Ranks that called something else; all of them, if as many did as did not."""
-    counted = Counter(one.what for one in inside.values())
-    if len(counted) < 2:
+    said = {rank: one.what for rank, one in inside.items()}
+    if len({*said.values()}) < 2:
         return None
-    odd = [rank for rank, one in inside.items() if counted[one.what] < max(counted.values())]
-    ranks = tuple(sorted(odd or inside))
+    ranks = odd_ranks(said)
     texts = dict.fromkeys(map(str, inside.values()))
     kind = known_cause("ranks' collectives differ")
     return Cause(kind, str(inside[ranks[0]]), ranks, detail=" or ".join(texts))

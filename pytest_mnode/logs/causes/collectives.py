@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from pytest_mnode.logs.causes.culprits import RANK_OF_FILE
-from pytest_mnode.logs.causes.table import Cause, known_cause
+from pytest_mnode.logs.causes.table import Cause, known_cause, odd_ranks
 from pytest_mnode.logs.causes.times import time_of
 
 _WORK = re.compile(
@@ -278,7 +277,8 @@ class Attempt:
                 differ = is_one and _differ(alike)
                 name = "ranks' collectives differ" if differ else "collective timed out"
                 texts = " or ".join(dict.fromkeys(work.text for work in alike))
-                ranks = tuple(sorted(_odd(alike) if differ else {work.rank for work in alike}))
+                said = {work.rank: (work.op, work.numel) for work in alike}
+                ranks = odd_ranks(said) if differ else tuple(sorted(said))
                 detail = texts if differ else alike[0].text
                 first = next(work for work in alike if work.rank in ranks)
                 yield first.file, Cause(known_cause(name), first.line, ranks=ranks, detail=detail)
@@ -362,11 +362,3 @@ def _differ(works: list[_Work]) -> bool:
     return len(ops) > 1 or (
         ops <= set(_SAME_SIZE) and len({work.numel for work in works} - {None}) > 1
     )
-
-
-def _odd(works: list[_Work]) -> set[int]:
-    """Ranks in the minority; all ranks if there is none."""
-    counts = Counter((work.op, work.numel) for work in works)
-    most = max(counts.values())
-    odd = {work.rank for work in works if counts[work.op, work.numel] < most}
-    return odd or {work.rank for work in works}

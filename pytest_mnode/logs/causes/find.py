@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,14 @@ from pytest_mnode.logs.causes.culprits import (
 from pytest_mnode.logs.causes.raised import EXCEPTION, raised
 from pytest_mnode.logs.causes.ras import LINE as RAS_LINE
 from pytest_mnode.logs.causes.ras import Ras, causes_in_json
-from pytest_mnode.logs.causes.table import Cause, KnownCause, Rule, candidates, known_cause
+from pytest_mnode.logs.causes.table import (
+    Cause,
+    KnownCause,
+    Rule,
+    candidates,
+    known_cause,
+    odd_ranks,
+)
 from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
@@ -233,11 +240,12 @@ class Causes:
         used = {pair for one in every for pair in one.addresses}
         counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
         at = {ip: host for ip, host in used if counts[ip] == 1}
-        odd = _odd_versions(cause for _, cause in self.found)
+        versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
+        odd = odd_ranks({int(rank): version for rank, version in versions}) if versions else ()
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
         not_reached = any(_LOOPBACK.match(cause.peer or "") for _, cause in self.found)
         self.found = [
-            (file, replace(one, ranks=odd, host=None) if _versions(one) and odd else one)
+            (file, replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one)
             for file, one in self.found
             if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
         ]
@@ -257,19 +265,6 @@ def _of_versions(
         kind = known_cause("ranks run different versions")
         first_file = next(iter(versions.values()))
         yield first_file.file, Cause(kind, first_file.version_line, detail=", ".join(texts))
-
-
-def _versions(cause: Cause) -> list[tuple[str, str]]:
-    """Ranks and their versions of NCCL, as NCCL compares two of them."""
-    return _OF_TWO.findall(cause.detail or "")
-
-
-def _odd_versions(found: Iterable[Cause]) -> tuple[int, ...]:
-    """Ranks with another version of NCCL than most have; of two ranks, both."""
-    by_rank = {int(rank): version for one in found for rank, version in _versions(one)}
-    counts = Counter(by_rank.values()).most_common(2)
-    usual = counts[0][0] if len(counts) > 1 and counts[0][1] > counts[1][1] else None
-    return tuple(sorted(rank for rank, version in by_rank.items() if version != usual))
 
 
 def is_peer_lost(text: str) -> bool:

@@ -159,16 +159,12 @@ def _of_comm(comm: Mapping[str, Any]) -> Iterator[Cause]:
         place = (one["rank"], one["host"])
         for op, count in one.get("collective_counts", {}).items():
             by_op.setdefault(op, {})[place] = count
-        results = (one["status"].get(key, 0) for key in ("init_state", "async_error"))
-        for result in (result for result in results if result not in _DONE):
-            named = _RESULTS[result] if 0 < result < len(_RESULTS) else f"result {result}"
-            yield Cause(
-                known_cause("NCCL failed"), line, ranks=place[:1], host=place[1], detail=named
-            )
-        if one["status"].get("abort_flag"):
-            yield Cause(
-                known_cause("NCCL failed"), line, ranks=place[:1], host=place[1], detail="aborted"
-            )
+        results = [one["status"].get(key, 0) for key in ("init_state", "async_error")]
+        named = {n: _RESULTS[n] if 0 < n < len(_RESULTS) else f"result {n}" for n in results}
+        failed = [text for n, text in named.items() if n not in _DONE]
+        for detail in (*failed, *["aborted"] * bool(one["status"].get("abort_flag"))):
+            kind = known_cause("NCCL failed")
+            yield Cause(kind, line, ranks=place[:1], host=place[1], detail=detail)
     for op, counts in by_op.items():
         if len(set(counts.values())) > 1:
             yield from _uneven(op, counts, (), line)
