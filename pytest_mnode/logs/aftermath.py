@@ -73,6 +73,7 @@ _OF_NODES = ("node lost", "node drained")
 _OF_A_PROGRAM = (
     *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
     *("permission denied", "Python error", "program not found", "library or module missing"),
+    "file missing",
     *("checkpoint does not fit", "checkpoint damaged", "download failed", "values not finite"),
 )
 """A program may catch these and go on."""
@@ -255,7 +256,8 @@ def answer(left: Left) -> Answer:
     ]
     found += [Found(_placed(one, "", hosts, left), STACKS) for one in not_joined(left.texts)]
     earlier = [Found(_placed(one, file, hosts, left), file) for file, one in read.earlier]
-    of_last = _of_last_attempt([one.file for one in found])
+    over = [file for file, text in left.texts.items() if _ATTEMPT.search(file) and _end_in(text)]
+    of_last = _of_last_attempt([*(one.file for one in found), *over])
     earlier += [one for one in found if not of_last(one.file)]
     found = [one for one in found if of_last(one.file)]
     lost = [one for one in found if one.cause.name in (_JOINED, "rank lost")]
@@ -394,7 +396,7 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
         elsewhere = one.file not in ends and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
         return warned or elsewhere or _host_of(one.file) is not None
 
-    return _FINISHED if found and ends and all(map(is_farewell, found)) else None
+    return _FINISHED if ends and all(map(is_farewell, found)) else None
 
 
 def _end_in(text: str) -> str:

@@ -308,6 +308,57 @@ def test_the_node_of_a_rank_is_known_by_other_lines(
     assert (found["cause"]["ranks"], found["cause"]["host"]) == ([3], "elm3")
 
 
+COMPLETION = (
+    "{0}:7:9 [0] NCCL WARN NET/IB : Got completion from peer {1}<48> with error 12, opcode 0\n"
+)
+CLOSED = "[rank{0}]: RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.{1}]:41100\n"
+NO_ROUTE = (
+    "{0}:7:9 [0] NCCL WARN socketPollConnect: Connect to 10.0.0.10<38> failed : No route to host\n"
+)
+EVICTED = "LustreError: 167-0: osc: This client was evicted by OST12\n"
+STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {f"{a}.log": COMPLETION.format(a, "10.0.0.9") for a in "ab"},
+            ("RDMA peer did not answer", "a", "10.0.0.9"),
+        ),
+        (
+            {"x": COMPLETION.format("a", "b") + COMPLETION.format("b", "a")},
+            ("RDMA peer did not answer", "a", None),
+        ),
+        (
+            {"x": "".join(CLOSED.format(n, (n + 1) % 3) for n in range(3))},
+            ("connection closed by peer", None, None),
+        ),
+        (
+            {f"{a}.log": NO_ROUTE.format(a) for a in "ab"},
+            ("host unreachable", None, "10.0.0.10"),
+        ),
+        (
+            {"n3.log": "ImportError: libx.so: cannot open shared object file", "n4.log": ""},
+            ("library or module missing", "n3", None),
+        ),
+        (
+            {"rank_9.log": "OSError: [Errno 108] x", "gpu5/dmesg": EVICTED},
+            ("file system failed", "gpu5", None),
+        ),
+        ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
+    ],
+)
+def test_the_node_that_is_meant(
+    files: dict[str, str | bytes],
+    expected: tuple[str | None, ...] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cause = why(capsys, left(tmp_path, files))[1]["cause"]
+    assert expected == (cause and (cause["cause"], cause["host"], cause["peer"]))
+
+
 def test_of_equal_causes_the_earlier_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

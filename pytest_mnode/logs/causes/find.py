@@ -90,7 +90,7 @@ _ANNOUNCED = "loopback address announced"
 _NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
 _LOOKED_AT = 1000
 _OF_START = (
-    *("permission denied", "program not found", "Python error"),
+    *("permission denied", "program not found", "file missing", "Python error"),
     *("library versions do not fit", "library or module missing"),
 )
 """Without a rank or a traceback, scripts print these at their start and go on."""
@@ -503,8 +503,8 @@ class _Finder:
         ):
             tasks = self._exited.get(exited["host"])
             self._exited[exited["host"]] = ",".join(filter(None, [tasks, exited["rank"]]))
-            if exited["rank"].isdecimal() and not self._by_agents:
-                self.places[int(exited["rank"])] = exited["host"]
+            if not self._by_agents and not {*"[,"} & {*exited["host"]}:
+                self.places |= dict.fromkeys(rank_numbers(exited["rank"]), exited["host"])
         if _WELL_AGAIN in tells and (well := _WELL_AGAIN.search(line)) is not None:
             over = ("file system failed", well["server"]), ("node lost", well["node"])
             self._drop(lambda one: (one.name, one.peer or one.host) in over and one.detail is None)
