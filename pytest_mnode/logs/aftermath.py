@@ -50,7 +50,11 @@ _KERNEL_LOG = re.compile(
 _NO_HOST = re.compile(
     r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|query|topo|nvlink|[qL]|\W*)"
 )
-_NO_NODE = re.compile(r"(?i:\d|log|out|err|std|part|run|try|step|job|file|train|event|core|nccl)")
+_NO_NODE = re.compile(
+    r"(?i:\D*$|\d|log|out|err|std|part|run|try|step|job|file|train|event|core|nccl|slurm|attempt|"
+    r"stage|phase|epoch|e?val|exp|test|debug|shard)"
+)
+"""Files of the same beginning are not of several nodes."""
 _ROW = re.compile(r"^\S+ +NotReady\b| \d{4}-\d\d-\d\dT[\d:]{8} +\S+$")
 """Of a table of nodes: `kubectl get nodes`, `sinfo -R`."""
 _WAITS = ("rank lost", "rank did not join", "collective timed out", "ranks' collectives differ")
@@ -70,6 +74,8 @@ _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
 _BY_SCHEDULER = ("time limit", "preempted", "cancelled")
 _OF_NODES = ("node lost", "node drained")
+_OF_OTHERS = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
+"""Who writes these is not whom they are about."""
 _OF_A_PROGRAM = (
     *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
     *("permission denied", "Python error", "program not found", "library or module missing"),
@@ -304,8 +310,8 @@ def answer(left: Left) -> Answer:
         losers = _ranks(one for one in rest if one.cause.name in _BY_OTHERS)
         suspects = tuple(read.failed - losers)
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
-    named_hosts |= {*read.hosts.values(), *_hosts_of_files(first, found, left.texts)}
-    placed = first and _on_named_host(first, named_hosts)
+    named_hosts |= {*read.hosts.values()}
+    placed = first and _on_host_of_file(first, named_hosts, found, left)
     shown = placed and _located(placed, suspects, left)
     dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
@@ -556,31 +562,19 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
     return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
 
 
-def _on_named_host(one: Found, hosts: Iterable[str]) -> Found:
-    """With the host by which the file or its folder is called, if other lines name this host."""
-    parts = [
-        PurePath(part).stem if part == PurePath(one.file).name else part
-        for part in PurePath(one.file).parts
-    ]
-    host = next((part for part in reversed(parts) if part in hosts), None)
-    if one.cause.ranks or one.cause.host or one.cause.by_victim or host is None:
+def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: Left) -> Found:
+    """With the host by which the file or its folder is called, if other lines name this host, or if
+    no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
+    cause, path = one.cause, PurePath(one.file)
+    if cause.ranks or cause.host or cause.by_victim:
         return one
-    return replace(one, cause=replace(one.cause, host=host))
-
-
-def _hosts_of_files(first: Found | None, found: Sequence[Found], files: Iterable[str]) -> set[str]:
-    """Names of files that differ only in their number and may be of nodes or pods: gpu3.log; of a
-    cause that only one file shows, and not of others than its writer."""
-    alike: dict[str, set[str]] = {}
-    name = first and first.cause.name
-    of_others = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
-    if name in of_others or len({one.file for one in found if one.cause.name == name}) != 1:
-        return set()
-    for file in files:
-        stem = PurePath(file).name.partition(".")[0]
-        if not RANK_OF_FILE.search(file) and not _ATTEMPT.search(file) and not _NO_NODE.match(stem):
-            alike.setdefault(_DIGITS.sub("0", stem), set()).add(stem)
-    return {stem for stems in alike.values() if len(stems) > 1 for stem in stems}
+    files = {other.file for other in found if other.cause.name == cause.name}
+    if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(path.stem):
+        stems = [PurePath(file).stem for file in left.texts if file != one.file]
+        alike = _DIGITS.sub("0", path.stem) in [_DIGITS.sub("0", stem) for stem in stems]
+        hosts = {*hosts, path.stem} if alike else hosts
+    host = next((part for part in (path.stem, *reversed(path.parts[:-1])) if part in hosts), None)
+    return replace(one, cause=replace(cause, host=host))
 
 
 def _host_of(file: str) -> str | None:

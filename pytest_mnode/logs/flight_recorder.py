@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from pytest_mnode.logs.causes.table import Cause, known_cause, odd_ranks
+from pytest_mnode.logs.causes.culprits import odd_ranks
+from pytest_mnode.logs.causes.table import Cause, known_cause
 from pytest_mnode.machine.cpus import format_cpulist
 
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from pytest_mnode.logs.causes.culprits import RANK_OF_FILE
-from pytest_mnode.logs.causes.table import Cause, known_cause, odd_ranks
+from pytest_mnode.logs.causes.culprits import RANK_OF_FILE, odd_ranks
+from pytest_mnode.logs.causes.table import Cause, known_cause
 from pytest_mnode.logs.causes.times import time_of
 
 _WORK = re.compile(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 # Prefixes that schedulers, launchers and torch print before a line; groups identify its writer.
 _PREFIX = re.compile(
@@ -125,3 +128,10 @@ def rank_numbers(text: str) -> tuple[int, ...]:
     for low, high in re.findall(r"(\d{1,7})(?:-(\d{1,7}))?", text):
         found.update(range(int(low), min(int(high or low), int(low) + 4096) + 1))
     return tuple(sorted(found))
+
+
+def odd_ranks(said: Mapping[int, Any]) -> tuple[int, ...]:
+    """Ranks that say something else than most; all, if as many do as do not."""
+    counts = Counter(said.values())
+    odd = [rank for rank, one in said.items() if counts[one] < max(counts.values())]
+    return tuple(sorted(odd or said))

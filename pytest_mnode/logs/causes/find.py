@@ -20,6 +20,7 @@ from pytest_mnode.logs.causes.culprits import (
     RANK,
     WHO,
     first,
+    odd_ranks,
     rank_numbers,
     split_prefix,
     unredacted,
@@ -27,14 +28,7 @@ from pytest_mnode.logs.causes.culprits import (
 from pytest_mnode.logs.causes.raised import EXCEPTION, raised
 from pytest_mnode.logs.causes.ras import LINE as RAS_LINE
 from pytest_mnode.logs.causes.ras import Ras, causes_in_json
-from pytest_mnode.logs.causes.table import (
-    Cause,
-    KnownCause,
-    Rule,
-    candidates,
-    known_cause,
-    odd_ranks,
-)
+from pytest_mnode.logs.causes.table import Cause, KnownCause, Rule, candidates, known_cause
 from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY

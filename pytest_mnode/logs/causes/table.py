@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -254,10 +253,3 @@ class Cause:
         who = f"{self.culprit}: " if self.culprit else ""
         what = f"{self.name} ({self.kind.meaning}{f': {self.detail}' if self.detail else ''})"
         return f"{who}{what}; {self.line!r}; {self.kind.remedy}"
-
-
-def odd_ranks(said: Mapping[int, Any]) -> tuple[int, ...]:
-    """Ranks that say something else than most; all, if as many do as do not."""
-    counts = Counter(said.values())
-    odd = [rank for rank, one in said.items() if counts[one] < max(counts.values())]
-    return tuple(sorted(odd or said))
