@@ -112,14 +112,14 @@ _OF_EXCEPTIONS = ("1", "-6")
 """Exit codes of ranks that raised an exception, or aborted."""
 _NAMED = re.compile(
     r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort|"
-    r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm|"
-    r"PID \d+ RUNNING AT (?:\w+@)?(?P<at>[\w.-]+)|"
-    r"process rank (?P<exited>\d+) with PID \d+ on node (?P<on>[\w.-]+) exited on$|"
-    r"^NodeName=(?P<node>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|"
-    r"\d TP(?P<tp>\d+)\] Scheduler hit an exception|"
+    r"Abort\(\d+\) on node \d+ \(rank (?P<rank2>\d+) in comm|"
+    r"PID \d+ RUNNING AT (?:\w+@)?(?P<host2>[\w.-]+)|"
+    r"process rank (?P<rank3>\d+) with PID \d+ on node (?P<host3>[\w.-]+) exited on$|"
+    r"^NodeName=(?P<host4>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|"
+    r"\d TP(?P<rank4>\d+)\] Scheduler hit an exception|"
     # Of torch's checkpoints, all ranks print the exceptions of those that failed; and Ray's actors.
-    r"\(RANK (?P<failing>\d+)\)$|Exception ranks:dict_keys\(\[(?P<keys>[\d, ]+)\]|"
-    r"(?:^|\))\s+ip: (?P<ip>[\d.]+)$"
+    r"\(RANK (?P<failing>\d+)\)$|Exception ranks:dict_keys\(\[(?P<failing2>[\d, ]+)\]|"
+    r"(?:^|\))\s+ip: (?P<host5>[\d.]+)$"
 )
 _BLOCK_GOES_ON = re.compile(
     r"^[A-Za-z_]\w+\(\d+\)\.*:|^[\w.]+(?:Error|Exception)\b|^=? +EXIT CODE: |^ *Remote host: |"
@@ -259,6 +259,12 @@ def _of_versions(
         kind = known_cause("ranks run different versions")
         first_file = next(iter(versions.values()))
         yield first_file.file, Cause(kind, first_file.version_line, detail=", ".join(texts))
+
+
+def _groups(match: re.Match[str]) -> dict[str, str]:
+    """What a pattern names. Of groups of one name with numbers, the first that matched counts."""
+    named = sorted(match.groupdict().items(), reverse=True)
+    return {name.rstrip("2345"): value for name, value in named if value}
 
 
 def is_peer_lost(text: str) -> bool:
@@ -578,13 +584,7 @@ class _Finder:
                 host = unredacted(self._block.get("host"))
                 self.places |= {int(summary["value"]): host} if host else {}
         elif _NAMED in tells and (named := _NAMED.search(line)) is not None:
-            found = {
-                "rank": named["rank"] or named["in_comm"] or named["exited"] or named["tp"],
-                "failing": named["failing"] or named["keys"],
-                "gpu": named["gpu"],
-                "host": named["host"] or named["at"] or named["on"] or named["node"] or named["ip"],
-            }
-            self._block = {key: value for key, value in found.items() if value}
+            self._block = _groups(named)
         else:
             self._end_block(line)
 
@@ -642,7 +642,7 @@ class _Finder:
         self, kind: KnownCause, match: re.Match[str], line: str, prefix: Mapping[str, str]
     ) -> Cause:
         body = match.string
-        groups = {name: value for name, value in match.groupdict().items() if value}
+        groups = _groups(match)
         gid = read_gid(NOBODY, body) if "modify_qp" in body or "completion" in body else None
         name = connection_failure(gid) if gid is not None and "modify_qp" in body else None
         if groups.get("joined") and int(groups["joined"]) > int(groups["world"]):
@@ -662,18 +662,12 @@ class _Finder:
         ranks = rank_numbers(f"{named or ''},{groups.get('other', '')}")
         if not ranks and who is not None and who.groups() in self.ranks:
             ranks = (self.ranks[who.groups()][0],)
-        host = (
-            groups.get("host")
-            or groups.get("host2")
-            or (who["host"] if who else None)
-            or first(HOST, body)
-        )
+        host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
         labels = (prefix.get(key) for key in ("ip", "pod", "pdsh", "compose"))
         host = host or next(filter(None, labels), self._block.get("host"))
         host = host or self._node_of_pod(line)
-        peer = groups.get("peer") or groups.get("peer2") or first(PEER, body)
-        details = (groups[name] for name in sorted(groups) if name.startswith("detail"))
-        detail = next(details, "").strip() or None
+        peer = groups.get("peer") or first(PEER, body)
+        detail = groups.get("detail", "").strip() or None
         if groups.get("joined"):
             detail = f"{groups['joined']} of {groups['world']} ranks joined"
             ranks = ranks if kind.by_victims else ()
@@ -683,7 +677,7 @@ class _Finder:
         if gid is not None and gid.local and gid.remote:
             detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
             peer = peer or gid.remote
-        device = groups.get("device") or groups.get("device2") or first(DEVICE, body)
+        device = groups.get("device") or first(DEVICE, body)
         device = device or (self._tested if _FAILED_STATUS.search(body) else self._block.get("gpu"))
         return Cause(
             kind,
