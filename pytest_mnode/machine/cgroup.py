@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -106,10 +107,26 @@ def read_memory_rooms(root: Path = Path("/")) -> tuple[int, ...]:
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory; cgroup-v1/memory.rst, 5.2.
     """
+    rooms = map(_memory_room, _memory_folders(root))
+    return tuple(room for room in rooms if room is not None)
+
+
+def read_memory_limit(root: Path = Path("/")) -> int | None:
+    """The lowest limit, in bytes, of the reader's memory cgroups; None if none has one."""
+    files = (folder / of[0] for folder in _memory_folders(root) for of in _MEMORY_FILES)
+    return min((limit for file in files if (limit := sysfs.count(file)) is not None), default=None)
+
+
+def total_memory(root: Path) -> int | None:
+    """MemTotal of the machine, in bytes."""
+    found = re.search(r"MemTotal:\s+(\d+) kB", sysfs.text(root / "proc/meminfo") or "")
+    return int(found[1]) << 10 if found else None
+
+
+def _memory_folders(root: Path) -> tuple[Path, ...]:
     groups = _groups(sysfs.text(root / "proc/self/cgroup") or "")
     version1 = _folders(root, groups.get("memory"), _MEMORY)
-    rooms = map(_memory_room, version1 or _folders(root, groups.get(""), _UNIFIED))
-    return tuple(room for room in rooms if room is not None)
+    return version1 or _folders(root, groups.get(""), _UNIFIED)
 
 
 def _memory_room(folder: Path) -> int | None:

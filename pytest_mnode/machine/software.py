@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cgroup import read_memory_limit, total_memory
 
 _VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
@@ -34,6 +35,8 @@ _SETTINGS = (
 """tcp_mem is left out because the kernel derives it from the size of the memory."""
 _OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce", "arp_filter", "proxy_arp")
 """Settings that decide which NIC of several answers and sends."""
+_LIMITS = re.compile(r"(?m)^Max (cpu time|file size|data size|address space) +(\S+)")
+_NEARLY_ALL = 0.9
 _DMABUF = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
 """What RCCL and perftest ask of a kernel for AMD's GPUs. Source: perftest, src/rocm_memory.c."""
 NOT_THERE, UNREADABLE = "not there", "unreadable"
@@ -114,7 +117,10 @@ def cpu_and_microcode(cpuinfo: str | None) -> tuple[str | None, str | None]:
 
 
 def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
-    """Settings that the speed of a network depends on, by name; unreadable ones are absent."""
+    """Settings that the speed of a network depends on, and limits at which processes end, by name.
+
+    Unreadable ones are absent. A memory limit of nearly all memory is none: it follows from that.
+    """
     folder = root / "proc/sys/net"
     interfaces = [path.name for path in sysfs.entries(folder / "ipv4/conf")]
     names = [
@@ -122,7 +128,13 @@ def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
         *(f"ipv4/conf/{one}/{setting}" for one in interfaces for setting in _OF_INTERFACES),
     ]
     read = {name: sysfs.text(folder / name) for name in names}
-    return {
+    limits = _LIMITS.findall(sysfs.text(root / "proc/self/limits") or "")
+    found = {f"limit of {name}": limit for name, limit in limits}
+    if (total := total_memory(root)) is not None:
+        limit = read_memory_limit(root)
+        has = limit is not None and limit < _NEARLY_ALL * total
+        found["memory limit of its control group"] = f"{limit} B" if has else "none"
+    return found | {
         f"net.{name.replace('/', '.')}": " ".join(text.split())
         for name, text in read.items()
         if text is not None

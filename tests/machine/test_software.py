@@ -203,6 +203,23 @@ def test_settings_of_the_network(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("limit", "has"), [("400", "400 B"), ("1000", "none"), ("max", "none")])
+def test_limits_at_which_processes_end_are_settings(tmp_path: Path, limit: str, has: str) -> None:
+    for name, text in (
+        ("proc/self/limits", "Max file size   4096   unlimited  bytes\nMax processes  9  9  -"),
+        ("proc/meminfo", "MemTotal:  1 kB"),
+        ("proc/self/cgroup", "0::/job"),
+        ("sys/fs/cgroup/cgroup.procs", ""),
+        ("sys/fs/cgroup/job/memory.max", limit),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert software.kernel_settings(tmp_path) == {
+        "limit of file size": "4096",
+        "memory limit of its control group": has,
+    }
+
+
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 41 22 0:36 / /data rw,relatime shared:9 - nfs4 filer:/export/data rw,vers=4.2

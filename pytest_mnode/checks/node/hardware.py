@@ -13,6 +13,7 @@ from pytest_mnode.evidence.check import Check, check
 from pytest_mnode.evidence.row import Row, row, seen
 from pytest_mnode.evidence.rules import Rows
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cgroup import total_memory
 from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.programs import NoOutput, output_of
 from pytest_mnode.measurement import Measurement
@@ -65,9 +66,7 @@ class HardwareIsComplete(Check):
     alone = True
 
     def read(self, root: Path) -> Iterator[Row]:
-        kilobytes = re.search(r"MemTotal:\s+(\d+) kB", sysfs.text(root / "proc/meminfo") or "")
-        total = int(kilobytes[1]) << 10 if kilobytes else None
-        yield row(_MEMORY, total, "B", why="no MemTotal in /proc/meminfo")
+        yield row(_MEMORY, total_memory(root), "B", why="no MemTotal in /proc/meminfo")
         cpus = read_cpus(root)
         folder = "/sys/devices/system/cpu"
         yield row(_CPUS, len(cpus.online or ()) or None, why=f"nothing in {folder}/online")

@@ -51,8 +51,8 @@ class NodesAreTheSame(SurveyCheck):
     """Does this node have the same code, versions, driver, firmware and kernel as the others?"""
 
     promise: Parts
-    """Parts that are the same on all nodes; sysctl: kernel settings that networks depend on; cpu:
-    number and model of sockets; microcode: of all CPUs."""
+    """Parts that are the same on all nodes; sysctl: kernel settings that networks depend on, and
+    limits of processes and memory; cpu: number and model of sockets; microcode: of all CPUs."""
     each = PARTS
 
     def unread(self, node: NodeSurvey) -> str:
