@@ -19,14 +19,12 @@ _MIB = 1 << 20
 class Phase:
     """One phase, such as WRITE, READ, MKDIRS, RMFILES. A value is None if the phase has none.
 
-    time_s: until the last thread ended. entries_s: files or directories.
+    time_s: until the last thread ended.
     """
 
     operation: str
     time_s: float | None
     bytes_s: float | None
-    ios_s: float | None
-    entries_s: float | None
 
 
 def read_elbencho(text: str) -> list[Phase]:
@@ -49,8 +47,6 @@ def _of_json(line: str) -> Phase | None:
         str(found.get("phase_type", "")).upper(),
         _seconds(last, "elapsed_time_ms"),
         _scaled(last, "bytes/s"),
-        _scaled(last, "iops"),
-        _scaled(last, "entries/s"),
     )
 
 
@@ -70,8 +66,6 @@ def _of_csv(lines: list[str]) -> Iterator[Phase]:
             found["operation"].strip().upper(),
             time_s,
             mib / time_s if mib and time_s else whole,
-            _scaled(found, "iops [last]"),
-            _scaled(found, "entries/s [last]"),
         )
 
 

@@ -23,21 +23,10 @@ _ALL = "All clients"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What all jobs read, or wrote. time_s: of the slowest job; it has no fsync at the end in it.
-    latency_p99_s: of the worst job; None if fio did not measure it."""
+    """What all jobs read, or wrote. time_s: of the slowest job, without the fsync at its end."""
 
     size_bytes: int
     time_s: float
-    ios: float
-    latency_p99_s: float | None = None
-
-    @property
-    def bytes_s(self) -> float:
-        return self.size_bytes / self.time_s
-
-    @property
-    def ios_s(self) -> float:
-        return self.ios / self.time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +79,7 @@ def _transfer(jobs: Sequence[Mapping[str, Any]], kind: Literal["read", "write"])
     parts = [part for job in jobs if (part := _part(job.get(kind))) is not None]
     if not parts:
         return None
-    p99 = [one.latency_p99_s for one in parts if one.latency_p99_s is not None]
-    return Transfer(
-        sum(one.size_bytes for one in parts),
-        max(one.time_s for one in parts),
-        sum(one.ios for one in parts),
-        max(p99, default=None),
-    )
+    return Transfer(sum(one.size_bytes for one in parts), max(one.time_s for one in parts))
 
 
 def _part(found: Any) -> Transfer | None:
@@ -109,20 +92,7 @@ def _part(found: Any) -> Transfer | None:
     size = size or (_number(found.get("io_kbytes")) or 0) * 1024 or rate * time_s
     if not size or not rate:
         return None
-    time_s = time_s or size / rate
-    ios = _number(found.get("total_ios")) or (_number(found.get("iops")) or 0) * time_s
-    return Transfer(round(size), time_s, ios, _p99_s(found))
-
-
-def _p99_s(found: Mapping[str, Any]) -> float | None:
-    for name, unit_s in (("clat_ns", 1e-9), ("lat_ns", 1e-9), ("clat", 1e-6), ("lat", 1e-6)):
-        times = found.get(name)
-        percentiles = times.get("percentile") if isinstance(times, dict) else None
-        if isinstance(percentiles, dict):
-            for key, value in percentiles.items():
-                if re.fullmatch(r"99[.,]0+", key) and (number := _number(value)) is not None:
-                    return number * unit_s
-    return None
+    return Transfer(round(size), time_s or size / rate)
 
 
 def _number(value: Any) -> float | None:

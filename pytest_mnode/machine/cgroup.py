@@ -19,6 +19,7 @@ _MEMORY_FILES = (
 )
 """For versions 2 and 1: the files with limit and usage, and the field of memory.stat with the
 cached files that the kernel would drop first."""
+_NEARLY_ALL = 0.9
 _OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
 
 
@@ -112,13 +113,13 @@ def read_memory_rooms(root: Path = Path("/")) -> tuple[int, ...]:
 
 
 def read_memory_limit(root: Path = Path("/")) -> int | None:
-    """The lowest limit, in bytes, of the reader's memory cgroups; None if none has one."""
+    """The lowest limit of the reader's memory cgroups; None if nearly all memory is allowed."""
     files = (folder / of[0] for folder in _memory_folders(root) for of in _MEMORY_FILES)
-    return min((limit for file in files if (limit := sysfs.count(file)) is not None), default=None)
+    limit = min((limit for file in files if (limit := sysfs.count(file))), default=None)
+    return limit if limit and limit < _NEARLY_ALL * (total_memory(root) or math.inf) else None
 
 
 def total_memory(root: Path) -> int | None:
-    """MemTotal of the machine, in bytes."""
     found = re.search(r"MemTotal:\s+(\d+) kB", sysfs.text(root / "proc/meminfo") or "")
     return int(found[1]) << 10 if found else None
 

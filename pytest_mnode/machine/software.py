@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.cgroup import read_memory_limit, total_memory
+from pytest_mnode.machine.cgroup import read_memory_limit
 
 _VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
@@ -36,7 +36,6 @@ _SETTINGS = (
 _OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce", "arp_filter", "proxy_arp")
 """Settings that decide which NIC of several answers and sends."""
 _LIMITS = re.compile(r"(?m)^Max (cpu time|file size|data size|address space) +(\S+)")
-_NEARLY_ALL = 0.9
 _DMABUF = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
 """What RCCL and perftest ask of a kernel for AMD's GPUs. Source: perftest, src/rocm_memory.c."""
 NOT_THERE, UNREADABLE = "not there", "unreadable"
@@ -117,10 +116,8 @@ def cpu_and_microcode(cpuinfo: str | None) -> tuple[str | None, str | None]:
 
 
 def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
-    """Settings that the speed of a network depends on, and limits at which processes end, by name.
-
-    Unreadable ones are absent. A memory limit of nearly all memory is none: it follows from that.
-    """
+    """Settings that a network's speed depends on, and limits at which processes end, by name;
+    unreadable ones are absent."""
     folder = root / "proc/sys/net"
     interfaces = [path.name for path in sysfs.entries(folder / "ipv4/conf")]
     names = [
@@ -130,10 +127,7 @@ def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
     read = {name: sysfs.text(folder / name) for name in names}
     limits = _LIMITS.findall(sysfs.text(root / "proc/self/limits") or "")
     found = {f"limit of {name}": limit for name, limit in limits}
-    if (total := total_memory(root)) is not None:
-        limit = read_memory_limit(root)
-        has = limit is not None and limit < _NEARLY_ALL * total
-        found["memory limit of its control group"] = f"{limit} B" if has else "none"
+    found["memory limit of its control group"] = str(read_memory_limit(root) or "none")
     return found | {
         f"net.{name.replace('/', '.')}": " ".join(text.split())
         for name, text in read.items()

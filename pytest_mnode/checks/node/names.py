@@ -222,8 +222,8 @@ def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
 def _shown(node: NodeSurvey) -> str:
     """The node, with its host name if that is another, as after two were swapped."""
     hostname = node.machine.hostname or node.name
-    same = _name(hostname)[0] == _name(node.name)[0]
-    return node.name if same else f"{node.name} (host name {hostname})"
+    other = _name(hostname)[0] != _name(node.name)[0]
+    return node.name + other * f" (host name {hostname})"
 
 
 @lru_cache(maxsize=1)

@@ -42,11 +42,6 @@ class Incarnation:
         return min(own.start.loaded or 0 for own in self.by_rank.values())
 
     @property
-    def began_by_rank_0(self) -> float | None:
-        """Time when rank 0 was ready to train, by its own wall clock; None if it wrote nothing."""
-        return self.by_rank[0].start.time if 0 in self.by_rank else None
-
-    @property
     def silent(self) -> list[int]:
         """Ranks that wrote nothing."""
         return [rank for rank in range(self.size) if rank not in self.by_rank]

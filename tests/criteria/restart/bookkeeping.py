@@ -30,6 +30,7 @@ def bookkeeping(
     steps, tolerance = terms.steps, terms.tolerance
     pair = whole.curve(), cut.curve()
     last = whole.incarnations[-1], cut.incarnations[-1]
+    began = cut.incarnations[0].by_rank.get(0)
     found = [
         steps_that_differ(
             *("learning rates that differ", *pair, tolerance),
@@ -39,7 +40,7 @@ def bookkeeping(
         _other_samples(*pair, tolerance),
         _wrong_ends(cut, steps),
         samples_not_seen_once(cut.effective(), samples, steps * batch),
-        _age_of_checkpoint(last[1], cut.incarnations[0].began_by_rank_0),
+        _age_of_checkpoint(last[1], began.start.time if began else None),
     ]
     if tolerance.same_ranks:
         found.append(
