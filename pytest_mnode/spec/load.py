@@ -269,7 +269,7 @@ def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     return f"; needed: {about.rstrip('.')}{', or {} to keep all defaults' if empty else ''}"
 
 
-class _Loader(yaml.SafeLoader):
+class _Refusing(yaml.constructor.SafeConstructor):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBER_TAGS and _NOT_DECIMAL.match(str(node.value)):
             why = f"{shown(node.value)} is no decimal number; write one, or quote what is text"
@@ -282,6 +282,14 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{shown(node.value)} is no {kind}; quote what is text", node.start_mark
             ) from None
+
+
+class _Loader(_Refusing, yaml.SafeLoader):
+    """In Python: says what is wrong, and where."""
+
+
+class _FastLoader(_Refusing, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """In C, where PyYAML was built with it."""
 
 
 def _read_page(path: Path) -> dict[Any, Any]:
@@ -298,8 +306,12 @@ def _read_page(path: Path) -> dict[Any, Any]:
         reason = (error.strerror or type(error).__name__).lower()
         raise SpecError(f"{path}: {reason}; accepted: a YAML file that can be read") from None
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        try:
+            loader = _FastLoader(text)
+            node = loader.get_single_node()
+        except (yaml.YAMLError, RecursionError):
+            loader = _Loader(text)
+            node = loader.get_single_node()
         bad_keys = list(_bad_keys(node, "", set()))
         page = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:

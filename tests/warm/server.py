@@ -85,9 +85,18 @@ def import_all() -> Modules:
             package = importlib.import_module(f"pytest_mnode.{name}")
             for found in pkgutil.iter_modules(package.__path__, f"pytest_mnode.{name}."):
                 importlib.import_module(found.name)
+        _build(importlib.import_module("pytest_mnode.spec.fields").Section)
     all(collector.joined_one_by_one())  # as collectors do, which then find it done
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
+
+
+def _build(section: Any) -> None:
+    """As the first spec of a process does, but for sections to which checks of a site may add."""
+    for one in section.__subclasses__():
+        _build(one)
+        if one.__name__ not in ("Spec", "Criteria", "CheckedCriterion") and not hasattr(one, "of"):
+            one.model_rebuild()
 
 
 def _package(name: str) -> str:
