@@ -288,8 +288,9 @@ class _Loader(_Refusing, yaml.SafeLoader):
     """In Python: says what is wrong, and where."""
 
 
-class _FastLoader(_Refusing, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """In C, where PyYAML was built with it."""
+_InC: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FastLoader: Any = type("_FastLoader", (_Refusing, _InC), {})
+"""In C, where PyYAML was built with it."""
 
 
 def _read_page(path: Path) -> dict[Any, Any]:
