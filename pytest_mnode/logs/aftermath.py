@@ -271,7 +271,7 @@ def answer(left: Left) -> Answer:
     found.sort(key=lambda one: _weight(one.cause, awaited))
     found = [*_of_broken_node(found)]
     unlike: dict[tuple[object, ...], Found] = {}
-    joined = _on_logged_node([*_joined(found)])
+    joined = _on_logged_node([*_joined(found)], _began_and_ended(left.texts))
     for one in sorted(joined, key=lambda one: _raised_by(one.cause, awaited, read.failed)):
         cause = one.cause
         unlike.setdefault((cause.name, cause.ranks, cause.host, cause.device), one)
@@ -366,9 +366,10 @@ def _joined(found: Sequence[Found]) -> Iterator[Found]:
             yield replace(one, cause=replace(one.cause, ranks=tuple(sorted(ranks))))
 
 
-def _on_logged_node(found: Sequence[Found]) -> Iterator[Found]:
+def _on_logged_node(found: Sequence[Found], span: tuple[float, float] | None) -> Iterator[Found]:
     """With the only node whose kernel log shows what ranks report that fit into one node."""
-    of_kernels = [one.cause for one in found if _host_of(one.file) and not one.cause.ranks]
+    logged = [one.cause for one in found if _host_of(one.file) and not one.cause.ranks]
+    of_kernels = [cause for cause in logged if not _is_far(time_of(cause.line), span)]
     for one in found:
         hosts = {cause.host for cause in of_kernels if cause.name == one.cause.name}
         fit = len({rank // _MOST_GPUS for rank in one.cause.ranks}) == 1 == len(hosts)
@@ -457,10 +458,8 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
 
     def is_outside(line: str) -> bool:
         at = time_of(line)
-        return at is not None and (
-            (span is not None and max(elapsed_s(at, span[0]), elapsed_s(span[1], at)) > BEFORE_S)
-            or (gave_up is not None and elapsed_s(gave_up, at) > AFTER_S)
-        )
+        late = at is not None and gave_up is not None and elapsed_s(gave_up, at) > AFTER_S
+        return late or _is_far(at, span)
 
     def is_aside(one: Found) -> bool:
         cause = one.cause
@@ -526,6 +525,13 @@ def _began_and_ended(texts: Mapping[str, str]) -> tuple[float, float] | None:
         for line in (*text[:10_000].splitlines()[:20], *text[-10_000:].splitlines()[-20:])
     )
     return first_and_last(map(time_of, ends))
+
+
+def _is_far(at: float | None, span: tuple[float, float] | None) -> bool:
+    """Whether a time is so far from those between which ranks wrote that it is outside the job."""
+    if at is None or span is None:
+        return False
+    return max(elapsed_s(at, span[0]), elapsed_s(span[1], at)) > BEFORE_S
 
 
 def _weight(cause: Cause, awaited: set[int]) -> tuple[float, ...]:

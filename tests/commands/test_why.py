@@ -315,6 +315,7 @@ CLOSED = "[rank{0}]: RuntimeError: [pair.cc:534] Connection closed by peer [10.0
 NO_ROUTE = (
     "{0}:7:9 [0] NCCL WARN socketPollConnect: Connect to 10.0.0.10<38> failed : No route to host\n"
 )
+LONG_AGO = "[Tue Jun  9 11:00:12 2026] LustreError: 167-0: osc: client was evicted by OST12\n"
 EVICTED = "LustreError: 167-0: osc: This client was evicted by OST12\n"
 STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
 
@@ -345,6 +346,10 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
         (
             {"rank_9.log": "OSError: [Errno 108] x", "gpu5/dmesg": EVICTED},
             ("file system failed", "gpu5", None),
+        ),
+        (
+            {"rank_9.log": "2026-06-12 03:40:04 OSError: [Errno 108] x", "gpu5/dmesg": LONG_AGO},
+            ("file system failed", None, None),
         ),
         ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
     ],
