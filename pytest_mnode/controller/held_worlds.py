@@ -162,7 +162,7 @@ class HeldWorlds:
                 outcome = driven.run_function(order)
                 run.give_to_others("", outcome)
                 error = "" if outcome.returned else str(function_error(outcome))
-                reusable = not error and not outcome.debugged
+                reusable = outcome.clean
                 new_group = found.new_group or outcome.new_group
                 client.close_world(world, reusable, new_group, held=bool(chain) and reusable)
             finally:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,8 @@ class ItemRunner:
                 outcome = driven.end_item()
                 outcome.allows_unequal = need.unequal_calls == "allow"
                 clean = outcome.clean and not fresh
+                if outcome.holds_group and keep.chain:
+                    keep = replace(keep, widest=keep.widest or keep.chain[0])
                 self._held_worlds.note(item, need, world, keep if clean else NOTHING)
                 if outcome.plainly_passed and not outcome.new_group:
                     self.begun = self._begun_next(item, nextitem, need, lease, world)

@@ -169,6 +169,11 @@ class Outcome:
         return any(s.torn_down and s.torn_down.new_group for s in self.states.values())
 
     @property
+    def holds_group(self) -> bool:
+        """Whether the next test needs these ranks, whose fixture made its process group."""
+        return any(s.torn_down and s.torn_down.holds_group for s in self.states.values())
+
+    @property
     def returned(self) -> bool:
         """Whether every rank returned from a function."""
         return all(

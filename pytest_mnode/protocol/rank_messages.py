@@ -89,6 +89,7 @@ class TornDown:
     entered: how many operations of the default process group this rank has entered so far.
     made: its calls in this test, if they can be compared with those of other ranks.
     new_group: the store holds keys of destroyed groups, which the next group would find.
+    holds_group: a fixture of wide scope made a process group, which the next test uses.
     absent: this rank does not have the test, whose file may decide so by the rank's own variables.
     data: of other plugins, by the name of the adaptor in `contrib`.
     """
@@ -100,6 +101,7 @@ class TornDown:
     warnings: tuple[tuple[Any, ...], ...] = ()
     reusable: bool = True
     new_group: bool = False
+    holds_group: bool = False
     problem: str = ""
     entered: int | None = None
     made: Made | None = None

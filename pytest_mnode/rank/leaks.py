@@ -335,6 +335,13 @@ class LeakCheck:
         return Left(found, reusable=ended or wide or not left.groups, new_group=stale)
 
     @property
+    def fixtures_with_groups(self) -> set[str]:
+        """Names of wide-scope fixtures that made process groups; none if a group is gone."""
+        made = {d.argname: held.groups for d, held in self._of_fixtures.items() if held.groups}
+        exist = frozenset().union(*made.values()).issubset(groups(self._groups.made))
+        return set(made) if exist else set()
+
+    @property
     def has_only_own_group(self) -> bool:
         """Whether there is no process group that `end` would destroy."""
         return self._groups.intact and not groups(self._groups.made)

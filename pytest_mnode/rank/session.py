@@ -71,6 +71,9 @@ class RankSession:
         """Outcomes of the test's reported phases, by phase."""
         self._keys: int | None = None
         """How many keys the world's store holds; None if this rank does not check it."""
+        self._foreign = False
+        """Whether the store holds keys of groups that tests made from the environment."""
+        self._next_fixtures: set[str] = set()
         self._nccl_start = 0
         """Byte of NCCL's log where this test begins."""
 
@@ -166,6 +169,8 @@ class RankSession:
         grouped = "process_group" in getattr(item, "fixturenames", ())
         self.order = order
         self._keep = wide_fixtures.kept_node(item.listchain(), order.keep)
+        upcoming = self.items.get(order.next_nodeid or "")
+        self._next_fixtures = {*getattr(upcoming, "fixturenames", ())}
         following = wide_fixtures.following(item, self._keep, order.next_nodeid, self.items)
         self.leak_check.begin()
         if rank.world.rank or grouped:
@@ -242,7 +247,7 @@ class RankSession:
             self.debugger.leave(quits=isinstance(error, pytest.exit.Exception))
         self.debugger.end()
         problem = problem or "; ".join(f"left behind: {one}" for one in self.leak_check.found())
-        return TornDown(*place, problem=problem, summary=problem)
+        return TornDown(*place, problem=problem, summary=problem, reusable=not self._foreign)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
@@ -365,9 +370,12 @@ class RankSession:
         rank, item = self.rank, self.items[self.order.nodeid]
         left = self.leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
-        # A group made from the environment leaves keys that would disturb the next such group.
-        added = keys is not None and self._keys is not None and keys > self._keys
-        reusable = not added and rank.groups.intact and left.reusable
+        # A group made from the environment leaves keys that would disturb the next one. There
+        # is none as long as tests use that of a wide-scope fixture.
+        self._foreign |= keys is not None and self._keys is not None and keys > self._keys
+        used = self.leak_check.fixtures_with_groups
+        holds = self._foreign and bool(used) and used <= self._next_fixtures
+        reusable = (holds or not self._foreign) and rank.groups.intact and left.reusable
         self._keys = keys
         return TornDown(
             rank.world.rank,
@@ -376,6 +384,7 @@ class RankSession:
             tuple(kept_by(item)),
             reusable=reusable,
             new_group=left.new_group,
+            holds_group=holds,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
             made=rank.calls.made(),

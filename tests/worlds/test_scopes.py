@@ -145,6 +145,31 @@ ENDED = """
     @two
     def test_comes_last(wide): pass
 """
+OWN = """
+    import pytest, torch, torch.distributed as dist
+    from conftest import log
+
+    pytestmark = pytest.mark.mnode(nodes=2)
+
+    @pytest.fixture(scope="module", autouse=True)
+    def own():
+        dist.init_process_group("gloo")
+        yield
+        dist.destroy_process_group()
+
+    class TestOwn:
+        seen = []
+
+        def test_own_first(self):
+            dist.barrier(dist.new_group([0, 1]))
+            self.seen.append(1)
+
+        def test_own_second(self):
+            dist.all_reduce(torch.ones(1))
+            assert self.seen
+
+    def test_own_last(): dist.barrier()
+"""
 STOPPED = """
     import pytest
     from conftest import log
@@ -191,6 +216,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(directory: Path) -> InnerRun:
     between = "import pytest\n@pytest.mark.mnode(nodes=1)\ndef test_between(model): pass\n"
     texts = {"test_a": KEPT, "test_b": ENDED, "test_c": between, "test_d": STOPPED}
+    texts |= {"test_b2": OWN, "test_b3": OWN.replace("test_own", "test_next")}
     write_files(directory, conftest=CONFTEST, **texts)
     return run_pytest(directory, *LOCAL, f"--maxfail={len(FAILED)}")
 
@@ -223,6 +249,16 @@ def test_a_new_group_sets_up_dependent_fixtures_again(run: InnerRun, directory: 
     assert events[events.index("ran test_third") + 1 :][:5] == [
         *("down mesh", "up mesh", "ran test_new_group", "down mesh", "ran test_one"),
     ]
+
+
+def test_a_group_that_a_fixture_made_keeps_its_ranks(run: InnerRun, directory: Path) -> None:
+    """A next group, made from the environment in the same ranks, would meet its keys."""
+    first, second = (
+        pids(directory, *(f"test_{name}_{which}" for which in ("first", "second", "last")))
+        for name in ("own", "next")
+    )
+    assert len({*first}) == len({*second}) == 1, run.output
+    assert first[0] != second[0]
 
 
 def test_class_and_session_fixtures_are_kept(run: InnerRun, directory: Path) -> None:
