@@ -131,15 +131,15 @@ class EndError(FailedHealthCheck):  # the engine stops at once at a FailedHealth
 class Examples:
     """One hypothesis test in this rank."""
 
-    def __init__(self, test: Any, votes: Votes, rank: int) -> None:
-        """test: the function that `given` returned."""
-        self._test, self._votes, self._rank = test, votes, rank
+    def __init__(self, item: Any, test: Any, votes: Votes, rank: int) -> None:
+        """test: the function of `item` that `given` returned."""
+        self._item, self._test, self._votes, self._rank = item, test, votes, rank
         self._over = False
         self._failures: dict[str, type[Exception]] = {}
 
     def run(self) -> Generator[None, object, object]:
         """Wrapper around the call of the test, for pytest's hook."""
-        test, result = self._test, None
+        test, result, errors = self._test, None, list[BaseException]()
         own: BaseException | None = None
         seed = test._hypothesis_internal_use_seed
         before = test._hypothesis_internal_use_settings, seed, test.hypothesis.inner_test
@@ -151,12 +151,15 @@ class Examples:
             test._hypothesis_internal_use_settings = self._settings(before[0])
             test.hypothesis.inner_test = self._agreed(test.hypothesis.inner_test)
             result = yield
+            kept = getattr(self._item, "_excinfo", None) or []  # unittest's tests raise no error
+            errors = [error for one in kept if (error := _own(one.value)) is not None]
+            kept[:] = map(pytest.ExceptionInfo.from_exception, errors)
         except BaseException as error:
             own = _own(error)
         finally:
             test._hypothesis_internal_use_settings, test._hypothesis_internal_use_seed = before[:2]
             test.hypothesis.inner_test = before[2]
-            self._end(well=own is None)
+            self._end(well=own is None and not errors)
         if own is not None:
             raise own
         return result

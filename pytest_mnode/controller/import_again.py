@@ -19,10 +19,7 @@ from pytest_mnode.marks import FEWEST_NODES, runs_in_ranks
 from pytest_mnode.protocol.world import Shape
 from pytest_mnode.skipping import skip_reason
 
-_NO_RANK = (
-    "this test runs in the controller, where torchrun's variables are not set: to run it in ranks, "
-    "add @pytest.mark.mnode"
-)
+_NO_RANK = "torchrun's variables are set in ranks only: to run it there, add @pytest.mark.mnode"
 
 
 class ImportAgain:

@@ -10,7 +10,7 @@ import pytest
 from tests.inner import InnerRun, run_pytest, write_files
 
 TESTS = """
-    import json, pathlib
+    import json, os, pathlib, unittest
     import pytest
     from hypothesis import assume, example, given, settings, strategies as st
 
@@ -66,6 +66,12 @@ TESTS = """
             a = data.draw(st.integers(0, 10))
             b = data.draw(st.integers(0, int(total(a))))
             assert rank == 0 or a + b < 5
+
+    @pytest.mark.mnode(nodes=2)
+    class TestOfUnittest(unittest.TestCase):
+        @given(n=st.integers(0, 1000))
+        def test_of_unittest(self, n):
+            self.assertFalse(n > 16 and os.environ["RANK"] == "1")
 
     @example(n=5)
     @given(n=st.integers(0, 1000))
@@ -129,6 +135,7 @@ def test_all_ranks_try_the_same_examples(run: InnerRun, directory: Path) -> None
     ("name", "ranks", "example"),
     [
         ("test_one_rank_fails", "rank 1 of 2 on local1", "n=17,"),
+        ("test_of_unittest", "rank 1 of 2 on local1", "n=17,"),
         ("test_all_fail", "ranks 0-1 of 2 on local0,local1", "values=[0, 0],"),
         ("test_draws_between_collectives", "rank 1 of 2 on local1", "Draw 1: 2"),
         ("test_explicit", "rank 1 of 2 on local1", "n=5,"),

@@ -216,7 +216,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(directory: Path) -> InnerRun:
     between = "import pytest\n@pytest.mark.mnode(nodes=1)\ndef test_between(model): pass\n"
     texts = {"test_a": KEPT, "test_b": ENDED, "test_c": between, "test_d": STOPPED}
-    texts |= {"test_b2": OWN, "test_b3": OWN.replace("test_own", "test_next")}
+    texts |= {"test_0": OWN, "test_1": OWN.replace("test_own", "test_next")}
     write_files(directory, conftest=CONFTEST, **texts)
     return run_pytest(directory, *LOCAL, f"--maxfail={len(FAILED)}")
 

@@ -322,7 +322,7 @@ def test_what_cannot_be_as_under_torchrun_fails_and_says_so(unequal: InnerRun) -
         "rank 0 of 2 on local0: skipped (no device), but rank 1 did not",
         "rank 0 of 2 on local0: skipped (no port), but rank 1 did not",
         "test_it.py::test_of_rank_1_hangs was collected by another rank only",
-        "to run it in ranks, add @pytest.mark.mnode",
+        "to run it there, add @pytest.mark.mnode",
     ):
         assert any(line in message for message in messages), unequal.output
     assert "no end within 2 s: it is at test_it.py:" in unequal.output  # the limit of the last test
