@@ -236,7 +236,7 @@ def test_a_mesh_keeps_its_ranks_across_other_tests(run: InnerRun, directory: Pat
     kept = pids(directory, "test_first", "test_second", "test_without_a_group", "test_third")
     assert len(set(kept)) == 1, run.output
     events = story(directory, "mesh")
-    first = events[: events.index("ran test_third") + 1]
+    first = events[events.index("up mesh") : events.index("ran test_third") + 1]
     assert first == [
         *("up mesh", "ran test_first", "ran test_of_another_shape", "ran test_in_the_controller"),
         *("ran test_that_takes_all_nodes", "ran test_second", "ran test_without_a_group"),
