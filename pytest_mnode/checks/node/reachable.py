@@ -57,6 +57,7 @@ _FILTERED = {
     "sending": "connections from it are filtered on the {} network, datagrams pass",
     "receiving": "connections to it are filtered on the {} network, datagrams pass",
 }
+_LOSING = dict.fromkeys(_LOST, "it loses packets on the {} network")
 
 
 class Reachable(Section):
@@ -180,10 +181,11 @@ class EveryNodeIsReached(SurveyCheck):
 @dataclass(frozen=True, slots=True)
 class _Tried:
     """Whether packets pass on an edge. problem: why not; "" if they do. is_filtered: whether
-    datagrams pass, and connections do not open."""
+    datagrams pass, and connections do not open. loses: whether some datagrams are lost then."""
 
     problem: str = ""
     is_filtered: bool = False
+    loses: bool = False
 
 
 def _peers_reached(
@@ -212,6 +214,7 @@ def _peers_reached(
         lost = [name for name in partners if bad[name] or not tried[name]]
         every = [one for of_pair in bad.values() for one in of_pair]
         words = _FILTERED if all(one.is_filtered for one in every) else _LOST
+        words = _LOSING if every and all(one.loses for one in every) else words
         why = broken.get(me.index) or words[mine.way].format(key)
         connected = [name for name in mine.without if tried[name] and not bad[name]]
         own_fault = Culprit(f"{me.name}: {why}", me.name)
@@ -260,6 +263,8 @@ def _tried(survey: Survey, key: str, network: Network) -> tuple[dict[int, str], 
     direction fails: a datagram needs only one, and the node that receives it reports it.
     """
     found: dict[Edge, _Tried] = {}
+    sent, arrived = _datagrams(survey, key)
+    losing = {edge for (edge, rail), count in sent.items() if count > arrived[edge, rail]}
     for node in survey.nodes:
         for one in node.paths.connections if node.paths else ():
             if one.network != key:
@@ -272,11 +277,13 @@ def _tried(survey: Survey, key: str, network: Network) -> tuple[dict[int, str], 
                 continue
             ends = {there: (node, other), back: (other, node)}
             unheard = [e for e, (a, b) in ends.items() if not _heard(a, b, key, one.rail, node)]
-            passing = "" if unheard else ", though datagrams pass"
+            loses = not unheard and not losing.isdisjoint(ends)
+            passing = "" if unheard else f", though {'some ' * loses}datagrams pass"
             for edge in unheard or [there]:
                 before = found[edge]
                 problem = before.problem or f"{one.rail}: {one.problem}{passing}"
-                found[edge] = _Tried(problem, before.is_filtered or not unheard)
+                is_filtered = before.is_filtered or not unheard
+                found[edge] = _Tried(problem, is_filtered, before.loses or loses)
     bad = {edge for edge, one in found.items() if one.problem}
     broken = _faulty(survey, network, found.keys(), bad)
     explain = partial(blame, known=broken)
@@ -288,17 +295,7 @@ def paths_that_lose(survey: Survey, spec: Inventory) -> Measurement:
 
     Inconclusive if none is found to and not all could be counted.
     """
-    sent, heard = Counter[tuple[Edge, str]](), Counter[tuple[Edge, str]]()
-    for node in survey.nodes:
-        for path in node.paths.paths if node.paths else ():
-            other = survey.nodes[path.to]
-            if path.network == "fabric" and path.answered and other.last:
-                there = _rail_there(node, other, "fabric", path.rail)
-                sent[(node.index, path.to), there] += path.sent
-        for one in node.last.heard if node.last else ():
-            if one.network == "fabric":
-                counts = zip(one.senders, one.counts, strict=True)
-                heard.update({((a, node.index), one.rail): n for a, n in counts})
+    sent, heard = _datagrams(survey, "fabric")
     unread = [no_answer(node) for node in survey.nodes if node.last is None]
     enough = max(sent.values(), default=0) / 2  # on other paths only a few were sent
     lost = dict[Edge, tuple[int, int]]()  # lost and sent on the worst rail: all lose more by chance
@@ -313,6 +310,24 @@ def paths_that_lose(survey: Survey, spec: Inventory) -> Measurement:
     if not edges.bad and (unread or not lost):
         return subject.unknown(note)
     return edges.whole(subject, lambda name: _losing(edges, name, spec), note)
+
+
+def _datagrams(
+    survey: Survey, network: str
+) -> tuple[Counter[tuple[Edge, str]], Counter[tuple[Edge, str]]]:
+    """Datagrams that were sent, and that arrived, by edge and the receiver's interface."""
+    sent, heard = Counter[tuple[Edge, str]](), Counter[tuple[Edge, str]]()
+    for node in survey.nodes:
+        for path in node.paths.paths if node.paths else ():
+            other = survey.nodes[path.to]
+            if path.network == network and path.answered and other.last:
+                there = _rail_there(node, other, network, path.rail)
+                sent[(node.index, path.to), there] += path.sent
+        for one in node.last.heard if node.last else ():
+            if one.network == network:
+                counts = zip(one.senders, one.counts, strict=False)  # of a kept run without any
+                heard.update({((a, node.index), one.rail): n for a, n in counts})
+    return sent, heard
 
 
 def _losing(edges: Edges[tuple[int, int]], name: str, spec: Inventory) -> str:

@@ -17,6 +17,7 @@ from pytest_mnode.checks.node.reachable import (
     paths_that_lose,
 )
 from pytest_mnode.criteria.preflight.answers import Connection, Heard, NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.machine.netlink import Refusal, neighbour_mac, route
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
@@ -325,6 +326,11 @@ def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
     named = "connections to it are filtered on the management network, datagrams pass"
     assert culprits(EveryNodeIsReached, survey, spec) == {"gpu2": f"gpu2: {named}"}
     assert "though datagrams pass" in asked(EveryNodeIsReached, survey, spec)["gpu2"][1].note
+    for index in OTHERS:
+        pinged = ProbedPath(2, "management", "eth0", answered=True, sent=12)
+        survey = with_path_facts(survey, index, paths=(pinged,))
+    named = "gpu2: it loses packets on the management network"
+    assert culprits(EveryNodeIsReached, survey, spec) == {"gpu2": named}
 
 
 def test_a_fabric_without_ip_is_inconclusive() -> None:
