@@ -25,7 +25,7 @@ from pytest_mnode.protocol.launcher_requests import (
     PowerOn,
     SetLinkRate,
 )
-from pytest_mnode.protocol.world import Lease, WorldInfo
+from pytest_mnode.protocol.messages import Lease, WorldInfo
 
 if TYPE_CHECKING:
     from pytest_mnode.outcome.outcome import Outcome

@@ -540,14 +540,12 @@ GIVEN: Mapping[str, str] = {
         "launchers/remote/test_stdio_streams.py::test_a_slow_start_within_the_limit_is_awaited",
     "options.py Settings.timeout_s":
         "worlds/test_hanging.py::test_every_report_came_at_its_limit",
-    "protocol/agent_messages.py AgentOrder.silence_s":
+    "protocol/messages.py AgentOrder.silence_s":
         "agent/test_agent.py::test_silence_of_the_hub_ends_an_agent_on_another_machine",
     "protocol/launcher_requests.py LauncherRequest.limit_s":
         "controller/test_client.py::test_missing_answers_are_named",
     "protocol/launcher_requests.py SwitchPower.limit_s":
         "controller/test_client.py::test_missing_answers_are_named",
-    "protocol/rank_messages.py Limit.timeout_s":
-        "controller/test_world_test.py::test_the_earliest_of_several_limits_of_a_test_ends_it",
     "spec/fabric.py NcclTestsPromise.limit_s": "measuring/tools/test_nccl_tests.py",
     "spec/gang.py GangCriterion.lost_within_s":
         "gang/test_experiments.py::test_a_gang_not_taken_down_in_time",

@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.cluster import Cluster
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.protocol.launcher_requests import LinkRates, PowerOn, SetLinkRate
-from pytest_mnode.protocol.world import Lease
+from pytest_mnode.protocol.messages import Lease
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 from tests.jobs.ranks import QUICK
 

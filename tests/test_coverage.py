@@ -14,8 +14,7 @@ import pytest
 
 from pytest_mnode.contrib.coverage import NAME, Measured, RanksCoverage, mapped
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.protocol.rank_messages import TornDown
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import Shape, TornDown, WorldInfo
 from tests.inner import (
     InnerRun,
     clean_env,
@@ -244,7 +243,7 @@ def test_data_that_cannot_be_read_are_said_for_every_test(
     ranks = RanksCoverage(None, pytestconfig)
     monkeypatch.setattr(ranks, "_warn", lambda text, nodeid: said.append(nodeid))
     world = WorldInfo("w1", Shape(1, 1), ("node0",))
-    torn_down = TornDown(0, 7, data={NAME: Measured((b"no data of coverage",))})
+    torn_down = TornDown(data={NAME: Measured((b"no data of coverage",))})
     outcome = Outcome(world, {0: RankState(0, "node0", torn_down=torn_down)}, 1.0)
     for nodeid in ("test_a", "test_b"):
         ranks.pytest_mnode_of_ranks(nodeid, outcome)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.cluster import RankWorld
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import Shape, WorldInfo
 
 
 def test_ranks_of_an_interrupted_call_are_not_used_again() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_mnode.controller.trial import trial
 from pytest_mnode.errors import TimeLimitError
-from pytest_mnode.protocol.world import Shape
+from pytest_mnode.protocol.messages import Shape
 from pytest_mnode.stop_rules import StopRules, _Finding
 from tests.inner import InnerRun, need_rack, run_here, run_pytest, write_files
 

@@ -17,26 +17,20 @@ import zmq
 
 from pytest_mnode.agent.orders import read_order
 from pytest_mnode.outcome.call_record import INSIDE, RETURNED, SEPARATOR
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Keys, Line, connect
+from pytest_mnode.protocol.messages import (
+    BEAT,
+    HUB,
     AgentOrder,
+    Call,
     Collect,
     Launch,
     NodeEntry,
-    NodeReady,
-    StackTexts,
-    StopWorld,
-    TakeStacks,
-)
-from pytest_mnode.protocol.channel import Keys, Line, connect
-from pytest_mnode.protocol.rank_messages import (
-    BodyDone,
-    Hello,
     PhaseReport,
-    RunItem,
-    TearDown,
+    StackTexts,
+    TakeStacks,
     TornDown,
 )
-from pytest_mnode.protocol.world import BEAT, HUB
 
 BEAT_S = 1.0
 BATCHED_RANKS, BATCH_S = 256, 0.005
@@ -55,7 +49,6 @@ class _LightRank:
     world: str
     rank: int
     line: Line
-    reply_to: str = HUB
     test: str = ""
 
 
@@ -106,12 +99,12 @@ class _Cluster:
         match message:
             case Collect():
                 for port, entry in enumerate(self.order.nodes, start=1):
-                    self.line.send(HUB, NodeReady(entry.name, port))
+                    self.line.send(HUB, Call(0, "node_ready", (entry.name, port)))
             case NodeEntry() as entry:
-                self.line.send(HUB, NodeReady(entry.name, 1))
+                self.line.send(HUB, Call(0, "node_ready", (entry.name, 1)))
             case Launch():
                 self._launch(message)
-            case StopWorld(node, world):
+            case Call(method="stop_world", args=(node, world)):
                 self._stop(node, world)
             case TakeStacks():
                 self._stacks(message)
@@ -127,9 +120,9 @@ class _Cluster:
             line = connect(name, self.order.endpoint, self.keys, self.context)
             self.ranks[line.source] = light = _LightRank(world.id, rank, line)
             self.by_node.setdefault((launch.node, world.id), []).append(light)
-            line.send(HUB, Hello(world.id, rank))
+            line.send(HUB, Call(0, "hello", (world.id, rank)))
         if launch.node_rank == 0:
-            self.line.send(HUB, NodeReady(launch.node, 1))
+            self.line.send(HUB, Call(0, "node_ready", (launch.node, 1)))
 
     def _stop(self, node: str, world: str) -> None:
         for rank in self._on(node, world):
@@ -141,20 +134,18 @@ class _Cluster:
     def _on(self, node: str, world: str) -> list[_LightRank]:
         return self.by_node.get((node, world), [])
 
-    def _answer(self, rank: _LightRank, message: Any) -> None:
-        match message:
-            case RunItem() as order:
-                rank.reply_to, rank.test = order.reply_to, order.nodeid
-                number, at = rank.rank, order.ordinal
-                rank.line.send(rank.reply_to, _report(order, number, "setup"))
-                if "hang" not in order.nodeid:
-                    body = _report(order, number, "call")
-                    rank.line.send(rank.reply_to, BodyDone(number, at, (body,)))
-            case TearDown(ordinal):
-                order = RunItem(ordinal, rank.reply_to, rank.test, None, True)
-                reports = (_report(order, rank.rank, "teardown"),)
-                done = TornDown(rank.rank, ordinal, entered=3, reports=reports)
-                rank.line.send(rank.reply_to, done)
+    def _answer(self, rank: _LightRank, call: Call) -> None:
+        def tell(method: str, value: Any) -> None:
+            rank.line.send(rank.line.sender, Call(call.seq, method, (rank.rank, value)))
+
+        match call.method:
+            case "run_item":
+                rank.test = call.args[0].nodeid
+                tell("report", _report(rank, "setup"))
+                if "hang" not in rank.test:
+                    tell("body_done", (_report(rank, "call"),))
+            case "tear_down":
+                tell("ended", TornDown(entered=3, reports=(_report(rank, "teardown"),)))
 
     def _stacks(self, message: TakeStacks) -> None:
         here = self._on(message.node, message.world)
@@ -187,17 +178,17 @@ def _calls(absent: bool, hangs: bool) -> str:
     )
 
 
-def _report(order: RunItem, rank: int, when: str) -> PhaseReport:
+def _report(rank: _LightRank, when: str) -> PhaseReport:
     """A report as a rank sends it."""
-    failed = when == "call" and "differ" in order.nodeid
+    failed = when == "call" and "differ" in rank.test
     times: dict[str, Any] = {"duration": 0.001, "start": time.time(), "stop": time.time()}
     if not failed:
-        return PhaseReport(rank, order.ordinal, when, "passed", times)
-    error = f"loss on shard {rank} is {rank**0.5 + 0.1:.6f}, not finite"
+        return PhaseReport(when, "passed", times)
+    error = f"loss on shard {rank.rank} is {rank.rank**0.5 + 0.1:.6f}, not finite"
     data: dict[str, Any] = {
-        "nodeid": order.nodeid,
-        "location": (order.nodeid.partition("::")[0], 0, order.nodeid.partition("::")[2]),
-        "keywords": {"test_growth.py": 1, order.nodeid: 1, "pytestmark": 1},
+        "nodeid": rank.test,
+        "location": (rank.test.partition("::")[0], 0, rank.test.partition("::")[2]),
+        "keywords": {"test_growth.py": 1, rank.test: 1, "pytestmark": 1},
         "outcome": "failed",
         "longrepr": error,
         "when": when,
@@ -206,7 +197,7 @@ def _report(order: RunItem, rank: int, when: str) -> PhaseReport:
         **times,
         "$report_type": "TestReport",
     }
-    return PhaseReport(rank, order.ordinal, when, "failed", data)
+    return PhaseReport(when, "failed", data)
 
 
 def main() -> None:

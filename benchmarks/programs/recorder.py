@@ -47,7 +47,7 @@ class Recorder:
 
 def _stamp_deaths() -> None:
     from pytest_mnode.controller.world_test import OutcomeUpdater
-    from pytest_mnode.protocol.agent_messages import Death
+    from pytest_mnode.protocol.messages import Death
 
     hear = OutcomeUpdater.apply_death
 

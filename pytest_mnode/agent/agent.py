@@ -28,23 +28,23 @@ from pytest_mnode.agent.orders import read_order, settled, sys_path_here
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.address import family_of
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Keys, Line, Pipe, connect
+from pytest_mnode.protocol.listening_clock import ListeningClock
+from pytest_mnode.protocol.messages import (
+    BEAT,
+    HUB,
+    RUN,
     AgentOrder,
+    Call,
     Collected,
     Launch,
-    LauncherForked,
     NodeEntry,
-    NodeReady,
     OpenTerminal,
     PartLost,
-    StopWorld,
     TakeStacks,
     TerminalData,
 )
-from pytest_mnode.protocol.channel import Keys, Line, Pipe, connect
-from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.rank_files import agent_log
-from pytest_mnode.protocol.world import BEAT, HUB, RUN
 
 LIMIT_S = 5.0
 """How long to wait until killed processes have ended."""
@@ -214,7 +214,7 @@ class Agent:
         match message:
             case Launch():
                 self._launch(message)
-            case StopWorld(node, world):
+            case Call(method="stop_world", args=(node, world)):
                 if (part := self.parts.pop((node, world), None)) is not None:
                     self._end(part)
             case TakeStacks() | OpenTerminal() | TerminalData():
@@ -247,7 +247,7 @@ class Agent:
                     self.line.send_bytes(HUB, payload)
                     for entry in self.nodes.values():
                         self._offer(entry)
-                case LauncherForked(node, world, pid):
+                case Call(method="forked", args=(node, world, pid)):
                     parts = [*self.parts.values(), *self.ending]
                     for part in parts:
                         if (part.launch.node, part.launch.world.id) == (node, world):
@@ -292,12 +292,12 @@ class Agent:
             if entry.namespace_pid is None:  # the node itself exists
                 self._fail(f"{entry.name} cannot listen at its address {entry.address}: {error}")
             else:
-                self._send(NodeReady(entry.name, None))
+                self._send(Call(0, "node_ready", (entry.name, None)))
             return
         if (old := self._stores.pop(entry.name, None)) is not None:
             old.close()
         self._stores[entry.name] = store
-        self._send(NodeReady(entry.name, store.getsockname()[1]))
+        self._send(Call(0, "node_ready", (entry.name, store.getsockname()[1])))
 
     def _launch(self, launch: Launch) -> None:
         # The controller may be on another machine, with another log directory.
@@ -335,7 +335,9 @@ class Agent:
             self._end(part)
             namespace_pid = self.nodes[node].namespace_pid
             if namespace_pid is not None and processes.is_ending(namespace_pid):
-                self._send(NodeReady(node, None))  # the nodes' launcher reports the reason
+                self._send(
+                    Call(0, "node_ready", (node, None))
+                )  # the nodes' launcher reports the reason
             else:
                 self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 

@@ -22,14 +22,14 @@ from pytest_mnode import processes
 from pytest_mnode.env_reads import READS
 from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.own_threads import lost_by_fork
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Pipe
+from pytest_mnode.protocol.messages import (
     AgentOrder,
+    Call,
     Collect,
     Collected,
     Launch,
-    LauncherForked,
 )
-from pytest_mnode.protocol.channel import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain
@@ -131,7 +131,7 @@ def fork_launcher(
     source: Pipe,
     rank_main: RankMain,
     others: Sequence[Pipe] = (),
-) -> LauncherForked:
+) -> Call:
     """Fork the elastic launcher of a node's part of a world, in the namespaces of the node.
 
     source: pipe of the message and its descriptors, which the child closes. others: further pipes
@@ -157,7 +157,7 @@ def fork_launcher(
     os.close(to_agent)
     if store is not None:
         os.close(store)
-    return LauncherForked(launch.node, launch.world.id, pid)
+    return Call(0, "forked", (launch.node, launch.world.id, pid))
 
 
 def take_fds(launch: Launch, source: Pipe) -> tuple[int, int | None]:

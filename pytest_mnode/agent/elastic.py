@@ -43,7 +43,8 @@ from pytest_mnode.agent import live_output, rank_stacks
 from pytest_mnode.agent.terminal import TerminalHolder
 from pytest_mnode.machine.cgroup import read_oom_kills
 from pytest_mnode.machine.pidfd import pidfd_open
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Pipe
+from pytest_mnode.protocol.messages import (
     AgentOrder,
     BindingOrder,
     Death,
@@ -53,7 +54,6 @@ from pytest_mnode.protocol.agent_messages import (
     TakeStacks,
     TerminalData,
 )
-from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.rank_files import (
     RankFiles,
     end_of_output,

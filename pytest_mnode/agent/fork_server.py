@@ -23,14 +23,14 @@ from pytest_mnode import processes
 from pytest_mnode.agent.collector import Collector, fork_launcher, lost, take_fds
 from pytest_mnode.agent.orders import sys_path_here
 from pytest_mnode.errors import WorldError
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Pipe
+from pytest_mnode.protocol.messages import (
     AgentOrder,
     Collect,
     Collected,
     Launch,
     StartForkServer,
 )
-from pytest_mnode.protocol.channel import Pipe
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain

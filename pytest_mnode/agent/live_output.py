@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pytest_mnode.protocol.agent_messages import LiveOutput
+from pytest_mnode.protocol.messages import LiveOutput, WorldInfo
 from pytest_mnode.protocol.rank_files import RankFiles
-from pytest_mnode.protocol.world import WorldInfo
 
 _CHUNK_BYTES = 1 << 16
 TURN_S = 0.1

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
+from pytest_mnode.protocol.messages import AgentOrder, NodeEntry
 
 _PREFIX = "mnode-"
 _HOLDER = "agent"

@@ -13,7 +13,7 @@ from pytest_mnode import processes
 from pytest_mnode.machine.tcp import tcp_state
 from pytest_mnode.machine.threads import native_frames, threads_text
 from pytest_mnode.outcome import call_record
-from pytest_mnode.protocol.agent_messages import Launch, StackTexts, TakeStacks
+from pytest_mnode.protocol.messages import Launch, StackTexts, TakeStacks
 from pytest_mnode.protocol.rank_files import (
     STACK_SIGNAL,
     RankFiles,

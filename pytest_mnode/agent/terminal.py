@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pytest_mnode import processes
-from pytest_mnode.protocol.agent_messages import DebuggerAnswer, OpenTerminal, TerminalData
+from pytest_mnode.protocol.messages import DebuggerAnswer, OpenTerminal, TerminalData
 
 _INTERRUPT = b"\x03"
 _LOCAL_FLAGS, _OUTPUT_FLAGS = 3, 1

@@ -18,11 +18,10 @@ import psutil
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.processes import end_programs
-from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
 from pytest_mnode.protocol.channel import Keys
 from pytest_mnode.protocol.listening_clock import ListeningClock
+from pytest_mnode.protocol.messages import RUN, AgentOrder, NodeEntry
 from pytest_mnode.protocol.rank_files import agent_log
-from pytest_mnode.protocol.world import RUN
 
 _STOP_LIMIT_S = 10.0
 _MOST_CHARS = 300

@@ -11,10 +11,18 @@ from typing import Any
 from pytest_mnode import errors
 from pytest_mnode.launchers.node import count
 from pytest_mnode.limits import Limits
-from pytest_mnode.protocol.agent_messages import Answer, Call, Death, PartLost, TakeStacks
 from pytest_mnode.protocol.channel import Line
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
-from pytest_mnode.protocol.world import HUB, Lease, WorldInfo
+from pytest_mnode.protocol.messages import (
+    HUB,
+    Answer,
+    Call,
+    Death,
+    Lease,
+    PartLost,
+    TakeStacks,
+    WorldInfo,
+)
 
 LEASE_LIMIT_S = 3600.0
 """Longest wait for nodes that other tests use; with pytest-xdist all of them may be long."""
@@ -96,10 +104,10 @@ class Client:
         lease, worlds = self._ask("lease_idle_worlds", limit_s=self._limits.world_s, why=why)
         return lease, worlds
 
-    def tell_ranks(self, world: WorldInfo, message: Any) -> None:
+    def tell_ranks(self, world: WorldInfo, message: Call) -> None:
         self.line.send(f"world/{world.id}/{world.shape.size}", message)
 
-    def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
+    def tell_rank(self, world: WorldInfo, rank: int, message: Call) -> None:
         self.line.send(f"rank/{world.id}/{rank}", message)
 
     def next_message(self, timeout_s: float) -> Any | None:

@@ -14,9 +14,13 @@ from typing import Any
 
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
-from pytest_mnode.protocol.agent_messages import DebuggerAnswer, OpenTerminal, TerminalData
-from pytest_mnode.protocol.rank_messages import AskDebugger, DebuggerLeft
-from pytest_mnode.protocol.world import WorldInfo
+from pytest_mnode.protocol.messages import (
+    Call,
+    DebuggerAnswer,
+    OpenTerminal,
+    TerminalData,
+    WorldInfo,
+)
 
 _TURN_S = 0.02
 """Interval at which keys are forwarded."""
@@ -45,41 +49,43 @@ class DebuggerSession:
         self._asks_again = False
         """The debugged rank reached its next breakpoint while its terminal was being closed."""
 
-    def attach(self, ask: AskDebugger, hear: Hear) -> bool:
+    def attach(self, rank: int, hear: Hear) -> bool:
         """Answer a rank's request; if it is the debugged rank, return when the user continues it.
 
         Returns whether the user ends the run.
         """
         console = self._console
         if console is None or console.is_worker or sys.__stdin__ is None:
-            self._answer(ask, _NO_INPUT if sys.__stdin__ is None else _NO_TERMINAL)
+            self._answer(rank, _NO_INPUT if sys.__stdin__ is None else _NO_TERMINAL)
             return False
         size = self._world.shape.size
         if self._chosen is not None and self._chosen >= size and not self._told:
             self._told = True
             most = f"this test has the ranks 0 to {size - 1}, and none is debugged"
             console.show([f"mnode: --mnode-debug-rank={self._chosen}: {most}"])
-        if self._chosen not in (None, ask.rank):
-            self._answer(ask)
+        if self._chosen not in (None, rank):
+            self._answer(rank)
             return False
-        self._chosen = ask.rank
+        self._chosen = rank
         with console.uncaptured(with_input=True), Keyboard() as keyboard:
             self._asks_again = True
             try:
                 while self._asks_again:
                     self._asks_again = False
-                    quits = self._talk(ask, hear, keyboard, console)
+                    quits = self._talk(rank, hear, keyboard, console)
             finally:
                 console.leave_debugger()
         return quits
 
-    def _answer(self, ask: AskDebugger, error: str = "") -> None:
+    def _answer(self, rank: int, error: str = "") -> None:
         """Answer without a terminal. error: see DebuggerAnswer."""
-        answer = DebuggerAnswer(self._world.id, ask.rank, error=error)
-        self._client.tell_rank(self._world, ask.rank, answer)
+        self._pass_on(DebuggerAnswer(self._world.id, rank, error=error))
 
-    def _talk(self, ask: AskDebugger, hear: Hear, keyboard: Keyboard, console: Console) -> bool:
-        place = self._world.node_of(ask.rank), self._world.id, ask.rank
+    def _pass_on(self, answer: DebuggerAnswer) -> None:
+        self._client.tell_rank(self._world, answer.rank, Call(0, "debug", (answer,)))
+
+    def _talk(self, asks: int, hear: Hear, keyboard: Keyboard, console: Console) -> bool:
+        place = self._world.node_of(asks), self._world.id, asks
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._client.tell("order", OpenTerminal(*place, keyboard.size, keyboard.term))
         limit: float | None = time.monotonic() + _ANSWER_LIMIT_S
@@ -88,12 +94,12 @@ class DebuggerSession:
             match message := self._client.next_message(_TURN_S):
                 case None:
                     pass
-                case AskDebugger(rank=rank) if rank == ask.rank:
+                case Call(method="debug", args=(rank,)) if rank == asks:
                     self._asks_again = True  # requested before its last terminal was closed
-                case DebuggerAnswer(rank=rank) | TerminalData(rank=rank) if rank != ask.rank:
+                case DebuggerAnswer(rank=rank) | TerminalData(rank=rank) if rank != asks:
                     pass  # from an earlier, abandoned session
                 case DebuggerAnswer(error=error):
-                    self._client.tell_rank(self._world, ask.rank, message)
+                    self._pass_on(message)
                     if error:
                         return False
                     opened, limit = True, None
@@ -102,7 +108,7 @@ class DebuggerSession:
                 case TerminalData(data=bytes(data)):
                     keyboard.heard_of_rank()
                     console.show_debugger(decode(data))
-                case DebuggerLeft(quit=quits):
+                case Call(method="debugger_left", args=(_, quits)):
                     self._client.tell("order", TerminalData(*place, None))
                     limit = time.monotonic() + _ANSWER_LIMIT_S
                 case _ if hear(message):
@@ -111,7 +117,7 @@ class DebuggerSession:
                 self._client.tell("order", TerminalData(*place, typed))
         if not opened:
             why = f"{place[0]} opened no terminal within {_ANSWER_LIMIT_S:g} s"
-            self._answer(ask, why)
+            self._answer(asks, why)
         return quits
 
 

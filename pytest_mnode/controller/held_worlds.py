@@ -17,8 +17,7 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, wide_fixtures_node
 from pytest_mnode.other_plugins import in_ranks
 from pytest_mnode.outcome.merge import function_error
-from pytest_mnode.protocol.rank_messages import EndFixtures
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import Shape, WorldInfo
 from pytest_mnode.report_record import error_report
 
 if TYPE_CHECKING:
@@ -158,8 +157,7 @@ class HeldWorlds:
                     client.close_world(found, reusable=True, new_group=found.new_group)
                     return ""
                 driven = WorldTest(client, world, run.settings.timeout_s, run.console)
-                order = EndFixtures(driven.ordinal, client.name, keep.nodeid)
-                outcome = driven.run_function(order)
+                outcome = driven.run_function("end_fixtures", keep.nodeid)
                 run.give_to_others("", outcome)
                 error = "" if outcome.returned else str(function_error(outcome))
                 reusable = outcome.clean

@@ -26,20 +26,6 @@ from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError, WorldE
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.nodes import RunDescription
 from pytest_mnode.launchers.power import recover
-from pytest_mnode.protocol.agent_messages import (
-    Answer,
-    Call,
-    Collect,
-    Collected,
-    Death,
-    DebuggerAnswer,
-    LiveOutput,
-    NodeReady,
-    PartLost,
-    StackTexts,
-    StartForkServer,
-    TerminalData,
-)
 from pytest_mnode.protocol.channel import (
     Keys,
     LocalLine,
@@ -56,8 +42,21 @@ from pytest_mnode.protocol.launcher_requests import (
     PowerOn,
     SwitchPower,
 )
-from pytest_mnode.protocol.rank_messages import Hello
-from pytest_mnode.protocol.world import BEAT, HUB
+from pytest_mnode.protocol.messages import (
+    BEAT,
+    HUB,
+    Answer,
+    Call,
+    Collect,
+    Collected,
+    Death,
+    DebuggerAnswer,
+    LiveOutput,
+    PartLost,
+    StackTexts,
+    StartForkServer,
+    TerminalData,
+)
 
 CHECK_S = 0.25
 
@@ -360,6 +359,28 @@ class Hub(Exchange):
     def on_stop(self) -> None:
         self.running = False
 
+    # Calls of agents and ranks.
+
+    def on_node_ready(self, name: str, port: int | None) -> None:
+        """Ranks can be started on a node. port: for the store of the next world whose first node it
+        is; None: the node's namespaces have ended instead."""
+        state = self.nodes[name]
+        if state.lost:
+            return  # sent before that
+        if port is None:
+            # If the whole node is lost, its launcher will soon report a better reason.
+            self._suspects[name] = self._now() + _SUSPICION_S
+            state.booted = False
+            return
+        state.mark_booted(port)
+        self._suspects.pop(name, None)
+        self._grant()
+        self.worlds.open()
+
+    def on_hello(self, world: str, rank: int, only_here: tuple[str, ...] = ()) -> None:
+        """A rank has started. only_here: tests for ranks that it has and the controller has not."""
+        self.worlds.hello(world, rank, only_here)
+
     def _grant(self) -> None:
         """Answer the requests for nodes that can be answered now."""
         if self.failure is not None:
@@ -393,19 +414,6 @@ class Hub(Exchange):
             case Collected(files):
                 root = self.collect.rootdir if self.collect else "/"
                 self.worlds.import_in_ranks(files, root)
-            case NodeReady(name) if self.nodes[name].lost:
-                pass  # sent before that
-            case NodeReady(name, int(port)):
-                self.nodes[name].mark_booted(port)
-                self._suspects.pop(name, None)
-                self._grant()
-                self.worlds.open()
-            case NodeReady(name):
-                # If the whole node is lost, its launcher will soon report a better reason.
-                self._suspects[name] = self._now() + _SUSPICION_S
-                self.nodes[name].booted = False
-            case Hello(world=name, rank=rank, only_here=tests):
-                self.worlds.hello(name, rank, tests)
             case Death() | PartLost():
                 self.worlds.broke(message)
             case StackTexts() | DebuggerAnswer() | TerminalData() | LiveOutput():

@@ -16,7 +16,7 @@ import pytest
 from pytest_mnode.controller.session import Run
 from pytest_mnode.env_reads import READS
 from pytest_mnode.marks import FEWEST_NODES, runs_in_ranks
-from pytest_mnode.protocol.world import Shape
+from pytest_mnode.protocol.messages import Shape
 from pytest_mnode.skipping import skip_reason
 
 _NO_RANK = "torchrun's variables are set in ranks only: to run it there, add @pytest.mark.mnode"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.world import Lease
+from pytest_mnode.protocol.messages import Lease
 
 
 @dataclass(frozen=True, slots=True)

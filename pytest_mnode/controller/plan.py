@@ -29,7 +29,7 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.measuring import at_once, limits
 from pytest_mnode.measuring.failover import STEADY_S
-from pytest_mnode.protocol.world import Shape
+from pytest_mnode.protocol.messages import Shape
 from pytest_mnode.spec.alpha_beta import CollectiveModel, Platform
 from pytest_mnode.spec.bandwidth import Collective
 from pytest_mnode.table import aligned

@@ -20,7 +20,7 @@ from pytest_mnode.measurement import Measurement, Verdict, all_of
 from pytest_mnode.outcome.merge import merge, properties_of, recorded_by_all
 from pytest_mnode.outcome.outcome import PHASES, Outcome
 from pytest_mnode.outcome.stacks import is_hidden
-from pytest_mnode.protocol.rank_messages import TIMES, PhaseReport
+from pytest_mnode.protocol.messages import TIMES, PhaseReport
 from pytest_mnode.report_record import attach_suite_properties, describe
 
 Later = Callable[[], list[Measurement]] | None

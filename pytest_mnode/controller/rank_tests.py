@@ -33,8 +33,7 @@ from pytest_mnode.outcome.failures import left_out
 from pytest_mnode.outcome.merge import give_added
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.progress import progress
-from pytest_mnode.protocol.agent_messages import Death
-from pytest_mnode.protocol.world import Lease, WorldInfo
+from pytest_mnode.protocol.messages import Death, Lease, RunItem, WorldInfo
 from pytest_mnode.report_record import error_report, is_further, raised_by
 from pytest_mnode.stop_rules import StopRules
 
@@ -156,7 +155,7 @@ class ItemRunner:
                     driven = self._driven(item, need, world)
                     keep_group = need.reuse == "warm" and not world.new_group
                     keeps = keep_group, keep.nodeid, str(shared_tmp or "")
-                    driven.begin_item(collected_id(item), following, *keeps)
+                    driven.begin_item(RunItem(collected_id(item), following, *keeps))
                 outcome = driven.end_item()
                 outcome.allows_unequal = need.unequal_calls == "allow"
                 clean = outcome.clean and not fresh
@@ -214,7 +213,7 @@ class ItemRunner:
         keep = self._held_worlds.keep(nextitem, after, need)
         driven = self._driven(nextitem, need, world)
         following = collected_id(after) if after is not None else None
-        driven.begin_item(collected_id(nextitem), following, True, keep.nodeid)
+        driven.begin_item(RunItem(collected_id(nextitem), following, True, keep.nodeid))
         return _Begun(lease, driven, need, keep)
 
     def end_begun(self, item: pytest.Item) -> None:

@@ -32,10 +32,8 @@ from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, runs_in_rank
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.other_plugins import collected_ids
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.agent_messages import Collect, Death
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
-from pytest_mnode.protocol.rank_messages import CallFunction
-from pytest_mnode.protocol.world import Lease, Shape, WorldInfo
+from pytest_mnode.protocol.messages import Collect, Death, Lease, Shape, WorldInfo
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.suites import spread
 
@@ -326,8 +324,7 @@ class Run:
     ) -> Outcome:
         client = self._open_client
         driven = WorldTest(client, world, timeout_s, self.console)
-        call = CallFunction(driven.ordinal, client.name, blob, group, keep_group)
-        outcome = driven.run_function(call)
+        outcome = driven.run_function("call_function", blob, group, keep_group)
         self.give_to_others("", outcome)
         if outcome.quit:
             pytest.exit("Quitting debugger")

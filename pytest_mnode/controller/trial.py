@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_mnode.controller.session import Run
-    from pytest_mnode.protocol.world import Shape
+    from pytest_mnode.protocol.messages import Shape
 
 _TRIALS = 2
 _BYTES = 1 << 20

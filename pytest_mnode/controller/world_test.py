@@ -30,21 +30,18 @@ from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import where_of_dump
 from pytest_mnode.outcome.stuck import awaited, whereabouts
 from pytest_mnode.progress import progress
-from pytest_mnode.protocol.agent_messages import Death, LiveOutput, PartLost, StackTexts
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.rank_messages import (
-    AskDebugger,
-    BodyDone,
-    CallFunction,
-    EndFixtures,
-    Limit,
+from pytest_mnode.protocol.messages import (
+    Call,
+    Death,
+    LiveOutput,
+    PartLost,
     PhaseReport,
-    RankProgress,
     RunItem,
-    TearDown,
+    StackTexts,
     TornDown,
+    WorldInfo,
 )
-from pytest_mnode.protocol.world import WorldInfo
 from pytest_mnode.rank import exit_handlers
 
 GRACE_S = 0.7
@@ -66,7 +63,7 @@ EXIT_HANDLERS_LIMIT_S = 5.0
 
 Settled = Callable[[RankState], Any]
 StartGrace = Callable[[], None]
-RankMessage = PhaseReport | BodyDone | TornDown
+RankMessage = PhaseReport | tuple[PhaseReport, ...] | TornDown
 
 
 class OutcomeUpdater:
@@ -86,14 +83,15 @@ class OutcomeUpdater:
         self._records: dict[str, str] = {}
         """Records of calls and stacks; equal ones of many ranks are kept once."""
 
-    def apply_rank(self, message: RankMessage, now: float) -> int:
-        """Apply a message; returns its rank."""
-        state = self.outcome.states[message.rank]
+    def apply_rank(self, rank: int, message: RankMessage, now: float) -> Iterable[int]:
+        """Apply what a rank reports, of which a tuple says that setup and call are over there;
+        returns the rank."""
+        state = self.outcome.states[rank]
         match message:
             case PhaseReport():
                 self._report(state, message, now)
-            case BodyDone():
-                for report in message.reports:
+            case tuple():
+                for report in message:
                     self._report(state, report, now)
                 state.body_done = True
             case TornDown():
@@ -105,7 +103,7 @@ class OutcomeUpdater:
                     state.failed_at = state.failed_at or now
                 if message.problem and not message.absent:
                     self._on_failure()
-        return message.rank
+        return (rank,)
 
     def apply_death(self, death: Death, now: float) -> Iterable[int]:
         """Apply a death; returns the rank, or nothing if its death is already known."""
@@ -217,8 +215,9 @@ class WorldTest:
             on_death=lambda: self._start_grace(DEATH_GRACE_S),
         )
         self._grace_end: float | None = None
-        self._limit: tuple[float, Limit] | None = None
-        """The shortest limit that ranks requested besides `timeout_s`: its end, and the message."""
+        self._limit: tuple[float, float, bool] | None = None
+        """The shortest limit that ranks requested besides `timeout_s`: its end, its seconds, and
+        whether it is of the body only."""
         self._poll_at, self._poll_s = math.inf, POLL_S
         self._poll_id = 0
         self._still_s, self._still_limit_s = still_s, math.inf
@@ -238,18 +237,10 @@ class WorldTest:
         self._running: set[int] = set()
         """Ranks that ran or waited for a core at the last poll."""
 
-    def begin_item(
-        self,
-        nodeid: str,
-        next_nodeid: str | None,
-        keep_group: bool,
-        keep: str | None = None,
-        shared_tmp: str = "",
-    ) -> None:
-        """Have the ranks begin a test. Arguments: see RunItem."""
-        where = self.ordinal, self.client.name
-        self._order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
-        self.client.tell_ranks(self.world, self._order)
+    def begin_item(self, order: RunItem) -> None:
+        """Have the ranks begin a test."""
+        self._order = order
+        self.client.tell_ranks(self.world, Call(self.ordinal, "run_item", (order,)))
 
     def end_item(self) -> Outcome:
         """Follow the test that was begun, from setup to teardown."""
@@ -263,19 +254,20 @@ class WorldTest:
             self._compare_passed()
         return self.outcome
 
-    def run_function(self, message: CallFunction | EndFixtures) -> Outcome:
-        """Call a function in all ranks, or tear down fixtures there."""
+    def run_function(self, method: str, *args: Any) -> Outcome:
+        """Call a function in all ranks ("call_function"), or tear down fixtures there
+        ("end_fixtures"); see `rank.entry.serve`."""
         with self._watched("a function"):
-            self.client.tell_ranks(self.world, message)
+            self.client.tell_ranks(self.world, Call(self.ordinal, method, args))
             self._apply_deferred()
             self._wait(lambda s: s.torn_down is not None, self.timeout_s, "call")
             self._learn_calls()
             self._take_last()
         return self.outcome
 
-    def run_in_each(self, message: CallFunction) -> Outcome:
+    def run_in_each(self, blob: bytes) -> Outcome:
         """Call a function in all ranks, each of which has the whole limit, whatever others do."""
-        self.client.tell_ranks(self.world, message)
+        self.client.tell_ranks(self.world, Call(self.ordinal, "call_function", (blob, False)))
         self._apply_deferred()
         settled: Settled = lambda s: s.torn_down is not None  # noqa: E731
         self._wait_for(waited_for(self.states.values(), settled), settled, self.timeout_s)
@@ -298,12 +290,12 @@ class WorldTest:
 
     def _tear_down(self, last: bool) -> None:
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
-        if self._limit is not None and (dirty or self._limit[1].body_only):
+        if self._limit is not None and (dirty or self._limit[2]):
             self._limit = None
         self._learn_calls()
         waiting = [s for s in self._alive() if s.body_done and s.torn_down is None]
         if waiting:  # a rank whose teardown ends nothing does not wait for the others
-            self._send_to(waiting, TearDown(self.ordinal, dirty or last))
+            self._send_to(waiting, Call(self.ordinal, "tear_down", (dirty or last,)))
         self._grace_end = None
         limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._wait(lambda s: s.torn_down is not None, limit_s, "teardown")
@@ -326,7 +318,7 @@ class WorldTest:
             if self._console is not None and self._console.asked_where():
                 self.show_where(self._console)
             if self._limit is not None and self._limit[0] < deadline:
-                deadline, limit_s = self._limit[0], self._limit[1].timeout_s
+                deadline, limit_s, _ = self._limit
             now = self._now()
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
             if now >= end and (now >= deadline or not self._has_more_grace(waiting, settled)):
@@ -454,7 +446,7 @@ class WorldTest:
     def _debugger(self) -> DebuggerSession:
         return DebuggerSession(self.client, self.world, self._console)
 
-    def _send_to(self, states: list[RankState], message: Any) -> None:
+    def _send_to(self, states: list[RankState], message: Call) -> None:
         if len(states) == len(self.states):
             self.client.tell_ranks(self.world, message)
             return
@@ -488,17 +480,22 @@ class WorldTest:
                     return self._take_of_world(message)
                 if isinstance(message, Death | PartLost):
                     self.client.defer(message)
-            case PhaseReport() | BodyDone() | TornDown():
-                if message.ordinal == self.ordinal:
-                    return (self._updater.apply_rank(message, self._now()),)
-            case AskDebugger(ordinal=ordinal) if ordinal == self.ordinal:
-                return self._debug(message)
-            case Limit(ordinal=ordinal) if ordinal == self.ordinal:
-                end = self._now() + message.timeout_s
+            case Call(seq=ordinal, args=(rank, *args)) if ordinal == self.ordinal:
+                return self._take_of_rank(rank, message.method, args)
+        return ()
+
+    def _take_of_rank(self, rank: int, method: str, args: list[Any]) -> Iterable[int]:
+        match method, args:
+            case "report" | "body_done" | "ended", [reported]:
+                return self._updater.apply_rank(rank, reported, self._now())
+            case "debug", []:  # it reached a breakpoint or failed under --pdb, and waits
+                return self._debug(rank)
+            case "limit", [timeout_s, body_only]:  # of the test, or of its body
+                end = self._now() + timeout_s
                 if self._limit is None or end < self._limit[0]:
-                    self._limit = end, message
-            case RankProgress(ordinal=ordinal) if ordinal == self.ordinal:
-                progress(message.text, message.done, message.total)
+                    self._limit = end, timeout_s, body_only
+            case "progress", [text, done, total]:
+                progress(text, done, total)
         return ()
 
     def _take_of_world(self, message: Death | PartLost | StackTexts | LiveOutput) -> Iterable[int]:
@@ -524,10 +521,10 @@ class WorldTest:
         if self._grace_end is None or now + grace_s < self._grace_end:
             self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
 
-    def _debug(self, ask: AskDebugger) -> set[int]:
+    def _debug(self, rank: int) -> set[int]:
         """Debug a rank, if it is the chosen one; returns the ranks that sent messages meanwhile."""
         heard: set[int] = set()
-        state = self.states[ask.rank]
+        state = self.states[rank]
 
         def hear(message: Any) -> bool:
             self._clock.skip()
@@ -537,7 +534,7 @@ class WorldTest:
         if state.stuck_in:  # its test has ended
             return heard
         self.outcome.debugged = True
-        self.outcome.quit |= self._debugger.attach(ask, hear)
+        self.outcome.quit |= self._debugger.attach(rank, hear)
         self._clock.skip()
         return heard
 
@@ -595,7 +592,7 @@ def run_exit_handlers(
     """
     driven = WorldTest(client, world, EXIT_HANDLERS_LIMIT_S)
     blob = cloudpickle.dumps((exit_handlers.run, (), {}))
-    outcome = driven.run_in_each(CallFunction(driven.ordinal, client.name, blob, group=False))
+    outcome = driven.run_in_each(blob)
     lines = [late_death_line(death, test_of(death)) for death in outcome.stillborn]
     found: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():

@@ -14,15 +14,16 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.limits import Limits
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.describe import death_line
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.messages import (
     Answer,
     BindingOrder,
+    Call,
     Death,
     Launch,
     PartLost,
-    StopWorld,
+    Shape,
+    WorldInfo,
 )
-from pytest_mnode.protocol.world import Shape, WorldInfo
 
 _MOST_FILES = 8
 _NO_LEASE = "the test has ended and its nodes are released, so no world can be opened on them"
@@ -237,7 +238,7 @@ class Worlds:
     def stop(self, name: str) -> None:
         world = self.worlds.pop(name, None)
         for node in world.info.nodes if world else ():
-            self._to_agent(node, StopWorld(node, name))
+            self._to_agent(node, Call(0, "stop_world", (node, name)))
 
     def stop_leased(self, lease: int) -> None:
         for world in [w for w in self.worlds.values() if w.lease == lease]:

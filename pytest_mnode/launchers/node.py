@@ -14,8 +14,8 @@ from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.limits import Limits
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
-from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
+from pytest_mnode.protocol.messages import RankStart
 
 
 @dataclass(frozen=True, slots=True)

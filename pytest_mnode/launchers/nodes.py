@@ -19,7 +19,7 @@ from pytest_mnode.protocol.launcher_requests import (
     LauncherRequest,
     NodeCommands,
 )
-from pytest_mnode.protocol.world import RUN
+from pytest_mnode.protocol.messages import RUN
 
 FREE_PORT = """\
 import random, socket

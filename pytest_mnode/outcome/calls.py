@@ -25,7 +25,7 @@ from pytest_mnode.outcome.call_record import (
     is_channel,
 )
 from pytest_mnode.outcome.describe import ranks_text, waiting_text
-from pytest_mnode.protocol.rank_messages import Made
+from pytest_mnode.protocol.messages import Made
 
 _KINDS = 4
 """Maximum number of different calls shown for one call number."""

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping
 
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.messages import Death
 
 MOST_SHOWN = 16
 """Maximum number of different failures, outputs or stacks in one report, to bound its size."""

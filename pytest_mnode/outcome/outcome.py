@@ -14,9 +14,7 @@ from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.outcome import describe
 from pytest_mnode.outcome.call_record import Call, parse, parse_counts
 from pytest_mnode.outcome.calls import Difference
-from pytest_mnode.protocol.agent_messages import Death
-from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
-from pytest_mnode.protocol.world import WorldInfo
+from pytest_mnode.protocol.messages import Death, PhaseReport, TornDown, WorldInfo
 
 _Read = TypeVar("_Read")
 Phase = Literal["setup", "call", "teardown"]

@@ -354,6 +354,8 @@ class Line:
 
     source: Any
     """What a zmq.Poller watches: readable when a message may have arrived."""
+    sender = ""
+    """The peer that sent the last message received through a socket."""
 
     def send(self, destination: str, message: Any) -> None:
         self.send_bytes(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
@@ -462,7 +464,7 @@ class _UnixLine(Line):
         self.source = self._pipe.fileno()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
-        self._arrived: deque[bytes] = deque()
+        self._arrived: deque[tuple[str, bytes]] = deque()
         self.send_bytes(name, keys.client_secret.encode())
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
@@ -487,8 +489,9 @@ class _UnixLine(Line):
             left_s = None if end is None else max(0.0, end - time.monotonic())
             if not self._poll.poll(None if left_s is None else int(left_s * 1000 + 0.999)):
                 return None
-            self._arrived += [_parts(frame)[1] for frame in self._pipe.receive()]
-        return self._arrived.popleft()
+            self._arrived += map(_parts, self._pipe.receive())
+        self.sender, payload = self._arrived.popleft()
+        return payload
 
     def close(self) -> None:
         if os.getpid() == self._pid:
@@ -528,7 +531,9 @@ class _ZmqLine(Line):
         wait_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
         if not self.source.poll(wait_ms):
             return None
-        return self.source.recv_multipart()[-1]
+        sender, payload = self.source.recv_multipart()
+        self.sender = sender.decode()
+        return payload
 
     def close(self) -> None:
         if os.getpid() == self._pid:

@@ -15,8 +15,7 @@ import socket
 from pathlib import Path
 
 from pytest_mnode.logs.causes import causes
-from pytest_mnode.protocol.agent_messages import Progress
-from pytest_mnode.protocol.world import WorldInfo
+from pytest_mnode.protocol.messages import Progress, WorldInfo
 
 STACK_SIGNAL = signal.SIGRTMIN + 5
 """Makes a rank dump its stacks; the number is high enough that no library uses it."""

@@ -22,7 +22,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
 from pytest_mnode.machine.numa import numa_cores, read_numa
 from pytest_mnode.machine.sysfs import SysfsView
-from pytest_mnode.protocol.agent_messages import BindingOrder
+from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import mempolicy
 from pytest_mnode.rank.accelerators import homes_of
 

@@ -18,8 +18,7 @@ from _pytest.config import create_terminal_writer
 from _pytest.debugging import pytestPDB
 
 from pytest_mnode.options import setting
-from pytest_mnode.protocol.agent_messages import DebuggerAnswer
-from pytest_mnode.protocol.rank_messages import AskDebugger, DebuggerLeft, PhaseReport
+from pytest_mnode.protocol.messages import DebuggerAnswer, PhaseReport
 from pytest_mnode.rank.rank import Rank
 
 
@@ -75,8 +74,8 @@ class Debugger:
         if rank.is_child or self._refused_in == rank.ordinal:
             return False
         rank.groups.wait_longer()
-        rank.tell(AskDebugger(rank.world.rank, rank.ordinal))
-        answer: DebuggerAnswer = rank.receive(DebuggerAnswer)
+        rank.tell("debug")
+        answer: DebuggerAnswer = rank.receive("debug").args[0]
         if answer.error:
             pytest.fail(answer.error, pytrace=False)
         if not answer.reads:
@@ -125,7 +124,7 @@ class Debugger:
     ) -> None:
         """Under --pdb: send the held reports, show the failure and start the debugger there."""
         for message in held:
-            self._rank.tell(message)
+            self._rank.tell("report", message)
         if not self.attach():
             return
         terminal = create_terminal_writer(self._config, sys.stdout)
@@ -159,7 +158,7 @@ class Debugger:
             os.close(fd)
         if self._capture:
             self._capture.resume()
-        self._rank.tell(DebuggerLeft(self._rank.world.rank, self._rank.ordinal, quits))
+        self._rank.tell("debugger_left", quits)
         return quits
 
     def end(self) -> None:

@@ -31,10 +31,16 @@ from _pytest._io import TerminalWriter
 
 from pytest_mnode import processes, progress
 from pytest_mnode.other_plugins import is_for_controller, other_loops
-from pytest_mnode.protocol.agent_messages import AgentOrder, Collect, Launch, PartLost
+from pytest_mnode.protocol.messages import (
+    HUB,
+    AgentOrder,
+    Call,
+    Collect,
+    Launch,
+    PartLost,
+    TornDown,
+)
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL, give_output
-from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, RunItem, TornDown
-from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank import binding, exit_handlers, process_group, recorder, shared_test
 from pytest_mnode.rank.debugger import Debugger
 from pytest_mnode.rank.live_output import SHOWN_LIVE
@@ -104,40 +110,46 @@ def serve(rank: Rank, session: RankSession) -> None:
     """Carry out orders for ever, because the elastic agent's processes are ended from outside."""
     world, node = rank.launch.world.id, rank.launch.node
     missing = rank.groups.missing_accelerators()
-    hello = Hello(world, rank.world.rank, session.only_here())
+    hello = Call(0, "hello", (world, rank.world.rank, session.only_here()))
     # After a PartLost the hub ends this world.
     rank.line.send(HUB, PartLost(node, world, missing) if missing else hello)
     while True:
         rank.tidy()
-        message = rank.receive()
-        match message:
-            case RunItem():
-                rank.begin(message, "setup")
-                session.run(message)
-            case CallFunction():
-                rank.begin(message, "call")
+        call = rank.receive()
+        match call.method:
+            case "run_item":
+                rank.begin(call.seq, "setup")
+                session.run(*call.args)
+            case "call_function":
+                rank.begin(call.seq, "call")
                 session.leak_check.forget()
-                _answer(rank, session, _call(rank, message, session.debugger))
-            case EndFixtures():
-                rank.begin(message, "teardown")
-                _answer(rank, session, session.end_fixtures(message))
+                _answer(rank, session, _call(rank, session.debugger, *call.args))
+            case "end_fixtures":
+                rank.begin(call.seq, "teardown")
+                _answer(rank, session, session.end_fixtures(*call.args))
 
 
 def _answer(rank: Rank, session: RankSession, returned: TornDown) -> None:
-    rank.tell(replace(returned, data=session.taken(), new_group=rank.groups.stale_keys))
+    returned = replace(returned, data=session.taken(), new_group=rank.groups.stale_keys)
+    rank.tell("ended", returned)
 
 
-def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> TornDown:
-    place = rank.world.rank, message.ordinal
+def _call(
+    rank: Rank, debugger: Debugger, blob: bytes, group: bool, keep_group: bool = True
+) -> TornDown:
+    """Call a function. blob: the function and its arguments, by cloudpickle.
+
+    group: whether the call needs a process group. keep_group: see RunItem.
+    """
     try:
-        if not message.keep_group:
+        if not keep_group:
             rank.groups.renew()
-        if message.group:
+        if group:
             rank.groups.get()
-        function, args, kwargs = cloudpickle.loads(message.blob)
+        function, args, kwargs = cloudpickle.loads(blob)
         value = _with_world(function, rank.world)(*args, **kwargs)
         try:
-            return TornDown(*place, value=cloudpickle.dumps(value))
+            return TornDown(value=cloudpickle.dumps(value))
         except Exception as error:  # what is pickled may be anything
             what = f"its result, a {type(value).__name__}, cannot be sent to the controller"
             raise TypeError(f"{what}: {error}") from None
@@ -147,7 +159,7 @@ def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> TornDown:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         summary = "".join(traceback.format_exception_only(error)).strip()
-        return TornDown(*place, problem=text, summary=summary)
+        return TornDown(problem=text, summary=summary)
     finally:
         debugger.end()
 

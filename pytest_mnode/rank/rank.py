@@ -7,16 +7,9 @@ import os
 from os import getpid  # a test may replace os.getpid
 from typing import Any, NoReturn
 
-from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
 from pytest_mnode.protocol.channel import Keys, connect
+from pytest_mnode.protocol.messages import HUB, AgentOrder, Call, Launch
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
-from pytest_mnode.protocol.rank_messages import (
-    CallFunction,
-    EndFixtures,
-    RankProgress,
-    RunItem,
-)
-from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank.process_group import GroupKeeper
 from pytest_mnode.rank.recorder import Recorder
 from pytest_mnode.rank.votes import VotesOfTests
@@ -52,18 +45,16 @@ class Rank:
         """Whether this process is a child that a test forked from the rank."""
         return getpid() != self.pid
 
-    def tell(self, message: Any) -> None:
-        """Send a message to the client that gave the last order."""
+    def tell(self, method: str, *args: Any) -> None:
+        """Call a method of the test, or function, that this rank runs; see `WorldTest`."""
         if self.is_child:
             self.child_left("the code that forked it")
-        self.line.send(self.reply_to, message)
+        self.line.send(self.reply_to, Call(self.ordinal, method, (self.world.rank, *args)))
 
     def say_progress(self, text: str, done: int | None, total: int | None) -> None:
         """Send a test's progress to the client that runs it."""
         if not self.is_child:
-            self.line.send(
-                self.reply_to, RankProgress(self.world.rank, self.ordinal, text, done, total)
-            )
+            self.tell("progress", text, done, total)
 
     def child_left(self, what: str) -> NoReturn:
         """End a child that a test forked, because it must not send messages to the controller."""
@@ -71,9 +62,9 @@ class Rank:
         self.progress.leave_note(text)
         os._exit(1)
 
-    def begin(self, message: RunItem | CallFunction | EndFixtures, phase: str) -> None:
-        """Begin an order, without the calls of an earlier test."""
-        self.reply_to, self.ordinal = message.reply_to, message.ordinal
+    def begin(self, ordinal: int, phase: str) -> None:
+        """Begin the order that was received last, without the calls of an earlier test."""
+        self.reply_to, self.ordinal = self.line.sender, ordinal
         self.progress.write(self.ordinal, phase)
         self.votes.begin(f"{self.reply_to}/{self.ordinal}")
         self.calls.begin()
@@ -90,9 +81,10 @@ class Rank:
             if os.environ.get(name) != value:
                 os.environ[name] = value
 
-    def receive(self, kind: type[Any] | None = None) -> Any:
-        """The next message, or the next of `kind` if given."""
+    def receive(self, method: str = "") -> Call:
+        """The next call, or the next of `method` if given."""
         while True:
-            message = self.line.receive(None)
-            if kind is None or isinstance(message, kind):
-                return message
+            call = self.line.receive(None)
+            assert isinstance(call, Call)
+            if method in ("", call.method):
+                return call

@@ -45,8 +45,8 @@ from pytest_mnode.outcome.call_record import (
     compared,
 )
 from pytest_mnode.outcome.stacks import is_hidden, is_pythons, is_torchs
+from pytest_mnode.protocol.messages import Made
 from pytest_mnode.protocol.rank_files import new_map
-from pytest_mnode.protocol.rank_messages import Made
 
 COLLECTIVES = {
     "all_gather": "tensor_list",

@@ -16,8 +16,8 @@ from torch.distributed import DistError
 
 from pytest_mnode.outcome import stacks
 from pytest_mnode.outcome.merge import OF_A_PLAIN_PASS
+from pytest_mnode.protocol.messages import TIMES
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes
-from pytest_mnode.protocol.rank_messages import TIMES
 from pytest_mnode.rank.rank import Rank
 
 OUTPUT_LIMIT_CHARS = 16 * 1024

@@ -19,17 +19,13 @@ from pytest_mnode.marks import runs_in_ranks
 from pytest_mnode.measure import charts_kept_by, kept_by
 from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
 from pytest_mnode.outcome.outcome import is_unexpected_pass
-from pytest_mnode.protocol.agent_messages import Collect
-from pytest_mnode.protocol.rank_files import size
-from pytest_mnode.protocol.rank_messages import (
-    BodyDone,
-    EndFixtures,
-    Limit,
+from pytest_mnode.protocol.messages import (
+    Collect,
     PhaseReport,
     RunItem,
-    TearDown,
     TornDown,
 )
+from pytest_mnode.protocol.rank_files import size
 from pytest_mnode.rank import debugger, here, live_output, reports, wide_fixtures
 from pytest_mnode.rank.debugger import Debugger
 from pytest_mnode.rank.device_work import finish_device
@@ -164,7 +160,7 @@ class RankSession:
         self._nccl_start = size(rank.files.nccl)
         item = self.items.get(order.nodeid)
         if item is None:
-            rank.tell(self._not_collected(order))
+            rank.tell("ended", self._not_collected(order))
             return
         grouped = "process_group" in getattr(item, "fixturenames", ())
         self.order = order
@@ -193,7 +189,7 @@ class RankSession:
         self.debugger.end()
         # Not earlier: plugins must have undone their changes around the test, such as an alarm.
         if problem := problem or self._unreported():
-            done = TornDown(rank.world.rank, order.ordinal, problem=problem)
+            done = TornDown(problem=problem)
         else:
             done = self._finish()
         if self.live is not None:
@@ -201,13 +197,13 @@ class RankSession:
         # pytest records warnings after all other steps.
         warnings, held = self.recorded.take_warnings(), self._take_held()
         done = replace(done, warnings=warnings, reports=held, data=self.taken())
-        rank.progress.write(order.ordinal, "after")
-        rank.tell(done)  # the last step: what comes next is the wait for the next order
+        rank.progress.write(rank.ordinal, "after")
+        rank.tell("ended", done)  # the last step: what comes next is the wait for the next order
 
     def limit(self, timeout_s: float, body_only: bool) -> None:
         """Make the controller end the running test if it takes longer than `timeout_s`."""
         assert self.rank is not None
-        self.rank.tell(Limit(self.rank.world.rank, self.order.ordinal, timeout_s, body_only))
+        self.rank.tell("limit", timeout_s, body_only)
 
     def _unreported(self) -> str:
         """Text that names the phases without a due report; "" if there are none."""
@@ -224,36 +220,34 @@ class RankSession:
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
         broken = "; these could not be collected there:\n" + "\n".join(self.broken)
-        rank, file = self.rank, self.config.rootpath / order.nodeid.partition("::")[0]
+        file = self.config.rootpath / order.nodeid.partition("::")[0]
         by_controller = order.nodeid in self.collect.collected.get(str(file), (order.nodeid,))
         where = "the controller but not in the ranks" if by_controller else "another rank only"
         remedy = "; check that its parameters are equal in every process" if by_controller else ""
         text = f"{order.nodeid} was collected by {where}{broken if self.broken else remedy}"
-        absent, entered = bool(READS.of(file)), rank.groups.entered
-        return TornDown(
-            rank.world.rank, order.ordinal, problem=text, absent=absent, entered=entered
-        )
+        absent = bool(READS.of(file))
+        return TornDown(problem=text, absent=absent, entered=self.rank.groups.entered)
 
-    def end_fixtures(self, order: EndFixtures) -> TornDown:
-        """Tear down fixtures that live in this rank, between tests."""
-        assert self.rank is not None
-        problem, place = "", (self.rank.world.rank, order.ordinal)
+    def end_fixtures(self, keep: str | None) -> TornDown:
+        """Tear down the fixtures that live in this rank, except those of collector `keep` and
+        above, between tests."""
+        problem = ""
         self.leak_check.begin()
         try:
             stack = self.session._setupstate.stack
-            self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, order.keep))
+            self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, keep))
         except BaseException as error:
             problem = reports.problem(error)
             self.debugger.leave(quits=isinstance(error, pytest.exit.Exception))
         self.debugger.end()
         problem = problem or "; ".join(f"left behind: {one}" for one in self.leak_check.found())
-        return TornDown(*place, problem=problem, summary=problem, reusable=not self._foreign)
+        return TornDown(problem=problem, summary=problem, reusable=not self._foreign)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
         if self.rank is not None:
-            self.rank.progress.write(self.order.ordinal, "call")
+            self.rank.progress.write(self.rank.ordinal, "call")
         result = yield
         finish_device()
         return result
@@ -296,11 +290,11 @@ class RankSession:
         """Wait for all ranks after the body, so that none tears down while others still run it."""
         __tracebackhide__ = True
         assert self.rank is not None
-        self.rank.progress.write(self.order.ordinal, "teardown")
+        self.rank.progress.write(self.rank.ordinal, "teardown")
         last = False
         if self._must_wait():
-            self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
-            last = self.rank.receive(TearDown).last
+            self.rank.tell("body_done", self._take_held())
+            [last] = self.rank.receive("tear_down").args
         self.rank.votes.close()
         result = yield
         # pytest kept the fixtures that the next test would share, which may be more than `_keep`.
@@ -331,16 +325,15 @@ class RankSession:
         keep_in = None if self.logs_are_temporary else self.rank.files.directory
         if partial or not (data := reports.times_of_plain_pass(report)):
             data = reports.serialised(report, self.config, self.rank, self._nccl_start, keep_in)
-        place = (self.rank.world.rank, self.order.ordinal)
         unexpected = report.failed and is_unexpected_pass(report)
         apart = report.skipped and self._may_skip_alone(report)
-        message = PhaseReport(*place, when, report.outcome, data, partial, unexpected, apart)
+        message = PhaseReport(when, report.outcome, data, partial, unexpected, apart)
         if not partial:
             self._reported[when] = "passed" if unexpected else report.outcome
         # Sent before the body, which may be long: others may wait for a rank that failed or
         # skipped, and output of the setup must be shown if the body hangs.
         if partial or (when == "setup" and (report.sections or not report.passed)):
-            self.rank.tell(message)
+            self.rank.tell("report", message)
         else:
             self._held.append(message)
 
@@ -378,8 +371,6 @@ class RankSession:
         reusable = (holds or not self._foreign) and rank.groups.intact and left.reusable
         self._keys = keys
         return TornDown(
-            rank.world.rank,
-            self.order.ordinal,
             left.lines,
             tuple(kept_by(item)),
             reusable=reusable,

@@ -21,7 +21,7 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.env_reads import READS
-from pytest_mnode.protocol.agent_messages import Collect
+from pytest_mnode.protocol.messages import Collect
 from pytest_mnode.rank import exit_handlers
 
 _UNKNOWN = "a plugin or a conftest.py, when pytest was configured,"

@@ -21,23 +21,22 @@ import zmq
 from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
 from pytest_mnode.agent.agent import Agent
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Line, Pipe
+from pytest_mnode.protocol.messages import (
+    BEAT,
     AgentOrder,
     BindingOrder,
+    Call,
     Collect,
     Collected,
     Launch,
-    LauncherForked,
     NodeEntry,
-    NodeReady,
     PartLost,
+    Shape,
     StartForkServer,
-    StopWorld,
     TakeStacks,
+    WorldInfo,
 )
-from pytest_mnode.protocol.channel import Line, Pipe
-from pytest_mnode.protocol.rank_messages import BodyDone
-from pytest_mnode.protocol.world import BEAT, Shape, WorldInfo
 from tests.inner import OWN_ADDRESSES
 
 LIMIT_S = 20.0
@@ -167,12 +166,12 @@ def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None
     store = socket.socket(fileno=around.fork_server.fds.popleft())
     assert store.getsockname() == before
     ready = around.next_message()
-    assert isinstance(ready, NodeReady)
-    assert ready.store_port == around.agent._stores["n0"].getsockname()[1] != before[1]
+    assert (ready.method, ready.args[0]) == ("node_ready", "n0")
+    assert ready.args[1] == around.agent._stores["n0"].getsockname()[1] != before[1]
     store.close()
 
 
-WHOLE_MESSAGE = pickle.dumps(BodyDone(0, 1))
+WHOLE_MESSAGE = pickle.dumps(Call(1, "body_done", (0, ())))
 
 
 @pytest.mark.parametrize(
@@ -186,20 +185,22 @@ def test_an_elastic_launcher_that_dies_costs_its_node_only(
     """Its socket is closed with an order unread, which resets its connection."""
     for node_rank in (1, 0):
         around.has_launched(node_rank)
-    around.fork_server.send(LauncherForked("n1", "w1", 2**22))  # no process has such a large pid
+    around.fork_server.send(
+        Call(0, "forked", ("n1", "w1", 2**22))
+    )  # no process has such a large pid
     around.order(TakeStacks("n1", "w1"))
     around.pass_over_messages()
     end = around.launchers.pop("n1")
     os.write(end.fileno(), last_words)
     end.close()
     around.order(TakeStacks("n1", "w1"))
-    around.order(StopWorld("n9", "w1"))
-    around.launchers["n0"].send(BodyDone(1, 1))
+    around.order(Call(0, "stop_world", ("n9", "w1")))
+    around.launchers["n0"].send(Call(1, "body_done", (1, ())))
     messages = [around.next_message() for _ in range(3 if WHOLE_MESSAGE in last_words else 2)]
     assert [m for m in messages if isinstance(m, PartLost)] == [
         PartLost("n1", "w1", "the elastic launcher of this node ended")
     ]
-    assert BodyDone(1, 1) in messages
+    assert Call(1, "body_done", (1, ())) in messages
     assert set(around.agent.parts) == {("n0", "w1")}
 
 
@@ -208,8 +209,8 @@ def test_a_launcher_that_stops_within_a_message_delays_no_other(around: World) -
         around.has_launched(node_rank)
     around.pass_over_messages()
     os.write(around.launchers["n1"].fileno(), b"\0\0\xff\xff" + b"x" * 1000)
-    around.launchers["n0"].send(BodyDone(0, 1))
-    assert around.next_message() == BodyDone(0, 1)
+    around.launchers["n0"].send(Call(1, "body_done", (0, ())))
+    assert around.next_message() == Call(1, "body_done", (0, ()))
     for _ in range(3000):  # more than the socket of a peer that does not read can hold
         around.order(TakeStacks("n1", "w1"))
         around.agent.turn()
@@ -253,9 +254,9 @@ def test_a_part_is_ended_with_processes_orphaned_meanwhile(
     around.has_launched(1)
     below = processes.descendants(tree.pid)
     assert len(below) == 2
-    around.order(StopWorld("n1", "w1"))
+    around.order(Call(0, "stop_world", ("n1", "w1")))
     around.turn_until(lambda: around.agent.ending)
-    around.fork_server.send(LauncherForked("n1", "w1", tree.pid))
+    around.fork_server.send(Call(0, "forked", ("n1", "w1", tree.pid)))
     around.turn_until(lambda: not around.agent.ending)
     assert tree.wait(LIMIT_S) == -signal.SIGKILL
     assert all(map(processes.has_ended, below))
@@ -266,7 +267,7 @@ def test_what_a_launcher_that_ended_leaves_is_ended(
 ) -> None:
     """The launcher may be killed, and its ranks may have left processes."""
     around.has_launched(1)
-    around.fork_server.send(LauncherForked("n1", "w1", tree.pid))
+    around.fork_server.send(Call(0, "forked", ("n1", "w1", tree.pid)))
     around.turn_until(lambda: around.agent.parts["n1", "w1"].pid)
     around.launchers["n1"].close()
     assert isinstance(around.next_message(), PartLost)
@@ -278,7 +279,7 @@ def test_a_part_whose_fork_is_never_reported_is_given_up(
 ) -> None:
     monkeypatch.setattr(agent_module, "LIMIT_S", 0.1)
     around.has_launched(1)
-    around.order(StopWorld("n1", "w1"))
+    around.order(Call(0, "stop_world", ("n1", "w1")))
     around.turn_until(lambda: around.agent.ending)
     around.turn_until(lambda: not around.agent.ending)
 
@@ -372,7 +373,7 @@ def test_a_node_listens_at_its_address_or_reports_the_reason(around: World, addr
     around.agent._offer(NodeEntry("n0", 0, address, None, None))
     message = around.next_message()
     if address != "192.0.2.1":
-        assert isinstance(message, NodeReady)
+        assert message.method == "node_ready"
     else:
         assert isinstance(message, Collected)
         assert message.failure.startswith("n0 cannot listen at its address 192.0.2.1: ")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.protocol.agent_messages import (
+from pytest_mnode.protocol.channel import Pipe
+from pytest_mnode.protocol.messages import (
     Collect,
     Collected,
     StartForkServer,
 )
-from pytest_mnode.protocol.channel import Pipe
 from tests.inner import write_files
 
 THREAD = """
@@ -47,7 +47,7 @@ FORK_SERVER = """
 import sys
 from pytest_mnode.agent import fork_server
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.agent_messages import AgentOrder
+from pytest_mnode.protocol.messages import AgentOrder
 root, fd = sys.argv[1:]
 fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fd)))
 """

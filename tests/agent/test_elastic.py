@@ -15,8 +15,8 @@ import os, pickle, socket, subprocess, sys
 from types import SimpleNamespace as Of
 from pytest_mnode.agent import elastic
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.agent_messages import AgentOrder, BindingOrder, Launch
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import AgentOrder, BindingOrder, Launch
+from pytest_mnode.protocol.messages import Shape, WorldInfo
 
 Watchful = elastic.WatchfulAgent
 

@@ -11,9 +11,8 @@ import pytest
 from pytest_mnode import processes
 from pytest_mnode.agent import agent
 from pytest_mnode.agent.agent import WorldPart
-from pytest_mnode.protocol.agent_messages import BindingOrder, Launch
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import BindingOrder, Launch, Shape, WorldInfo
 
 
 def launch(namespace_pid: int | None = None) -> Launch:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.agent.fork_server import ForkServer
-from pytest_mnode.protocol.agent_messages import AgentOrder, Collect, StartForkServer
 from pytest_mnode.protocol.channel import Pipe
+from pytest_mnode.protocol.messages import AgentOrder, Collect, StartForkServer
 
 MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), "/tmp"))
 

@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from pytest_mnode import processes
-from pytest_mnode.protocol.agent_messages import AgentOrder
 from pytest_mnode.protocol.channel import Switchboard, new_keys
-from pytest_mnode.protocol.world import RUN
+from pytest_mnode.protocol.messages import RUN, AgentOrder
 from tests.inner import clean_env
 from tests.waiting import until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_mnode.agent.live_output import LiveFiles
+from pytest_mnode.protocol.messages import Shape, WorldInfo
 from pytest_mnode.protocol.rank_files import RankFiles
-from pytest_mnode.protocol.world import Shape, WorldInfo
 
 
 def test_only_whole_lines_are_passed_on(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pytest_mnode.agent.orders import (
     settled,
     sys_path_here,
 )
-from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
+from pytest_mnode.protocol.messages import AgentOrder, NodeEntry
 
 ORDER = AgentOrder(
     agent=1,

@@ -34,8 +34,8 @@ time.sleep(60)
 COLLECTOR = """
 from pytest_mnode.agent import fork_server
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.agent_messages import AgentOrder, StartForkServer
-from pytest_mnode.protocol.agent_messages import Collect
+from pytest_mnode.protocol.messages import AgentOrder, StartForkServer
+from pytest_mnode.protocol.messages import Collect
 fork_server.ForkServer.import_torch = lambda _: None
 fork_server.Collector = lambda *_, **__: SimpleNamespace(run=stays)
 agent, ours = Pipe.pair()

@@ -10,9 +10,8 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.agent import rank_stacks
-from pytest_mnode.protocol.agent_messages import BindingOrder, Launch, TakeStacks
+from pytest_mnode.protocol.messages import BindingOrder, Launch, Shape, TakeStacks, WorldInfo
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
-from pytest_mnode.protocol.world import Shape, WorldInfo
 from tests.waiting import soon
 
 # Both take the signal, and write nothing.

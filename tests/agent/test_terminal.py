@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.agent.terminal import TerminalHolder
-from pytest_mnode.protocol.agent_messages import DebuggerAnswer, OpenTerminal, TerminalData
+from pytest_mnode.protocol.messages import DebuggerAnswer, OpenTerminal, TerminalData
 from tests.waiting import until
 
 PLACE = ("node0", "w1", 3)

@@ -13,7 +13,6 @@ from pytest_mnode.controller import client as module
 from pytest_mnode.controller.client import Client
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.limits import Limits
-from pytest_mnode.protocol.agent_messages import Answer, Call, Death, PartLost
 from pytest_mnode.protocol.channel import LocalLine
 from pytest_mnode.protocol.launcher_requests import (
     LauncherRequest,
@@ -21,7 +20,16 @@ from pytest_mnode.protocol.launcher_requests import (
     PowerOn,
     SwitchPower,
 )
-from pytest_mnode.protocol.world import HUB, Lease, Shape, WorldInfo
+from pytest_mnode.protocol.messages import (
+    HUB,
+    Answer,
+    Call,
+    Death,
+    Lease,
+    PartLost,
+    Shape,
+    WorldInfo,
+)
 
 
 @pytest.fixture

@@ -16,16 +16,22 @@ from pytest_mnode.controller import debugging
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.debugging import DebuggerSession
-from pytest_mnode.protocol.agent_messages import Death, DebuggerAnswer, OpenTerminal, TerminalData
-from pytest_mnode.protocol.rank_messages import AskDebugger, BodyDone, DebuggerLeft
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import (
+    Call,
+    Death,
+    DebuggerAnswer,
+    OpenTerminal,
+    Shape,
+    TerminalData,
+    WorldInfo,
+)
 
 WORLD = WorldInfo("w1", Shape(2, 2), ("node0", "node1"))
-ASK = AskDebugger(2, 7)
+ASK = Call(7, "debug", (2,))
 PLACE = "node1", "w1", 2
 OPENED = DebuggerAnswer("w1", 2, "in", "out")
 CLOSED = TerminalData(*PLACE, None)
-ENDED: list[Any] = [DebuggerLeft(2, 7), CLOSED]
+ENDED: list[Any] = [Call(7, "debugger_left", (2, False)), CLOSED]
 
 
 class Stage:
@@ -45,8 +51,8 @@ class Stage:
         assert method == "order"
         self.sent.append(message)
 
-    def tell_rank(self, world: WorldInfo, rank: int, answer: DebuggerAnswer) -> None:
-        self.answers.append((rank, answer))
+    def tell_rank(self, world: WorldInfo, rank: int, call: Call) -> None:
+        self.answers.append((rank, *call.args))
 
     def next_message(self, timeout_s: float) -> Any:
         return self.inbox.popleft() if self.inbox else None
@@ -88,31 +94,31 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_debugging_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
     os.write(keys, b"p 1\n")
     output = [TerminalData(*PLACE, data) for data in ("é".encode()[:1], "é\n".encode()[1:])]
-    stage = Stage(OPENED, *output, BodyDone(0, 7), *ENDED)
-    assert not stage.session.attach(ASK, stage.hear)
+    stage = Stage(OPENED, *output, Call(7, "body_done", (0, ())), *ENDED)
+    assert not stage.session.attach(2, stage.hear)
     assert stage.answers == [(2, OPENED)]
     assert stage.sent == [OpenTerminal(*PLACE), TerminalData(*PLACE, b"p 1\n"), CLOSED]
     assert capsys.readouterr().out == "é\n"
-    assert stage.heard == [BodyDone(0, 7)]
+    assert stage.heard == [Call(7, "body_done", (0, ()))]
 
 
 def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:
     os.close(keys)
     stage = Stage(OPENED, None, None, *ENDED, OPENED, *ENDED)
     session = stage.session
-    session.attach(ASK, stage.hear)
-    session.attach(ASK, stage.hear)
+    session.attach(2, stage.hear)
+    session.attach(2, stage.hear)
     assert [m.data for m in stage.sent if isinstance(m, TerminalData)] == [b"", None, b"", None]
 
 
 def test_quitting_ends_the_session() -> None:
-    stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True), CLOSED)
-    assert stage.session.attach(ASK, stage.hear)
+    stage = Stage(OPENED, Call(7, "debugger_left", (2, True)), CLOSED)
+    assert stage.session.attach(2, stage.hear)
 
 
 def test_the_next_breakpoint_comes_before_the_terminal_is_closed() -> None:
     stage = Stage(OPENED, ENDED[0], ASK, ENDED[1], OPENED, *ENDED)
-    stage.session.attach(ASK, stage.hear)
+    stage.session.attach(2, stage.hear)
     assert stage.answers == [(2, OPENED)] * 2
     assert stage.sent == [OpenTerminal(*PLACE), CLOSED] * 2
     assert not stage.heard
@@ -122,8 +128,8 @@ def test_the_next_breakpoint_comes_before_the_terminal_is_closed() -> None:
 def test_the_first_rank_at_a_breakpoint_is_debugged() -> None:
     stage = Stage(OPENED, *ENDED)
     session = stage.session
-    session.attach(ASK, stage.hear)
-    assert not session.attach(AskDebugger(0, 7), stage.hear)
+    session.attach(2, stage.hear)
+    assert not session.attach(0, stage.hear)
     assert stage.answers[-1] == (0, DebuggerAnswer("w1", 0))
 
 
@@ -131,8 +137,8 @@ def test_the_chosen_rank_is_debugged() -> None:
     stage = Stage(OPENED, *ENDED)
     stage.debug_rank = 2
     session = stage.session
-    session.attach(AskDebugger(0, 7), stage.hear)
-    session.attach(ASK, stage.hear)
+    session.attach(0, stage.hear)
+    session.attach(2, stage.hear)
     assert stage.answers == [(0, DebuggerAnswer("w1", 0)), (2, OPENED)]
 
 
@@ -141,7 +147,7 @@ def test_a_chosen_rank_that_does_not_exist() -> None:
     stage.debug_rank = 4
     session = stage.session
     for rank in range(4):
-        assert not session.attach(AskDebugger(rank, 7), stage.hear)
+        assert not session.attach(rank, stage.hear)
     assert stage.shown == [
         "mnode: --mnode-debug-rank=4: this test has the ranks 0 to 3, and none is debugged"
     ]
@@ -151,21 +157,21 @@ def test_a_chosen_rank_that_does_not_exist() -> None:
 def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     stage.is_worker = True
-    stage.session.attach(ASK, stage.hear)
+    stage.session.attach(2, stage.hear)
     assert "cannot be debugged with pytest-xdist" in stage.answers[0][1].error
     with monkeypatch.context() as patch:
         patch.setattr(sys, "__stdin__", None)
         stage = Stage()
-        stage.session.attach(ASK, stage.hear)
+        stage.session.attach(2, stage.hear)
         assert stage.answers[0][1].error.startswith("a rank cannot be debugged: pytest has no st")
     stage = Stage(DebuggerAnswer("w1", 2, error="no pseudo-terminal on node1: No such file"))
-    stage.session.attach(ASK, stage.hear)
+    stage.session.attach(2, stage.hear)
     assert stage.answers == [
         (2, DebuggerAnswer("w1", 2, error="no pseudo-terminal on node1: No such file"))
     ]
     monkeypatch.setattr(debugging, "_ANSWER_LIMIT_S", 0.05)
     stage = Stage()
-    stage.session.attach(ASK, stage.hear)
+    stage.session.attach(2, stage.hear)
     assert stage.answers == [
         (2, DebuggerAnswer("w1", 2, error="node1 opened no terminal within 0.05 s"))
     ]
@@ -173,15 +179,15 @@ def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_that_is_never_closed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debugging, "_ANSWER_LIMIT_S", 0.05)
-    stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True))
-    assert stage.session.attach(ASK, stage.hear)
+    stage = Stage(OPENED, Call(7, "debugger_left", (2, True)))
+    assert stage.session.attach(2, stage.hear)
     assert not any(answer.error for _, answer in stage.answers)
 
 
 def test_a_rank_that_ends_closes_its_session() -> None:
     death = Death("node1", "w1", 2, 99, None, 9)
     stage = Stage(OPENED, TerminalData("node0", "w1", 1, None), death)
-    assert not stage.session.attach(ASK, stage.hear)
+    assert not stage.session.attach(2, stage.hear)
     assert stage.heard == [death]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.controller.leases import Asked
 from pytest_mnode.errors import WorldError
-from pytest_mnode.protocol.agent_messages import Death, PartLost, StopWorld
+from pytest_mnode.protocol.messages import Call, Death, PartLost
 from tests.controller.desk import Desk
 
 
@@ -46,7 +46,7 @@ def test_a_world_without_a_user_is_ended(
     kept, name = make(desk, 0), make(desk, 1)
     sent = len(desk.to_agents)
     end(desk, name)
-    assert desk.to_agents[sent:] == [StopWorld("n1", name)]
+    assert desk.to_agents[sent:] == [Call(0, "stop_world", ("n1", name))]
     assert set(desk.worlds.worlds) == {kept}
 
 
@@ -69,7 +69,7 @@ def test_a_world_that_does_not_start_is_ended() -> None:
     name = desk.ask(1, 2)
     sent = len(desk.to_agents)
     lost(desk, name)
-    assert desk.to_agents[sent:] == [StopWorld("n1", name)]
+    assert desk.to_agents[sent:] == [Call(0, "stop_world", ("n1", name))]
     assert isinstance(desk.sent[-1][1].value, WorldError)
 
 
@@ -78,5 +78,5 @@ def test_the_oldest_idle_world_makes_room() -> None:
     name, other = idle(desk, 1), idle(desk, 2)
     desk.worlds.nodes["n1"].store_port = 5
     desk.ask(1, 3, procs=2)
-    assert StopWorld("n1", name) in desk.to_agents
+    assert Call(0, "stop_world", ("n1", name)) in desk.to_agents
     assert other in desk.worlds.worlds

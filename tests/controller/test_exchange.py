@@ -15,7 +15,7 @@ import pytest
 from pytest_mnode.controller import hub as exchange
 from pytest_mnode.controller.hub import Exchange
 from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, connect, new_keys
-from pytest_mnode.protocol.world import HUB
+from pytest_mnode.protocol.messages import HUB
 
 LIMIT_S = 30.0
 CLIENT, RANK = "client/1", "rank/w1/0"

@@ -29,13 +29,6 @@ from pytest_mnode.launchers.slurm.commands import SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.limits import Limits
-from pytest_mnode.protocol.agent_messages import (
-    Answer,
-    Call,
-    Collect,
-    NodeReady,
-    StartForkServer,
-)
 from pytest_mnode.protocol.channel import Keys, LocalLine
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
@@ -48,7 +41,15 @@ from pytest_mnode.protocol.launcher_requests import (
     SetLinkUp,
     SetPairRate,
 )
-from pytest_mnode.protocol.world import BEAT, HUB, Lease
+from pytest_mnode.protocol.messages import (
+    BEAT,
+    HUB,
+    Answer,
+    Call,
+    Collect,
+    Lease,
+    StartForkServer,
+)
 
 LIMIT_S = 30.0
 SILENT_TURNS = 20
@@ -246,7 +247,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error_of_that_call_alone(
 def test_a_client_that_is_gone_gets_no_nodes(hub: Hub) -> None:
     """Its last request may be read after the news of its end."""
     for node, port in (("n0", 1), ("n1", 2)):
-        hub.switchboard.queued.append(("", HUB, pickle.dumps(NodeReady(node, port))))  # type: ignore[attr-defined]
+        hub.switchboard.queued.append(("", HUB, pickle.dumps(Call(0, "node_ready", (node, port)))))  # type: ignore[attr-defined]
     hub.local_line("client/0").send(HUB, Call(0, "forget", ("client/1",)))
     hub.local_line("client/1").send(HUB, Call(1, "lease", (2, False, "a test")))
     line = hub.local_line("client/2")
@@ -339,7 +340,7 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
 def test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why(hub: Hub) -> None:
     for node in ("n0", "n1"):
         hub.switchboard.queued.append(  # type: ignore[attr-defined]
-            ("", HUB, pickle.dumps(NodeReady(node, None)))
+            ("", HUB, pickle.dumps(Call(0, "node_ready", (node, None))))
         )
     hub.turn()
     hub._node_lost("n1", "powered off")
@@ -353,7 +354,7 @@ def test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why(hub: Hub) -
 def test_a_lost_node_is_not_back_by_what_its_agent_said_before(hub: Hub, agent: str) -> None:
     """A message may come late: once a network is back, or beside a node that is powered off."""
     hub._node_lost("n0", "powered off")
-    ready = pickle.dumps(NodeReady("n0", 4))
+    ready = pickle.dumps(Call(0, "node_ready", ("n0", 4)))
     hub.switchboard.queued.append((agent, HUB, ready))  # type: ignore[attr-defined]
     hub.turn()
     assert [state.lost for state in hub.nodes.values()] == ["powered off", ""]
@@ -363,7 +364,7 @@ def test_an_agent_is_not_heard_once_another_is_in_its_place(hub: Hub) -> None:
     hub.agents.open_again(1)
     hub.nodes["n1"].mark_booting()
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
-    ready = pickle.dumps(NodeReady("n1", 4))
+    ready = pickle.dumps(Call(0, "node_ready", ("n1", 4)))
     queued.append(("agent/1.0", HUB, ready))
     hub.turn()
     assert not hub.nodes["n1"].booted
@@ -419,7 +420,7 @@ def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, ear
     assert torch_starts(hub) == 2
     assert line.receive(0) is None
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
-    queued += [("", HUB, pickle.dumps(NodeReady(name, 1))) for name in ("n0", "n1")]
+    queued += [("", HUB, pickle.dumps(Call(0, "node_ready", (name, 1)))) for name in ("n0", "n1")]
     assert answer(hub, line) == Answer(1, Lease(2, ("n0", "n1")))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
 from pytest_mnode.errors import NodeLostError
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.world import Lease
+from pytest_mnode.protocol.messages import Lease
 
 
 def leases(count: int = 4) -> Leases:

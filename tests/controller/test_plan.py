@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.controller.plan import COSTS, _start_s
-from pytest_mnode.protocol.world import Shape
+from pytest_mnode.protocol.messages import Shape
 from pytest_mnode.spec import Criteria, default_spec_path, load_spec
 from pytest_mnode.spec.bandwidth import Collective
 from tests.certificate.conftest import RIGHT, certify

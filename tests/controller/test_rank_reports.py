@@ -12,8 +12,7 @@ from pytest_mnode.controller import rank_reports
 from pytest_mnode.controller.rank_reports import RankReports
 from pytest_mnode.outcome.merge import give_added, merge
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import PhaseReport, Shape, TornDown, WorldInfo
 
 NODES = ("node0", "node1")
 
@@ -21,10 +20,10 @@ NODES = ("node0", "node1")
 def outcome_of(phases: tuple[str, ...] = ("setup", "call", "teardown")) -> Outcome:
     states = {}
     for rank, node in enumerate(NODES):
-        state = states[rank] = RankState(rank, node, torn_down=TornDown(rank, 7))
+        state = states[rank] = RankState(rank, node, torn_down=TornDown())
         for number, when in enumerate(phases):
             times = {"duration": 0.5 + rank, "start": 10.0 + number - rank, "stop": 11.0 + number}
-            state.reports[when] = PhaseReport(rank, 7, when, "passed", times)
+            state.reports[when] = PhaseReport(when, "passed", times)
     return Outcome(WorldInfo("w1", Shape(2, 1), NODES), states, 9.0, started=9.0, stopped=15.0)
 
 
@@ -61,7 +60,7 @@ def _without_body(outcome: Outcome) -> None:
 
 
 def _leaks(outcome: Outcome) -> None:
-    outcome.states[1].torn_down = TornDown(1, 7, leaks=("thread 'x'",))
+    outcome.states[1].torn_down = TornDown(leaks=("thread 'x'",))
 
 
 def _died(outcome: Outcome) -> None:
@@ -72,7 +71,7 @@ def _printed(outcome: Outcome) -> None:
     data = outcome.states[1].reports["call"].data
     hook = pytest.TestReport("a.py::test_a", ("a.py", 1, "x"), {}, "passed", None, "call")
     outcome.states[1].reports["call"] = PhaseReport(
-        1, 7, "call", "passed", {**hook._to_json(), **data, "sections": [("out", "1")]}
+        "call", "passed", {**hook._to_json(), **data, "sections": [("out", "1")]}
     )
 
 

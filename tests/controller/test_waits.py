@@ -13,8 +13,7 @@ from pytest_mnode.controller import client as client_module
 from pytest_mnode.controller.client import Client
 from pytest_mnode.limits import Limits
 from pytest_mnode.protocol import channel
-from pytest_mnode.protocol.agent_messages import Answer, Call, StopWorld
-from pytest_mnode.protocol.world import Lease
+from pytest_mnode.protocol.messages import Answer, Call, Lease
 from tests.controller.desk import Desk
 from tests.inner import run_pytest, write_files
 
@@ -85,7 +84,7 @@ def test_a_world_without_a_waiting_client_is_stopped(came_up: bool) -> None:
     if came_up:
         desk.worlds.hello(name, 0)
     assert desk.forget(1, 3) == []
-    assert desk.forget(1, 2) == [StopWorld("n1", name)]
+    assert desk.forget(1, 2) == [Call(0, "stop_world", ("n1", name))]
     assert set(desk.worlds.worlds) == {other}
     sent = len(desk.sent)
     desk.worlds.hello(name, 0)
@@ -107,7 +106,7 @@ def test_a_world_that_never_becomes_ready_is_given_up(file: str, limit_s: float)
     assert (client, refused.seq, type(refused.value)) == ("client/n1", 2, errors.WorldError)
     assert desk.worlds.worlds == {}
     assert f"rank 0 on n1 did not start within {limit_s:.0f} s" in str(refused.value)
-    assert desk.to_agents[-1] == StopWorld("n1", name)
+    assert desk.to_agents[-1] == Call(0, "stop_world", ("n1", name))
 
 
 def test_a_withdrawn_world_that_is_not_launched_yet_never_starts() -> None:
@@ -129,7 +128,7 @@ def test_an_idle_world_answers_the_last_request_it_was_given_for() -> None:
     assert desk.ask(3, 3) == ""
     assert [m.seq for _, m in desk.sent if isinstance(m, Answer)] == [2, 3]
     assert desk.forget(3, 2) == []
-    assert desk.forget(3, 3) == [StopWorld("n3", name)]
+    assert desk.forget(3, 3) == [Call(0, "stop_world", ("n3", name))]
 
 
 def test_a_test_interrupted_while_it_waits_leaves_no_lease(tmp_path: Path) -> None:

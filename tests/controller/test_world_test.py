@@ -20,39 +20,60 @@ from pytest_mnode.controller.world_test import WorldTest
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.outcome.stuck import stuck_failures
-from pytest_mnode.protocol.agent_messages import Death, LiveOutput, PartLost, Progress, StackTexts
-from pytest_mnode.protocol.rank_messages import (
-    BodyDone,
-    CallFunction,
-    Limit,
+from pytest_mnode.protocol.messages import (
+    Call,
+    Death,
+    LiveOutput,
+    PartLost,
     PhaseReport,
+    Progress,
     RunItem,
-    TearDown,
+    Shape,
+    StackTexts,
     TornDown,
+    WorldInfo,
 )
-from pytest_mnode.protocol.world import Shape, WorldInfo
 
 WORLD = WorldInfo("w1", Shape(2, 1), ("node0", "node1"))
 Answer = Callable[[int, Any], list[Any]]
+RUN = Call(7, "run_item", (RunItem("a.py::test_a", None, True),))
 
 
 def obedient(rank: int, message: Any) -> list[Any]:
     """Messages of a rank that passes its test."""
     match message:
-        case RunItem(ordinal=n):
-            return [phase(rank, n, "setup"), phase(rank, n, "call"), BodyDone(rank, n)]
-        case TearDown(ordinal=n):
-            return [phase(rank, n, "teardown"), TornDown(rank, n)]
+        case Call(seq=n, method="run_item"):
+            return [
+                phase(rank, n, "setup"),
+                phase(rank, n, "call"),
+                Call(n, "body_done", (rank, ())),
+            ]
+        case Call(seq=n, method="tear_down"):
+            return [
+                phase(rank, n, "teardown"),
+                ended(
+                    rank,
+                    n,
+                ),
+            ]
     return []
 
 
-def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: Any) -> PhaseReport:
-    return PhaseReport(rank, ordinal, when, outcome, data)
+def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: Any) -> Call:
+    return Call(ordinal, "report", (rank, PhaseReport(when, outcome, data)))
+
+
+def ended(rank: int, ordinal: int, **fields: Any) -> Call:
+    return Call(ordinal, "ended", (rank, TornDown(**fields)))
 
 
 def fails(rank: int, message: Any) -> list[Any]:
-    if isinstance(message, RunItem):
-        return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), BodyDone(rank, 7)]
+    if message.method == "run_item":
+        return [
+            phase(rank, 7, "setup"),
+            phase(rank, 7, "call", "failed"),
+            Call(7, "body_done", (rank, ())),
+        ]
     return obedient(rank, message)
 
 
@@ -121,7 +142,7 @@ class Stopped(Stage):
     def next_message(self, timeout_s: float) -> Any:
         if not self.inbox and not self.stacks_taken:
             time.sleep(1.0)
-            self.inbox += obedient(1, RunItem(7, "client", "a.py::test_a", None, True))
+            self.inbox += obedient(1, RUN)
             self.ranks = (obedient, obedient)
             self.stacks_taken = 1
             return None
@@ -130,7 +151,7 @@ class Stopped(Stage):
 
 def ran(stage: Stage, timeout_s: float = 0.1, still_s: float = math.inf) -> Outcome:
     driven = WorldTest(cast(Client, stage), WORLD, timeout_s, still_s=still_s)
-    driven.begin_item("a.py::test_a", None, True)
+    driven.begin_item(RUN.args[0])
     return driven.end_item()
 
 
@@ -150,22 +171,31 @@ def test_passes_of_all_ranks_are_a_pass() -> None:
 
 def test_a_rank_that_needs_no_others_ends_before_them() -> None:
     def alone(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, RunItem):
+        if message.method == "run_item":
             phases = [phase(rank, 7, when) for when in ("setup", "call", "teardown")]
-            return [TornDown(rank, 7, reports=tuple(phases))]
+            return [ended(rank, 7, reports=tuple(phases))]
         return []
 
     stage = Stage(alone, obedient)
     assert ran(stage, timeout_s=30).clean
-    assert [rank for rank, message in stage.sent if isinstance(message, TearDown)] == [1]
+    assert [rank for rank, message in stage.sent if message.method == "tear_down"] == [1]
     stage = Stage(alone, alone)
     assert ran(stage, timeout_s=30).clean
-    assert not [message for _, message in stage.sent if isinstance(message, TearDown)]
+    assert not [message for _, message in stage.sent if message.method == "tear_down"]
 
 
 def test_a_rank_that_ended_alone_passes_no_test_that_another_fails() -> None:
     def alone(rank: int, message: Any) -> list[Any]:
-        return [TornDown(rank, 7)] if isinstance(message, RunItem) else []
+        return (
+            [
+                ended(
+                    rank,
+                    7,
+                )
+            ]
+            if message.method == "run_item"
+            else []
+        )
 
     outcome = ran(Stage(alone, fails), timeout_s=30)
     assert not outcome.clean
@@ -175,12 +205,12 @@ def test_a_rank_that_ended_alone_passes_no_test_that_another_fails() -> None:
 @pytest.mark.parametrize(("error", "returned"), [("", True), ("ValueError: no", False)])
 def test_a_function_returned_if_no_rank_failed_in_it(error: str, returned: bool) -> None:
     def answers(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, CallFunction):
-            return [TornDown(rank, 7, problem=error)]
+        if message.method == "call_function":
+            return [ended(rank, 7, problem=error)]
         return obedient(rank, message)
 
     driven = WorldTest(cast(Client, Stage(answers, answers)), WORLD, 30.0)
-    outcome = driven.run_function(CallFunction(7, "client", b"", group=False))
+    outcome = driven.run_function("call_function", b"", False)
     assert outcome.returned == returned
 
 
@@ -209,7 +239,7 @@ def test_no_wait_for_a_message_is_longer_than_half_a_turn() -> None:
 
 def test_teardown_waits_for_all_bodies() -> None:
     def late(rank: int, message: Any) -> list[Any]:
-        return silent(rank, message) if isinstance(message, RunItem) else obedient(rank, message)
+        return silent(rank, message) if message.method == "run_item" else obedient(rank, message)
 
     stage = Stage(obedient, late)
     outcome = ran(stage)
@@ -218,7 +248,7 @@ def test_teardown_waits_for_all_bodies() -> None:
     assert outcome.states[1].stack == "x"
     assert outcome.states[1].native == "C stack on node1"  # "x" has no line of the test
     assert outcome.states[0].native == ""
-    assert [rank for rank, message in stage.sent if isinstance(message, TearDown)] == [0]
+    assert [rank for rank, message in stage.sent if message.method == "tear_down"] == [0]
 
 
 def test_a_failure_starts_the_grace_not_the_limit() -> None:
@@ -240,7 +270,7 @@ class Busy(Stage):
             self.inbox.append(dataclasses.replace(running, running=(1,)))
             self.polls -= 1
             if self.polls == 0:
-                self.inbox += fails(1, RunItem(7, "client", "a.py::test_a", None, True))
+                self.inbox += fails(1, RUN)
                 self.ranks = (fails, obedient)
 
 
@@ -272,10 +302,10 @@ def test_calls_that_differ_end_the_test_before_its_limit() -> None:
 @pytest.mark.parametrize("when", ["setup", "call"])
 def test_a_call_that_lacks_a_skipped_rank_ends_before_the_limit(when: str) -> None:
     def skips(rank: int, message: Any) -> list[Any]:
-        if not isinstance(message, RunItem):
+        if message.method != "run_item":
             return obedient(rank, message)
         passed = [phase(rank, 7, "setup")] if when == "call" else []
-        return [*passed, phase(rank, 7, when, "skipped"), BodyDone(rank, 7)]
+        return [*passed, phase(rank, 7, when, "skipped"), Call(7, "body_done", (rank, ()))]
 
     stage = Stage(skips, silent)
     stage.records = [{0: "", 1: record(1, "[2]")}]
@@ -341,9 +371,9 @@ def test_the_earliest_of_several_limits_of_a_test_ends_it(order: tuple[float, ..
     """Each rank may set one, by a fixture that is not the same in all; here all hang at the end."""
 
     def limited(rank: int, message: Any) -> list[Any]:
-        if not isinstance(message, RunItem):
+        if message.method != "run_item":
             return []
-        return [Limit(rank, 7, order[rank], body_only=False), *obedient(rank, message)]
+        return [Call(7, "limit", (rank, order[rank], False)), *obedient(rank, message)]
 
     outcome = ran(Stage(limited, limited), timeout_s=5.0)
     assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.2)
@@ -351,7 +381,7 @@ def test_the_earliest_of_several_limits_of_a_test_ends_it(order: tuple[float, ..
 
 def test_a_failed_test_has_less_time_for_its_end() -> None:
     def hangs_at_end(rank: int, message: Any) -> list[Any]:
-        return [] if isinstance(message, TearDown) else fails(rank, message)
+        return [] if message.method == "tear_down" else fails(rank, message)
 
     outcome = ran(Stage(hangs_at_end, hangs_at_end), timeout_s=60)
     assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.05)
@@ -382,7 +412,7 @@ def test_a_rank_that_died_is_not_waited_for_at_the_end(ordinal: int, named: str)
     def dies(rank: int, message: Any) -> list[Any]:
         return [
             Death("node1", "w1", 1, 1, None, 9, ordinal=ordinal, phase="after"),
-            TornDown(0, 7, value=pickle.dumps(["OSError: full"])),
+            ended(0, 7, value=pickle.dumps(["OSError: full"])),
         ]
 
     line, of_rank_0 = sorted(exit_lines(silent, dies), key=lambda one: "OSError" in one)
@@ -437,9 +467,9 @@ def test_a_report_that_crosses_a_stack_request() -> None:
 
 def test_an_expected_failure_starts_the_grace() -> None:
     def fails(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, RunItem):
+        if message.method == "run_item":
             call = phase(rank, 7, "call", "skipped", wasxfail="known")
-            return [phase(rank, 7, "setup"), call, BodyDone(rank, 7)]
+            return [phase(rank, 7, "setup"), call, Call(7, "body_done", (rank, ()))]
         return obedient(rank, message)
 
     outcome = ran(Stage(fails, silent), timeout_s=60)
@@ -447,9 +477,9 @@ def test_an_expected_failure_starts_the_grace() -> None:
     assert outcome.states[1].stuck_in
 
 
-def dying(ordinal: int | None, at: type[Any], marked: str = "call") -> Answer:
+def dying(ordinal: int | None, at: str, marked: str = "call") -> Answer:
     def answer(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, at):
+        if message.method == at:
             return [Death("node1", "w1", rank, 1, 3, None, ordinal=ordinal, phase=marked)]
         return obedient(rank, message)
 
@@ -457,13 +487,13 @@ def dying(ordinal: int | None, at: type[Any], marked: str = "call") -> Answer:
 
 
 def test_a_death_leaves_other_ranks_less_time_than_a_failure() -> None:
-    outcome = ran(Stage(silent, dying(7, RunItem)), timeout_s=60)
+    outcome = ran(Stage(silent, dying(7, "run_item")), timeout_s=60)
     assert (outcome.timed_out, outcome.grace_s) == ("", 0.05)
     assert outcome.states[0].stuck_in
 
 
-@pytest.mark.parametrize("at", [RunItem, TearDown])
-def test_a_death_is_never_clean(at: type[Any]) -> None:
+@pytest.mark.parametrize("at", ["run_item", "tear_down"])
+def test_a_death_is_never_clean(at: str) -> None:
     outcome = ran(Stage(obedient, dying(7, at)), timeout_s=30)
     assert not outcome.clean
     assert outcome.states[1].death is not None
@@ -473,7 +503,7 @@ def test_a_death_is_never_clean(at: type[Any]) -> None:
 def test_a_death_that_is_known_at_the_end_does_not_pass() -> None:
     def answer(rank: int, message: Any) -> list[Any]:
         died = Death("node1", "w1", rank, 1, 3, None, ordinal=7, phase="after")
-        return obedient(rank, message) + ([died] if isinstance(message, TearDown) else [])
+        return obedient(rank, message) + ([died] if message.method == "tear_down" else [])
 
     outcome = ran(Stage(answer, obedient), timeout_s=30)
     assert not outcome.clean
@@ -490,19 +520,19 @@ def test_messages_without_end_do_not_keep_a_test() -> None:
 
 
 def test_a_death_that_belongs_to_the_test_before() -> None:
-    outcome = ran(Stage(silent, dying(6, RunItem, "after")), timeout_s=30)
+    outcome = ran(Stage(silent, dying(6, "run_item", "after")), timeout_s=30)
     assert [death.rank for death in outcome.stillborn] == [1]
     assert not outcome.clean
     assert outcome.stopped >= outcome.started
 
 
 def test_a_death_before_any_test_belongs_to_this_one() -> None:
-    assert not ran(Stage(obedient, dying(None, RunItem, ""))).stillborn
+    assert not ran(Stage(obedient, dying(None, "run_item", ""))).stillborn
 
 
 def test_messages_about_another_test_or_world_are_ignored() -> None:
     def confused(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, RunItem):
+        if message.method == "run_item":
             return [
                 phase(rank, 6, "call", "failed"),
                 Death("node1", "w0", rank, 1, 3, None),
@@ -525,8 +555,8 @@ def test_messages_about_another_test_or_world_are_ignored() -> None:
 )
 def test_ranks_that_are_not_used_again(last: dict[str, Any]) -> None:
     def ends_so(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, TearDown):
-            return [phase(rank, 7, "teardown"), TornDown(rank, 7, **last)]
+        if message.method == "tear_down":
+            return [phase(rank, 7, "teardown"), ended(rank, 7, **last)]
         return obedient(rank, message)
 
     assert not ran(Stage(obedient, ends_so), timeout_s=30).clean
@@ -552,7 +582,7 @@ def calls_of_a_test(ranks: int) -> int:
     driven = WorldTest(cast(Client, stage), world, 60.0)
     sys.setprofile(count)
     try:
-        driven.begin_item("a.py::test_a", None, True)
+        driven.begin_item(RUN.args[0])
         outcome = driven.end_item()
     finally:
         sys.setprofile(None)

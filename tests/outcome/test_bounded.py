@@ -6,8 +6,7 @@ import pytest
 
 from pytest_mnode.outcome.merge import MOST_SECTIONS, merge
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import PhaseReport, Shape, TornDown, WorldInfo
 
 RANKS = 512
 NODES = tuple(f"node{n}" for n in range(RANKS // 8))
@@ -37,9 +36,9 @@ def test_each_rank_fails_differently() -> None:
             sections=[("Captured stdout call", f"{rank**2}\n" * 100)],
         )
         reports[rank] = {"call": report}
-        state.reports["call"] = PhaseReport(rank, 1, "call", "failed", {})
+        state.reports["call"] = PhaseReport("call", "failed", {})
         state.at["call"] = state.failed_at = 1.0 + rank
-        state.torn_down = TornDown(rank, 1)
+        state.torn_down = TornDown()
     found = merged(outcome_of(all_states), reports)
     text = found.longreprtext
     assert text.startswith("[rank 0 of 512 on node0: first]\nvalue 0 is wrong")
@@ -69,8 +68,8 @@ def test_each_rank_hangs_with_different_output_and_stack() -> None:
 def test_each_rank_leaves_something_different_behind() -> None:
     all_states = states()
     for rank, state in all_states.items():
-        state.reports["call"] = PhaseReport(rank, 1, "call", "passed", {})
-        state.torn_down = TornDown(rank, 1, leaks=(f"child process {rank + 1000}", "thread 'x'"))
+        state.reports["call"] = PhaseReport("call", "passed", {})
+        state.torn_down = TornDown(leaks=(f"child process {rank + 1000}", "thread 'x'"))
     text = merged(outcome_of(all_states), {}).longreprtext
     assert "rank 3 on node0 left child process 1003 behind" in text
     assert "and 496 more" in text

@@ -32,7 +32,7 @@ from pytest_mnode.outcome.call_record import (
     read,
 )
 from pytest_mnode.outcome.calls import absent, agree, difference, is_deadlock, passed_difference
-from pytest_mnode.protocol.rank_messages import Made
+from pytest_mnode.protocol.messages import Made
 from pytest_mnode.rank.recorder import Recorder, arguments
 
 SUM = "of [2] float32 with SUM"

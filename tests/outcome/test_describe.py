@@ -9,7 +9,7 @@ import pytest
 
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.outcome.describe import death_line, died_of, ended_text, places, ranks_text
-from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.messages import Death
 from pytest_mnode.protocol.rank_files import nccl_causes
 
 NO_KILLS = OomKills(0)

@@ -12,10 +12,8 @@ from pytest_mnode.outcome.failures import raised_in
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.ranks_repr import RanksRepr
-from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
-from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
-from pytest_mnode.protocol.world import Shape, WorldInfo
 from pytest_mnode.rank.reports import plain
 
 LOST = "RuntimeError: Connection closed by peer"
@@ -58,13 +56,13 @@ class Ranks:
         for rank, state in self.states.items():
             for when in PASSED:
                 self.say(rank, report(when, "passed"), 0.0)
-            state.body_done, state.torn_down = True, TornDown(rank, 1)
+            state.body_done, state.torn_down = True, TornDown()
 
     def say(self, rank: int, made: Any, at: float) -> None:
         self.reports[rank][made.when] = made
         data = {"wasxfail": made.wasxfail} if hasattr(made, "wasxfail") else {}
         state = self.states[rank]
-        state.reports[made.when] = PhaseReport(rank, 1, made.when, made.outcome, data)
+        state.reports[made.when] = PhaseReport(made.when, made.outcome, data)
         state.at[made.when] = at
         if made.failed:
             state.failed_at = at
@@ -437,7 +435,7 @@ def test_subtests_of_ranks_are_merged_one_by_one(
             one = report("call", "failed" if failed else "passed", "wrong" if failed else None)
             one.context = name[0]
             partial[rank].append(one)
-            ranks.states[rank].partial.append((1.0, PhaseReport(rank, 1, "call", one.outcome, {})))
+            ranks.states[rank].partial.append((1.0, PhaseReport("call", one.outcome, {})))
     made = merge(ranks.outcome, ranks.reports, "a.py::t", ("a.py", 1, "t"), {}, partial=partial)
     assert [r.outcome for r in made if hasattr(r, "context")] == outcomes
     [body] = [r for r in made if r.when == "call" and not hasattr(r, "context")]

@@ -9,8 +9,7 @@ from pytest_mnode.outcome.call_record import PENDING, SEPARATOR
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited, stacks_of, stuck_failures, whereabouts
-from pytest_mnode.protocol.rank_messages import TornDown
-from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.protocol.messages import Shape, TornDown, WorldInfo
 
 TORCH = f'  File "{distributed_c10d.__file__}", line 1 in barrier'
 RECV = TORCH.replace("barrier", "recv")
@@ -31,7 +30,7 @@ def test_equal_ranks_together() -> None:
     of = outcome(6)
     of.states[1].stack = stack(9)
     of.states[2].lost = "its node is lost"
-    of.states[3].torn_down = TornDown(3, 1)
+    of.states[3].torn_down = TornDown()
     of.states[4].body_done = True
     of.states[5].stack, of.states[5].state = "", "its process is stopped (SIGSTOP)"
     text = "\n".join(whereabouts(of))
@@ -165,5 +164,5 @@ def test_the_ranks_that_others_wait_for() -> None:
     assert awaited(of, {0}) == "rank 2 of 3 on node2"
     of.states[2].lost = "its node is lost"
     assert awaited(of, set()) == "ranks 0-1 of 3 on node0,node1"
-    of.states[0].torn_down = of.states[1].torn_down = TornDown(0, 1)
+    of.states[0].torn_down = of.states[1].torn_down = TornDown()
     assert awaited(of, set()) == ""

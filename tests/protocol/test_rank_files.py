@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.controller.pool import new_log_dir
-from pytest_mnode.protocol.agent_messages import Progress
+from pytest_mnode.protocol.messages import Progress, Shape, WorldInfo
 from pytest_mnode.protocol.rank_files import (
     ProgressFile,
     RankFiles,
@@ -22,7 +22,6 @@ from pytest_mnode.protocol.rank_files import (
     tail_of_fd,
     take_output,
 )
-from pytest_mnode.protocol.world import Shape, WorldInfo
 from tests.inner import run_pytest, write_files
 
 

@@ -18,7 +18,7 @@ from pytest_mnode.launchers.rack.sockets import board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
 from pytest_mnode.machine.numa import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
-from pytest_mnode.protocol.agent_messages import BindingOrder, RankStart
+from pytest_mnode.protocol.messages import BindingOrder, RankStart
 from pytest_mnode.rank import accelerators, binding, mempolicy
 from pytest_mnode.rank.binding import Binding, Share, shares
 from tests.launchers.test_sockets import write

@@ -19,7 +19,7 @@ from pytest_mnode.jobs.slurm.queued import POLL_JOB_S, Change, JobHistory, Queue
 from pytest_mnode.jobs.slurm.sbatch import Request, submitting
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.launchers.slurm import JobState
-from pytest_mnode.protocol.world import RUN
+from pytest_mnode.protocol.messages import RUN
 
 
 class SubmittedJob(LaunchedJob):

@@ -20,7 +20,6 @@ from pytest_mnode.launchers.rack.protocol import Booted, Lost, Setup
 from pytest_mnode.launchers.rack.sockets import Layout
 from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.numa import numa_cores
-from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import (
     LauncherRequest,
     LinkRates,
@@ -30,6 +29,7 @@ from pytest_mnode.protocol.launcher_requests import (
     SetPairRate,
     SwitchPower,
 )
+from pytest_mnode.protocol.messages import RankStart
 
 ENTER = str(Path(__file__).with_name("enter.py"))
 FABRIC = Link("fab0", 200.0)

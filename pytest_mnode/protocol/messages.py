@@ -1,14 +1,71 @@
-"""Messages between the hub, its clients and the agents on nodes, and of an agent's fork server."""
+"""Messages of the processes of a run, and the values in them: worlds, leases, reports, stacks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.machine.tcp import TcpState
-from pytest_mnode.protocol.world import WorldInfo
+
+if TYPE_CHECKING:
+    from pytest_mnode.charts import Chart
+    from pytest_mnode.measurement import Measurement
+
+HUB = "hub"
+BEAT = b"mnode-is-there"
+"""Heartbeat of agents to the hub, and of the hub to agents on other machines, in raw bytes."""
+RUN = "MNODE_RUN"
+"""Environment variable of processes started on nodes; its value is the directory of their run."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a world: `nodes` × `procs_per_node` ranks."""
+
+    nodes: int
+    procs_per_node: int
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.procs_per_node
+
+    def __str__(self) -> str:
+        return f"{self.nodes}×{self.procs_per_node}"
+
+
+@dataclass(frozen=True)
+class WorldInfo:
+    """The controller's description of a world.
+
+    nodes: name of the node of each group rank.
+    new_group: the world's next test shares no process group with an earlier test.
+    own_imports: each rank imported for itself the test modules that cannot be shared.
+    only_in_ranks: node ids of tests that some of its ranks have and the controller does not have.
+    """
+
+    id: str
+    shape: Shape
+    nodes: tuple[str, ...]
+    new_group: bool = True
+    log_dir: str = ""
+    own_imports: bool = False
+    only_in_ranks: tuple[str, ...] = ()
+
+    def node_of(self, rank: int) -> str:
+        return self.nodes[rank // self.shape.procs_per_node]
+
+    def place(self, rank: int) -> str:
+        return f"rank {rank} on {self.node_of(rank)}"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Nodes that a client has exclusively until it gives them back."""
+
+    id: int
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -84,14 +141,6 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class StopWorld:
-    """End a node's part of a world, with every process that it started."""
-
-    node: str
-    world: str
-
-
-@dataclass(frozen=True)
 class TakeStacks:
     """Request the stacks of a node's ranks.
 
@@ -103,15 +152,6 @@ class TakeStacks:
     world: str
     poll_id: int | None = None
     native: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class NodeReady:
-    """Ranks can be started on a node. store_port: for the next world whose first node it is; None:
-    the node's namespaces have ended instead."""
-
-    node: str
-    store_port: int | None
 
 
 @dataclass(frozen=True)
@@ -241,19 +281,17 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class LauncherForked:
-    """The first process of a node's part of a world was forked; `pid` is its pid."""
-
-    node: str
-    world: str
-    pid: int
-
-
-@dataclass(frozen=True)
 class Call:
-    """A call of the hub's method `on_METHOD`, whose first argument is an Asked if it has an answer.
+    """A call of a method of the process that gets it: nearly all messages are calls.
 
-    seq: of the Answer that the client waits for; 0 if the method has none.
+    seq: to the hub, of the Answer that the client waits for, 0 if the method has none; between a
+    client and its ranks, the ordinal of the test or function.
+
+    The methods of the hub are `on_METHOD` in `controller.hub`; their first argument is an Asked if
+    they have an answer. Those of a rank are in `rank.entry.serve`, those of a test, with the rank
+    as first argument, in `WorldTest`. An agent has two: stop_world(node, world) ends a node's part
+    of a world, with every process that it started; forked(node, world, pid) says that the first
+    process of such a part was forked.
     """
 
     seq: int
@@ -317,7 +355,7 @@ class OpenTerminal:
 
 @dataclass(frozen=True)
 class DebuggerAnswer:
-    """The answer to OpenTerminal, and to the rank's AskDebugger.
+    """The answer to OpenTerminal, and to a rank that asks for the debugger.
 
     reads, writes: paths of the rank's terminal; "" if another rank is debugged. term: the value of
     TERM. error: why this rank cannot be debugged; "" if one can.
@@ -350,3 +388,77 @@ class LiveOutput:
 
     world: str
     lines: dict[int, list[str]] = field(default_factory=dict)
+
+
+TIMES = frozenset(("duration", "start", "stop"))
+"""Fields of a passed report that differ between ranks if nothing was captured or added."""
+
+Made = tuple[tuple[str, int, int], ...]
+"""The calls of one rank in a test: by group or channel their number, and a digest of what must be
+equal in all ranks of the group."""
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """A pytest report as pytest serialises it; for a plain pass only its TIMES.
+
+    partial: an additional report, such as a subtest's, and not pytest's own report of setup, call
+    or teardown. unexpected_pass: the outcome is failed, because the body passed against its mark.
+    apart: the outcome is skipped, by a mark that may depend on the rank's own variables.
+    """
+
+    when: str
+    outcome: str
+    data: dict[str, Any]
+    partial: bool = False
+    unexpected_pass: bool = False
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class TornDown:
+    """The test, or the function, is over, and the rank waits for its next order. `leaks` are lines
+    for the user; a world with leaks is not reused.
+
+    problem: what made it fail; of a function the whole error, whose last lines are `summary`.
+    value: what the function returned, by cloudpickle.
+    entered: how many operations of the default process group this rank has entered so far.
+    made: its calls in this test, if they can be compared with those of other ranks.
+    new_group: the store holds keys of destroyed groups, which the next group would find.
+    holds_group: a fixture of wide scope made a process group, which the next test uses.
+    absent: this rank does not have the test, whose file may decide so by the rank's own variables.
+    data: of other plugins, by the name of the adaptor in `contrib`.
+    """
+
+    leaks: tuple[str, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    warnings: tuple[tuple[Any, ...], ...] = ()
+    reusable: bool = True
+    new_group: bool = False
+    holds_group: bool = False
+    problem: str = ""
+    entered: int | None = None
+    made: Made | None = None
+    reports: tuple[PhaseReport, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    suite_properties: tuple[tuple[str, Any], ...] = ()
+    absent: bool = False
+    data: dict[str, Any] = field(default_factory=dict)
+    value: bytes = b""
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class RunItem:
+    """A test to run. keep_group: if False, a test that uses a process group gets a new one.
+
+    next_nodeid: node id of the controller's next test, wherever that test runs. keep: node id of
+    the innermost collector whose fixtures outlive this test; None: no fixture does. shared_tmp: a
+    new directory that all ranks see; "" if there is none.
+    """
+
+    nodeid: str
+    next_nodeid: str | None
+    keep_group: bool
+    keep: str | None = None
+    shared_tmp: str = ""
