@@ -309,7 +309,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
     "between two looks, or two tries": (
         "evidence/file.py _SYNC_S",
         "agent/agent.py _ENDING_TURN_S",
-        "agent/collector.py _REAP_S",
         "agent/fork_server.py _REAP_S",
         "agent/live_output.py TURN_S",
         "controller/world_test.py MOST_POLL_S",
@@ -357,7 +356,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "measuring/tools/beside_nic.py _LOOK_EVERY_S",
         "measuring/tools/perftest_pairs.py _POLL_S",
         "measuring/tools/perftest_pairs.py _RETRY_S",
-        "rank/operation_counts.py _PERIOD_S",
+        "rank/recorder.py _PERIOD_S",
         "rank/shared_test.py _POLL_S",
         "reference_job/checkpoint/loading.py _LOOK_AGAIN_S",
         "reference_job/checkpoint/saving.py _LOOK_AGAIN_S",

@@ -31,10 +31,11 @@ POINT_TO_POINT = ("recv", "recv_object_list", "send", "send_object_list")
 """Calls that wait for one other rank, not for all ranks of a group."""
 _RECORDER = "/pytest_mnode/rank/recorder.py"
 """File whose frames are between the test and every collective."""
-_COUNTS = "/pytest_mnode/rank/operation_counts.py"
+_COUNTS = "_count_for_ever"
+"""Function of rank.recorder, in a thread of its own."""
 _REPORTS = "pytest_runtest_makereport"
 _FINISHES = "finish_device"
-"""Function of rank.device_work that waits for the device."""
+"""Function of rank.session that waits for the device."""
 _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
@@ -42,7 +43,6 @@ _HIDDEN = (
     "/pytest_mnode/contrib/",
     "/pytest_mnode/processes.py",
     "/pytest_mnode/rank/debugger.py",
-    "/pytest_mnode/rank/device_work.py",
     "/pytest_mnode/rank/entry.py",
     "/pytest_mnode/rank/session.py",
     "/torch/multiprocessing/",
@@ -244,8 +244,9 @@ def _tells(thread: str) -> bool:
     Not if it is in C++ only, or counts operations. Not if torch itself imports its modules and what
     they need: NCCL's watchdog does so, to print Python stacks when a collective has failed.
     """
-    files = [match[1] for match in map(_FRAME.match, thread.splitlines()) if match]
-    if any(file.endswith(_COUNTS) for file in files):
+    frames = [match for match in map(_FRAME.match, thread.splitlines()) if match]
+    files = [frame[1] for frame in frames]
+    if any(frame[3] == _COUNTS for frame in frames):
         return False
     if not files:
         return not thread.startswith("Thread ")

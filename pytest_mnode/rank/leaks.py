@@ -21,8 +21,8 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.marks import may_leave
-from pytest_mnode.rank.operation_counts import OPERATION_COUNTS
 from pytest_mnode.rank.process_group import LAST_GROUP, GroupKeeper
+from pytest_mnode.rank.recorder import OPERATION_COUNTS
 from pytest_mnode.rank.wide_fixtures import WideFixtures
 from pytest_mnode.suites import suite_of
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
-from pytest_mnode.rank import operation_counts
+from pytest_mnode.rank import recorder
 from pytest_mnode.rank.world import World
 
 _BACKENDS_OF_DEVICES = ("nccl", "xccl", "hccl")
@@ -127,7 +127,7 @@ class GroupKeeper:
         self.made = dist.group.WORLD
         _tell_ranks(self.made, self.world.size)
         if self.backend in _BACKENDS_OF_DEVICES:
-            operation_counts.start()
+            recorder.start_counts()
         return self.made
 
     def _connect(self) -> Any:

@@ -3,8 +3,10 @@
 The file can be read when the rank cannot answer: while it hangs, holds the GIL or is dead.
 Of collectives only the public names of `torch.distributed` are wrapped, not the functions that its
 own modules call, so that a collective is recorded once. Sends and receives are recorded also where
-torch makes them itself, such as for objects and batches. Collectives that C++ starts
-(DistributedDataParallel, functional collectives) are only counted: see operation_counts.
+torch makes them itself, such as for objects and batches.
+DistributedDataParallel and functional collectives begin theirs in C++, and on a device the call
+returns at once, so that no stack shows in which one a rank waits. The backend counts them all, and
+the numbers are recorded.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import sleep  # a test may replace time.sleep
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -419,3 +422,32 @@ def _handled() -> str:
     file, line = (own or code)[-1]
     text = traceback.format_exception_only(error)[-1].partition("\n")[0].replace(SEPARATOR, " ")
     return f", after {file.rpartition('/')[2]}:{line} raised {text}"
+
+
+OPERATION_COUNTS = "mnode-operation-counts"
+"""Name of the thread."""
+_PERIOD_S = 0.25
+
+
+def start_counts() -> None:
+    """Record the counts from now on, in a thread: the main thread may wait for its device."""
+    if all(thread.name != OPERATION_COUNTS for thread in threading.enumerate()):
+        threading.Thread(target=_count_for_ever, name=OPERATION_COUNTS, daemon=True).start()
+
+
+def record_counts() -> None:
+    """Record the counts once."""
+    recorder = Recorder.current
+    if recorder is None or not dist.is_initialized():
+        return
+    groups: list[Any] = list(distributed_c10d._world.pg_map)
+    for group in groups:
+        # Not every backend counts, and the group may be destroyed meanwhile.
+        with contextlib.suppress(RuntimeError, ValueError, KeyError):
+            recorder.count(group, group._get_sequence_number_for_group())
+
+
+def _count_for_ever() -> None:
+    while True:
+        sleep(_PERIOD_S)
+        record_counts()

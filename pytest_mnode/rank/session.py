@@ -7,6 +7,7 @@ between its body and its teardown until the controller has received messages fro
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -26,9 +27,8 @@ from pytest_mnode.protocol.messages import (
     TornDown,
 )
 from pytest_mnode.protocol.rank_files import size
-from pytest_mnode.rank import debugger, here, live_output, reports, wide_fixtures
+from pytest_mnode.rank import debugger, here, live_output, recorder, reports, wide_fixtures
 from pytest_mnode.rank.debugger import Debugger
-from pytest_mnode.rank.device_work import finish_device
 from pytest_mnode.rank.leaks import LeakCheck
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.reports import Recorded
@@ -381,4 +381,29 @@ class RankSession:
             made=rank.calls.made(),
             suite_properties=self.recorded.take_properties(),
             charts=tuple(charts_kept_by(item)),
+        )
+
+
+def finish_device() -> None:
+    """Wait until the device has finished this process's work; fail the test if that fails.
+
+    Takes about 10 µs if the device is idle. Kernels and NCCL collectives continue after the call
+    that began them has returned. Without this wait, a kernel that fails, or a collective that
+    another rank never calls, would disturb the next test. `outcome.stacks` recognises a waiting
+    rank by the name of this function.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    recorder.record_counts()  # exact before this rank says that it has ended the body
+    failed = ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        failed = str(error).partition("\n")[0]
+    if failed:  # outside the handler, whose error pytest would show as well
+        pytest.fail(
+            f"{failed}; it came to light when the body had ended: run with CUDA_LAUNCH_BLOCKING=1, "
+            "which shows the line",
+            pytrace=False,
         )

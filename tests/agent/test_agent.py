@@ -140,7 +140,7 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     try:
         made.fork_server.send(Collected())
         ready = [made.next_message() for _ in NODES]
-        assert [message.node for message in ready] == ["n0", "n1"]
+        assert [message.args[0] for message in ready] == ["n0", "n1"]
         yield made
     finally:
         made.close()

@@ -10,7 +10,7 @@ import pytest
 
 _PROGRAM = """
 from pathlib import Path
-from pytest_mnode.agent.collector import joined_one_by_one
+from pytest_mnode.agent.fork_server import joined_one_by_one
 
 def huge_kib():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

@@ -21,14 +21,14 @@ def stays(*_, **__):
     time.sleep(60)
 """
 LAUNCHER = """
-from pytest_mnode.agent import collector
+from pytest_mnode.agent import fork_server
 from pytest_mnode.machine import namespaces
 sys.modules["pytest_mnode.agent.elastic"] = SimpleNamespace(main=stays)
 namespaces.enter = lambda pid: print(os.getpid(), flush=True)
-collector.take_fds = lambda *_: (socket.socket().detach(), None)
+fork_server.take_fds = lambda *_: (socket.socket().detach(), None)
 world = SimpleNamespace(id="w1")
 launch = SimpleNamespace(node="n0", world=world, node_rank=1, namespace_pid={pid})
-collector.fork_launcher(None, launch, SimpleNamespace(close=lambda: None), None)
+fork_server.fork_launcher(None, launch, SimpleNamespace(close=lambda: None), None)
 time.sleep(60)
 """
 COLLECTOR = """

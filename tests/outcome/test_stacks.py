@@ -271,7 +271,7 @@ def test_a_rank_that_waits_for_its_device_after_the_body() -> None:
     text = dump(
         (f"{TORCH}/cuda/__init__.py", 1162, "synchronize"),
         (
-            "/venv/lib/python3.12/site-packages/pytest_mnode/rank/device_work.py",
+            "/venv/lib/python3.12/site-packages/pytest_mnode/rank/session.py",
             31,
             "finish_device",
         ),

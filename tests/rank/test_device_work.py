@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_mnode.rank import device_work
+from pytest_mnode.rank.session import finish_device
 from tests.inner import InnerRun, run_pytest, write_files
 
 
@@ -18,7 +18,7 @@ def test_a_late_device_error_belongs_to_the_test(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(pytest.fail.Exception) as caught:
-        device_work.finish_device()
+        finish_device()
     assert str(caught.value) == (
         "CUDA error: device-side assert triggered; it came to light when the body had ended: run "
         "with CUDA_LAUNCH_BLOCKING=1, which shows the line"
@@ -27,7 +27,7 @@ def test_a_late_device_error_belongs_to_the_test(
 
 def test_an_unused_device_is_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it was started"))
-    device_work.finish_device()
+    finish_device()
 
 
 WAITS = """
@@ -76,12 +76,12 @@ COUNTS = """
     import torch
     import torch.distributed as dist
 
-    from pytest_mnode.rank import operation_counts
+    from pytest_mnode.rank import recorder
 
 
     @pytest.fixture
     def counted(process_group):
-        operation_counts.start()
+        recorder.start_counts()
 
 
     kept = []
@@ -162,4 +162,4 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(run: InnerRun) -> None:
     assert ") that rank 0 waits in" in str(left)
     assert "waits in a collective of the default group at test_counts.py:" in str(left)
     assert "rank 1 of 2 on local1: first]\nno end within 2 s: did not enter the " in str(absent)
-    assert "operation_counts" not in f"{left}{absent}"
+    assert "_count_for_ever" not in f"{left}{absent}"
