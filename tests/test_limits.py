@@ -116,6 +116,7 @@ FOR_EVER = {
     ),
     "each thread ends by the limit of its store": ("criteria/launching/rendezvous.py thread.join",),
     "it is done": (
+        "controller/hub.py found.result",
         "criteria/preflight/datagrams.py f.result",
         "criteria/preflight/datagrams.py future.result",
         "gang/watch.py doing.result",

@@ -39,17 +39,21 @@ _DEFAULTS = {
 class RunDirectories:
     """Directories of a run on this machine, and the endpoint of its hub.
 
-    endpoints: the hub's endpoint by node, if nodes differ. logs_are_temporary: the user named no
-    log_dir. open_files: limit of open files of this machine's processes except this one; None if
-    that limit is no lower than this process's.
+    endpoints: the hub's endpoint by node, if nodes differ. open_files: limit of open
+    files of this machine's processes except this one; None if that limit is no lower than this
+    process's.
     """
 
     endpoint: str
     endpoints: Mapping[str, str]
     run_dir: str
     log_dir: str
-    logs_are_temporary: bool = True
     open_files: int | None = None
+
+    @property
+    def logs_are_temporary(self) -> bool:
+        """Whether logs are deleted with run_dir: the user named no log_dir."""
+        return self.log_dir.startswith(self.run_dir)
 
 
 @dataclass(slots=True)

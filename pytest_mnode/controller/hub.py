@@ -16,11 +16,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from pytest_mnode.controller.agents import Agents, RunDirectories
-from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
+from pytest_mnode.controller.leases import Leases, NodesRequest, NodeState
+from pytest_mnode.controller.requests import Asked, Requests, Withdrawn, change
 from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError, WorldError
 from pytest_mnode.launchers.node import Launcher
@@ -38,7 +40,6 @@ from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
     NodeCommands,
-    PowerOff,
     PowerOn,
     SwitchPower,
 )
@@ -51,11 +52,13 @@ from pytest_mnode.protocol.messages import (
     Collected,
     Death,
     DebuggerAnswer,
+    Lease,
     LiveOutput,
     PartLost,
     StackTexts,
     StartForkServer,
     TerminalData,
+    WorldInfo,
 )
 
 CHECK_S = 0.25
@@ -207,10 +210,7 @@ _BEAT_S = 1.0
 
 
 class Hub(Exchange):
-    """The hub's thread: start it by `start()`, use it by a Client, end it by `on_stop` and `join`.
-
-    failure: the error after which no request can be granted.
-    """
+    """The hub's thread: start it by `start()`, use it by a Client, end it by `on_stop`, `join`."""
 
     def __init__(
         self,
@@ -226,23 +226,32 @@ class Hub(Exchange):
         # Only the time in which the hub could listen counts for limits.
         self._now = self.agents.clock.now
         self.nodes: dict[str, NodeState] = {}
+        self.requests = Requests(self._answer)
         self.leases = Leases(self.nodes)
         self.worlds = Worlds(
             facts, self.leases, self.send, self._to_agent, launcher.rank_start, now=self._now
         )
         self.collect: Collect | None = None
         self._ranks_wanted = False
-        self.failure: MnodeError | None = None
         self._begun = False
         self._boot_deadline = 0.0
         self._next_check = 0.0
         self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
         self._gone_clients: set[str] = set()
-        self._switching: dict[str, threading.Thread] = {}
-        """The last thread that switches each node's power; the next one waits for it."""
+        self._switching: dict[str, Future[None]] = {}
+        """The end of the last request to switch each node's power; the next one waits for it."""
         # Other machines may take a minute to import torch, so they do that only if ranks need it.
         self._ranks_are_cheap = launcher.shared_kernel
+
+    @property
+    def failure(self) -> MnodeError | None:
+        """The error after which no request can be granted."""
+        return self.leases.failure
+
+    def turn(self) -> None:
+        super().turn()
+        self.requests.go_on()
 
     def failed(self, error: Exception) -> None:
         # Clients of a hub that ended would wait for ever, so it reports the error and continues.
@@ -264,21 +273,22 @@ class Hub(Exchange):
         call = message if isinstance(message, Call) else None
         if call is not None and source in self._gone_clients:
             return  # sent before it ended, and read late: it would hold its nodes for ever
-        asked = [Asked(source, call.seq)] if call is not None and call.seq else []
-        try:
+        if call is not None and call.seq:
+            asked = Asked(source, call.seq)
+            self.requests.begin(asked, self._called(asked, call))
+            return
+        with contextlib.suppress(MnodeError):
             if call is None:
                 self._from_below(agent, message)
             else:
-                getattr(self, f"on_{call.method}")(*asked, *call.args)
-        except Exception as error:
-            for client in asked:  # waits for an answer, whatever the error
-                self._answer(client, error)
-            if not isinstance(error, MnodeError):
-                raise
+                getattr(self, f"on_{call.method}")(*call.args)
+
+    async def _called(self, asked: Asked, call: Call) -> Any:
+        return await getattr(self, f"on_{call.method}")(asked, *call.args)
 
     def _answer(self, asked: Asked, value: Any) -> None:
-        if isinstance(value, Exception) and not isinstance(value, MnodeError):
-            value = ClusterError(f"{type(value).__name__}: {value}")
+        if isinstance(value, Exception):
+            value = _known(value)
         try:
             payload = pickle.dumps(Answer(asked.seq, value))
         except Exception as error:  # it is a launcher's of other people, or holds theirs
@@ -292,7 +302,7 @@ class Hub(Exchange):
         if state is not None:
             self.send(self.agents.peer(state.agent), message)
 
-    # Calls of clients; see Call.
+    # Calls of clients; see Call. Those with an answer are coroutines.
 
     def on_start(self) -> None:
         """Start nodes and agents; also import torch if nodes share this machine's kernel."""
@@ -306,51 +316,83 @@ class Hub(Exchange):
             if collect.ranks:
                 self._want_ranks()
 
-    def on_lease(self, asked: Asked, *request: Any) -> None:
-        """A Lease. request: see NodesRequest."""
+    async def on_lease(self, asked: Asked, *request: Any) -> Lease:
+        """request: see NodesRequest."""
         wanted = NodesRequest(asked, *request)
         self._start(ranks=wanted.ranks or self._ranks_are_cheap)
-        self.leases.queue.append(wanted)
-        self._grant()
+        return await self.leases.lease(wanted)
 
-    def on_lease_idle_worlds(self, asked: Asked) -> None:
+    async def on_lease_idle_worlds(self, asked: Asked) -> tuple[Lease, tuple[WorldInfo, ...]]:
         """A Lease of no node, and all idle worlds, as they are; their nodes stay free."""
         lease = self.leases.lease_no_node(asked)
-        self._answer(asked, (lease, self.worlds.lease_idle(lease.id)))
+        return lease, self.worlds.lease_idle(lease.id)
 
     def on_release(self, lease: int) -> None:
         self.worlds.stop_leased(lease)
         self.leases.give_back(lease)
-        self._grant()
 
-    def on_open_world(self, asked: Asked, *request: Any) -> None:
-        """A WorldInfo. request: see Opening."""
-        if self.failure is not None:
-            raise self.failure
-        self._want_ranks()
-        self.worlds.opening.append(Opening(asked, *request))
-        self.worlds.open()
+    async def on_open_world(self, asked: Asked, *request: Any) -> WorldInfo:
+        """request: see Opening."""
+        if self.failure is None:
+            self._want_ranks()
+        return await self.worlds.open(Opening(asked, *request))
 
     def on_close_world(self, name: str, reusable: bool, new_group: bool, held: bool) -> None:
         self.worlds.close(name, reusable, new_group, held)
 
-    def on_ask_launcher(self, asked: Asked, request: LauncherRequest) -> None:
+    async def on_ask_launcher(self, _: Asked, request: LauncherRequest) -> Any:
+        """The launcher's answer."""
         self._start()
-        if not isinstance(request, DescribeRun):
-            self._ask_launcher(asked, request)
-        elif self.nodes:
-            self._answer(asked, self._description())
-        else:
-            raise self.failure or MnodeError("there are no nodes")
+        match request:
+            case DescribeRun() if self.nodes:
+                return self._description()
+            case DescribeRun():
+                raise self.failure or MnodeError("there are no nodes")
+            case SwitchPower():
+                return await self._switch_power(request)
+            case _:
+                return await self._ask_launcher(request)
+
+    async def _switch_power(self, request: SwitchPower) -> Any:
+        """Switch a node's power after earlier requests to do so, unless one of them never ends."""
+        before, done = self._switching.get(request.node), Future[None]()
+        self._switching[request.node] = done
+        end = self._now() + self.launcher.limits.imported_s
+        try:
+            await _until(lambda: before is None or before.done() or self._now() > end)
+            value = await self._ask_launcher(request)
+            if isinstance(request, PowerOn):
+                self._boot_agent(request.node)
+            else:
+                self._node_lost(request.node, "powered off")
+            return value
+        finally:
+            done.set_result(None)
+
+    async def _ask_launcher(self, request: LauncherRequest) -> Any:
+        """Ask the launcher in a thread of its own, so that it does not block the hub."""
+        found: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                found.set_result(self._of_launcher(request))
+            except Exception as error:
+                found.set_exception(_known(error))
+            self.soon(lambda: None)  # the hub lets the request go on
+
+        name = f"mnode-{type(request).__name__}"
+        threading.Thread(target=work, name=name, daemon=True).start()
+        await _until(found.done)
+        return found.result()
 
     def on_forget(self, client: str, seq: int | None = None) -> None:
         """Free what a client has that is gone, or no longer waits for the answer to `seq`."""
         if seq is None:
             self._gone_clients.add(client)
         self.worlds.forget(client, seq)
-        for lease in self.leases.forget(client, seq):
+        self.requests.withdraw(client, seq)
+        for lease in self.leases.of(client, seq):
             self.on_release(lease)
-        self._grant()  # the next request in the queue may have waited behind the dropped one
 
     def on_order(self, message: Any) -> None:
         """Send a message to the agent of its node."""
@@ -374,41 +416,23 @@ class Hub(Exchange):
             return
         state.mark_booted(port)
         self._suspects.pop(name, None)
-        self._grant()
-        self.worlds.open()
 
     def on_hello(self, world: str, rank: int, only_here: tuple[str, ...] = ()) -> None:
         """A rank has started. only_here: tests for ranks that it has and the controller has not."""
         self.worlds.hello(world, rank, only_here)
 
-    def _grant(self) -> None:
-        """Answer the requests for nodes that can be answered now."""
-        if self.failure is not None:
-            self._refuse_all(self.failure)
-            return
-        for asked, answer in self.leases.answers():
-            self._answer(asked, answer)
-
     def _fail(self, error: MnodeError) -> None:
         """Refuse every request, queued or later, with this error: the pool no longer works."""
-        self.failure = self.failure or error
-        self._refuse_all(self.failure)
+        self.leases.failure = self.failure or error
         self.worlds.fail_all(str(error))
-
-    def _refuse_all(self, failure: MnodeError) -> None:
-        waiting: list[NodesRequest | Opening] = [*self.leases.queue, *self.worlds.opening]
-        self.leases.queue.clear()
-        self.worlds.opening.clear()
-        for request in waiting:
-            self._answer(request.asked, failure)
 
     def _from_below(self, agent: int | None, message: Any) -> None:
         """agent: the sender's number, if it is one. message: None for a heartbeat."""
         match message:
             case None if agent is not None:
                 self.agents.heard(agent)
-                if not self._ranks_are_cheap and self.leases.speak(self.agents.nodes[agent]):
-                    self._grant()
+                if not self._ranks_are_cheap:
+                    self.leases.speak(self.agents.nodes[agent])
             case Collected(failure=str(text)) if text and agent is not None:
                 self._agent_lost(agent, text)
             case Collected(files):
@@ -446,7 +470,6 @@ class Hub(Exchange):
         if now < self._next_check:
             return
         self._next_check = now + CHECK_S
-        self.worlds.check_limits()
         if not self._begun or self.failure:
             return
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
@@ -489,27 +512,6 @@ class Hub(Exchange):
         if not self.launcher.shared_kernel:
             self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
-        self._grant()
-
-    def _ask_launcher(self, asked: Asked, request: LauncherRequest) -> None:
-        """Ask the launcher in a thread of its own, so that it does not block the hub."""
-
-        def work() -> None:
-            value, error = None, None
-            if before is not None:
-                before.join(self.launcher.limits.imported_s)
-            try:
-                value = self._of_launcher(request)
-            except Exception as caught:
-                error = caught
-            self.soon(partial(self._launcher_answered, asked, request, value, error))
-
-        name = f"mnode-{type(request).__name__}"
-        thread, before = threading.Thread(target=work, name=name, daemon=True), None
-        if isinstance(request, SwitchPower):
-            before = self._switching.get(request.node)
-            self._switching[request.node] = thread
-        thread.start()
 
     def _of_launcher(self, request: LauncherRequest) -> Any:
         match request:
@@ -538,19 +540,6 @@ class Hub(Exchange):
             limits=launcher.limits,
         )
 
-    def _launcher_answered(
-        self, asked: Asked, request: LauncherRequest, value: Any, error: Exception | None
-    ) -> None:
-        try:
-            match request:
-                case PowerOn(node) if error is None:
-                    self._boot_agent(node)
-                case PowerOff(node) if error is None:
-                    self._node_lost(node, "powered off")
-        except Exception as refused:
-            error = refused
-        self._answer(asked, error or value)
-
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
         if not state.lost and name not in self._suspects:
@@ -565,3 +554,17 @@ class Hub(Exchange):
             state.node = self.agents.open_again(state.agent)
         except (MnodeError, OSError) as error:
             self._node_lost(name, str(error))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait, also if nobody waits for the request any more, because its end changes nodes."""
+    while not condition():
+        with contextlib.suppress(Withdrawn):
+            await change()
+
+
+def _known(error: Exception) -> MnodeError:
+    """The error; one that clients know if it is of another kind."""
+    if isinstance(error, MnodeError):
+        return error
+    return ClusterError(f"{type(error).__name__}: {error}")

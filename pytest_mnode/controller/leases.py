@@ -7,25 +7,13 @@ queue is strict, so small requests do not starve a large one. Pure: no sockets, 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.controller.requests import Asked, change
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.protocol.messages import Lease
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A client, and the number of its call that waits for an answer."""
-
-    client: str
-    seq: int
-
-    def is_of(self, client: str, seq: int | None) -> bool:
-        """Whether it is of this client, and if given the call `seq`."""
-        return self.client == client and seq in (None, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +72,16 @@ class LeaseState:
 
 
 class Leases:
-    """The queue of requests, and the leases that are granted (`out`)."""
+    """The queue of requests, and the leases that are granted (`out`).
+
+    failure: the error after which nothing can be granted.
+    """
 
     def __init__(self, nodes: dict[str, NodeState]) -> None:
         self.nodes = nodes
         self.out: dict[int, LeaseState] = {}
-        self.queue: deque[NodesRequest] = deque()
+        self.queue: list[NodesRequest] = []
+        self.failure: MnodeError | None = None
         self._ids = itertools.count(1)
 
     def lease_no_node(self, asked: Asked) -> Lease:
@@ -104,25 +96,23 @@ class Leases:
             if state.lease == lease_id:
                 state.lease = None
 
-    def forget(self, client: str, seq: int | None = None) -> list[int]:
-        """Drop a client's queued requests; returns the leases it holds. seq: only this request."""
-        self.queue = deque(one for one in self.queue if not one.asked.is_of(client, seq))
+    def of(self, client: str, seq: int | None = None) -> list[int]:
+        """The leases that a client holds. seq: only that of this request."""
         return [lease.id for lease in self.out.values() if lease.asked.is_of(client, seq)]
 
-    def answers(self) -> list[tuple[Asked, Lease | MnodeError]]:
-        """The answers that can be given now.
+    async def lease(self, request: NodesRequest) -> Lease:
+        """The nodes of a request, once it is its turn and they are free.
 
-        A request that waits for a node to boot again does not hold up those behind it.
+        A request that waits for a node to boot again does not hold up those behind it. Raises
+        ClusterError if there will never be such nodes, and `failure`.
         """
-        answers: list[tuple[Asked, Lease | MnodeError]] = []
-        for request in list(self.queue):
-            answer = self._answer(request)
-            if answer is not None:
-                self.queue.remove(request)
-                answers.append((request.asked, answer))
-            elif not self._needs_boot(request):
-                break
-        return answers
+        self.queue.append(request)
+        try:
+            while (lease := self._lease(request)) is None:
+                await change()
+        finally:
+            self.queue.remove(request)
+        return lease
 
     def _needs_boot(self, request: NodesRequest) -> bool:
         """Whether a request can only be granted once a node has booted again."""
@@ -131,14 +121,17 @@ class Leases:
         wanted = len(self.nodes) if request.nodes is None else request.nodes
         return bool(away) and (there < wanted or any(s.node.name in request.on for s in away))
 
-    def speak(self, nodes: Sequence[Node]) -> bool:
-        """Note that the agent of `nodes` answers; returns whether that is new."""
-        new = [s for node in nodes if not (s := self.nodes[node.name]).up and not s.lost]
-        for state in new:
-            state.up = True
-        return bool(new)
+    def speak(self, nodes: Sequence[Node]) -> None:
+        """Note that the agent of `nodes` answers."""
+        for state in (self.nodes[node.name] for node in nodes):
+            state.up = not state.lost
 
-    def _answer(self, request: NodesRequest) -> Lease | MnodeError | None:
+    def _lease(self, request: NodesRequest) -> Lease | None:
+        if self.failure is not None:
+            raise self.failure
+        before = itertools.takewhile(lambda one: one is not request, self.queue)
+        if not all(self._needs_boot(one) for one in before):
+            return None
         states = list(self.nodes.values())
         lost = [s for s in states if s.lost]
         ready = [s for s in states if s.booted or (s.up and not request.ranks)]
@@ -147,9 +140,9 @@ class Leases:
             return None
         wanted = len(states) if request.nodes is None else request.nodes
         if wanted > len(states) - len(lost):
-            return _too_few(request, wanted, len(states), lost)
+            raise _too_few(request, wanted, len(states), lost)
         if gone := [s for s in lost if s.node.name in request.on]:
-            return _lost(f"{request.label} needs {', '.join(request.on)}", gone)
+            raise _lost(f"{request.label} needs {', '.join(request.on)}", gone)
         free = [s for s in ready if s.lease is None]
         if request.on:
             free = [s for s in free if s.node.name in request.on]

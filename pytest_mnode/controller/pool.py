@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -23,19 +22,11 @@ from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.channel import Keys, Switchboard, new_keys
+from pytest_mnode.protocol.channel import Switchboard, new_keys
 from pytest_mnode.spec import Spec
 
 _STOP_LIMIT_S = 20.0
 _LONGEST_SOCKET_PATH = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The hub's endpoint and keys, passed to pytest-xdist workers."""
-
-    endpoint: str
-    keys: Keys
 
 
 LOOPBACK = "127.0.0.1"
@@ -81,16 +72,15 @@ class Pool:
                 log_dir.mkdir()
             else:
                 log_dir = self.kept_logs = new_log_dir(settings.log_dir)
-            secret, keys = new_keys()
-            switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
+            secret, self.keys = new_keys()
+            switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, self.keys)
             undo.callback(switchboard.close)
-            self.address = Address(switchboard.endpoint, keys)
+            self.endpoint = switchboard.endpoint
             place = RunDirectories(
                 endpoint=switchboard.endpoint,
                 endpoints=_endpoints(self.launcher, switchboard),
                 run_dir=str(self.run_dir),
                 log_dir=str(log_dir),
-                logs_are_temporary=settings.log_dir is None,
                 open_files=before,
             )
             numa = spec.criteria.numa
@@ -105,7 +95,7 @@ class Pool:
                 fabric=spec.fabric.interfaces if near_nics else (),
                 limits=self.launcher.limits,
             )
-            self.hub = Hub(self.launcher, switchboard, keys, facts, place)
+            self.hub = Hub(self.launcher, switchboard, self.keys, facts, place)
             name = f"client/{os.getpid()}"
             self.client = Client(
                 name, self.hub.local_line(name), settings.limits(nodes), alone=True

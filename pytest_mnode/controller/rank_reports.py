@@ -29,81 +29,75 @@ MOST_WARNINGS = 20
 """Maximum number of different warnings shown per test."""
 
 
-class RankReports:
-    """Merges the reports of ranks in the controller's pytest."""
+def merged(item: pytest.Item, outcome: Outcome, later: Later = None) -> list[pytest.TestReport]:
+    """Pytest reports of a test that ran in ranks; the last holds the certificate's data.
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
+    later: measures in place of ranks that failed before they measured.
+    """
+    keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
+    own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
+    plain: list[pytest.TestReport] = []
+    for when in PHASES:
+        sent = {r: s.reports[when] for r, s in outcome.states.items() if when in s.reports}
+        passed = pytest.TestReport(item.nodeid, item.location, keywords, "passed", None, when)
+        for rank, report in _read_all(item.config, sent, passed).items():
+            own[rank][when] = report
+        if sent:
+            plain.append(passed)
+    partial = {
+        rank: [_read(item.config, {**r.data, "nodeid": item.nodeid}) for _, r in state.partial]
+        for rank, state in outcome.states.items()
+        if state.partial
+    }
+    shared = all(list(phases.values()) == plain for phases in own.values())
+    if shared and not partial and outcome.plainly_passed:
+        reports, properties = plain, properties_of(outcome)  # there is nothing to merge
+        for report in reports:
+            report.user_properties = [*properties]
+    else:
+        reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
+    torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
+    nodes = outcome.world.nodes
+    measurements = summed_up(
+        {rank: [_with_nodes(m, nodes) for m in t.measurements] for rank, t in torn.items()}
+    )
+    charts = charts_of(t.charts for t in torn.values())
+    failed = next((report for report in reports if report.failed), None)
+    if failed is not None and not measurements and later is not None:
+        measurements = _measured_later(failed, later)
+    recorded = {rank: t.suite_properties for rank, t in torn.items()}
+    attach_suite_properties(reports[-1], recorded_by_all(recorded, len(outcome.states)))
+    describe(reports[-1], item, measurements, nodes, charts)
+    return reports
 
-    def merged(
-        self, item: pytest.Item, outcome: Outcome, later: Later = None
-    ) -> list[pytest.TestReport]:
-        """Pytest reports of a test that ran in ranks; the last holds the certificate's data.
 
-        later: measures in place of ranks that failed before they measured.
-        """
-        keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
-        own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
-        plain: list[pytest.TestReport] = []
-        for when in PHASES:
-            sent = {r: s.reports[when] for r, s in outcome.states.items() if when in s.reports}
-            passed = pytest.TestReport(item.nodeid, item.location, keywords, "passed", None, when)
-            for rank, report in self._read_all(sent, passed).items():
-                own[rank][when] = report
-            if sent:
-                plain.append(passed)
-        partial = {
-            rank: [self._read({**r.data, "nodeid": item.nodeid}) for _, r in state.partial]
-            for rank, state in outcome.states.items()
-            if state.partial
-        }
-        shared = all(list(phases.values()) == plain for phases in own.values())
-        if shared and not partial and outcome.plainly_passed:
-            reports, properties = plain, properties_of(outcome)  # there is nothing to merge
-            for report in reports:
-                report.user_properties = [*properties]
-        else:
-            reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
-        torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
-        nodes = outcome.world.nodes
-        measurements = summed_up(
-            {rank: [_with_nodes(m, nodes) for m in t.measurements] for rank, t in torn.items()}
-        )
-        charts = charts_of(t.charts for t in torn.values())
-        failed = next((report for report in reports if report.failed), None)
-        if failed is not None and not measurements and later is not None:
-            measurements = _measured_later(failed, later)
-        recorded = {rank: t.suite_properties for rank, t in torn.items()}
-        attach_suite_properties(reports[-1], recorded_by_all(recorded, len(outcome.states)))
-        describe(reports[-1], item, measurements, nodes, charts)
-        return reports
+def _read_all(
+    config: pytest.Config, sent: dict[int, PhaseReport], passed: pytest.TestReport
+) -> dict[int, pytest.TestReport]:
+    """Reports of one phase by rank. Plain passes, which are nearly all of thousands, share one
+    report, `passed`, with the longest duration."""
+    plain = [report.data for report in sent.values() if report.data.keys() == TIMES]
+    if plain:
+        passed.duration = max(data["duration"] for data in plain)
+        passed.start = min(data["start"] for data in plain)
+        passed.stop = max(data["stop"] for data in plain)
+    return {
+        rank: passed if report.data.keys() == TIMES else _read(config, report.data)
+        for rank, report in sent.items()
+    }
 
-    def _read_all(
-        self, sent: dict[int, PhaseReport], passed: pytest.TestReport
-    ) -> dict[int, pytest.TestReport]:
-        """Reports of one phase by rank. Plain passes, which are nearly all of thousands, share one
-        report, `passed`, with the longest duration."""
-        plain = [report.data for report in sent.values() if report.data.keys() == TIMES]
-        if plain:
-            passed.duration = max(data["duration"] for data in plain)
-            passed.start = min(data["start"] for data in plain)
-            passed.stop = max(data["stop"] for data in plain)
-        return {
-            rank: passed if report.data.keys() == TIMES else self._read(report.data)
-            for rank, report in sent.items()
-        }
 
-    def _read(self, data: dict[str, Any]) -> pytest.TestReport:
-        """A rank's report; a plain TestReport if this process does not have its class."""
-        hook = self._config.hook.pytest_report_from_serializable
-        try:
-            report = hook(config=self._config, data=dict(data))
-        except Exception:  # the class is a plugin's, and pytest or the plugin may fail on it
-            report = None
-        if not isinstance(report, pytest.TestReport):
-            report = hook(config=self._config, data={**data, "$report_type": "TestReport"})
-            assert isinstance(report, pytest.TestReport)
-        return report
+def _read(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport:
+    """A rank's report; a plain TestReport if this process does not have its class."""
+    hook = config.hook.pytest_report_from_serializable
+    try:
+        report = hook(config=config, data=dict(data))
+    except Exception:  # the class is a plugin's, and pytest or the plugin may fail on it
+        report = None
+    if not isinstance(report, pytest.TestReport):
+        report = hook(config=config, data={**data, "$report_type": "TestReport"})
+        assert isinstance(report, pytest.TestReport)
+    return report
 
 
 def _with_nodes(measurement: Measurement, nodes: Sequence[str]) -> Measurement:

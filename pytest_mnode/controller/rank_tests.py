@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pytest_mnode import marks
+from pytest_mnode.controller import rank_reports
 from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds, Keep, stops
-from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
+from pytest_mnode.controller.rank_reports import Later, Warner
 from pytest_mnode.controller.session import Run
 from pytest_mnode.controller.shared_tmp import SharedTmp
 from pytest_mnode.controller.world_test import WorldTest, may_run_exit_handlers, run_exit_handlers
@@ -57,7 +58,6 @@ class ItemRunner:
         self._run = run
         self._held_worlds = held_worlds
         self._shared_tmp = SharedTmp(run)
-        self._reports = RankReports(run.config)
         self._warner = Warner(run.config)
         self.quits = False
         """Whether the user ended the run from the debugger of the last test."""
@@ -89,7 +89,7 @@ class ItemRunner:
         if self.quits and all(state.failed_at is None for state in outcome.states.values()):
             reports = []
         else:
-            reports = self._reports.merged(item, outcome, self._asked_later(need))
+            reports = rank_reports.merged(item, outcome, self._asked_later(need))
         if shared_tmp is not None:
             self._shared_tmp.end(shared_tmp, item, reports)
         for state in outcome.states.values():

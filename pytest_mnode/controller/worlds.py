@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_mnode.controller.leases import Asked, Leases, NodeState
-from pytest_mnode.errors import MnodeError, NodeLostError, WorldError
+from pytest_mnode.controller.leases import Leases, NodeState
+from pytest_mnode.controller.requests import Asked, change
+from pytest_mnode.errors import NodeLostError, WorldError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.limits import Limits
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.protocol.messages import (
-    Answer,
     BindingOrder,
     Call,
     Death,
@@ -68,7 +68,8 @@ class WorldState:
     """A world and its user; `lease` is None while it is idle.
 
     held_by: the only client that may get it, because fixtures of its tests live there; or "".
-    notice: of a rank's death, for the user, unless a test has reported it.
+    notice: of a rank's death, for the user, unless a test has reported it. not_started: why it did
+    not start; "" if it has, or still may.
     """
 
     info: WorldInfo
@@ -77,9 +78,14 @@ class WorldState:
     deadline: float
     hello: set[int] = field(default_factory=set)
     broken: bool = False
-    ready: bool = False
     held_by: str = ""
     notice: str = ""
+    not_started: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of its ranks have started."""
+        return len(self.hello) == self.info.shape.size
 
     @property
     def idle(self) -> bool:
@@ -106,7 +112,6 @@ class Worlds:
         self.facts = facts
         self.leases = leases
         self.worlds: dict[str, WorldState] = {}
-        self.opening: list[Opening] = []
         self.notices: list[str] = []
         self._own_imports: dict[str, str] = {}
         self._send = send
@@ -127,32 +132,40 @@ class Worlds:
             names = [os.path.relpath(f, rootdir) for f in sorted(new) if new[f] == why]
             self.notices.append(f"{listed(names, most=_MOST_FILES)}: {why}")
 
-    def open(self) -> None:
-        """Serve the requests for worlds whose nodes are ready."""
-        waiting, self.opening = self.opening, []
-        for request in waiting:
-            asked, lease = request.asked, self.leases.out.get(request.lease)
-            if lease is None:
-                self._answer(asked, WorldError(_NO_LEASE))
-                continue
+    async def open(self, request: Opening) -> WorldInfo:
+        """A world, once its ranks are up. Raises WorldError, and the failure of the leases."""
+        while True:
+            if self.leases.failure is not None:
+                raise self.leases.failure
+            if (lease := self.leases.out.get(request.lease)) is None:
+                raise WorldError(_NO_LEASE)
             names = request.nodes or lease.nodes
             shape = Shape(len(names), request.procs_per_node)
             own = request.file in self._own_imports
             fit = [] if request.fresh else self._idle(shape, names, own)
             idle = _best(fit, request.held)
             if idle is not None:
-                idle.lease, idle.asked = lease.id, asked
-                self._answer(asked, idle.info)
-            elif lost := [n for n in names if self.nodes[n].lost]:
+                idle.lease, idle.asked = lease.id, request.asked
+                return idle.info
+            if lost := [n for n in names if self.nodes[n].lost]:
                 text = f"node {lost[0]} is lost: {self.nodes[lost[0]].lost}"
-                self._answer(asked, NodeLostError(lost[0], text))
-            elif self._can_launch(names):
-                self._launch(request, names, shape)
-            else:
-                self.opening.append(request)
+                raise NodeLostError(lost[0], text)
+            if self._can_launch(names):
+                return await self._started(self._launch(request, names, shape))
+            await change()
 
-    def _answer(self, asked: Asked, value: WorldInfo | MnodeError) -> None:
-        self._send(asked.client, Answer(asked.seq, value))
+    async def _started(self, world: WorldState) -> WorldInfo:
+        while not world.ready:
+            if not world.not_started and self._now() > world.deadline:
+                missing = sorted(set(range(world.info.shape.size)) - world.hello)
+                places = ", ".join(world.info.place(rank) for rank in missing)
+                limit = f"{self._limit_s(world.info):.0f} s"
+                slow = "raise --mnode-start-limit if slow"
+                self._launch_failed(world, f"{places} did not start within {limit}; {slow}")
+            if world.not_started:
+                raise WorldError(world.not_started)
+            await change()
+        return world.info
 
     def _idle(self, shape: Shape, names: Sequence[str], own: bool) -> list[WorldState]:
         alike = (shape, tuple(names), own)
@@ -170,13 +183,13 @@ class Worlds:
         states = [self.nodes[name] for name in names]
         return all(s.booted for s in states) and states[0].store_port is not None
 
-    def _launch(self, request: Opening, names: Sequence[str], shape: Shape) -> None:
+    def _launch(self, request: Opening, names: Sequence[str], shape: Shape) -> WorldState:
         self._make_room(names)
         name = f"w{next(self._ids)}"
         own = request.file in self._own_imports
         info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir, own_imports=own)
         deadline = self._now() + self._limit_s(info)
-        self.worlds[name] = WorldState(info, request.lease, request.asked, deadline)
+        world = self.worlds[name] = WorldState(info, request.lease, request.asked, deadline)
         leader = self.nodes[names[0]]
         port = leader.store_port
         assert port is not None
@@ -184,6 +197,7 @@ class Worlds:
         for node_rank, node in enumerate(names):
             addr = leader.node.address
             self._to_agent(node, self._order(info, node, node_rank, addr, port))
+        return world
 
     def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
         node = self.nodes[name].node
@@ -206,7 +220,7 @@ class Worlds:
                 self.stop(world.info.id)
 
     def hello(self, name: str, rank: int, only_here: tuple[str, ...] = ()) -> None:
-        """Note that a rank has started; after the last one, give the world to its client."""
+        """Note that a rank has started; after the last one, the world is ready."""
         world = self.worlds.get(name)
         if world is None:
             return
@@ -214,9 +228,6 @@ class Worlds:
         if only_here:
             tests = dict.fromkeys((*world.info.only_in_ranks, *only_here))
             world.info = replace(world.info, only_in_ranks=tuple(tests))
-        if len(world.hello) == world.info.shape.size and not world.broken:
-            world.ready = True
-            self._answer(world.asked, world.info)
 
     def close(self, name: str, reusable: bool, new_group: bool = False, held: bool = False) -> None:
         """Take a world back from its client: keep it idle if it is reusable, else stop it.
@@ -246,7 +257,6 @@ class Worlds:
 
     def forget(self, client: str, seq: int | None) -> None:
         """Stop worlds that a client requested (if given, by request `seq`) and will not use."""
-        self.opening = [one for one in self.opening if not one.asked.is_of(client, seq)]
         for world in list(self.worlds.values()):
             asked = world.lease is not None and world.asked.is_of(client, seq)
             if asked or (seq is None and world.held_by == client):
@@ -277,17 +287,6 @@ class Worlds:
                 self.stop(world.info.id)
             else:
                 self.to_owner(world.info.id, PartLost(name, world.info.id, text))
-        self.open()
-
-    def check_limits(self) -> None:
-        now = self._now()
-        for world in list(self.worlds.values()):
-            if not world.ready and now > world.deadline:
-                missing = sorted(set(range(world.info.shape.size)) - world.hello)
-                places = ", ".join(world.info.place(rank) for rank in missing)
-                limit = f"{self._limit_s(world.info):.0f} s"
-                slow = "raise --mnode-start-limit if slow"
-                self._launch_failed(world, f"{places} did not start within {limit}; {slow}")
 
     def _limit_s(self, world: WorldInfo) -> float:
         return self.facts.limits.ranks_s(imports=world.own_imports)
@@ -303,8 +302,7 @@ class Worlds:
     def _launch_failed(self, world: WorldState, why: str) -> None:
         self.stop(world.info.id)
         nodes = ", ".join(world.info.nodes)
-        text = f"a world of {world.info.shape} ranks on {nodes} did not start: {why}"
-        self._answer(world.asked, WorldError(text))
+        world.not_started = f"a world of {world.info.shape} ranks on {nodes} did not start: {why}"
 
     def to_owner(self, name: str, message: Any) -> None:
         """Send a message to the client that has this world, if any."""

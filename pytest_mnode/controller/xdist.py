@@ -72,8 +72,8 @@ class XdistController:
         except MnodeError as error:
             raise pytest.UsageError(str(error)) from None
         node.workerinput[_INPUT] = {
-            "endpoint": pool.address.endpoint,
-            "keys": asdict(pool.address.keys),
+            "endpoint": pool.endpoint,
+            "keys": asdict(pool.keys),
             "client": f"client/{node.gateway.id}-{os.getpid()}",
             "number": next(self._numbers),
             "nodes": run.nodes,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
+from pytest_mnode.controller.leases import Leases, NodesRequest, NodeState
+from pytest_mnode.controller.requests import Asked, Requests
 from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.protocol.messages import Answer
 
 
 class Desk:
@@ -14,11 +16,15 @@ class Desk:
 
     def __init__(self, idle_worlds: int = 4) -> None:
         names = [f"n{i}" for i in range(4)]
+        self.sent: list[tuple[str, Any]] = []
+        self.requests = Requests(
+            lambda asked, value: self.sent.append((asked.client, Answer(asked.seq, value)))
+        )
         leases = Leases({name: NodeState(Node(name, 0, "127.0.0.1"), 0, True, 1) for name in names})
         for name in names:
-            leases.queue.append(NodesRequest(Asked(f"client/{name}", 1), 1, False, name))
-        leases.answers()
-        self.sent: list[tuple[str, Any]] = []
+            asked = Asked(f"client/{name}", 1)
+            self.requests.begin(asked, leases.lease(NodesRequest(asked, 1, False, name)))
+        self.sent.clear()
         self.to_agents: list[Any] = []
         self.clock_s = 0.0
         self.worlds = Worlds(
@@ -33,12 +39,18 @@ class Desk:
         """The name of the launched world; "" if none is."""
         before = set(self.worlds.worlds)
         asked = Asked(f"client/n{number}", seq)
-        self.worlds.opening.append(Opening(asked, number + 1, procs, False, file=file))
-        self.worlds.open()
+        opening = Opening(asked, number + 1, procs, False, file=file)
+        self.requests.begin(asked, self.worlds.open(opening))
         return next(iter(set(self.worlds.worlds) - before), "")
+
+    def has_started(self, world: str) -> None:
+        """The only rank of a world has started."""
+        self.worlds.hello(world, 0)
+        self.requests.go_on()
 
     def forget(self, number: int, seq: int) -> list[Any]:
         """Messages to agents when a request is withdrawn."""
         count = len(self.to_agents)
         self.worlds.forget(f"client/n{number}", seq)
+        self.requests.withdraw(f"client/n{number}", seq)
         return self.to_agents[count:]

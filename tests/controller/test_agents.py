@@ -50,9 +50,7 @@ class TwoMachines(Launcher):
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
     ends = {"n0": "tcp://10.0.0.9:1", "n1": "tcp://10.1.0.9:1"}
-    place = RunDirectories(
-        "ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024
-    )
+    place = RunDirectories("ipc:///x/hub", ends, str(tmp_path), str(tmp_path), open_files=1024)
     launcher: Any = TwoMachines(runs)
     made = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
     made.open()

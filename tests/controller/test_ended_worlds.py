@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_mnode.controller.leases import Asked
+from pytest_mnode.controller.requests import Asked
 from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.messages import Call, Death, PartLost
 from tests.controller.desk import Desk
@@ -15,7 +15,7 @@ from tests.controller.desk import Desk
 def up(desk: Desk, number: int) -> str:
     """The name of a world that is ready."""
     name = desk.ask(number, 2)
-    desk.worlds.hello(name, 0)
+    desk.has_started(name)
     return name
 
 
@@ -27,6 +27,7 @@ def idle(desk: Desk, number: int) -> str:
 
 def lost(desk: Desk, name: str) -> None:
     desk.worlds.broke(PartLost("n1", name, "gone"))
+    desk.requests.go_on()
 
 
 @pytest.mark.parametrize(

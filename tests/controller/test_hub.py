@@ -284,7 +284,7 @@ def test_a_request_that_meets_an_error_nobody_foresaw_is_refused_with_it(
     def fails(*_: object) -> None:
         raise KeyError("n7")
 
-    monkeypatch.setattr(hub.leases, "answers", fails)
+    monkeypatch.setattr(hub.leases, "_lease", fails)
     line = hub.local_line("client/1")
     line.send(HUB, Call(1, "lease", (1, False, "a test")))
     with pytest.raises(KeyError):

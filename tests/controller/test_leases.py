@@ -4,36 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
+from pytest_mnode.controller.leases import Leases, NodesRequest, NodeState
+from pytest_mnode.controller.requests import Asked, Requests
 from pytest_mnode.errors import NodeLostError
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.protocol.messages import Lease
 
 
-def leases(count: int = 4) -> Leases:
-    nodes = {
-        f"node{i}": NodeState(Node(f"node{i}", i, "127.0.0.1"), 0, True, 1000) for i in range(count)
-    }
-    return Leases(nodes)
+class Desk(Leases):
+    """Leases with the requests that wait for them, and the answers."""
+
+    def __init__(self, count: int = 4) -> None:
+        nodes = [Node(f"node{i}", i, "127.0.0.1") for i in range(count)]
+        super().__init__({node.name: NodeState(node, 0, True, 1000) for node in nodes})
+        self.answers: list[tuple[Asked, Any]] = []
+        self.requests = Requests(lambda asked, answer: self.answers.append((asked, answer)))
+
+    def forget(self, client: str, seq: int | None = None) -> list[int]:
+        self.requests.withdraw(client, seq)
+        return self.of(client, seq)
 
 
 def ask(
-    desk: Leases, client: str, nodes: int | None, exclusive: bool = False, seq: int = 1
+    desk: Desk,
+    client: str,
+    nodes: int | None,
+    exclusive: bool = False,
+    *,
+    seq: int = 1,
+    on: tuple[str, ...] = (),
 ) -> None:
-    desk.queue.append(NodesRequest(Asked(client, seq), nodes, exclusive, f"test of {client}"))
+    asked = Asked(client, seq)
+    request = NodesRequest(asked, nodes, exclusive, f"test of {client}", on)
+    desk.requests.begin(asked, desk.lease(request))
 
 
-def granted(desk: Leases) -> dict[str, tuple[str, ...]]:
-    return {asked.client: a.nodes for asked, a in desk.answers() if isinstance(a, Lease)}
+def granted(desk: Desk) -> dict[str, tuple[str, ...]]:
+    """The nodes that clients got since the last call."""
+    desk.requests.go_on()
+    answers, desk.answers = desk.answers, []
+    return {asked.client: a.nodes for asked, a in answers if isinstance(a, Lease)}
 
 
 def test_two_requests_get_disjoint_nodes_and_a_third_waits() -> None:
-    desk = leases()
+    desk = Desk()
     for client in "abc":
         ask(desk, client, 2)
     assert granted(desk) == {"a": ("node0", "node1"), "b": ("node2", "node3")}
@@ -42,7 +62,7 @@ def test_two_requests_get_disjoint_nodes_and_a_third_waits() -> None:
 
 
 def test_a_small_request_does_not_overtake_a_large_one() -> None:
-    desk = leases()
+    desk = Desk()
     ask(desk, "a", 2)
     ask(desk, "large", None)
     ask(desk, "small", 1)
@@ -52,7 +72,7 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
 
 
 def test_an_exclusive_lease_is_alone() -> None:
-    desk = leases()
+    desk = Desk()
     ask(desk, "a", 1)
     ask(desk, "measures", 1, exclusive=True)
     assert list(granted(desk)) == ["a"]
@@ -64,10 +84,10 @@ def test_an_exclusive_lease_is_alone() -> None:
 
 
 def test_a_lost_node_is_named() -> None:
-    desk = leases()
+    desk = Desk()
     desk.nodes["node2"].mark_lost("powered off")
     ask(desk, "a", 4)
-    [(_, answer)] = desk.answers()
+    [(_, answer)] = desk.answers
     assert isinstance(answer, NodeLostError)
     assert answer.node == "node2"
     text = "test of a needs 4 nodes, but the run has 4, of which node2 is lost: powered off"
@@ -75,7 +95,7 @@ def test_a_lost_node_is_named() -> None:
 
 
 def test_requests_of_a_lost_client_are_removed() -> None:
-    desk = leases()
+    desk = Desk()
     ask(desk, "a", 4)
     granted(desk)
     ask(desk, "gone", 1)
@@ -86,7 +106,7 @@ def test_requests_of_a_lost_client_are_removed() -> None:
 
 
 def test_a_withdrawn_request_does_not_delay_others() -> None:
-    desk = leases()
+    desk = Desk()
     ask(desk, "a", 2)
     granted(desk)
     ask(desk, "large", None, seq=7)
@@ -99,7 +119,7 @@ def test_a_withdrawn_request_does_not_delay_others() -> None:
 
 
 def test_a_lease_granted_too_late_is_returned() -> None:
-    desk = leases()
+    desk = Desk()
     ask(desk, "a", 1, seq=1)
     ask(desk, "b", 1, seq=1)
     ask(desk, "a", 1, seq=2)
@@ -118,7 +138,7 @@ def test_a_lease_granted_too_late_is_returned() -> None:
 def test_every_request_is_served_in_any_order(
     requests: Sequence[tuple[int | None, bool]], order: Random
 ) -> None:
-    desk = leases()
+    desk = Desk()
     waiting = {f"c{i}": request for i, request in enumerate(requests)}
     for client, (nodes, exclusive) in waiting.items():
         ask(desk, client, nodes, exclusive)
@@ -143,11 +163,11 @@ def test_a_count_and_its_noun(number: int, noun: str, text: str) -> None:
 
 
 def test_a_node_that_boots_again_holds_up_only_those_that_need_it() -> None:
-    desk = leases()
+    desk = Desk()
     desk.nodes["node1"].mark_lost("powered off")
     desk.nodes["node1"].mark_booting()
     ask(desk, "all", None)
-    desk.queue.append(NodesRequest(Asked("named", 1), 1, False, "test of named", on=("node1",)))
+    ask(desk, "named", 1, on=("node1",))
     ask(desk, "three", 3)
     ask(desk, "one", 1)
     assert granted(desk) == {"three": ("node0", "node2", "node3")}
@@ -158,7 +178,7 @@ def test_a_node_that_boots_again_holds_up_only_those_that_need_it() -> None:
 
 
 def test_nodes_that_boot_first_are_waited_for() -> None:
-    desk = leases()
+    desk = Desk()
     desk.nodes["node3"].booted = False
     ask(desk, "one", 1)
     assert granted(desk) == {}

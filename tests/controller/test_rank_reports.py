@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pytest_mnode.controller import rank_reports
-from pytest_mnode.controller.rank_reports import RankReports
 from pytest_mnode.outcome.merge import give_added, merge
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.protocol.messages import PhaseReport, Shape, TornDown, WorldInfo
@@ -32,9 +31,9 @@ def merged(config: pytest.Config, outcome: Outcome) -> list[dict[str, Any]]:
     module: Any = SimpleNamespace(__doc__=None)
     item: Any = SimpleNamespace(
         nodeid="a.py::test_a", location=("a.py", 1, "test_a"), keywords={"x": 1}, obj=module,
-        stash=pytest.Stash(),
+        stash=pytest.Stash(), config=config,
     )  # fmt: skip
-    found = RankReports(config).merged(item, outcome)
+    found = rank_reports.merged(item, outcome)
     for report in found:
         give_added(report)
     return [vars(report) for report in found]

@@ -82,12 +82,12 @@ def test_a_world_without_a_waiting_client_is_stopped(came_up: bool) -> None:
     desk = Desk()
     other, name = desk.ask(0, 2), desk.ask(1, 2)
     if came_up:
-        desk.worlds.hello(name, 0)
+        desk.has_started(name)
     assert desk.forget(1, 3) == []
     assert desk.forget(1, 2) == [Call(0, "stop_world", ("n1", name))]
     assert set(desk.worlds.worlds) == {other}
     sent = len(desk.sent)
-    desk.worlds.hello(name, 0)
+    desk.has_started(name)
     assert len(desk.sent) == sent, "a world was given to no client"
 
 
@@ -98,10 +98,10 @@ def test_a_world_that_never_becomes_ready_is_given_up(file: str, limit_s: float)
     desk.worlds.import_in_ranks({"/a/test_it.py": "starts a thread"}, "/a")
     name = desk.ask(1, 2, file=file)
     desk.clock_s = limit_s
-    desk.worlds.check_limits()
+    desk.requests.go_on()
     assert (set(desk.worlds.worlds), desk.sent) == ({name}, [])
     desk.clock_s += 0.1
-    desk.worlds.check_limits()
+    desk.requests.go_on()
     [(client, refused)] = desk.sent
     assert (client, refused.seq, type(refused.value)) == ("client/n1", 2, errors.WorldError)
     assert desk.worlds.worlds == {}
@@ -115,14 +115,14 @@ def test_a_withdrawn_world_that_is_not_launched_yet_never_starts() -> None:
     assert desk.ask(2, 2) == ""
     assert desk.forget(2, 2) == []
     desk.worlds.nodes["n2"].store_port = 5
-    desk.worlds.open()
+    desk.requests.go_on()
     assert desk.worlds.worlds == {}
 
 
 def test_an_idle_world_answers_the_last_request_it_was_given_for() -> None:
     desk = Desk()
     name = desk.ask(3, 2)
-    desk.worlds.hello(name, 0)
+    desk.has_started(name)
     desk.worlds.close(name, True)
     assert desk.forget(3, 2) == [], "the world is idle, and may serve other clients"
     assert desk.ask(3, 3) == ""

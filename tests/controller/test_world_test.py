@@ -51,10 +51,7 @@ def obedient(rank: int, message: Any) -> list[Any]:
         case Call(seq=n, method="tear_down"):
             return [
                 phase(rank, n, "teardown"),
-                ended(
-                    rank,
-                    n,
-                ),
+                ended(rank, n),
             ]
     return []
 
@@ -172,7 +169,7 @@ def test_passes_of_all_ranks_are_a_pass() -> None:
 def test_a_rank_that_needs_no_others_ends_before_them() -> None:
     def alone(rank: int, message: Any) -> list[Any]:
         if message.method == "run_item":
-            phases = [phase(rank, 7, when) for when in ("setup", "call", "teardown")]
+            phases = (PhaseReport(when, "passed", {}) for when in ("setup", "call", "teardown"))
             return [ended(rank, 7, reports=tuple(phases))]
         return []
 
@@ -186,16 +183,7 @@ def test_a_rank_that_needs_no_others_ends_before_them() -> None:
 
 def test_a_rank_that_ended_alone_passes_no_test_that_another_fails() -> None:
     def alone(rank: int, message: Any) -> list[Any]:
-        return (
-            [
-                ended(
-                    rank,
-                    7,
-                )
-            ]
-            if message.method == "run_item"
-            else []
-        )
+        return [ended(rank, 7)] if message.method == "run_item" else []
 
     outcome = ran(Stage(alone, fails), timeout_s=30)
     assert not outcome.clean

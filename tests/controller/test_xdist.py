@@ -15,7 +15,7 @@ def test_workers_share_no_ordinal(tmp_path: Path) -> None:
     """Otherwise the death of a rank would be charged to the test of another worker."""
     secret, keys = new_keys()
     hub = Switchboard(f"ipc://{tmp_path}/hub", secret, keys)
-    pool = SimpleNamespace(address=SimpleNamespace(endpoint=f"ipc://{tmp_path}/hub", keys=keys))
+    pool = SimpleNamespace(endpoint=f"ipc://{tmp_path}/hub", keys=keys)
     settings = SimpleNamespace(limits=lambda _: Limits())
     run: Any = SimpleNamespace(
         nodes=2, launcher="", reason="", settings=settings, make_pool=lambda: pool

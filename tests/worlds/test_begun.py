@@ -11,19 +11,19 @@ from tests.inner import InnerRun, run_pytest, write_files
 CONFTEST = """
     import time
     from pathlib import Path
-    from pytest_mnode.controller.rank_reports import RankReports
+    from pytest_mnode.controller import rank_reports
 
-    HERE, merged = Path(__file__).parent, RankReports.merged
+    HERE, merged = Path(__file__).parent, rank_reports.merged
 
-    def until_begun(self, item, *args):
+    def until_begun(item, *args):
         '''Report a test only once a rank has begun the next one, and note whether it has.'''
         number, end = int(item.name[-1]), time.monotonic() + {limit_s}
         while not (begun := list(HERE.glob(f"body{{number + 1}}.*"))) and time.monotonic() < end:
             time.sleep(0.02)
         (HERE / f"reported{{number}}").write_text(str(len(begun) > 0))
-        return merged(self, item, *args)
+        return merged(item, *args)
 
-    RankReports.merged = until_begun
+    rank_reports.merged = until_begun
 """
 HOOK = """
     def pytest_runtest_logreport(report): pass
@@ -37,15 +37,15 @@ LOOP = """
         return True
 """
 STOP = """
-    reported = RankReports.merged
+    reported = rank_reports.merged
 
-    def then_stop(self, item, *args):
+    def then_stop(item, *args):
         '''As a handler of a signal may, while the ranks run the next test.'''
-        reports = reported(self, item, *args)
+        reports = reported(item, *args)
         item.session.shouldstop = "a signal"
         return reports
 
-    RankReports.merged = then_stop
+    rank_reports.merged = then_stop
 """
 HELD = """
     import pytest
