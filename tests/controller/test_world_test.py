@@ -43,21 +43,18 @@ def obedient(rank: int, message: Any) -> list[Any]:
     """Messages of a rank that passes its test."""
     match message:
         case Call(seq=n, method="run_item"):
-            return [
-                phase(rank, n, "setup"),
-                phase(rank, n, "call"),
-                Call(n, "body_done", (rank, ())),
-            ]
+            return [phase(rank, n, "setup"), phase(rank, n, "call"), body_done(rank)]
         case Call(seq=n, method="tear_down"):
-            return [
-                phase(rank, n, "teardown"),
-                ended(rank, n),
-            ]
+            return [phase(rank, n, "teardown"), ended(rank, n)]
     return []
 
 
 def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: Any) -> Call:
     return Call(ordinal, "report", (rank, PhaseReport(when, outcome, data)))
+
+
+def body_done(rank: int) -> Call:
+    return Call(7, "body_done", (rank, ()))
 
 
 def ended(rank: int, ordinal: int, **fields: Any) -> Call:
@@ -66,11 +63,7 @@ def ended(rank: int, ordinal: int, **fields: Any) -> Call:
 
 def fails(rank: int, message: Any) -> list[Any]:
     if message.method == "run_item":
-        return [
-            phase(rank, 7, "setup"),
-            phase(rank, 7, "call", "failed"),
-            Call(7, "body_done", (rank, ())),
-        ]
+        return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), body_done(rank)]
     return obedient(rank, message)
 
 
@@ -293,7 +286,7 @@ def test_a_call_that_lacks_a_skipped_rank_ends_before_the_limit(when: str) -> No
         if message.method != "run_item":
             return obedient(rank, message)
         passed = [phase(rank, 7, "setup")] if when == "call" else []
-        return [*passed, phase(rank, 7, when, "skipped"), Call(7, "body_done", (rank, ()))]
+        return [*passed, phase(rank, 7, when, "skipped"), body_done(rank)]
 
     stage = Stage(skips, silent)
     stage.records = [{0: "", 1: record(1, "[2]")}]
@@ -457,7 +450,7 @@ def test_an_expected_failure_starts_the_grace() -> None:
     def fails(rank: int, message: Any) -> list[Any]:
         if message.method == "run_item":
             call = phase(rank, 7, "call", "skipped", wasxfail="known")
-            return [phase(rank, 7, "setup"), call, Call(7, "body_done", (rank, ()))]
+            return [phase(rank, 7, "setup"), call, body_done(rank)]
         return obedient(rank, message)
 
     outcome = ran(Stage(fails, silent), timeout_s=60)
