@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -61,14 +60,26 @@ _NAMES = {
     "x86_64": {number: name for name, (number, _, _) in _CALLS.items()},
     "aarch64": {number: name for name, (_, number, _) in _CALLS.items()},
 }.get(platform.machine(), {})
-_FRAME = re.compile(
-    r"^#\d+ +(?:0x[0-9a-f]+ in )?(.+) \((?:[^()]|\([^()]*\))*\)(?: (?:from|at) (\S+))?$"
-)
-_INTERPRETER = "_PyEval_EvalFrameDefault"
-_MOST_FRAMES = 30
 GDB_LIMIT_S = 120.0
-"""gdb reads the symbols of all libraries first: about 5 s of CPU time if torch is loaded, which is
-a minute if a dozen programs share the core."""
+_TITLE = "C stack, most recent call first:"
+_BACKTRACE = f"""
+import gdb, re
+frame, read, found = gdb.newest_frame(), set(), []
+try:
+    while frame is not None and frame.name() != "_PyEval_EvalFrameDefault":
+        library, place = gdb.solib_name(frame.pc()), frame.find_sal()
+        if library in (None, *read):
+            where = place.symtab and f"{{place.symtab.filename}}:{{place.line}}" or library
+            found.append(f"  {{frame.name() or '??'}}" + (f" ({{where}})" if where else ""))
+            frame = frame.older()
+        else:
+            read.add(library)
+            gdb.execute("sharedlibrary " + re.sub("[^/0-9A-Za-z_]", ".", library))
+            frame, found = gdb.newest_frame(), []
+finally:
+    print("{_TITLE}", *found[:30], sep=chr(10), end=2 * chr(10))
+"""
+"""For gdb: down to the interpreter, with symbols of no other libraries than are in the stack."""
 
 
 def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
@@ -91,13 +102,11 @@ def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
 
 
 def native_frames(pid: int) -> str:
-    """The C stack of the main thread down to the Python interpreter, or why it is not known.
-
-    It is read by gdb, which stops the process for some seconds.
-    """
+    """The main thread's C stack, read by gdb, which stops the process; or why it is unknown."""
     if (gdb := shutil.which("gdb")) is None:
         return "C stack: unknown; install gdb on the node"
-    argv = [gdb, "-nx", "-batch", "-p", str(pid), "-ex", "bt"]
+    argv = [gdb, "-nx", "-batch", "-iex", "set auto-solib-add off", "-p", str(pid)]
+    argv += ["-ex", f"python exec({_BACKTRACE!r})"]
     try:
         done = subprocess.run(
             argv,
@@ -113,20 +122,10 @@ def native_frames(pid: int) -> str:
         return f"C stack: unknown; gdb did not end within {GDB_LIMIT_S:g} s"
     except OSError as error:  # built for another processor, or on a lost file server
         return f"C stack: unknown; {gdb} cannot be run: {error.strerror}"
-    if frames := backtrace(done.stdout):
-        return "\n".join(["C stack, most recent call first:", *(f"  {frame}" for frame in frames)])
+    if frames := done.stdout.partition(_TITLE)[2].partition("\n\n")[0]:
+        return _TITLE + frames
     why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
     return f"C stack: unknown; gdb: {why}"
-
-
-def backtrace(printed: str) -> list[str]:
-    """Functions of gdb's `bt`, each with its library or source file, down to the interpreter."""
-    frames = []
-    for match in filter(None, map(_FRAME.match, printed.splitlines())):
-        if match[1] == _INTERPRETER:
-            break
-        frames.append(match[1] + (f" ({match[2]})" if match[2] else ""))
-    return frames[:_MOST_FRAMES]
 
 
 def syscall_text(text: str, files: Mapping[int, str]) -> str:
