@@ -80,9 +80,9 @@ def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario
         env={"SCENARIO_NOTES": str(notes), **env},
     )
     shown = dict(_shown(run.output))
-    cases, nexts = {}, {}
+    cases, nexts, outcomes = {}, {}, run.outcomes()
     for test, element in run.cases().items():
-        outcome = run.outcomes()[test]
+        outcome = outcomes[test]
         if test.startswith("test_next["):
             nexts[test.removeprefix("test_next[").removesuffix("]")] = outcome
             continue

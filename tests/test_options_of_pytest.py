@@ -130,7 +130,7 @@ def test_the_class_of_an_option_may_be_of_a_conftest(tmp_path: Path) -> None:
     """
     write_files(tmp_path, conftest=conftest, test_it=module)
     (tmp_path / "pytest.ini").touch()
-    argv = command(*NODES, "--mode=fast", "--import-mode=importlib")
+    argv = command(NODES[1], "--mnode-nodes=1", "--mode=fast", "--import-mode=importlib")
     argv.insert(1, "-P")
     run = run_to_end(argv, tmp_path, clean_env(), 120)
     assert "1 passed" in run.output, run.output

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.inner import (
-    InnerRun,
-    clean_env,
-    junit_command,
-    released_plugins,
-    run_pytest,
-    run_to_end,
-    write_files,
-)
+from tests.inner import InnerRun, released_plugins, run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
 PLAIN = """
@@ -137,6 +128,14 @@ FAIL = {
     *("test_not_this_error", "test_too_long", "test_body_too_long", "test_subtest"),
     *("test_asyncio", "test_anyio", "test_mock", "test_allure"),
 }
+IN_A_TERMINAL = """
+    import sys, pytest
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(config):  # ranks have none
+        there = not config.pluginmanager.has_plugin("mnode-rank-session")
+        sys.stdout.isatty = lambda: there
+"""
 ENV = {"COLUMNS": "200"}
 
 
@@ -250,7 +249,7 @@ def test_workers_of_xdist_rerun_and_sugar_shows_it(tmp_path: Path) -> None:
         tmp_path,
         *LOCAL,
         *("-n1", "--force-sugar", "--timeout-method=thread", "--json-report"),
-        *("-k", "second_time or too_long or benchmark or plain or repeat or count"),
+        *("-k", "second_time or test_too_long or benchmark or repeat or count"),
         *("--benchmark-enable",),
         env=env,
         limit_s=150,
@@ -258,9 +257,9 @@ def test_workers_of_xdist_rerun_and_sugar_shows_it(tmp_path: Path) -> None:
     expected = {
         name: "passed" if name in PASS else "failure"
         for name in PASS | FAIL
-        if any(word in name for word in ("second_time", "too_long", "benchmark", "repeat"))
+        if any(word in name for word in ("second_time", "test_too_long", "benchmark", "repeat"))
     }
-    assert run.outcomes() == expected | PLAIN_OUTCOMES | {"test_count": "passed"}, run.output
+    assert run.outcomes() == expected | {"test_count": "passed"}, run.output
     assert "Benchmarks are automatically disabled because xdist plugin is active" in run.output
     assert "1 rerun" in run.output
     assert "✓" in run.output
@@ -269,12 +268,11 @@ def test_workers_of_xdist_rerun_and_sugar_shows_it(tmp_path: Path) -> None:
 
 
 def test_rich_shows_ranks_and_split_takes_its_group(tmp_path: Path) -> None:
-    env = {**clean_env(), **project(tmp_path)}
-    args = [*LOCAL, "--rich", "--splits=2", "--group=1", "-p", "no:randomly", "test_plain.py"]
-    terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) != 256)"
-    argv = [sys.executable, "-c", terminal, *junit_command(tmp_path, *args)]
-    run = run_to_end(argv, tmp_path, env, limit_s=100)
+    env = project(tmp_path)
+    write_files(tmp_path, conftest=IN_A_TERMINAL)
+    args = (*LOCAL, "--rich", "--splits=2", "--group=1", "-p", "no:randomly", "test_plain.py")
+    run = run_pytest(tmp_path, *args, env=env, limit_s=100)
     first = list(PLAIN_OUTCOMES)[:3]
     assert run.outcomes() == {name: PLAIN_OUTCOMES[name] for name in first}, run.output
     assert "rank 1 of 2 on local1" in run.output
-    assert run.returncode == 0, run.output
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.output

@@ -58,6 +58,19 @@ TESTS = """
     def test_fails_on_one(world):
         assert world.rank != 1
 """
+TAKING_TURNS = """
+    import pytest
+
+    pytestmark = pytest.mark.xdist_group(__name__)
+
+    @pytest.fixture(scope="module")
+    def wide(world):
+        return __name__
+
+    @pytest.mark.parametrize("i", range(4))
+    def test_wide(wide, i):
+        assert wide == __name__
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +81,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(directory: Path) -> InnerRun:
     need_rack()
-    write_files(directory, test_it=TESTS)
-    return run_pytest(directory, "--mnode-nodes=4", "-n2", "-v")
+    renamed = TAKING_TURNS.replace("test_wide", "test_other")
+    write_files(directory, test_a=TAKING_TURNS, test_b=renamed, test_it=TESTS)
+    return run_pytest(directory, "--mnode-nodes=4", "-n2", "--dist=loadgroup", "-v")
 
 
 def test_all_run_whatever_the_order(run: InnerRun) -> None:
     wrong = {n: o for n, o in run.outcomes().items() if o != "passed"}
     assert wrong == {"test_too_many": "error", "test_fails_on_one": "failure"}, run.output
-    assert len(run.outcomes()) == 15
+    assert len(run.outcomes()) == 23
 
 
 def test_nodes_are_never_shared_and_measurements_are_exclusive(
@@ -107,23 +121,21 @@ def test_reports_keep_their_form_across_processes(run: InnerRun) -> None:
 
 
 def test_nodes_of_a_dead_worker_are_returned(tmp_path: Path) -> None:
-    need_rack()
     write_files(
         tmp_path,
         test_it="""
-            import os, pytest
+            import os
 
             def test_worker_dies(cluster):
                 os._exit(7)
 
-            @pytest.mark.parametrize("i", range(3))
-            def test_others(cluster, i): pass
+            def test_other(cluster): pass
         """,
     )
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "-n2")
+    run = run_pytest(tmp_path, "--mnode-nodes=1", "--mnode-launcher=local", "-n1")
     outcomes = run.outcomes()
     assert outcomes.pop("test_worker_dies") != "passed"
-    assert list(outcomes.values()) == ["passed"] * 3, run.output
+    assert outcomes == {"test_other": "passed"}, run.output
 
 
 def test_without_a_number_of_nodes_the_remedy_is_named(tmp_path: Path) -> None:
@@ -133,22 +145,10 @@ def test_without_a_number_of_nodes_the_remedy_is_named(tmp_path: Path) -> None:
     assert "give --mnode-nodes" in run.output
 
 
-def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
+def test_workers_take_turns_in_the_same_ranks(run: InnerRun) -> None:
     """A rank keeps objects for a worker's next test, even if another worker's test runs before."""
-    module = """
-        import pytest
-
-        @pytest.fixture(scope="module")
-        def wide(world):
-            return __name__
-
-        @pytest.mark.parametrize("i", range(4))
-        def test_wide(wide, i):
-            assert wide == __name__
-    """
-    write_files(tmp_path, test_a=module, test_b=module)
-    run = run_pytest(tmp_path, "-n", "2", "--dist=loadfile", "--mnode-nodes=2")
-    assert "8 passed" in run.output, run.output
+    wide = [name for name in run.outcomes() if name.startswith(("test_wide", "test_other"))]
+    assert len(wide) == 8, run.output
 
 
 def test_an_invalid_mark_is_one_line(tmp_path: Path) -> None:

@@ -100,11 +100,18 @@ def made(directory: Path, status: int = 1) -> dict[str, Any]:
     return written(directory, "again")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_finished_run_gives_the_same_certificate_again(directory: Path, workers: int) -> None:
-    if workers:
-        pytest.importorskip("xdist")
-    done = run(directory, "pass", *([f"-n{workers}"] if workers else []))
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InnerRun]:
+    directory = tmp_path_factory.mktemp("finished")
+    (directory / "spec.yaml").write_text(SPEC)
+    return directory, run(directory)
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_a_finished_run_gives_the_same_certificate_again(
+    finished: tuple[Path, InnerRun], directory: Path, workers: bool
+) -> None:
+    directory, done = (directory, run(directory, "pass", "-n1")) if workers else finished
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.output
     own = written(directory)
     assert own["verdict"] == "not certified"
@@ -121,9 +128,9 @@ def test_a_finished_run_gives_the_same_certificate_again(directory: Path, worker
 
 
 def test_a_killed_run_loses_no_test_that_had_ended(
-    directory: Path, capsys: pytest.CaptureFixture[str]
+    finished: tuple[Path, InnerRun], directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = dict(cases(written_by(directory, "pass")))
+    whole = dict(cases(written(finished[0])))
     done = run(directory, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode not in (0, 1, 2), done.output
     assert not (directory / "report" / "certificate.json").exists()
@@ -142,14 +149,6 @@ def test_a_killed_run_loses_no_test_that_had_ended(
     assert found["installed"]
     assert found["coverage"]["paths"][0]["rates"]["states"] == ["-p", "f-"]
     assert "evidence of a run without an end: 6 tests, 2 rows of checks" in capsys.readouterr().out
-
-
-def written_by(directory: Path, end: str) -> dict[str, Any]:
-    run(directory, end)
-    found = written(directory)
-    for path in (directory / "report").iterdir():
-        path.unlink()
-    return found
 
 
 def test_a_row_that_was_cut_is_ignored_and_said(

@@ -45,9 +45,7 @@ LOOKS_ALIKE = """
 
     def test_it(cluster): assert not psutil.Process().children()
 """
-SKIPPED = """
-    import pytest
-
+UNSTARTED = f"""{MIXED}
     @pytest.mark.skip(reason="not today")
     def test_skipped(world): pass
 
@@ -57,10 +55,7 @@ SKIPPED = """
         def test_of_a_class(self): pass
 
     @pytest.mark.skip(reason="never")
-    def test_in_the_controller(cluster): pass
-"""
-TOO_MANY = """
-    import pytest
+    def test_skipped_in_the_controller(cluster): pass
 
     @pytest.mark.mnode(nodes=3)
     def test_too_many(rank): pass
@@ -113,10 +108,15 @@ def test_nodes_are_expected_by_the_text_of_all_files(
     assert expected.expects_nodes(pytester.parseconfig(*args)) == expects
 
 
-def test_a_run_that_needs_no_nodes_starts_none(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = ran(tmp_path_factory, MIXED, "--mnode-nodes=2", "-k", "plain")
-    assert run.outcomes() == {"test_plain": "passed"}, run.output
-    assert NONE in run.output, run.output
+@pytest.fixture(scope="module")
+def unstarted(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    """A run of tests that need no nodes: plain ones, skipped ones, and those that cannot run."""
+    return ran(tmp_path_factory, UNSTARTED, "--mnode-nodes=2", "-k", "not test_ranks")
+
+
+def test_a_run_that_needs_no_nodes_starts_none(unstarted: InnerRun) -> None:
+    assert unstarted.outcomes()["test_plain"] == "passed", unstarted.output
+    assert NONE in unstarted.output, unstarted.output
 
 
 def test_what_was_started_for_a_look_alike_ends(
@@ -133,30 +133,29 @@ def test_a_key_of_the_ini_file_starts_nothing(tmp_path_factory: pytest.TempPathF
     assert NONE in run.output, run.output
 
 
-def test_ranks_start_however_late_they_are_found(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_ranks_start_however_late_they_are_found(tmp_path: Path) -> None:
     late = "def test_it(rank): pass"  # a name that the fixtures of many suites have
-    run = ran(tmp_path_factory, late, "--mnode-nodes=2")
+    write_files(tmp_path, test_it=late)
+    run = run_pytest(tmp_path, "--mnode-launcher=local", "--mnode-nodes=2")
     assert run.outcomes() == {"test_it": "passed"}, run.output
     assert run.output.count("mnode: launcher local (requested), 2 nodes") == 1
 
 
-def test_a_plain_skip_is_pytests_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = ran(tmp_path_factory, SKIPPED, "--mnode-nodes=2", "-m", "skip")
-    assert set(run.outcomes().values()) == {"skipped"}, run.output
-    for line in ("test_it.py:4: not today", "test_it.py: nor tomorrow", "test_it.py:12: never"):
-        assert f"SKIPPED [1] {line}" in run.output, run.output
-    assert NONE in run.output, run.output
+def test_a_plain_skip_is_pytests_own(unstarted: InnerRun) -> None:
+    outcomes = unstarted.outcomes()
+    skipped = ("test_skipped", "test_of_a_class", "test_skipped_in_the_controller")
+    assert {outcomes[name] for name in skipped} == {"skipped"}, unstarted.output
+    for line in ("test_it.py:11: not today", "test_it.py: nor tomorrow", "test_it.py:19: never"):
+        assert f"SKIPPED [1] {line}" in unstarted.output, unstarted.output
 
 
-def test_too_many_nodes_are_found_at_collection(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = ran(tmp_path_factory, TOO_MANY, "--mnode-nodes=2", "-k", "test_")
-    assert set(run.outcomes().values()) == {"error"}, run.output
+def test_too_many_nodes_are_found_at_collection(unstarted: InnerRun) -> None:
     for name in ("test_too_many", "test_in_the_controller"):
+        assert unstarted.outcomes()[name] == "error", unstarted.output
         why = f"test_it.py::{name} needs 3 nodes, but the run has 2; give --mnode-nodes=3"
-        assert why in run.output, run.output
-    assert "times: False" not in run.output
-    assert run.output.count("times: True") == 2
-    assert NONE in run.output, run.output
+        assert why in unstarted.output, unstarted.output
+    assert "times: False" not in unstarted.output
+    assert unstarted.output.count("times: True") == 5  # skipped ones too
 
 
 def test_environments_and_barred_directories_are_not_read(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ TESTS = """
 
 def facts_of(pytester: pytest.Pytester, *args: str) -> dict[str, Any]:
     """What a certificate says of its run; in a process of its own if it has workers."""
-    if {"-n1", "-n2"} & {*args}:
+    if "-n1" in args:
         run = run_pytest(pytester.path, "--mnode-report=report", *args)
     else:
         run = run_here(pytester, "--mnode-report=report", *args)
@@ -42,16 +42,15 @@ def left_out(facts: dict[str, Any]) -> dict[str, list[str]]:
     return {name: facts["manifest"][name] for name in lists if facts["manifest"][name]}
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
-def test_deselected_tests_are_named(pytester: pytest.Pytester, workers: list[str]) -> None:
+def test_deselected_tests_are_named(pytester: pytest.Pytester) -> None:
     write_files(pytester.path, test_it=TESTS)
     assert left_out(facts_of(pytester)) == {}
     (pytester.path / "mended").touch()
-    last_failed = facts_of(pytester, *workers, "--lf", ".")
+    last_failed = facts_of(pytester, "-n1", "--lf", ".")
     assert last_failed["cut_short"] == ["--lf"]
     assert left_out(last_failed) == {"deselected": [RIGHT]}
     assert facts_of(pytester, "--lf", ".")["cut_short"] == []  # no test failed before
-    chosen = facts_of(pytester, *workers, "-k", "right")
+    chosen = facts_of(pytester, "-k", "right")
     assert (chosen["manifest"]["collected"], left_out(chosen)) == (2, {"deselected": [MENDED]})
     assert left_out(facts_of(pytester, RIGHT)) == {"deselected": [MENDED]}
     assert left_out(facts_of(pytester, f"--deselect={RIGHT}")) == {"deselected": [RIGHT]}
@@ -154,34 +153,46 @@ KEEPING = {
         import copy
         def pytest_collection_modifyitems(items): items[:] = map(copy.copy, items)
     """,
-    "grouped": """
-        import pytest
-        def pytest_collection_modifyitems(items):
-            for item in items:
-                item.add_marker(pytest.mark.xdist_group("one"))
-    """,
 }
 
 
 @pytest.mark.parametrize(
-    ("conftest", "workers", "named"),
+    ("conftest", "named"),
     [
-        *(pytest.param(text, (), "removed", id=how) for how, text in SHORTENING.items()),
-        *(pytest.param(text, (), "not_run", id=how) for how, text in NOT_RUNNING.items()),
-        *(pytest.param(text, (), "repeated", id=how) for how, text in REPEATING.items()),
-        *(pytest.param(text, (), "", id=how) for how, text in KEEPING.items()),
-        pytest.param(RERUN, (), "", id="rerun"),
-        pytest.param(SHORTENING["in-place"], ("-n1",), "removed", id="in-place with workers"),
-        pytest.param(NOT_RUNNING["skipped"], ("-n1",), "not_run", id="skipped with workers"),
-        pytest.param(REPEATING["first-hidden"], ("-n1",), "repeated", id="twice with workers"),
-        pytest.param(KEEPING["grouped"], ("-n1", "--dist=loadgroup"), "", id="grouped workers"),
+        *(pytest.param(text, "removed", id=how) for how, text in SHORTENING.items()),
+        *(pytest.param(text, "not_run", id=how) for how, text in NOT_RUNNING.items()),
+        *(pytest.param(text, "repeated", id=how) for how, text in REPEATING.items()),
+        *(pytest.param(text, "", id=how) for how, text in KEEPING.items()),
+        pytest.param(RERUN, "", id="rerun"),
     ],
 )
 def test_a_test_that_a_plugin_leaves_out_or_repeats_is_named(
-    pytester: pytest.Pytester, conftest: str, workers: tuple[str, ...], named: str
+    pytester: pytest.Pytester, conftest: str, named: str
 ) -> None:
     (pytester.path / "mended").touch()
     write_files(pytester.path, test_it=TESTS, conftest=conftest)
-    facts = facts_of(pytester, *workers)
+    facts = facts_of(pytester)
     assert facts["cut_short"] == []
     assert left_out(facts) == ({named: [MENDED]} if named else {})
+
+
+def test_each_is_named_with_workers_and_groups(pytester: pytest.Pytester) -> None:
+    tests = """
+        import pytest
+        pytestmark = [pytest.mark.criterion, pytest.mark.xdist_group("one")]
+        def test_removed(): pass
+        def test_skipped(): pass
+        def test_twice(): pass
+    """
+    conftest = """
+        from _pytest.runner import runtestprotocol
+        def pytest_collection_modifyitems(items): del items[0]
+        def pytest_runtest_protocol(item, nextitem):
+            for log in (False, True) if "twice" in item.name else ():
+                runtestprotocol(item, nextitem=nextitem, log=log)
+            return True
+    """
+    write_files(pytester.path, test_it=tests, conftest=conftest)
+    facts = facts_of(pytester, "-n1", "--dist=loadgroup")
+    removed, skipped, twice = ([f"test_it.py::test_{n}"] for n in ("removed", "skipped", "twice"))
+    assert left_out(facts) == {"removed": removed, "not_run": skipped, "repeated": twice}

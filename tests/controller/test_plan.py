@@ -18,7 +18,8 @@ from tests.inner import need_rack, run_pytest
 
 SHAPE = Shape(4, 1)
 DOCS = Path(__file__).parents[2] / "docs/plan.md"
-SUITE = ("--pyargs", "pytest_mnode.acceptance", "--mnode-nodes=4", "--mnode-plan")
+PLAN = ("--mnode-nodes=4", "--mnode-plan", "--pyargs")
+SUITE = (*PLAN, "pytest_mnode.acceptance")
 
 
 def rows(output: str) -> dict[str, list[str]]:
@@ -51,19 +52,7 @@ def test_the_time_of_the_fabric_is_that_of_what_is_promised(given: str) -> None:
     assert seconds(**without, **{f"{given}_busbw": None}) == _start_s(SHAPE)
 
 
-def test_the_racks_plan(tmp_path: Path) -> None:
-    done = run_pytest(tmp_path, *SUITE)
-    found = rows(done.output)
-    assert done.returncode == 0, done.output
-    assert found["gang"] == ["0", "of", "4"]
-    said = " ".join(found["fabric"][4:])
-    assert said.startswith("estimate all NICs, fully")
-    assert said.endswith("jobs on the same fabric")
-    assert "missing:" not in found
-    assert "passed" not in done.output
-
-
-def test_an_earlier_run_says_how_long_it_takes(tmp_path: Path) -> None:
+def test_the_racks_plan_and_how_long_an_earlier_run_took(tmp_path: Path) -> None:
     path = default_spec_path()
     case = CaseResult(
         "acceptance/test_mesh.py::test_x", "?", "passed", measurements=(RIGHT,), duration_s=600
@@ -72,7 +61,15 @@ def test_an_earlier_run_says_how_long_it_takes(tmp_path: Path) -> None:
     certificate = certify(case, promised=["mesh"], spec=facts_of(load_spec(path), path), end=end)
     write_report(tmp_path / "report", certificate)
     done = run_pytest(tmp_path, *SUITE, f"--mnode-report={tmp_path / 'report'}")
-    assert rows(done.output)["mesh"][3:6] == ["10.0", "earlier", "run"]
+    found = rows(done.output)
+    assert done.returncode == 0, done.output
+    assert found["gang"] == ["0", "of", "4"]
+    said = " ".join(found["fabric"][4:])
+    assert said.startswith("estimate all NICs, fully")
+    assert said.endswith("jobs on the same fabric")
+    assert "missing:" not in found
+    assert "passed" not in done.output
+    assert found["mesh"][3:6] == ["10.0", "earlier", "run"]
     assert "the earlier run ended 2026-11-21 02:06 UTC" in done.output
 
 
@@ -84,13 +81,14 @@ def test_programs_that_nodes_lack_are_named(tmp_path: Path) -> None:
         f"extends: rack\naccelerators: {{per_node: 1}}\ncriteria: {{fabric: {{{promise}}}, "
         "scaling: null}\n"
     )
-    done = run_pytest(tmp_path, *SUITE, f"--mnode-spec={spec}")
+    args = (*PLAN, "pytest_mnode.acceptance.test_fabric", f"--mnode-spec={spec}")
+    done = run_pytest(tmp_path, *args)
     lacking = "missing: /no/such/all_reduce_perf on node[0-3], for fabric.all_reduce_busbw"
     assert lacking in done.output
     assert done.returncode == 1
 
 
 def test_workers_of_xdist_are_refused(tmp_path: Path) -> None:
-    done = run_pytest(tmp_path, *SUITE, "-n2")
+    done = run_pytest(tmp_path, *SUITE, "-n1")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--mnode-plan runs no tests" in done.output

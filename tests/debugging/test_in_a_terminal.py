@@ -30,11 +30,11 @@ TESTS = """
     def test_fails(world, process_group):
         wanted = 40 + world.rank
         print("printed before it failed")
-        if world.rank == 2:
+        if world.rank == 1:
             assert wanted == 0
         dist.barrier()
 
-    def test_between(world): breakpoint() if world.rank == 1 else None
+    def test_between(world): breakpoint() if world.rank == 0 else None
 
     def test_quits(world, process_group):
         breakpoint()
@@ -60,12 +60,12 @@ HANGS = """
             threading.Event().wait(100)
         dist.barrier()
 """
-PROMPT = "(Pdb rank 2 of 4 on node2) "
+PROMPT = "(Pdb rank 1 of 2 on node1) "
 
 
 def started(directory: Path, *args: str) -> TerminalRun:
     (directory / "pytest.ini").touch()
-    return TerminalRun(command("--mnode-nodes=4", *args), directory, clean_env())
+    return TerminalRun(command(*args), directory, clean_env())
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], 
     directory = tmp_path_factory.mktemp("debugged")
     write_files(directory, test_it=TESTS)
     answers: dict[str, str] = {}
-    with started(directory, "--mnode-launcher=rack", "--pdb", "--mnode-debug-rank=2") as run:
+    with started(directory, "--mnode-nodes=2", "--pdb", "--mnode-debug-rank=1") as run:
         answers["header"] = run.expect(PROMPT)
         time.sleep(2.0)  # longer than the limit of the test
         for typed in ("p world.rank", "import socket, os; socket.gethostname(), os.isatty(0)", "n"):
@@ -104,19 +104,19 @@ def test_prompt_names_the_rank(debugged: tuple[dict[str, str], str, int]) -> Non
     assert "PDB set_trace (IO-capturing turned off)" in answers["header"]
     assert "-> dist.all_reduce(total)" in answers["header"]
     assert "captured of the test" not in answers["header"]
-    assert "rank 0 of 4" not in output.partition("= FAILURES")[0]
+    assert "rank 0 of 2" not in output.partition("= FAILURES")[0]
 
 
 def test_statements_run_in_the_rank(debugged: tuple[dict[str, str], str, int]) -> None:
     answers, _, _ = debugged
-    assert answers["p world.rank"].endswith("\n2\n")
-    assert "('node2', True)" in answers["import socket, os; socket.gethostname(), os.isatty(0)"]
+    assert answers["p world.rank"].endswith("\n1\n")
+    assert "('node1', True)" in answers["import socket, os; socket.gethostname(), os.isatty(0)"]
 
 
 def test_other_ranks_wait_and_no_limit_runs(debugged: tuple[dict[str, str], str, int]) -> None:
     answers, output, _ = debugged
     assert "-> last = total.item()" in answers["n"]
-    assert "tensor([4.])" in answers["p total"]
+    assert "tensor([2.])" in answers["p total"]
     assert "no end within" not in output
 
 
@@ -137,11 +137,11 @@ def test_continue_runs_to_a_breakpoint_and_to_the_end(
 def test_pdb_stops_at_a_failure(debugged: tuple[dict[str, str], str, int]) -> None:
     answers, output, _ = debugged
     shown = answers["to the failure"]
-    assert "assert 42 == 0" in shown
+    assert "assert 41 == 0" in shown
     assert "printed before it failed" in shown
     assert "entering PDB" in shown
-    assert answers["p wanted"].endswith("\n42\n")
-    assert "FAILED test_it.py::test_fails - rank 2 of 4 on node2: assert 42 == 0" in output
+    assert answers["p wanted"].endswith("\n41\n")
+    assert "FAILED test_it.py::test_fails - rank 1 of 2 on node1: assert 41 == 0" in output
 
 
 def test_another_rank_is_not_debugged(debugged: tuple[dict[str, str], str, int]) -> None:
@@ -163,7 +163,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
     """Output of SIGUSR1 before and in a test, output of Ctrl-C, and the exit status."""
     directory = tmp_path_factory.mktemp("looked_at")
     write_files(directory, test_it=HANGS)
-    with started(directory, "--mnode-launcher=local", "-v") as run:
+    with started(directory, "--mnode-launcher=local", "--mnode-nodes=3", "-v") as run:
         run.expect("collecting")
         os.kill(run.process.pid, signal.SIGUSR1)
         idle = run.expect(" now")
@@ -186,8 +186,8 @@ def test_ranks_at_the_same_place_are_shown_together(
     looked_at: tuple[str, str, str, int],
 ) -> None:
     asked = looked_at[1]
-    assert "[ranks 0,2-3 of 4 on local0,local2,local3] wait in barrier at test_it.py:" in asked
-    assert "[rank 1 of 4 on local1] at test_it.py:" in asked
+    assert "[ranks 0,2 of 3 on local0,local2] wait in barrier at test_it.py:" in asked
+    assert "[rank 1 of 3 on local1] at test_it.py:" in asked
     assert "threading.Event().wait(100)" in asked
     assert "_pytest" not in asked
     assert "pytest_mnode/" not in asked

@@ -55,6 +55,11 @@ PLAIN = (
         progress("kill 2 of 3: rank", 1, 3)
         until("killed")
         assert not os.environ.get("FAILS")
+
+    @pytest.mark.criterion
+    def test_is_interrupted():
+        progress("kill 3 of 3: rank", 1, 3)
+        until("never")
 """
 )
 LINE = "live: kill 2 of 3: rank [###.......] 1 of 3, 0:0"
@@ -99,26 +104,21 @@ def test_the_line_names_ranks_that_are_waited_for(tmp_path: Path) -> None:
     ]
 
 
-def test_the_line_shows_the_previous_duration_and_ctrl_c_works(plain: Path) -> None:
+def test_the_line_is_hidden_while_a_debugger_uses_the_terminal(plain: Path) -> None:
+    """A first run has noted a duration, then ctrl-c ended it."""
     with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
         assert "of about" not in run.see_below(FILE, LINE)
         (plain / "killed").touch()
-        run.wait()
-        assert has_no_line(run.rows)
-        [row] = [row for row in run.rows if row.startswith("test_live.py")]
-        assert row.split() == ["test_live.py", ".", "[100%]"]
-    (plain / "killed").unlink()
-    with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
-        assert " of about 0:" in run.see_below(FILE, LINE)
+        run.see_below(f"{FILE} .", LINE.replace("kill 2", "kill 3"))
         run.type("\x03")
         assert run.wait() == pytest.ExitCode.INTERRUPTED
-        assert has_no_line(run.rows)
+        assert not any(row.startswith("live:") for row in run.rows)
+        [row] = [row for row in run.rows if row.startswith(FILE)]
+        assert row.split() == [FILE, ".^C"]
         assert "KeyboardInterrupt" in "\n".join(run.rows)
-
-
-def test_the_line_is_hidden_while_a_debugger_uses_the_terminal(plain: Path) -> None:
+    (plain / "killed").unlink()
     with ScreenRun(command(NO_RANKS, "--pdb"), plain, clean_env() | {"FAILS": "1"}) as run:
-        run.see_below(FILE, LINE)
+        assert " of about 0:" in run.see_below(FILE, LINE)
         (plain / "killed").touch()
         rows = run.see(lambda rows: rows[-1] == "(Pdb)")
         # Source lines are shown, which contain the text of the line.
@@ -139,7 +139,8 @@ def test_nothing_is_left_if_pytest_is_killed(plain: Path) -> None:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Terminal output of runs with a slow test, by the option that turns the line off."""
     directory = tmp_path_factory.mktemp("quiet")
-    write_files(directory, test_live=PLAIN.replace('until("killed")', "time.sleep(2.5)"))
+    slow = PLAIN.partition("@pytest.mark.criterion\n    def test_is_interrupted")[0]
+    write_files(directory, test_live=slow.replace('until("killed")', "time.sleep(2.5)"))
     (directory / "pytest.ini").touch()
     cases: dict[str, tuple[list[str], dict[str, str]]] = {
         "sugar": ([], {"PYTHONPATH": str(released_plugins())}),

@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from pytest_mnode.commands.check import runs_of
 from pytest_mnode.spec import default_spec_path
 from tests.inner import clean_env, need_rack, run_pytest
 
@@ -100,32 +102,32 @@ from pytest_mnode import RankRows, RowsOfRanks
 
 
 def test_a_command_shows_which_checks_of_a_conftest_turn_red(tmp_path: Path) -> None:
-    """Those of nodes, and the one of placement that the docs show, which is tried by itself."""
     need_rack()
-    page = (ROOT / "docs" / "own-checks.md").read_text()
-    [shown] = re.findall(r"(?ms)^```python\n(@check\(\"numa.*?)^```$", page)
-    text = (SITE / "example_site.py").read_text() + GREEN + ISOLATED + shown
+    text = (SITE / "example_site.py").read_text() + GREEN
     (tmp_path / "conftest.py").write_text(f"from __future__ import annotations\n{text}")
     (tmp_path / "pytest.ini").touch()
-    cpus = "test_same_cpus_are_isolated"
-    argv = [sys.executable, "-m", "pytest_mnode", "check", CASE, cpus, "test_stays_green"]
+    argv = [sys.executable, "-m", "pytest_mnode", "check", CASE, "test_stays_green"]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     env = {**clean_env(), **path_with(ROOT), "TMPDIR": str(temporary)}
     done = subprocess.run(
         argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
     )
-    red, green, of_ranks = done.stdout.splitlines()
+    red, green = done.stdout.splitlines()
     assert red.startswith(f"{CASE}: red on node2 alone, by other_text:node2:/proc/swaps:")
     assert "test_stays_green: NOT red there alone: node0 pass, node1 pass, node2 pass" in green
-    assert of_ranks.startswith(f"{cpus}: red on node2 alone, by other_text:node2:/sys/")
     assert done.returncode == 1
     assert done.stderr == ""
     assert list(temporary.glob("tmp*")) == []
 
 
+def test_checks_of_ranks_are_tried_each_by_itself() -> None:
+    checks: list[Any] = [SimpleNamespace(on=on) for on in ("node", "world", "rank")]
+    a, b, c = checks
+    assert runs_of([*checks, b]) == [[a, c], [b], [b]]
+
+
 RAISES = """
-from __future__ import annotations
 from pytest_mnode import Check, Measurement, RowsOfRanks, check, row
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck
 
@@ -163,39 +165,45 @@ class BrokenRule(_Survey):
 
 
 def test_a_check_of_a_site_that_raises_is_inconclusive_and_harms_no_other(tmp_path: Path) -> None:
+    """One of the others is the check of ranks that the docs show, which blames its node."""
     need_rack()
-    (tmp_path / "conftest.py").write_text(RAISES)
+    docs = (ROOT / "docs" / "own-checks.md").read_text()
+    [shown] = re.findall(r"(?ms)^```python\n(@check\(\"numa.*?)^```$", docs)
+    text = (SITE / "example_site.py").read_text() + ISOLATED + shown + RAISES
+    (tmp_path / "conftest.py").write_text(f"from __future__ import annotations\n{text}")
     page = yaml.safe_load(default_spec_path().read_text())
     page["criteria"] = {
-        "numa": {"broken": 1},
+        "numa": {"broken": 1, "isolated": "same"},
         "preflight": {"broken_rows": 1, "broken_rule": 1, "huge_pages": "same"},
     }
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(page))
     suite = ["test_preflight.py", "test_numa.py"]  # beside conftest.py, which is read for them
     for name in suite:
         shutil.copy(PREFLIGHT.with_name(name), tmp_path)
-    chosen = "broken or answer or huge_pages"
-    report, spec = f"--mnode-report={tmp_path / 'report'}", f"--mnode-spec={tmp_path / 'spec.yaml'}"
-    done = run_pytest(tmp_path, "--mnode-nodes=2", spec, report, "-k", chosen, *suite)
+    options = (f"--mnode-report={tmp_path / 'report'}", f"--mnode-spec={tmp_path / 'spec.yaml'}")
+    fault = "--mnode-fault=other_text:node2:/sys/devices/system/cpu/isolated:0"
+    chosen = ("-k", "broken or answer or huge_pages or isolated")
+    done = run_pytest(tmp_path, "--mnode-nodes=3", *options, fault, *chosen, *suite)
     assert "Traceback" not in done.output
     assert (tmp_path / "report/certificate.json").exists(), done.output
     certificate = json.loads((tmp_path / "report/certificate.json").read_text())
-    found = {
-        case["test"].partition("::")[2]: (case["verdict"], case["measurements"][0]["note"])
-        for one in certificate["criteria"]
-        for case in one["cases"]
-    }
-    assert {name: verdict for name, (verdict, _) in found.items()} == {
-        **{f"test_huge_pages_are_alike[node{n}]": "pass" for n in (0, 1)},
-        "test_broken_rows[node0]": "pass",
+    every = [case for one in certificate["criteria"] for case in one["cases"]]
+    cases = {case["test"].partition("::")[2]: case for case in every}
+    assert {name: case["verdict"] for name, case in cases.items()} == {
+        **{f"test_huge_pages_are_alike[node{n}]": "pass" for n in range(3)},
+        **{f"test_broken_rows[node{n}]": "pass" for n in (0, 2)},
         "test_broken_rows[node1]": "inconclusive",
-        **{f"test_broken_rule[node{n}]": "inconclusive" for n in (0, 1)},
+        **{f"test_broken_rule[node{n}]": "inconclusive" for n in range(3)},
         "test_ranks_answer": "inconclusive",
+        "test_same_cpus_are_isolated": "fail",
     }, done.output
+    found = {name: case["measurements"][0]["note"] for name, case in cases.items()}
+    [odd] = cases["test_same_cpus_are_isolated"]["measurements"]
+    assert odd["culprit_nodes"] == ["node2"]
     tool = "its reading raised ValueError: no such tool (conftest.py, line"
-    assert f"node1: {tool}" in found["test_broken_rows[node1]"][1]
-    assert f"rank 1 on node1: {tool}" in found["test_ranks_answer"][1]
-    assert "its rule raised ZeroDivisionError" in found["test_broken_rule[node0]"][1]
+    assert f"node1: {tool}" in found["test_broken_rows[node1]"]
+    assert f"rank 1 on node1: {tool}" in found["test_ranks_answer"]
+    assert "its rule raised ZeroDivisionError" in found["test_broken_rule[node0]"]
 
 
 def test_the_command_names_the_checks_that_it_can_try(tmp_path: Path) -> None:
@@ -213,17 +221,19 @@ def python(code: str, *directories: Path) -> subprocess.CompletedProcess[str]:
 
 def test_its_promise_is_of_the_type_it_declares(tmp_path: Path, site: Path) -> None:
     load = (
-        "import sys; from pathlib import Path; from pytest_mnode.spec import load_spec\n"
-        "try: print(load_spec(Path(sys.argv[1])).criteria.preflight.swap)\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
+        "from pathlib import Path; from pytest_mnode.spec import load_spec\n"
+        "for directory in 'none', 'some':\n"
+        " try: print(load_spec(Path(directory, 'spec.yaml')).criteria.preflight.swap)\n"
+        " except Exception as error: print(type(error).__name__, error)\n"
     )
-    path = spec(tmp_path).partition("=")[2]
-    load = load.replace("sys.argv[1]", repr(path))
-    assert python(load, site).stdout == "none\n"
-    spec(tmp_path, "some")
-    [line] = python(load, site).stdout.splitlines()
+    for promise in ("none", "some"):
+        (tmp_path / promise).mkdir()
+        spec(tmp_path / promise, promise)
+    load = load.replace("Path(d", f"Path({str(tmp_path)!r}, d")
+    kept, line = python(load, site).stdout.splitlines()
+    assert kept == "none"
     assert re.search(r"SpecError .*spec\.yaml: criteria\.preflight\.swap: 'some'.*'none'", line)
-    [line] = python(load).stdout.splitlines()  # without the package
+    line, _ = python(load).stdout.splitlines()  # without the package
     assert "SpecError" in line
     assert "criteria.preflight.swap: unknown key" in line
 

@@ -20,12 +20,17 @@ if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch.distributed as dist
 
 
+pytestmark = pytest.mark.mnode(nodes=2)
+in_four = pytest.mark.mnode(nodes=4)
+
+
 def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
     total = torch.tensor(rank)
     dist.all_reduce(total)
     assert int(total) == sum(range(world_size))
 
 
+@in_four
 def test_exit_3(rank: int, process_group: Any) -> None:
     if rank == 1:
         print("about to exit_3")
@@ -38,6 +43,7 @@ def test_exit_0(rank: int) -> None:
         os._exit(0)
 
 
+@in_four
 def test_segfault(rank: int, process_group: Any) -> None:
     if rank == 2:
         print("about to segfault")
@@ -46,11 +52,12 @@ def test_segfault(rank: int, process_group: Any) -> None:
 
 
 def test_abort(rank: int) -> None:
-    if rank == 2:
+    if rank == 1:
         sys.stderr.write("heap is broken\n")
         os.abort()
 
 
+@in_four
 def test_sigkill(rank: int, process_group: Any) -> None:
     if rank == 3:
         print("about to sigkill")
@@ -59,17 +66,18 @@ def test_sigkill(rank: int, process_group: Any) -> None:
 
 
 def test_sigterm(rank: int) -> None:
-    if rank == 3:
+    if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
 
 def test_sigterm_to_its_group(rank: int) -> None:
-    if rank == 3:
+    if rank == 1:
         os.killpg(0, signal.SIGTERM)
         time.sleep(5)
 
 
+@in_four
 def test_out_of_memory(rank: int, process_group: Any) -> None:
     if rank == 1:
         print("about to out_of_memory")
@@ -80,6 +88,7 @@ def test_out_of_memory(rank: int, process_group: Any) -> None:
     dist.barrier()
 
 
+@in_four
 def test_all_ranks_die(rank: int) -> None:
     os._exit(7)
 
