@@ -34,7 +34,7 @@ _OURS = re.compile(
 _TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err|diag)>:", re.ASCII)
 """Rank and stream, as mpirun --tag-output puts them before a line."""
 _DEVICE = re.compile(
-    r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\b"
+    r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\b"
 )
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
@@ -131,6 +131,9 @@ class _Reader:
                     program=test.program or _that_reduces(self._named, test.rows),
                     ranks=number or self._in_log[0],
                     groups=max(1, len({group for group, _ in ranks})),
+                    group_hosts=max(
+                        1, len({host for _, of, _, host in self._devices if of == "0"})
+                    ),
                     hosts=hosts,
                     nodes=len(hosts) or self._in_log[1],
                     separate_runs=len(self._devices) > len(ranks),

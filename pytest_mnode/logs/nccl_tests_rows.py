@@ -78,8 +78,8 @@ class NcclTest:
     heading and NCCL's log say of NVLS. ranks: number
     listed under "Using devices", else that of NCCL's log, 0 if both are missing. hosts: hosts of
     the ranks, each once. nodes: their number, else that of NCCL's log, 0 if both are missing.
-    groups: number of independent groups of ranks. settings: NCCL's variables and their values, by
-    the command line and NCCL's log.
+    groups: number of independent groups of ranks. group_hosts: number of hosts of the first.
+    settings: NCCL's variables and their values, by the command line and NCCL's log.
     separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
         and no rate is one of the fabric.
     validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
@@ -93,6 +93,7 @@ class NcclTest:
     nccl: NvlsFacts = _NO_FACTS
     ranks: int = 0
     groups: int = 1
+    group_hosts: int = 1
     hosts: tuple[str, ...] = ()
     nodes: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)

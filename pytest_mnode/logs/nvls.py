@@ -59,15 +59,16 @@ class NvlsFacts:
         if (value := self.settings.get(name)) is not None and value.strip() == "0":
             return Nvls(used=False, why=f"{name}={value}")
         name = "NCCL_ALGO"
-        if (value := self.settings.get(name)) and not _allows(value, across=across):
-            return Nvls(used=False, why=f"{name}={value}")
+        value = self.settings.get(name, "")
+        if (said := _pins(value, across=across)) is not None:
+            return Nvls(said, f"{name}={value}")
         since = _SINCE[across]
         if self.version and self.version < since:
             has, needs = (".".join(map(str, one)) for one in (self.version, since))
             return Nvls(used=False, why=f"NCCL {has}, and {needs} is the first that has it")
         if self.available is not None:
-            said = "available" if self.available else "not available"
-            return Nvls(self.available, f"NCCL's log has NVLS {said}")
+            has_not = "" if self.available else "not "
+            return Nvls(self.available, f"NCCL's log has NVLS {has_not}available")
         return Nvls(None, _UNKNOWN)
 
 
@@ -82,11 +83,14 @@ def release(text: str) -> tuple[int, int] | None:
     return divmod(number // 100, 100) if len(text) == 5 else divmod(number // 100, 10)
 
 
-def _allows(algo: str, *, across: bool) -> bool:
-    """Whether NCCL_ALGO leaves NVLS: a list, one to leave out (^), or lists by collective."""
+def _pins(algo: str, *, across: bool) -> bool | None:
+    """Whether NCCL_ALGO leaves NVLS alone (True), excludes it (False), or neither: a list, one to
+    leave out (^), or lists by collective."""
     parts = [part.strip().lower() for part in algo.split(";")]
     of_all = next((part for part in parts if ":" not in part), "")
     own = next((part.partition(":")[2] for part in parts if part.startswith("allreduce:")), of_all)
     named = {name.strip() for name in own.removeprefix("^").split(",")}
     wanted = "nvlstree" if across else "nvls"
-    return not own or (wanted in named) is not own.startswith("^")
+    if not own or (wanted in named) is not own.startswith("^"):
+        return True if own == wanted else None
+    return False

@@ -38,14 +38,8 @@ _NOT_THERE = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One reading; what is None, the device does not show.
-
-    clock_mhz: of the SMs, the shaders, or the cores. throttled: what holds the clock down by heat,
-    power brake or hardware; a device at its power limit is not held back. throttled_s: seconds so
-    far, from a counter, where there is one. full_pcie_generation: the highest that card and slot
-    support.
-    """
+class _Shown:
+    """What is None, the device does not show. clock_mhz: of the SMs, the shaders, or the cores."""
 
     temperature_c: float | None = None
     memory_temperature_c: float | None = None
@@ -53,14 +47,23 @@ class Reading:
     clock_mhz: float | None = None
     full_clock_mhz: float | None = None
     fan_percent: float | None = None
-    throttled: tuple[str, ...] | None = None
     throttled_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(_Shown):
+    """One reading. throttled: what holds the clock down by heat, power brake or hardware; a device
+    at its power limit is not held back. throttled_s: seconds so far, from a counter, where there is
+    one. full_pcie_generation: the highest that card and slot support.
+    """
+
+    throttled: tuple[str, ...] | None = None
     pcie_generation: int | None = None
     full_pcie_generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class Steady(_Shown):
     """A device at the end of a load: medians of the last third of its samples.
 
     temperature_range: lowest and highest of that third. throttled_s: of the whole load.
@@ -70,14 +73,7 @@ class Steady:
     by: str
     samples: int
     seconds: float
-    temperature_c: float | None = None
     temperature_range: tuple[float, float] | None = None
-    memory_temperature_c: float | None = None
-    power_w: float | None = None
-    clock_mhz: float | None = None
-    full_clock_mhz: float | None = None
-    fan_percent: float | None = None
-    throttled_s: float | None = None
     reasons: tuple[tuple[str, int], ...] = ()
 
 

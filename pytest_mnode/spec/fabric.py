@@ -178,7 +178,7 @@ USUAL_FRACTIONS = {
     "broadcast": 0.65,
     "reduce": 0.65,
     "all_to_all": 0.7,
-    "send_recv": 0.8,
+    "send_recv": 0.75,
 }
 """Fraction of the model for results that a spec promises nothing about. [choice] A tenth less than
 the least of published healthy runs: all_reduce 0.80 (4 nodes of A100, coreweave/nccl-tests),

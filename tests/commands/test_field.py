@@ -60,7 +60,6 @@ EXCEPTIONS = {
     "switches of NVLink reduced is not said, and a ring's bound is kept",
     "361": "undecided: one run without warm-up, 200 of a bound of 193",
     "366": "as 142: 343 keeps a ring's bound, and not that of NVLS",
-    "375": "its smallest judged size has half of what double the size has, at one node's NVLink",
 }
 """By table, why it is judged otherwise than its source calls it."""
 

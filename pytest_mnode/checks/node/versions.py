@@ -286,11 +286,8 @@ def _firmware(root: Path) -> Iterator[Row]:
             yield _row("firmware", one.firmware, "the device shows no fw_ver", device)
 
 
-def _switch(root: Path) -> Iterator[Row]:
-    if root != Path("/"):
-        yield row("switch", why="not part of a recorded machine")
-        return
-    for one in switch_versions(root):
+def _switch() -> Iterator[Row]:
+    for one in switch_versions(Path("/")):
         read = _row("switch", one.version, one.why, " ".join(one.names))
         yield replace(read, peer=one.switch)
 
@@ -301,15 +298,15 @@ def _driver(root: Path) -> Iterator[Row]:
     yield _row("driver", version, "no driver with a version is loaded")
 
 
-def _live(part: str, text: Callable[[], str | None], why: str) -> Callable[[Path], Iterator[Row]]:
-    """Reader of a version of this interpreter's libraries."""
+def _live(part: str, rows: Callable[[], Iterable[Row]]) -> Callable[[Path], Iterator[Row]]:
+    """Reader of versions that no file has: of libraries of this interpreter, and of devices."""
 
     def read(root: Path) -> Iterator[Row]:
         if root != Path("/"):
             yield row(part, why="not part of a recorded machine")
             return
         try:
-            yield _row(part, text(), why)
+            yield from rows()
         except OSError as error:  # a library that does not load
             yield row(part, why=str(error))
 
@@ -327,21 +324,10 @@ def _ofed(root: Path) -> Iterator[Row]:
     yield _row("ofed", module, why)
 
 
-def _of_accelerators(part: str) -> Callable[[Path], Iterator[Row]]:
-    def read(root: Path) -> Iterator[Row]:
-        if root != Path("/"):
-            yield row(part, why="not part of a recorded machine")
-            return
-        try:
-            found = read_accelerators(root)
-        except OSError as error:
-            yield row(part, why=str(error))
-            return
-        for one in found:
-            why = one.problem or "does not report it"
-            yield _row(part, getattr(one, part), why, f"accelerator {one.index}")
-
-    return read
+def _of_accelerators(part: str) -> Iterator[Row]:
+    for one in read_accelerators(Path("/")):
+        why = one.problem or "does not report it"
+        yield _row(part, getattr(one, part), why, f"accelerator {one.index}")
 
 
 def _ofi_plugin(root: Path) -> Iterator[Row]:
@@ -364,11 +350,11 @@ _OFI_LIBRARY = re.compile(rb"aws-ofi-nccl[ -]v?(\d+\.\d[\d.]*)")
 _READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {
     "driver": _driver,
     "firmware": _firmware,
-    "switch": _switch,
-    "nccl": _live("nccl", nccl_version, "torch finds no NCCL"),
-    "torch": _live("torch", torch_version, "torch is not installed"),
-    "vbios": _of_accelerators("vbios"),
-    "gsp": _of_accelerators("gsp"),
+    "switch": _live("switch", _switch),
+    "nccl": _live("nccl", lambda: [_row("nccl", nccl_version(), "torch finds no NCCL")]),
+    "torch": _live("torch", lambda: [_row("torch", torch_version(), "torch is not installed")]),
+    "vbios": _live("vbios", lambda: _of_accelerators("vbios")),
+    "gsp": _live("gsp", lambda: _of_accelerators("gsp")),
     "ofed": _ofed,
     "aws_ofi_nccl": _ofi_plugin,
 }

@@ -25,7 +25,7 @@ from pytest_mnode.measurement import Measurement, Verdict, listed
 from pytest_mnode.measuring.tools import nccl_tests, perftest
 from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult
-from pytest_mnode.spec.alpha_beta import Nvls, Platform
+from pytest_mnode.spec.alpha_beta import NVLS_USED, Nvls, Platform
 from pytest_mnode.spec.bandwidth import bus_factor
 from pytest_mnode.spec.expect import Expectation, must_be_rdma, reasons_of_a_port
 from pytest_mnode.spec.fabric import (
@@ -42,15 +42,14 @@ _PROMISES = {
     "ib_send_bw": "send_bandwidth",
     "ib_write_lat": "write_latency",
 }
+_Key = tuple[str, int, int, int, bool, bool | None]
+"""Collective, nodes, ranks of each, groups at once, whether a ring is pinned, and NVLS used."""
 _NO_LETTER = re.compile(r"[^a-z]")
 _COLLECTIVES = tuple(USUAL_FRACTIONS)
 _NAMES = {_NO_LETTER.sub("", name): name for name in _COLLECTIVES}
 _LITTLE = 0.8
 """[choice] 2 nodes of A100 had 156 GB/s at 512 MiB, beside 165 and 219 at half and twice the size,
 and a bound of 159 to 166 (a tutorial on Oracle's cloud)."""
-_FAR_BELOW = 0.5
-"""[choice] Latencies of healthy fabrics differ so much: a size that is not judged asks for reasons
-below this part of what is usual."""
 _LEAST_BYTES = 16 << 20
 """[choice] Where no size of a table is large enough to be judged, its largest is, from here on."""
 _CLEAR_GBYTES_S = 1.0
@@ -182,7 +181,8 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
 
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
-    groups: dict[tuple[str, int, int, bool, bool | None], dict[tuple[str, ...], list[NcclRun]]] = {}
+    groups: dict[_Key, dict[tuple[str, ...], list[NcclRun]]] = {}
+    specs: dict[_Key, Spec] = {}
     found: list[Result] = []
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
@@ -197,24 +197,42 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
             continue
         if (asked.nodes or 0) >= test.nodes > 0 and test.ranks % test.nodes:
             test = replace(test, ranks=0, nodes=0, hosts=())  # the list of ranks is cut off
-        collective = _collective(test, asked)
-        nodes, per_node = _shape(test, asked, collective)
+        test, spec = _of_a_group(test, asked.spec)
+        collective = _collective(test, replace(asked, spec=spec))
+        nodes, per_node = _shape(test, replace(asked, spec=spec), collective)
         _agrees(test, collective, nodes * per_node)
         # Complete rows of a table that is cut off are measured all the same.
         why = "" if test.only_cut_off else test.why_incomplete
         why = why or nccl_tests.elsewhere(test, nodes, per_node) or ""
         run = NcclRun(collective, nodes, per_node, (), "", test, why)
-        used = nccl_tests.model_of(run, Platform.of(asked.spec))[0].nvls.used
-        key = (collective, nodes, per_node, test.pins_ring, used)
+        used = nccl_tests.model_of(run, Platform.of(spec))[0].nvls.used
+        key = (collective, nodes, per_node, read.groups, test.pins_ring, used)
+        specs[key] = spec
         groups.setdefault(key, {}).setdefault(tuple(sorted(test.hosts)), []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
-    for by_hosts in groups.values():
+    for key, by_hosts in groups.items():
         for hosts, runs in by_hosts.items():
             reasons = (*_reasons_in_settings(runs, asked.spec), *logged)
-            one = _judge_runs(runs, asked.spec, reasons)
+            one = _judge_runs(runs, specs[key], reasons)
+            at_once = f", each of {key[3]} groups at once" * (key[3] > 1)
             where = f", on {listed(hosts, separator=', ')}" if hosts and len(by_hosts) > 1 else ""
-            found.append(replace(one, title=f"{one.title}{where}"))
+            found.append(replace(one, title=f"{one.title}{at_once}{where}"))
     return found
+
+
+def _of_a_group(test: NcclTest, spec: Spec) -> tuple[NcclTest, Spec]:
+    """One of groups of ranks that run at once (NCCL_TESTS_SPLIT), and its part of a node's NICs."""
+    if test.groups == 1 or test.ranks % (test.groups * test.group_hosts):
+        return test, spec
+    ranks, fabric = test.ranks // test.groups, spec.fabric
+    each = ranks // test.group_hosts
+    part = fabric.nics_per_node * each * test.nodes / test.ranks
+    of_it = {"line_rate_bits_s": int(fabric.line_rate_bits_s * part), "nics_per_node": 1}
+    gpus = spec.accelerators.model_copy(update={"per_node": each})
+    update = {"fabric": fabric.model_copy(update=of_it), "accelerators": gpus}
+    hosts = test.hosts[: test.group_hosts]
+    test = replace(test, ranks=ranks, nodes=test.group_hosts, hosts=hosts, groups=1)
+    return test, spec.model_copy(update=update)
 
 
 def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> Result:
@@ -240,7 +258,8 @@ def _judge_runs(runs: Sequence[NcclRun], spec: Spec, logged: Sequence[str]) -> R
         for size in judged
         if promise
     }
-    dips = _dips(measured, {size: _busbw(size, of_size[size]) or 0.0 for size in measured})
+    values = {size: _busbw(size, of_size[size]) or 0.0 for size in measured}
+    dips = _dips(measured, values, usual=expectation.promise is None)
     measured = {size: kept for size, old in measured.items() if (kept := dips.get(size, old))}
     for size, of_this in measured.items():
         of = expectation.of_size(size)
@@ -284,17 +303,21 @@ def _why_unusable(run: NcclRun) -> str | None:
 
 
 def _dips(
-    measured: Mapping[int, Measurement], values: Mapping[int, float]
+    measured: Mapping[int, Measurement], values: Mapping[int, float], *, usual: bool
 ) -> dict[int, Measurement | None]:
     """The largest size that falls short, if it does so a little and all larger ones pass:
-    inconclusive, as faults slow large ones. Those between that are open, by the error of one run or
+    inconclusive, as faults slow large ones; not judged if the spec does not promise it (usual) and
+    several pass. Those between that are open, by the error of one run or
     by what NCCL chose, pass, or are not judged where they are below their bound by less than that
     error. values: of each size, which one that is open lacks."""
     found: dict[int, Measurement | None] = {}
     sizes = sorted(measured, reverse=True)
-    for size in sizes[1:] if sizes and measured[sizes[0]].passed else ():
+    for larger, size in enumerate(sizes[1:] if sizes and measured[sizes[0]].passed else (), 1):
         one = measured[size]
         edge = one.expected.accepted[0] if one.expected else 0.0
+        if one.verdict is Verdict.FAIL and usual and larger > 1:
+            found[size] = None
+            break
         if one.verdict is Verdict.FAIL and (one.value or 0.0) >= _LITTLE * edge:
             note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
             found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
@@ -358,13 +381,15 @@ def _size_result(
     reasons: tuple[str, ...] = ()
     unusual = value is not None and not expectation.is_usual(size_bytes, value)
     failed = judged is not None and judged.verdict is Verdict.FAIL
-    if value and (failed or (unusual and (judged is not None or value < _FAR_BELOW * of.low))):
+    if value and (failed or (unusual and judged is not None)):
         guessed = expectation.reasons(size_bytes, value)
         reasons = (*(logged if value < of.wire else ()), *guessed)
     undecided = judged is not None and judged.value is None and not any(run.why for run in runs)
     if value and judged is not None and undecided:
         reasons = (judged.note, *reasons)
     slower = replace(expectation.model, nvls=Nvls(used=None)).nvls_gives_more
+    if value and undecided and slower and not reasons[1:]:
+        reasons = (*reasons, *replace(expectation, nvls=NVLS_USED).reasons(size_bytes, value))
     if value and (failed or undecided) and expectation.algorithm == "default" and slower:
         ring = replace(expectation, algorithm="ring").of_size(size_bytes).bound
         if ring is not None and ring <= value <= of.wire:
@@ -433,7 +458,7 @@ def _by_columns(test: NcclTest, given: Asked) -> str | None:
     found = [
         name
         for name in _COLLECTIVES
-        if (name in _REDUCE) is row.reduces
+        if (name == "send_recv" or (name in _REDUCE) is row.reduces)
         and (name in _ROOTED) is rooted
         and (
             abs(ratio - bus_factor(name, ranks)) <= off
@@ -441,10 +466,10 @@ def _by_columns(test: NcclTest, given: Asked) -> str | None:
             else (ratio - off > 1) is (name == "all_reduce")
         )
     ]
-    if found == ["all_gather", "all_to_all"] and row.in_place and _checked(row.out_of_place):
-        # NCCL has no all-to-all in place: its results are not checked, or are wrong.
+    if len(found) == 2 and row.in_place and _checked(row.out_of_place):
+        # All-to-alls and exchanges are not checked in place, or are wrong there.
         return found[row.in_place.wrong != 0 and row.in_place.deviation != 0]
-    return found[0] if len(found) == 1 else None
+    return found[0] if len(found) == 1 or (found and row.reduces) else None
 
 
 def _checked(timing: Timing) -> bool:
@@ -653,16 +678,8 @@ def _judge_port(program: str, port: str, runs: Sequence[Perftest], spec: Spec) -
             f"{usual}, worst run",
         )
     found = tuple(
-        _of_pair(
-            size, _pair(values[size]), spec, _judged(size, values[size], spec, promise, unusable)
-        )
-        if rates
-        else SizeResult(
-            size,
-            _pair(values[size]).value,
-            judged=_judged(size, values[size], spec, promise, unusable),
-        )
-        for size in sorted(values)
+        _of_pair(size, one, spec, _judged(size, one, spec, promise, unusable), rates=rates)
+        for size, one in sorted(values.items())
     )
     if found and promise is not None and not any(one.judged for one in found):
         why = f"the spec's promise is of {SIZE.text(promise.size_bytes)}" + (
@@ -710,9 +727,11 @@ def _judged(
 
 
 def _of_pair(
-    size_bytes: int, pair: PairResult, spec: Spec, judged: Measurement | None
+    size_bytes: int, values: Sequence[float], spec: Spec, judged: Measurement | None, *, rates: bool
 ) -> SizeResult:
-    line = spec.fabric.line_rate_gbits_s
+    line, pair = spec.fabric.line_rate_gbits_s, _pair(values)
+    if not rates:
+        return SizeResult(size_bytes, pair.value, judged=judged)
     low, high = PORT_USUAL
     value = pair.value or 0.0
     failed = judged is not None and judged.verdict is Verdict.FAIL

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.criteria.transport.counted import header_share
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.encoding import decode
@@ -52,9 +53,20 @@ def bound_of(fabric: Fabric, promise: Promise) -> Bound:
     """The bound of each pair, in Gbit/s or µs."""
     if isinstance(promise, WriteLatencyPromise):
         return at_most(1e6 * promise.at_most_s).of("at_most", promise.at_most_s)
-    bound = at_least(promise.at_least_fraction * fabric.line_rate_gbits_s)
+    left = _left_by_headers(fabric)
+    bound = at_least(promise.at_least_fraction * left * fabric.line_rate_gbits_s)
     bound = bound.of("fabric.line_rate", fabric.line_rate_bits_s)
-    return bound.of("at_least_fraction", promise.at_least_fraction)
+    return bound.of("fabric.mtu", fabric.mtu_bytes).of(
+        "at_least_fraction", promise.at_least_fraction
+    )
+
+
+def _left_by_headers(fabric: Fabric) -> float:
+    """The part that headers leave at the spec's MTU of what they leave at RDMA's largest."""
+    if fabric.kind == "ethernet":
+        return 1.0
+    largest = fabric.model_copy(update={"mtu_bytes": 4096})
+    return min(1.0, (1 + header_share(largest)) / (1 + header_share(fabric)))
 
 
 def missing(nodes: Sequence[str], fabric: Fabric, promise: Promise) -> Measurement:
@@ -81,6 +93,8 @@ def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list
             f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}"
             f" × at_least_fraction {promise.at_least_fraction:g}"
         )
+        if (left := _left_by_headers(fabric)) < 1:
+            source += f" × {left:.3g} that headers leave of it at MTU {fabric.mtu_bytes}"
     slow = [pair for pair in pairs if pair.value is not None and not bound.holds(pair.value)]
     found = [
         Measurement(
