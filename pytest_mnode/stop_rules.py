@@ -113,7 +113,8 @@ class StopRules:
         if not found:
             return None
         still = ""
-        if self.trial is not None and marks.takes_nodes(item) and _hung_once(found.values()):
+        hung = [finding.hung for finding in found.values()]
+        if self.trial is not None and marks.takes_nodes(item) and hung == [True]:
             still = self.trial(item)
             if not still:
                 return None
@@ -122,10 +123,6 @@ class StopRules:
         tried = f"; trial collective after it: {still}" if still else ""
         self._stopped.add(item.nodeid)
         return f"not run: {criterion_name(first)} failed ({finding.text}){more}{tried}"
-
-
-def _hung_once(found: Iterable[_Finding]) -> bool:
-    return [finding.hung for finding in found] == [True]
 
 
 def _shortened(text: str) -> str:

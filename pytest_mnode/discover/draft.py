@@ -188,7 +188,7 @@ def _promises(cluster: Cluster) -> bounds.Machine | None:
     numa_nodes = cluster.fact("NUMA nodes", lambda one: len(one.numa.with_cpus) or None).value
     on_pci = [function for one in machines for function in one.pci.accelerators]
     shown = [accelerator for one in machines for accelerator in one.accelerators or ()]
-    direct = gpudirect(cluster) if wire.kind != "ethernet" else None
+    direct = gpudirect(cluster) if wire.kind not in ("ethernet", "cxi") else None
     return bounds.Machine(
         nodes=len(cluster.found.nodes),
         accelerators=any(map(has_accelerators, machines)),

@@ -27,9 +27,11 @@ from pytest_mnode.spec.quantity import RATE, SIZE, bits_per_s, size_bytes
 V = TypeVar("V", bound=Hashable)
 _RATED_BY: dict[str, str] = {
     "ethernet": "Of one NIC: the speed its driver shows, or what an emulated link is shaped to",
-    "infiniband": "Of one NIC: the rate of its port, as the link came up",
-    "roce": "Of one NIC: the rate of its port, as the link came up",
+    **dict.fromkeys(
+        ("infiniband", "roce"), "Of one NIC: the rate of its port, as the link came up"
+    ),
     "efa": "Of one NIC: the rate of its port, which older drivers give as 100 Gbit/s for any NIC",
+    "cxi": "Of one NIC: the speed its driver shows",
 }
 
 
@@ -169,7 +171,7 @@ def fabric(cluster: Cluster) -> Entry:
     no_rate = no_fabric or "the rate of none of its interfaces is known"
     no_mtu = no_fabric or "its interfaces show no MTU, or several; see active_mtu of ibv_devinfo"
     mtus = "4096" if kind.value in ("infiniband", "efa") else "9000"
-    rdma = kind.value not in (None, "ethernet")
+    rdma = kind.value in _RDMA
     children = [
         cluster.entry(
             *("fabric.kind", kind, str),

@@ -21,6 +21,8 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 _NEAR = (Distance.PIX, Distance.PXB)
 """Below the same PCI switch. Source: nvidia-smi topo --matrix, legend."""
+_CRAY = "17db"
+"""Maker of Slingshot's NICs, as pci.ids names it."""
 _KINDS: dict[str, Kind] = {"InfiniBand": "infiniband", "RoCE": "roce", "EFA": "efa"}
 
 
@@ -251,11 +253,11 @@ def _ethernet_fabric(
         if nic not in chosen
     ]
     rate = _only(rates[nic.name] for nic in chosen)
-    each, limited = _of_each(
-        machine, [_port_below(machine, nic) for nic in chosen], None if rate is None else rate / 1e3
-    )
+    ports = [_port_below(machine, nic) for nic in chosen]
+    each, limited = _of_each(machine, ports, None if rate is None else rate / 1e3)
+    makers = {one.vendor for port in ports if (one := machine.pci.function(port.address))}
     return FoundNetwork(
-        kind="ethernet",
+        kind="cxi" if makers == {_CRAY} and has_accelerators(machine) else "ethernet",
         interfaces=tuple(nic.name for nic in chosen),
         nics=len(chosen),
         rate_mbits_s=None if each is None else each * 1e3,

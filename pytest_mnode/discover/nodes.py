@@ -39,7 +39,7 @@ _EMULATED = {
     ),
     "local": ("nodes are processes of one machine, which talk over its loopback",),
 }
-Kind = Literal["ethernet", "roce", "infiniband", "efa"]
+Kind = Literal["ethernet", "roce", "infiniband", "efa", "cxi"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _DEVICE = re.compile(
 )
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
-_NAMED = re.compile(r"\b([a-z_]+_perf)(?:_mpi)?(?:\s+-{1,2}\w|\s*$)")
+NAMED_IN_A_COMMAND = re.compile(r"\b([a-z_]+_perf)(?:_mpi)?(?:\s+-{1,2}\w|\s*$)")
 """A program in a command line: older versions do not print which one they are."""
 _COMM = re.compile(r"\bNCCL INFO .*\bn[rR]anks (?P<ranks>\d+)\b(?:.*? nNodes (?P<nodes>\d+)\b)?")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )[\"']?([\w,:^-]+)")
@@ -183,7 +183,7 @@ class _Reader:
 
     def _around(self, line: str) -> None:
         """Facts in command lines and in NCCL's log, which are no output of the test."""
-        named, set_here = _NAMED.search(line), dict(_SETTING.findall(line))
+        named, set_here = NAMED_IN_A_COMMAND.search(line), dict(_SETTING.findall(line))
         if (named or set_here) and self._test.closed:
             self._end()  # the command line of the next test
         if named:

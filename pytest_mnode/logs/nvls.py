@@ -60,15 +60,15 @@ class NvlsFacts:
             return Nvls(used=False, why=f"{name}={value}")
         name = "NCCL_ALGO"
         value = self.settings.get(name, "")
-        if (said := _pins(value, across=across)) is not None:
-            return Nvls(said, f"{name}={value}")
+        if (pinned := _pins(value, across=across)) is not None:
+            return Nvls(pinned, f"{name}={value}")
         since = _SINCE[across]
         if self.version and self.version < since:
             has, needs = (".".join(map(str, one)) for one in (self.version, since))
             return Nvls(used=False, why=f"NCCL {has}, and {needs} is the first that has it")
         if self.available is not None:
-            has_not = "" if self.available else "not "
-            return Nvls(self.available, f"NCCL's log has NVLS {has_not}available")
+            said = "available" if self.available else "not available"
+            return Nvls(self.available, f"NCCL's log has NVLS {said}")
         return Nvls(None, _UNKNOWN)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 PACKAGE = "infiniband-diags"
 _SMINFO = re.compile(
-    r"sm lid (\d+)\b.*?\bguid (0x[0-9a-f]+).*?activity count (\d+).*?priority (\d+)"
+    r"sm lid (\d+)\b.*?\bguid (0x[0-9a-f]+).*?activity count \d+.*?priority (\d+)"
     r".*?state (\d+)(?:\s+(\w+))?",
     re.IGNORECASE | re.DOTALL,
 )
@@ -47,7 +47,6 @@ class SubnetManager:
 
     lid: int
     guid: str
-    activity: int
     priority: int
     state: str
 
@@ -103,12 +102,12 @@ def subnet_manager(text: str) -> SubnetManager | None:
     found = _SMINFO.search(text)
     if found is None:
         return None
-    lid, guid, activity, priority, state, word = found.groups()
+    lid, guid, priority, state, word = found.groups()
     names = ("NOTACT", "DISCOVER", "STANDBY", "MASTER")
     name = (word or "").upper().removeprefix("SMINFO_")
     if name not in names:
         name = names[int(state)] if int(state) < len(names) else state
-    return SubnetManager(int(lid), guid.lower(), int(activity), int(priority), name)
+    return SubnetManager(int(lid), guid.lower(), int(priority), name)
 
 
 def link_info(text: str) -> Iterator[PortLink]:

@@ -84,11 +84,6 @@ def steady(by: str, samples: Sequence[tuple[float, Reading]]) -> Steady:
     held back, the counter counts.
     """
     last = [reading for _, reading in samples[2 * len(samples) // 3 :]]
-
-    def middle(name: str) -> float | None:
-        known = [value for one in last if (value := getattr(one, name)) is not None]
-        return median(known) if known else None
-
     starts = [0.0, *(at for at, _ in samples)]
     told = [(at - start, one) for start, (at, one) in zip(starts, samples, strict=False)]
     held = [(took, one.throttled) for took, one in told if one.throttled is not None]
@@ -105,7 +100,7 @@ def steady(by: str, samples: Sequence[tuple[float, Reading]]) -> Steady:
         throttled_s=throttled_s,
         reasons=_counted(reasons for _, reasons in held),
         **{
-            name: middle(name)
+            name: _middle(last, name)
             for name in (
                 *("temperature_c", "memory_temperature_c", "power_w"),
                 *("clock_mhz", "full_clock_mhz", "fan_percent"),
@@ -118,16 +113,20 @@ def load_of(samples: Sequence[tuple[float, Reading]]) -> Load:
     """What samples of a GPU under load show of its clock and its PCIe link."""
     read = [one for _, one in samples]
     held = [one.throttled for one in read if one.throttled is not None]
-    clocks = [one.clock_mhz for one in read if one.clock_mhz is not None]
     return Load(
         samples=len(held),
         slowed=_counted(held),
-        sm_clock_mhz=median(clocks) if clocks else None,
+        sm_clock_mhz=_middle(read, "clock_mhz"),
         share_slowed=sum(map(bool, held)) / len(held) if held else None,
         pcie_generation=max((one.pcie_generation or 0 for one in read), default=0) or None,
         full_pcie_generation=max((one.full_pcie_generation or 0 for one in read), default=0)
         or None,
     )
+
+
+def _middle(read: Sequence[Reading], name: str) -> float | None:
+    known = [value for one in read if (value := getattr(one, name)) is not None]
+    return median(known) if known else None
 
 
 def _counted(held: Iterable[tuple[str, ...]]) -> tuple[tuple[str, int], ...]:

@@ -56,8 +56,8 @@ def test_a_missing_program_names_its_package(
 
 
 LINK = PortLink("leaf1", 12, "4X", "106.25 Gbps", "Active", "LinkUp", "a mlx5_0", 1)
-MASTER = SubnetManager(1, "0x1", 7, 14, "MASTER")
-STANDBY = SubnetManager(1, "0x1", 7, 14, "STANDBY")
+MASTER = SubnetManager(1, "0x1", 14, "MASTER")
+STANDBY = SubnetManager(1, "0x1", 14, "STANDBY")
 NONE: Errors = {}
 
 

@@ -94,7 +94,8 @@ class Kubernetes(RemoteLauncher):
         problems = {host: with_remedy(why) for host, why in opened.items()}
         reports, more = self._reports([host for host in pods if host not in problems])
         if problems := problems | more:
-            named = {_shown(pods[host]): problems[host] for host in pods if host in problems}
+            bad = {host: pod for host, pod in pods.items() if host in problems}
+            named = {f"{pod['node']} ({pod['pod']})": problems[host] for host, pod in bad.items()}
             raise unusable_nodes(named, len(pods), "kubernetes")
         # A pod's host name is not the operator's name of the node.
         reports = {
@@ -266,7 +267,3 @@ class Kubernetes(RemoteLauncher):
     def _change(self, node: Node, report: NodeReport) -> str | None:  # noqa: ARG002
         """Its host name is the pod's own."""
         return None
-
-
-def _shown(pod: Mapping[str, str]) -> str:
-    return f"{pod['node']} ({pod['pod']})"

@@ -112,7 +112,7 @@ def _show_function(shown: Tree, board: Board, socket: int, folder: str, kind: st
     for name, text in texts.items():
         shown.files[f"{folder}/{name}"] = text
     address = folder.rpartition("/")[2]
-    shown.links[f"{folder}/subsystem"] = _up(folder) + "bus/pci"
+    shown.links[f"{folder}/subsystem"] = "../" * folder.count("/") + "bus/pci"
     shown.links[f"sys/bus/pci/devices/{address}"] = f"../../../{folder.removeprefix('sys/')}"
 
 
@@ -122,11 +122,6 @@ def _show_interface(shown: Tree, device: str, name: str) -> None:
     for file in _REAL_NIC_FILES:
         shown.links[f"{folder}/{file}"] = f"/sys/class/net/{name}/{file}"
     shown.links[f"sys/class/net/{name}"] = f"../../{folder.removeprefix('sys/')}"
-
-
-def _up(folder: str) -> str:
-    """Relative path from `folder` to sys/."""
-    return "../" * folder.count("/")
 
 
 def accelerator_addresses(board: Board) -> Iterator[str]:

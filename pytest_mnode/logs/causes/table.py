@@ -46,15 +46,11 @@ def _words(parsed: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
             found += _words(arg[-1])
         elif op is _constants.BRANCH:
             # Of each way, the set whose shortest text is longest lets the fewest lines pass.
-            ways = [max(_words(way), key=_shortest) for way in arg[1]]
+            ways = [max(_words(way), key=lambda w: min(map(len, w), default=0)) for way in arg[1]]
             found.append(frozenset().union(*ways) if all(ways) else frozenset())
         elif op in _REPEATS and arg[0] > 0:
             found += _words(arg[2])
     return [*found, frozenset({run} - {""})]
-
-
-def _shortest(words: frozenset[str]) -> int:
-    return min(map(len, words), default=0)
 
 
 def _text(op: Any, arg: Any) -> str | None:

@@ -19,7 +19,13 @@ from pytest_mnode.logs.lines import plain_lines
 from pytest_mnode.logs.nccl_log.model import NetworkKind
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.logs.nccl_log.text import plain_text
-from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, Timing, read_nccl_tests
+from pytest_mnode.logs.nccl_tests import (
+    NAMED_IN_A_COMMAND,
+    NcclTest,
+    NcclTestsRow,
+    Timing,
+    read_nccl_tests,
+)
 from pytest_mnode.logs.perftest import Perftest, read_perftests
 from pytest_mnode.measurement import Measurement, Verdict, listed
 from pytest_mnode.measuring.tools import nccl_tests, perftest
@@ -30,20 +36,13 @@ from pytest_mnode.spec.bandwidth import bus_factor
 from pytest_mnode.spec.expect import Expectation, must_be_rdma, reasons_of_a_port
 from pytest_mnode.spec.fabric import (
     USUAL_FRACTIONS,
+    FabricCriterion,
     RdmaBandwidthPromise,
     WriteLatencyPromise,
 )
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.quantity import SIZE
 
-_PROMISES = {
-    "ib_write_bw": "write_bandwidth",
-    "ib_read_bw": "read_bandwidth",
-    "ib_send_bw": "send_bandwidth",
-    "ib_write_lat": "write_latency",
-}
-_Key = tuple[str, int, int, int, bool, bool | None]
-"""Collective, nodes, ranks of each, groups at once, whether a ring is pinned, and NVLS used."""
 _NO_LETTER = re.compile(r"[^a-z]")
 _COLLECTIVES = tuple(USUAL_FRACTIONS)
 _NAMES = {_NO_LETTER.sub("", name): name for name in _COLLECTIVES}
@@ -166,6 +165,8 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
         tests = [test for test in tests if test.faults]
     # A summary of the same results may lack the collective's name.
     beside = {name_of(t.program) if t.program else _by_columns(t, asked) for t in tests} - {None}
+    commands = filter(None, map(NAMED_IN_A_COMMAND.search, plain_lines(output)))
+    beside = beside or {name_of(one[1]) for one in commands} - {None}
     named = asked.collective or (beside.pop() if len(beside) == 1 else None)
     for table in tables:
         tests += _of_table(table, asked if table.collective else replace(asked, collective=named))
@@ -181,8 +182,7 @@ def judge_output(output: bytes, asked: Asked) -> list[Result]:
 
 
 def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -> list[Result]:
-    groups: dict[_Key, dict[tuple[str, ...], list[NcclRun]]] = {}
-    specs: dict[_Key, Spec] = {}
+    groups: dict[tuple[object, ...], tuple[Spec, dict[tuple[str, ...], list[NcclRun]]]] = {}
     found: list[Result] = []
     for read in tests:
         test = _with_algorithm(read, asked.algorithm)
@@ -206,17 +206,17 @@ def _judge_collectives(tests: Sequence[NcclTest], output: bytes, asked: Asked) -
         why = why or nccl_tests.elsewhere(test, nodes, per_node) or ""
         run = NcclRun(collective, nodes, per_node, (), "", test, why)
         used = nccl_tests.model_of(run, Platform.of(spec))[0].nvls.used
-        key = (collective, nodes, per_node, read.groups, test.pins_ring, used)
-        specs[key] = spec
-        groups.setdefault(key, {}).setdefault(tuple(sorted(test.hosts)), []).append(run)
+        at_once = f", each of {read.groups} groups at once" * (read.groups > test.groups)
+        key = (at_once, collective, nodes, per_node, test.pins_ring, used)
+        of_key = groups.setdefault(key, (spec, {}))[1]
+        of_key.setdefault(tuple(sorted(test.hosts)), []).append(run)
     logged = tuple(_reasons_in_log(output, asked.spec))
-    for key, by_hosts in groups.items():
+    for (among, *_), (spec, by_hosts) in groups.items():
         for hosts, runs in by_hosts.items():
             reasons = (*_reasons_in_settings(runs, asked.spec), *logged)
-            one = _judge_runs(runs, specs[key], reasons)
-            at_once = f", each of {key[3]} groups at once" * (key[3] > 1)
+            one = _judge_runs(runs, spec, reasons)
             where = f", on {listed(hosts, separator=', ')}" if hosts and len(by_hosts) > 1 else ""
-            found.append(replace(one, title=f"{one.title}{at_once}{where}"))
+            found.append(replace(one, title=f"{one.title}{among}{where}"))
     return found
 
 
@@ -315,12 +315,11 @@ def _dips(
     for larger, size in enumerate(sizes[1:] if sizes and measured[sizes[0]].passed else (), 1):
         one = measured[size]
         edge = one.expected.accepted[0] if one.expected else 0.0
-        if one.verdict is Verdict.FAIL and usual and larger > 1:
-            found[size] = None
-            break
-        if one.verdict is Verdict.FAIL and (one.value or 0.0) >= _LITTLE * edge:
+        not_asked = usual and larger > 1
+        if one.verdict is Verdict.FAIL and (not_asked or (one.value or 0.0) >= _LITTLE * edge):
             note = f"{one.measured}, but larger sizes keep their bounds: a change of algorithm, or "
-            found[size] = replace(one, value=None, note=f"{note}chance; {one.note}")
+            note = f"{note}chance; {one.note}"
+            found[size] = None if not_asked else replace(one, value=None, note=note)
             break
         if one.verdict is Verdict.INCONCLUSIVE and values[size] >= edge:
             note = f"{one.note}; larger sizes pass"
@@ -378,19 +377,20 @@ def _size_result(
     if expectation.nodes == 1 and expectation.model.platform.nvlink is None:
         return SizeResult(size_bytes, value, in_place)
     of = expectation.of_size(size_bytes)
+    if not value or judged is None:
+        return SizeResult(size_bytes, value, in_place, of.wire, (of.low, of.high), judged)
     reasons: tuple[str, ...] = ()
-    unusual = value is not None and not expectation.is_usual(size_bytes, value)
-    failed = judged is not None and judged.verdict is Verdict.FAIL
-    if value and (failed or (unusual and judged is not None)):
+    failed = judged.verdict is Verdict.FAIL
+    if failed or not expectation.is_usual(size_bytes, value):
         guessed = expectation.reasons(size_bytes, value)
         reasons = (*(logged if value < of.wire else ()), *guessed)
-    undecided = judged is not None and judged.value is None and not any(run.why for run in runs)
-    if value and judged is not None and undecided:
-        reasons = (judged.note, *reasons)
+    undecided = judged.value is None and not any(run.why for run in runs)
     slower = replace(expectation.model, nvls=Nvls(used=None)).nvls_gives_more
-    if value and undecided and slower and not reasons[1:]:
-        reasons = (*reasons, *replace(expectation, nvls=NVLS_USED).reasons(size_bytes, value))
-    if value and (failed or undecided) and expectation.algorithm == "default" and slower:
+    if undecided:
+        on = replace(expectation, nvls=NVLS_USED)
+        known = reasons if reasons or not slower else on.reasons(size_bytes, value)
+        reasons = (judged.note, *known)
+    if (failed or undecided) and expectation.algorithm == "default" and slower:
         ring = replace(expectation, algorithm="ring").of_size(size_bytes).bound
         if ring is not None and ring <= value <= of.wire:
             pinned = f"a ring, whose bound is {ring:.4g}: if NCCL_ALGO=Ring was set, say so by "
@@ -466,14 +466,11 @@ def _by_columns(test: NcclTest, given: Asked) -> str | None:
             else (ratio - off > 1) is (name == "all_reduce")
         )
     ]
-    if len(found) == 2 and row.in_place and _checked(row.out_of_place):
+    checked = (row.out_of_place.wrong, row.out_of_place.deviation) != (None, None)
+    if len(found) == 2 and row.in_place and checked:
         # All-to-alls and exchanges are not checked in place, or are wrong there.
         return found[row.in_place.wrong != 0 and row.in_place.deviation != 0]
     return found[0] if len(found) == 1 or (found and row.reduces) else None
-
-
-def _checked(timing: Timing) -> bool:
-    return timing.wrong is not None or timing.deviation is not None
 
 
 def _ranks_by_ratio(test: NcclTest, collective: str, per_node: int) -> int:
@@ -644,8 +641,8 @@ def _judge_perftest(runs: Sequence[Perftest], asked: Asked) -> list[Result]:
 
 
 def _judge_port(program: str, port: str, runs: Sequence[Perftest], spec: Spec) -> Result:
-    fabric, key = spec.criteria.fabric, _PROMISES.get(program, "")
-    promise = getattr(fabric, key, None) if fabric and key else None
+    key = program.removeprefix("ib_").replace("_bw", "_bandwidth").replace("_lat", "_latency")
+    promise = getattr(spec.criteria.fabric, key, None)
     unusable = next((why for run in runs if (why := run.why_unusable)), "") or ""
     rates = not any(run.typical_us for run in runs)
     unread = [None in dict(run.rates_gbits_s if rates else run.typical_us).values() for run in runs]
@@ -656,7 +653,7 @@ def _judge_port(program: str, port: str, runs: Sequence[Perftest], spec: Spec) -
     if rates and any(run.bidirectional is None and run.rates_gbits_s for run in runs):
         unusable = unusable or "no title, which says whether rates are of both directions"
     why = usual = ""
-    if not key:
+    if key not in FabricCriterion.model_fields:
         why = "no promise of a spec is about it"
     elif promise is None and not rates:
         why = f"the spec has no criteria.fabric.{key}"
