@@ -60,7 +60,7 @@ class NvlsFacts:
             return Nvls(used=False, why=f"{name}={value}")
         name = "NCCL_ALGO"
         value = self.settings.get(name, "")
-        if (pinned := _pins(value, across=across)) is not None:
+        if (pinned := _pins(value, across=across)) is False:
             return Nvls(pinned, f"{name}={value}")
         since = _SINCE[across]
         if self.version and self.version < since:
@@ -69,7 +69,7 @@ class NvlsFacts:
         if self.available is not None:
             said = "available" if self.available else "not available"
             return Nvls(self.available, f"NCCL's log has NVLS {said}")
-        return Nvls(None, _UNKNOWN)
+        return Nvls(pinned, f"{name}={value}" if pinned else _UNKNOWN)
 
 
 def release(text: str) -> tuple[int, int] | None:

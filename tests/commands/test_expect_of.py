@@ -215,6 +215,17 @@ def bare(redop: str, root: str, busbw: float, algbw: float = 400.0) -> str:
         (bare("sum", "0", 400.0), {"nodes": 2}, "reduce, 2 nodes of 8 ranks"),
         (bare("none", "0", 400.0), {"nodes": 2}, "broadcast, 2 nodes of 8 ranks"),
         (bare("none", "-1", 48.0, 48.0), {"nodes": 2}, "send_recv, 2 nodes of 8 ranks"),
+        (bare("sum", "-1", 48.0, 48.0), {"nodes": 2}, "send_recv, 2 nodes of 8 ranks"),
+        (
+            f"# Rank 0 on a device 0\n# Rank 1 on b device 0\n{bare('sum', '-1', 48.0, 48.0)}",
+            {},
+            "all_reduce, 2 nodes of 1 rank",  # the list was shortened by hand
+        ),
+        (
+            f"$ mpirun -np 16 ./alltoall_perf -b 8G\n# size,busbw\n{8 * GIB},80",
+            {"nodes": 2},
+            "all_to_all, 2 nodes of 8 ranks",
+        ),
         (bare("sum", "-1", 0.15, 0.08), {"nodes": 2}, "all_reduce, 2 nodes of 8 ranks"),
         (
             bare("sum", "-1", 48.0, 48.0).replace(" root", "").replace("sum -1", "sum"),
@@ -333,6 +344,36 @@ def test_a_dip_that_larger_sizes_do_not_share(values: list[float], expected: Ver
     rows = (row(4 * GIB << at, busbw) for at, busbw in enumerate(values))
     text = 3 * table(*rows, ranks=devices())
     assert verdict(text.replace("350.00", "340.00").replace("186.67", "181.33")) is expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([80, 300, 300], Verdict.PASS), ([80, 300], Verdict.FAIL), ([80, 80, 300], Verdict.FAIL)],
+)
+def test_a_dip_below_several_sizes_that_nothing_promises(
+    values: list[float], expected: Verdict
+) -> None:
+    rows = (f"{8 * GIB << at},{busbw}" for at, busbw in enumerate(values))
+    text = "\n".join(["coll,nodes,ranks,size,busbw", *(f"all_gather,2,16,{one}" for one in rows)])
+    assert verdict(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("busbw", "expected"),
+    [(48.0, Verdict.PASS), (23.0, Verdict.FAIL), (92.0, Verdict.INCONCLUSIVE)],
+)
+def test_each_group_that_runs_at_once_has_its_part_of_the_nics(
+    busbw: float, expected: Verdict
+) -> None:
+    """NCCL_TESTS_SPLIT_MASK=7 makes groups of the ranks of one place on each node."""
+    ranks = "".join(
+        f"# Rank {node} Group {place} Pid {9 * node + place} on oak{node} device {place}\n"
+        for node in (0, 1)
+        for place in range(8)
+    )
+    [found] = judge_output((ranks + bare("sum", "-1", busbw, busbw)).encode(), Asked(H100))
+    assert found.title == "all_reduce, 2 nodes of 1 rank, each of 8 groups at once"
+    assert verdict_of([found]) is expected
 
 
 @pytest.mark.parametrize(("busbw", "expected"), [(330, Verdict.PASS), (5.3, Verdict.FAIL)])
@@ -849,6 +890,7 @@ def test_perftest_is_judged_by_its_own_promise(text: str | bytes, expected: Verd
         (65536, 201.0, "half of the port"),
         (1 << 20, 98.0, "a quarter of the port"),
         (1 << 20, 250.0, "client or server ran"),
+        (1 << 20, 370.0, "RoCE at an MTU of 1024"),
         (65536, 380.0, ""),
         (2, 0.1, ""),
     ],

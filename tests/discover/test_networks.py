@@ -116,6 +116,23 @@ def test_each_rail_of_roce_has_its_interface() -> None:
     assert (fabric.nics, fabric.mtu_bytes, fabric.addressed) == (8, 9000, True)
 
 
+@pytest.mark.parametrize(("maker", "kind"), [("0x17db", "cxi"), (MELLANOX, "ethernet")])
+def test_slingshot_is_recognised_by_the_maker_of_its_nics(
+    tmp_path: Path, maker: str, kind: str
+) -> None:
+    tree = Tree(tmp_path)
+    tree.pci("pci0009:00/0009:01:00.0", GPU, NVIDIA)
+    for at, (name, made) in enumerate((("hsn0", maker), ("nmn0", "0x8086"))):
+        tree.pci(f"pci0000:1{at}/0000:1{at}:00.0", NIC, made)
+        tree.interface(name, f"pci0000:1{at}/0000:1{at}:00.0", speed=200000 >> 8 * at)
+    machine = Machine.read(tree.root)
+    interfaces = tuple(
+        replace(one, addresses=(f"10.{at}.0.1",)) for at, one in enumerate(machine.interfaces or ())
+    )
+    fabric = fabric_of(replace(machine, interfaces=interfaces))
+    assert (fabric.kind, fabric.interfaces) == (kind, ("hsn0",))
+
+
 def test_the_fastest_tcp_interface_is_the_fabric_but_no_bridge() -> None:
     networks = networks_of(FoundNode("node0", CONTROL, tcp_node(0)), frozenset({"172.17.0.1"}))
     assert networks.fabric is not None

@@ -31,6 +31,7 @@ ON, OFF, UNKNOWN = True, False, None
         ({"NCCL_NVLS_ENABLE": "2"}, (2, 27), [AVAILABLE], ON, ON),
         ({"NCCL_ALGO": "Ring,Tree"}, (2, 27), [AVAILABLE], OFF, OFF),
         ({"NCCL_ALGO": "NVLSTree"}, (2, 27), [AVAILABLE], OFF, ON),
+        ({"NCCL_ALGO": "NVLSTree"}, None, [], OFF, ON),
         ({"NCCL_ALGO": "^nvls,nvlstree"}, (2, 27), [AVAILABLE], OFF, OFF),
         ({"NCCL_ALGO": "^Ring"}, (2, 27), [AVAILABLE], ON, ON),
         ({"NCCL_ALGO": "allgather:ring;allreduce:nvlstree"}, None, [AVAILABLE], OFF, ON),
