@@ -358,13 +358,9 @@ def collect_order(config: pytest.Config, items: Sequence[pytest.Item]) -> Collec
         markers=tuple(config.getini("markers")),
         basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
         ranks=any(map(runs_in_ranks, items)),
-        collected={} if _names_tests(config) else collected_ids(config, files),
+        # Where the user selected single tests, further ones of their files are not meant.
+        collected={} if any("::" in a for a in config.args) else collected_ids(config, files),
     )
-
-
-def _names_tests(config: pytest.Config) -> bool:
-    """Whether the user selected single tests, so that further ones of their files are not meant."""
-    return any("::" in arg for arg in config.args)
 
 
 def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:

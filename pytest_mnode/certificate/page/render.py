@@ -313,7 +313,8 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         finalize=_finalized,
     )
-    environment.filters |= {"time": _time, "hosts": compress, "class": _css_class}
+    environment.filters |= {"hosts": compress, "class": _css_class}
+    environment.filters["time"] = lambda at: f"{at:%Y-%m-%d %H:%M UTC}"
     environment.globals |= {
         "questions": questions,
         "left_open": left_open,
@@ -335,10 +336,6 @@ def _finalized(value: Any) -> Any:
         raise TypeError("the template prints None")
     # Text marked as safe is the template's own.
     return value if hasattr(value, "__html__") else fit(str(value))
-
-
-def _time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _css_class(verdict: str) -> str:

@@ -98,7 +98,8 @@ def _failures(
             accepted = math.floor(accepted * max(1.0, hours / wanted))
             if hours < wanted:
                 lacks = f"{hours:.4g} of {wanted:g} node-hours are soaked"
-        if soaked_s < promise.for_s - _last_round(rounds):
+        # Another round does not end within what may be left of a soak that is whole.
+        if soaked_s < promise.for_s - 2 * max(one.took_s for one in rounds):
             lacks = f"soaked for {soaked_s:.4g} of {promise.for_s:g} s (criteria.soak.for)"
         expected = at_most(accepted).of("soak.failures_at_most", promise.failures_at_most)
     excluded = hours / most_mean(len(bad), 1 - CONFIDENCE)
@@ -118,11 +119,6 @@ def _failures(
         headline=HeadlineMark(after=after) if enough else None,
         false_alarm=false_alarm,
     )
-
-
-def _last_round(rounds: Sequence[Round]) -> float:
-    """Seconds that may be left of a soak that is whole: another round does not end within."""
-    return 2 * max(one.took_s for one in rounds)
 
 
 def _clock(one: Round) -> str:
