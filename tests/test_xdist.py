@@ -57,6 +57,8 @@ TESTS = """
 
     def test_fails_on_one(world):
         assert world.rank != 1
+
+    def test_stops(world): breakpoint()
 """
 TAKING_TURNS = """
     import pytest
@@ -88,8 +90,9 @@ def run(directory: Path) -> InnerRun:
 
 def test_all_run_whatever_the_order(run: InnerRun) -> None:
     wrong = {n: o for n, o in run.outcomes().items() if o != "passed"}
-    assert wrong == {"test_too_many": "error", "test_fails_on_one": "failure"}, run.output
-    assert len(run.outcomes()) == 23
+    failed = dict.fromkeys(("test_fails_on_one", "test_stops"), "failure")
+    assert wrong == {"test_too_many": "error", **failed}, run.output
+    assert len(run.outcomes()) == 24
 
 
 def test_nodes_are_never_shared_and_measurements_are_exclusive(
@@ -108,6 +111,10 @@ def test_nodes_are_never_shared_and_measurements_are_exclusive(
 
 def test_more_nodes_than_there_are_is_one_line(run: InnerRun) -> None:
     assert "test_too_many needs 5 nodes, but the run has 4; give --mnode-nodes=5" in run.output
+
+
+def test_workers_have_no_terminal_for_a_debugger(run: InnerRun) -> None:
+    assert "a rank cannot be debugged with pytest-xdist" in run.output
 
 
 def test_reports_keep_their_form_across_processes(run: InnerRun) -> None:

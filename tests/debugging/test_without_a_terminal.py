@@ -1,4 +1,4 @@
-"""Input that is no terminal, live output, and workers of pytest-xdist."""
+"""Input that is no terminal, and live output."""
 
 from __future__ import annotations
 
@@ -90,10 +90,3 @@ def test_logs_tee_and_the_end_of_input(tmp_path: Path) -> None:
     assert shown.count("[rank 1 local1] last words\n") == 1
     assert "exited with code 3" in run.output
     assert "FAILED test_it.py::test_stops - rank 0 of 2 on local0: bdb.BdbQuit" in run.output
-
-
-def test_a_worker_of_xdist_has_no_terminal(tmp_path: Path) -> None:
-    write_files(tmp_path, test_it="def test_stops(world): breakpoint()")
-    run = run_pytest(tmp_path, *NODES, "-n1")
-    assert "a rank cannot be debugged with pytest-xdist" in run.output
-    assert run.outcomes() == {"test_stops": "failure"}
