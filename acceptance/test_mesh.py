@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.criteria import mesh as judges
 from pytest_mnode.criteria.preflight.survey import changed_paths
 from pytest_mnode.measuring import limits
-from pytest_mnode.measuring import messages as judges
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:

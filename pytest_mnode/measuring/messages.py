@@ -11,10 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.detection import smallest_share_wrong
-from pytest_mnode.measurement import HeadlineMark, Measurement, equals
 from pytest_mnode.measuring.checked_calls import votes
-from pytest_mnode.measuring.limits import CHECKED_CALLS
 from pytest_mnode.measuring.naming import culprit_of, culprit_of_messages
 from pytest_mnode.measuring.ranks import by_rank, send_and_receive
 from pytest_mnode.rank.world import World
@@ -24,7 +21,6 @@ _SUMMED_VALUES = 4096
 _TURNS = 12
 """Number of sums per dtype, and least number of messages per rank; each has new values."""
 _PERIOD, _STEP = 101, 31
-SUMMED_SIZES_BYTES = (4, (1 << 20) + 4)
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
 
 
@@ -67,39 +63,6 @@ class Sums:
         """The rank whose result, or whose values in all results, are wrong; None if none is."""
         receivers = [rank for rank, count in enumerate(self.by_rank or ()) if count]
         return culprit_of(self.world, receivers, self.senders)
-
-
-def judge_exchange(met: Exchange) -> Measurement:
-    """How many messages came right."""
-    paths = met.world.size * (met.world.size - 1)
-    return Measurement(
-        "messages that came right",
-        met.right,
-        "",
-        equals(paths),
-        "one from every rank to every other",
-        met.culprit,
-        headline=HeadlineMark(after="paths between ranks", of=paths, right=met.right),
-    )
-
-
-def judge_sum(world: World, wrong: Sequence[int], senders: Sequence[int]) -> Measurement:
-    """Wrong values of all-reduces, by rank."""
-    return Measurement(
-        "#wrong",
-        sum(wrong),
-        "",
-        equals(0),
-        "a sum of whole numbers is exact",
-        culprit_of(world, [rank for rank, count in enumerate(wrong) if count], senders),
-        detection=smallest_share_wrong(CHECKED_CALLS),
-    )
-
-
-def judge_sums(dtype: str, found: Sums) -> Measurement:
-    """Wrong values of sums in a dtype that the backend has."""
-    source = "a sum of small whole numbers is exact"
-    return Measurement(f"#wrong {dtype}", found.wrong, "", equals(0), source, found.culprit)
 
 
 def sums(world: World, dtype: str, device: torch.device) -> Sums:

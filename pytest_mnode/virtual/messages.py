@@ -6,20 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_mnode.certificate import CaseResult
+from pytest_mnode.criteria.mesh import SUMMED_SIZES_BYTES, judge_exchange, judge_sum, judge_sums
 from pytest_mnode.criteria.transport.counted import expected_bytes, judge
 from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.limits import CHECKED_CALLS
-from pytest_mnode.measuring.messages import (
-    DTYPES,
-    SUMMED_SIZES_BYTES,
-    Exchange,
-    Sums,
-    judge_exchange,
-    judge_sum,
-    judge_sums,
-)
+from pytest_mnode.measuring.messages import DTYPES, Exchange, Sums
 from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.virtual.cases import case
 from pytest_mnode.virtual.cluster import VirtualCluster
