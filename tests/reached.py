@@ -270,14 +270,15 @@ def _add_imports(found: Uses, modules: Mapping[str, str]) -> None:
     )
     for module in graph.modules & modules.keys():
         file = modules[module]
-        lazy, fixtures = _in_functions(file), file.endswith("/conftest.py")
+        of_package, fixtures = file.startswith("pytest_mnode/"), file.endswith("/conftest.py")
+        lazy = _in_functions(file) if of_package else set[int]()
         for name in graph.find_modules_directly_imported_by(module) & modules.keys():
             used = modules[name]
             lines = graph.get_import_details(importer=module, imported=name)
             inside = all(line["line_number"] in lazy for line in lines)
             if fixtures and (names := _given_on(file, name)):
                 found.maybe.setdefault(file, []).append((used, _mentions(rf"\b({names})\b")))
-            elif inside and file.startswith("pytest_mnode/"):
+            elif inside and of_package:
                 _add_late(found, file, [used])
             else:
                 found.add(file, [used])
@@ -293,13 +294,23 @@ def _add_late(found: Uses, file: str, late: Iterable[str]) -> None:
             found.add(file, [used])
 
 
+_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+
+
 @functools.cache
 def _in_functions(file: str) -> set[int]:
     """Lines of imports inside functions."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    functions = [node for node in ast.walk(ast.parse(read(file))) if isinstance(node, kinds)]
-    nodes = [node for function in functions for node in ast.walk(function)]
-    return {node.lineno for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))}
+    found = set()
+    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(read(file)), False)]
+    while nodes:
+        node, inside = nodes.pop()
+        if inside and isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.add(node.lineno)
+        inside |= isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        nodes += [
+            (one, inside) for one in ast.iter_child_nodes(node) if isinstance(one, _STATEMENTS)
+        ]
+    return found
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Coverage of code in ranks: of pytest-cov, also under pytest-xdist, and of `coverage run`."""
+"""Coverage of code in ranks: of pytest-cov under pytest-xdist, and of `coverage run`.
+
+Of pytest-cov without workers: tests/dayone.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ RAN = {"by_rank": {3, 4}, "fails": {13}, "sent": {21}, "forked": {25}}
 """Lines of LIB that only ranks and their forked children run."""
 
 
-@pytest.fixture(scope="module", params=["alone", "xdist", "coverage run"])
+@pytest.fixture(scope="module", params=["xdist", "coverage run"])
 def covered(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, InnerRun, dict[str, Any]]:
@@ -141,8 +144,7 @@ def covered(
         for words in (["combine"], ["json", "--show-contexts"]):
             subprocess.run([*coverage, *words], cwd=directory, env=env, timeout=60, check=False)
     else:
-        cov = ["--cov", "--cov-context=test", "--cov-report=json", "--cov-fail-under=99"]
-        cov += ["-n1"] if how == "xdist" else []
+        cov = ["--cov", "--cov-context=test", "--cov-report=json", "--cov-fail-under=99", "-n1"]
         run = run_pytest(directory, *args, *cov, env=env, limit_s=120, cold=True)
     report = directory / "coverage.json"
     assert report.exists(), run.output

@@ -16,11 +16,16 @@ def until(
     what: str | Callable[[], object] = "",
     limit_s: float = 30.0,
 ) -> None:
-    """Wait until a condition holds; the test fails after the limit, with `what` as its message."""
+    """Wait until a condition holds; the test fails after the limit, with `what` as its message.
+
+    What takes long to find out, such as all processes, is looked at less often.
+    """
     end = time.monotonic() + limit_s
+    began = time.thread_time()
     while not condition():
         assert time.monotonic() < end, what() if callable(what) else what
-        time.sleep(0.01)
+        time.sleep(max(0.01, 4 * (time.thread_time() - began)))
+        began = time.thread_time()
 
 
 @contextlib.contextmanager

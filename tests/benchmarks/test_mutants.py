@@ -102,11 +102,19 @@ def test_a_function_without_a_value_returns_early() -> None:
     assert ("early return", "return") in changes(source)
 
 
-def test_the_nearest_tests_come_first() -> None:
-    tests = nearest_tests(ROOT, "pytest_mnode/jobs/slurm/files.py")
-    assert tests[0] == "tests/jobs/test_slurm_files.py"
-    assert "tests/jobs/test_running.py" in tests
-    assert not any(name.startswith(("tests/engines", "tests/spec")) for name in tests)
+def test_the_nearest_tests_come_first(tmp_path: Path) -> None:
+    """Named after the module, then of its room, and others that import it; none of engines."""
+    module = "pytest_mnode/jobs/slurm/files.py"
+    imports = "from pytest_mnode.jobs.slurm import files"
+    files = {module: "", "tests/jobs/test_slurm_files.py": "", "tests/test_other.py": imports}
+    files |= {"pytest_mnode/jobs/slurm/__init__.py": "", "tests/jobs/test_running.py": ""}
+    files |= {"tests/engines/test_jobs.py": imports, "tests/spec/test_load.py": ""}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first, *others = nearest_tests(tmp_path, module)
+    assert first == "tests/jobs/test_slurm_files.py"
+    assert set(others) == {"tests/jobs/test_running.py", "tests/test_other.py"}
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def chosen(made: Plan) -> set[str]:
         ),
         (
             "pytest_mnode/criteria/scaling/judge.py",
-            "criteria/scaling/test_plan acceptance/test_scaling_turns_red discover/test_on_rack",
+            "criteria/scaling/test_plan acceptance/test_ports_turn_red",
             "acceptance/test_groups_turn_red machines/test_rdma machines/test_acceptance",
         ),
         (

@@ -18,7 +18,6 @@ from tests.inner import need_rack
 from tests.measuring.test_port_meanwhile import inside
 
 ON_TOP = """
-import sys
 from types import SimpleNamespace
 from pyroute2 import IPRoute
 from pytest_mnode.criteria.tuning import in_ranks
@@ -31,32 +30,27 @@ netlink.link("add", ifname="fab0", kind="veth", peer="other", mtu=9000)
 netlink.link("add", ifname="above", kind="bridge")
 [above] = netlink.link_lookup(ifname="above")
 netlink.link("set", index=below, master=above)
-names = sys.argv[1].split()
-fabric = SimpleNamespace(has_interface=names.__contains__, interfaces=names)
 in_ranks.gathered = lambda value: (value,)
 world = World(0, 1, 0, 1, "node0", ("node0",))
-try:
-    with in_ranks.with_mtu(SimpleNamespace(fabric=fabric), int(sys.argv[2]), world):
-        print([mtu_of(name) for name in names])
-except Exception as error:
-    print(type(error).__name__, error)
-print([mtu_of(name) for name in names])
+for mtu, *names in (1500, "fab0", "above"), (1400, "fab0"), (70000, "fab0"):
+    fabric = SimpleNamespace(has_interface=names.__contains__, interfaces=names)
+    try:
+        with in_ranks.with_mtu(SimpleNamespace(fabric=fabric), mtu, world):
+            print([mtu_of(name) for name in names])
+    except Exception as error:
+        print(type(error).__name__, error)
+    print([mtu_of(name) for name in names])
 """
 
 
-@pytest.mark.parametrize(
-    ("names", "mtu", "meanwhile"),
-    [
-        ("fab0 above", "1500", "[1500, 1500]"),  # the upper one follows the lower one
-        ("fab0", "1400", "[1400]"),
-        ("fab0", "70000", "NotHere node0: fab0 cannot be set to an MTU of 70000: Invalid argument"),
-    ],
-)
-def test_each_interface_gets_back_what_it_had(names: str, mtu: str, meanwhile: str) -> None:
+def test_each_interface_gets_back_what_it_had() -> None:
     need_rack()
-    done = inside(ON_TOP, names, mtu)
-    before = str([9000] * len(names.split()))
-    assert done.stdout.splitlines() == [meanwhile, before], done.stderr
+    done = inside(ON_TOP)
+    assert done.stdout.splitlines() == [
+        *("[1500, 1500]", "[9000, 9000]"),  # the upper one follows the lower one
+        *("[1400]", "[9000]"),
+        *("NotHere node0: fab0 cannot be set to an MTU of 70000: Invalid argument", "[9000]"),
+    ], done.stderr
 
 
 def spec_of(*names: str) -> Any:

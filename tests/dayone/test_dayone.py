@@ -37,12 +37,11 @@ def run_project(directory: Path, *args: str, beside: tuple[Path, ...]) -> InnerR
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    """Without plugins those tests that fail, or record values, and use torch alone: each rank
-    takes seconds to import the libraries."""
-    chosen = "-k", " or ".join(["ddp_trains", "redistributed", *FAILED])
-    files = "test_training.py", "test_sharding.py"
+    """Without plugins a test that fails, and one that records a value, which use torch alone: each
+    rank takes seconds to import the libraries."""
+    chosen = "test_training.py", "-k", "ddp_trains or astray"
     directory = tmp_path_factory.mktemp("plain")
-    return run_project(directory, *chosen, *files, beside=(released_libraries(),))
+    return run_project(directory, *chosen, beside=(released_libraries(),))
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +81,11 @@ def test_every_test_of_the_project_passes(beside_all: InnerRun) -> None:
 
 
 def test_results_are_the_same_without_plugins(plain: InnerRun, beside_all: InnerRun) -> None:
-    assert len(plain.outcomes()) == 4, plain.output
+    assert set(plain.outcomes().values()) == {"passed", "failure"}, plain.output
     assert plain.outcomes().items() <= beside_all.outcomes().items(), plain.output
-    assert messages(plain) == messages(beside_all)
+    assert messages(plain).items() <= messages(beside_all).items()
+    assert len(recorded(plain)) == 1
     assert recorded(plain).items() <= recorded(beside_all).items()
-    assert len(recorded(plain)) == 2
 
 
 def test_the_plugins_were_loaded(beside_all: InnerRun) -> None:

@@ -12,6 +12,9 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
+# Each rank imports all these libraries, which takes seconds: no more ranks than needed.
+pytestmark = pytest.mark.mnode(nodes=2, procs_per_node=1)
+
 
 def test_metric_of_all_ranks(process_group, world):
     metric = torchmetrics.MeanSquaredError()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,15 +77,14 @@ def swept(name: str, monkeypatch: pytest.MonkeyPatch, repeats: int = 1) -> Row:
     return row
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_stale_results(name: str, world: World) -> None:
-    for every in EVERY:
+def test_stale_results(world: World) -> None:
+    for name, every in itertools.product(FUNCTIONS, EVERY):
         with pytest.MonkeyPatch.context() as patch:
             if world.rank == FAULTY:
                 change(patch, name, functools.partial(Stale, every=every))
             row = swept(name, patch)
-        assert row.wrong >= 128, every
-        assert row.wrong_ranks == (FAULTY,), every
+        assert row.wrong >= 128, (name, every)
+        assert row.wrong_ranks == (FAULTY,), (name, every)
 
 
 def test_stale_sums(world: World) -> None:
@@ -99,10 +99,10 @@ def test_stale_sums(world: World) -> None:
             ), every
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_right_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = swept(name, monkeypatch, repeats=3)
-    assert (row.wrong, row.wrong_ranks, len(row.all_times_s)) == (0, (), 3)
+def test_right_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FUNCTIONS:
+        row = swept(name, monkeypatch, repeats=3)
+        assert (row.wrong, row.wrong_ranks, len(row.all_times_s)) == (0, (), 3), name
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,12 @@ def second_timed_call(
     monkeypatch.setattr(checked_calls, "_SHARE", 100.0)
 
     def swept_with(name: str, before: Callable[..., Any], after: Callable[..., Any]) -> Row:
-        if world.rank == FAULTY:
-            monkeypatch.setattr(module, "elapsed_s", noted)
-            change(monkeypatch, name, make(before, after))
-        row = swept(name, monkeypatch, repeats=3)
-        assert row.checked == 13 + 3 * 8
+        with pytest.MonkeyPatch.context() as patch:
+            if world.rank == FAULTY:
+                patch.setattr(module, "elapsed_s", noted)
+                change(patch, name, make(before, after))
+            row = swept(name, patch, repeats=3)
+        assert row.checked == 13 + 3 * 8, name
         return row
 
     return swept_with
@@ -263,27 +264,27 @@ def _buffers(into: Any, of: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     return into, into if of is None else of
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_one_stale_result_among_those_that_are_timed(name: str, second_timed_call: Any) -> None:
-    row = second_timed_call(
-        name,
-        lambda *args: _buffers(*args)[0].clone(),
-        lambda kept, *args: _buffers(*args)[0].copy_(kept),
-    )
-    assert row.wrong >= 3 * 16
-    assert row.wrong_ranks == (FAULTY,)
+def test_one_stale_result_among_those_that_are_timed(second_timed_call: Any) -> None:
+    for name in FUNCTIONS:
+        row = second_timed_call(
+            name,
+            lambda *args: _buffers(*args)[0].clone(),
+            lambda kept, *args: _buffers(*args)[0].copy_(kept),
+        )
+        assert row.wrong >= 3 * 16, name
+        assert row.wrong_ranks == (FAULTY,), name
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "broadcast"])
 def test_one_call_among_those_that_are_timed_to_which_a_rank_sends_nothing(
-    name: str, second_timed_call: Any, world: World
+    second_timed_call: Any, world: World
 ) -> None:
-    row = second_timed_call(
-        name, lambda *args: _buffers(*args)[1].zero_(), lambda kept, *args: None
-    )
-    assert row.wrong_senders == (FAULTY,)
     every = tuple(range(world.size))
-    assert row.wrong_ranks == ((FAULTY + 1,) if name == "send_recv" else every)
+    for name in (name for name in FUNCTIONS if name != "broadcast"):
+        row = second_timed_call(
+            name, lambda *args: _buffers(*args)[1].zero_(), lambda kept, *args: None
+        )
+        assert row.wrong_senders == (FAULTY,), name
+        assert row.wrong_ranks == ((FAULTY + 1,) if name == "send_recv" else every), name
     assert str(bench.culprit_of(world, every, row.wrong_senders)) == (
         "rank 2 on local2: the values of this rank are wrong in the results of all ranks"
     )

@@ -73,7 +73,8 @@ def main() -> None:
             left = [path.name for path in directory.iterdir() if path.name.endswith(".partial")]
             assert how in ("killed", "ignored") or not left, left
             loaded, value = loaded_value(Store(directory))
-            save(Store(directory), 4)
+            if how != "failed":  # which leaves nothing that a next one could remove
+                save(Store(directory), 4)
             names = sorted(path.name for path in directory.iterdir())
             print(json.dumps([kill, step, how, loaded, value, names]), flush=True)
             if how == "ended":

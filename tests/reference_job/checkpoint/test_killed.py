@@ -72,7 +72,7 @@ def test_every_step_fails(lines: list[Line], step: int) -> None:
 
 
 def test_the_next_save_removes_leftovers(lines: list[Line]) -> None:
-    for line in lines:
+    for line in (line for line in lines if line.how != "failed"):
         older, newest = line.names
         assert newest.startswith("step-00000004.1-")
         assert older.startswith(f"step-{line.loaded:08d}.")

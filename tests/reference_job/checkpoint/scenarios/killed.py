@@ -34,7 +34,7 @@ def test_killed_while_it_writes(cluster: Cluster) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             return 0
 
-        if world.rank == 2:
+        if world.rank == 1:
             files._HashedFile.write = cut  # type: ignore[method-assign]
         save(Store(path), world, 2)
 
@@ -47,15 +47,15 @@ def test_killed_while_it_writes(cluster: Cluster) -> None:
         loaded, found = load(Store(path), world)
         return loaded, found, save(Store(path), world, 2)
 
-    cluster.world().run(first, store.directory, group=True)
+    cluster.world(nodes=2).run(first, store.directory, group=True)
     with pytest.raises(RankError, match="killed by SIGKILL"):
-        cluster.world().run(dies, store.directory, group=True, timeout=30)
+        cluster.world(nodes=2).run(dies, store.directory, group=True, timeout=30)
     [partial] = [f for f in store.survey() if not f.complete]
     assert partial.path.name.startswith("step-00000002.1-")
     assert partial.path.name.endswith(".partial")
     torn = sum(p.stat().st_size for p in partial.path.iterdir())
     assert torn > 40_000
-    for loaded, found, saved in cluster.world().run(resumes, store.directory, group=True):
+    for loaded, found, saved in cluster.world(nodes=2).run(resumes, store.directory, group=True):
         assert (loaded.step, found) == (1, 1)
         assert [r.reason for r in loaded.refused] == ["no COMPLETE: writing it was interrupted"]
         assert saved.step == 2
