@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_mnode.machine.cpus import format_cpulist
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,8 +38,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(found: Answer) -> str:
-    from pytest_mnode.machine.cpus import format_cpulist
-
     lines = []
     if (one := found.cause) is None:
         lines.append(f"no known cause in {found.files} files")
@@ -65,6 +65,8 @@ def _who(found: Answer, cause: Cause) -> Iterator[str]:
     """The culprit; of a cause that only its victims report, whom they seem to wait for."""
     if not cause.by_victim:
         yield f"culprit: {cause.culprit or 'not named'}"
+        if found.alike:
+            yield f"seen by: all ranks, {format_cpulist(found.alike)}"
         return
     only = tuple(rank for rank in cause.ranks if rank not in found.suspects)
     seen = replace(cause, peer=None, ranks=only).culprit
@@ -97,6 +99,7 @@ def _json(found: Answer) -> dict[str, Any]:
         "others": [shown(one) for one in found.others],
         "followed_by": [shown(one) for one in found.followed],
         "suspects": list(found.suspects),
+        "alike": list(found.alike),
         "missing": list(found.missing),
         "files": found.files,
     }

@@ -114,7 +114,8 @@ _END = re.compile(
 )
 _OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "exits s")
 """Each line that matches has one of these: most have none."""
-_WARNED = re.compile(r"\[W\d{4} ")
+_WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
+_LABEL = re.compile(r"\[[rR]ank ?(\d{1,7})\]")
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -162,9 +163,9 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Why a job failed. cause: None if nothing is known. others: further root causes, and causes of
-    earlier attempts or other jobs. followed:
-    what only follows. missing: what would make it surer. files: number that were read. suspects:
-    ranks that others seem to wait for, where nothing names a culprit."""
+    earlier attempts or other jobs. followed: what only follows. missing: what would make it surer.
+    files: number that were read. suspects: ranks that others seem to wait for, where nothing names
+    a culprit. alike: all ranks, if all show the cause: none of them is the culprit."""
 
     cause: Found | None
     others: tuple[Found, ...]
@@ -172,6 +173,7 @@ class Answer:
     missing: tuple[str, ...]
     files: int
     suspects: tuple[int, ...] = ()
+    alike: tuple[int, ...] = ()
 
 
 def read(paths: Sequence[Path]) -> Left:
@@ -298,21 +300,14 @@ def answer(left: Left) -> Answer:
     rest = [one for one in kept if one not in roots]
     completed = _completed(left.texts, found)
     first = None if completed else next(iter([*roots, *rest]), None)
-    suspects: tuple[int, ...] = ()
-    if first is not None and first.cause.name == "collective timed out":
-        late = first.cause.ranks if first.file == FLIGHT_RECORDER else read.silent
-        suspects = late if len(late) != len(left.dumps) else ()
-    elif first is not None and first.cause.name in _BY_RDMA:
-        reporting = _ranks(waiting)
-        ended = _ranks(one for one in rest if one.cause.name == _ENDED) - reporting
-        suspects = tuple(sorted(ended)) if 2 * len(ended) <= len(reporting) else ()
-    elif first and first.cause.name in (*_OF_AN_END, _STUCK) and len(read.failed) == 1:
-        losers = _ranks(one for one in rest if one.cause.name in _BY_OTHERS)
-        suspects = tuple(read.failed - losers)
+    if first and first.cause.name in _OF_AN_END and _were_told_to_end(found, left.texts):
+        first = next((one for one in rest if one.cause.name == _ENDED), first)
+    suspects = _suspects(first, rest, waiting, read, left) if first else ()
+    alike = _alike(first, found, left.texts) if first else ()
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
     named_hosts |= {*read.hosts.values()}
     placed = first and _on_host_of_file(first, named_hosts, found, left)
-    shown = placed and _located(placed, suspects, left)
+    shown = placed and _located(placed, suspects, left, alike)
     dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
         shown,
@@ -323,7 +318,43 @@ def answer(left: Left) -> Answer:
         else tuple(_missing(first, suspects, left, dated, stacks=shown != placed)),
         len(left.texts) + len(left.dumps),
         suspects,
+        alike,
     )
+
+
+def _suspects(
+    first: Found, rest: Sequence[Found], waiting: Sequence[Found], read: Causes, left: Left
+) -> tuple[int, ...]:
+    """Ranks that the victims who report the cause seem to wait for."""
+    if first.cause.name == "collective timed out":
+        late = first.cause.ranks if first.file == FLIGHT_RECORDER else read.silent
+        return late if len(late) != len(left.dumps) else ()
+    if first.cause.name in _BY_RDMA:
+        reporting = _ranks(waiting)
+        ended = _ranks(one for one in rest if one.cause.name == _ENDED) - reporting
+        return tuple(sorted(ended)) if 2 * len(ended) <= len(reporting) else ()
+    if first.cause.name in (*_OF_AN_END, _STUCK) and len(read.failed) == 1:
+        return tuple(read.failed - _ranks(one for one in rest if one.cause.name in _BY_OTHERS))
+    return ()
+
+
+def _alike(one: Found, found: Sequence[Found], texts: Mapping[str, str]) -> tuple[int, ...]:
+    """The ranks of this cause, if all that wrote, and all files of its kind, show it."""
+    cause, kind = one.cause, _DIGITS.sub("", one.file)
+    if len(cause.ranks) < 2 or 0 not in cause.ranks or not cause.root or cause.by_victim:
+        return ()
+    named = {int(of[1]) for file in texts if (of := RANK_OF_FILE.search(file))} | _ranks(found)
+    named |= {int(rank) for text in texts.values() for rank in _LABEL.findall(text)}
+    files = {file for file in texts if _DIGITS.sub("", file) == kind}
+    files -= {other.file for other in found if other.cause.name == cause.name}
+    return cause.ranks if named == {*cause.ranks} and not files else ()
+
+
+def _were_told_to_end(found: Sequence[Found], texts: Mapping[str, str]) -> bool:
+    """Whether launchers were ended from outside before their ranks lost others."""
+    lost = [one for one in found if one.cause.name in _BY_OTHERS]
+    ends = ((texts.get(one.file, ""), one.cause.line) for one in lost)
+    return all(0 <= text.find("SIGTERM death signal") < text.find(line) for text, line in ends)
 
 
 def _of_broken_node(found: Sequence[Found]) -> Iterator[Found]:
@@ -387,21 +418,19 @@ def _of_last_attempt(files: Iterable[str]) -> Callable[[str], bool]:
 
 def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
     """Why nothing failed: Slurm's accounting has steps, which all have completed, so that they
-    survived what they reported, or printed it as their data; or training ended, and then, or in
-    torch's warnings, only others' ends are seen, beside what kernels and schedulers wrote."""
+    survived what they reported, or printed it as their data; or training ended, and elsewhere or
+    then only others' ends are seen, beside warnings and what kernels and schedulers wrote."""
     tables = (text for text in texts.values() if "COMPLETED" in text)
     if {found[1] for text in tables for found in _STATE.finditer(text)} == {"COMPLETED"}:
         return _COMPLETED
     ends = {file: text.rfind(line) for file, text in texts.items() if (line := _end_in(text))}
 
     def is_farewell(one: Found) -> bool:
-        text = texts.get(one.file, "")
-        late = one.cause.name in _OF_AN_END and text.find(one.cause.line) > ends.get(
-            one.file, len(text)
-        )
-        warned = not one.cause.root and (late or _WARNED.search(one.cause.line) is not None)
-        elsewhere = one.file not in ends and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
-        return warned or elsewhere or _host_of(one.file) is not None
+        line, end = one.cause.line, ends.get(one.file, -1)
+        late = one.cause.name in _OF_AN_END and texts.get(one.file, "").find(line) > end
+        elsewhere = end < 0 and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
+        survived = late or elsewhere or _WARNED.search(line) is not None
+        return survived or _host_of(one.file) is not None
 
     return _FINISHED if ends and all(map(is_farewell, found)) else None
 
@@ -557,7 +586,7 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
     node = left.nodes.get(file)
     found = None if node else RANK_OF_FILE.search(file)
     # A rank that waits for others writes that they did not come.
-    if found and not cause.ranks and cause.name not in _WAITS:
+    if found and not cause.ranks and cause.name not in (*_WAITS, *_BY_SCHEDULER):
         cause = replace(cause, ranks=(int(found[1]),))
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail  # a preempted pod has its name
     if by_scheduler or (cause.name == _ENDED and not cause.ranks):
@@ -572,7 +601,8 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     """With the host by which the file or its folder is called, if other lines name this host, or if
     no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
     cause, path = one.cause, PurePath(one.file)
-    if cause.ranks or cause.host or cause.by_victim:
+    by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
+    if cause.ranks or cause.host or cause.by_victim or by_scheduler:
         return one
     files = {other.file for other in found if other.cause.name == cause.name}
     if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(path.stem):
@@ -596,11 +626,13 @@ def _host_of(file: str) -> str | None:
     return next((name for name in names if name and not _NO_HOST.fullmatch(name)), "")
 
 
-def _located(first: Found, suspects: tuple[int, ...], left: Left) -> Found:
-    """The cause, with where its ranks are by their stacks, or the suspects."""
+def _located(first: Found, suspects: tuple[int, ...], left: Left, alike: tuple[int, ...]) -> Found:
+    """The cause, with where its ranks are by their stacks, or the suspects; of none if alike."""
     cause = first.cause
     at = located(replace(cause, ranks=suspects or cause.ranks), left.texts)
-    return replace(first, cause=replace(cause, detail=at.detail))
+    return replace(
+        first, cause=replace(cause, detail=at.detail, ranks=() if alike else cause.ranks)
+    )
 
 
 def _missing(

@@ -595,7 +595,12 @@ def test_ranks_with_one_cause_are_named_together(
     assert (found["cause"]["cause"], found["cause"]["ranks"]) == ("GPU out of memory", [3, 9])
     files = {f"rank_{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in (3, 9)}
     found = why(capsys, left(tmp_path / "b", {**files}))[1]
-    assert found["cause"]["ranks"] == [3, 9]
+    assert (found["cause"]["ranks"], found["alike"]) == ([3, 9], [])
+    # Of all ranks, none is the culprit; a file that does not show it may be of one more.
+    files = {f"n{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in range(2)}
+    for more, culprits in (({}, ([], [0, 1])), ({"n2.log": "step 3\n"}, ([0, 1], []))):
+        found = why(capsys, left(tmp_path / str(len(more)), {**files, **more}))[1]
+        assert (found["cause"]["ranks"], found["alike"]) == culprits
     # All report a failure of one of them, which raised something else.
     files = {f"rank_{rank}.log": "RuntimeError: a rank failed to save\n" for rank in range(4)}
     files["rank_2.log"] = FELL.replace("rank1", "rank2") + files["rank_2.log"]
@@ -706,6 +711,7 @@ GONE = "[rank1]:[W1021 11:30:44 TCPStore.cpp:125] recvValue failed on SocketImpl
         (f"Training completed\n{GONE}", None),
         ("Training completed\nBrokenPipeError: [Errno 32] Broken pipe\n", None),
         ("BrokenPipeError: [Errno 32]\nTraining completed\n", "connection closed by peer"),
+        (f"{PORT_DOWN}Training completed\n{GONE}", None),
         (f"Training completed\n{WATCHDOG.format(rank=0)}", "collective timed out"),
         (GONE, "store connection lost"),
         (f"Training completed\n{GONE}{GONE.replace('[W', '[E')}{FELL}", "Python error"),
@@ -731,6 +737,19 @@ def test_what_a_kernel_wrote_of_others_is_no_failure_of_a_training_that_ended(
     for text, cause in (("Training completed\n", None), ("Training began\n", "node lost")):
         found = why(capsys, left(tmp_path, {"n1/dmesg": "", "job.log": text, "events": lost}))[1]
         assert (found["cause"] and found["cause"]["cause"]) == cause
+
+
+def test_ranks_that_lose_others_once_their_launchers_were_ended_suspect_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = "[rank1]: socketProgress: Connection closed by remote peer elm2<7>\n"
+    told = "Received Signals.SIGTERM death signal, shutting down workers\n"
+    for text, cause in (
+        (told + gone, "ended by the launcher"),
+        (gone + told, "connection closed by peer"),
+    ):
+        found = why(capsys, left(tmp_path, {"a.log": text}))[1]["cause"]
+        assert (found["cause"], found["peer"] is None) == (cause, text.startswith(told))
 
 
 ALONE = "Failures:\n  <NO_OTHER_FAILURES>\n" + ALL_FAILED
