@@ -86,12 +86,8 @@ def _json(found: Answer) -> dict[str, Any]:
             "meaning": cause.kind.meaning,
             "remedy": cause.kind.remedy,
             "ranks": list(cause.ranks),
-            "host": cause.host,
-            "device": cause.device,
-            "peer": cause.peer,
-            "detail": cause.detail,
+            **{name: getattr(cause, name) for name in ("host", "device", "peer", "detail", "line")},
             "file": one.file,
-            "line": cause.line,
         }
 
     return {

@@ -258,11 +258,9 @@ def answer(left: Left) -> Answer:
     """The cause that explains what a job left. Pure."""
     read = Causes(left.texts)
     hosts = {**read.hosts, **left.places}
-    found = [Found(_placed(one, file, hosts, left), file) for file, one in read.found]
-    found += [
-        Found(_placed(one, "", hosts, left), FLIGHT_RECORDER) for one in dump_causes(left.dumps)
-    ]
-    found += [Found(_placed(one, "", hosts, left), STACKS) for one in not_joined(left.texts)]
+    recorded = ((FLIGHT_RECORDER, one) for one in dump_causes(left.dumps))
+    every = (*read.found, *recorded, *((STACKS, one) for one in not_joined(left.texts)))
+    found = [Found(_placed(one, file, hosts, left), file) for file, one in every]
     earlier = [Found(_placed(one, file, hosts, left), file) for file, one in read.earlier]
     over = [file for file, text in left.texts.items() if _ATTEMPT.search(file) and _end_in(text)]
     of_last = _of_last_attempt([*(one.file for one in found), *over])

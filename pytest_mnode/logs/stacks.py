@@ -59,9 +59,7 @@ def located(cause: Cause, texts: Mapping[str, str]) -> Cause:
     """The cause, with where its ranks are. texts: by names of files, in which the rank stands."""
     stacks = _by_rank(texts)
     lines = [f"rank {r} is at {where(stacks[r])}" for r in cause.ranks if r in stacks]
-    return (
-        replace(cause, detail="; ".join(filter(None, [cause.detail, *lines]))) if lines else cause
-    )
+    return replace(cause, detail="; ".join(filter(None, [cause.detail, *lines])) or None)
 
 
 def _main_thread(text: str) -> Iterator[_Frame]:

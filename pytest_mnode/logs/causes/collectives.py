@@ -195,10 +195,8 @@ class Attempt:
 
     def takes(self, segment: _Segment) -> bool:
         """Whether it has nothing else of this rank."""
-        return all(
-            one.agrees(segment) and one.file != segment.file
-            for one in self._segments.get(segment.rank, ())
-        )
+        same = self._segments.get(segment.rank, ())
+        return all(one.agrees(segment) and one.file != segment.file for one in same)
 
     def add(self, segment: _Segment) -> None:
         """Add what a rank's watchdogs say."""
@@ -252,14 +250,9 @@ class Attempt:
 
     def _logged(self, files: Iterable[str]) -> set[int]:
         """Ranks with files that stand where those of this attempt stand."""
-        here = {
-            folder for work in self.works.values() if (folder := _folder(work.file)) is not None
-        }
-        return {
-            int(found[1])
-            for file in files
-            if (found := RANK_OF_FILE.search(file)) and _folder(file) in here
-        }
+        here = {_folder(work.file) for work in self.works.values()}
+        ranks = ((RANK_OF_FILE.search(file), _folder(file)) for file in files)
+        return {int(found[1]) for found, folder in ranks if found and folder in here}
 
     def causes(self) -> Iterator[tuple[str, Cause]]:
         """Causes by process group, with the file of each: ranks that called another collective,
@@ -331,15 +324,12 @@ def _join(groups: dict[_Group, list[_Work]]) -> None:
     known = {name: {(one.rank, one.seq) for one in works} for name, works in named.items()}
     numbers = {name: {seq for _, seq in of} for name, of in known.items()}
     for work in groups.get((None, None), [])[:]:
-        fit = [
-            name
-            for name in named
-            if work.seq in numbers[name] and (work.rank, work.seq) not in known[name]
-        ]
+        own = work.rank, work.seq
+        fit = [name for name in named if work.seq in numbers[name] and own not in known[name]]
         if len(fit) == 1 and work.seq is not None:
             work.group, work.guid = fit[0]
             named[fit[0]].append(work)
-            known[fit[0]].add((work.rank, work.seq))
+            known[fit[0]].add(own)
             groups[None, None].remove(work)
     if (None, None) in groups and not groups[None, None]:
         del groups[None, None]

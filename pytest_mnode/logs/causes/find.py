@@ -167,12 +167,8 @@ _STARTED = re.compile(
     r"Successfully assigned|Started container|pod group is ready|Admitted by ClusterQueue"
 )
 _RETRIED = (
-    "not scheduled",
-    "GPU not given to the pod",
-    "volume not mounted",
-    "pod network failed",
-    "image not pulled",
-    "container not created",
+    *("not scheduled", "GPU not given to the pod", "volume not mounted"),
+    *("pod network failed", "image not pulled", "container not created"),
 )
 """Causes after which Kubernetes retries: they no longer apply once the pod starts."""
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
@@ -496,11 +492,8 @@ class _Finder:
 
     def _learn_nodes(self, line: str, tells: frozenset[re.Pattern[str]]) -> None:
         """Which nodes a line is about, and what of them is well again."""
-        if (
-            _EXITED in tells
-            and (exited := _EXITED.search(line))
-            and exited["code"] not in _OF_OTHERS
-        ):
+        exited = _EXITED.search(line) if _EXITED in tells else None
+        if exited and exited["code"] not in _OF_OTHERS:
             tasks = self._exited.get(exited["host"])
             self._exited[exited["host"]] = ",".join(filter(None, [tasks, exited["rank"]]))
             if not self._by_agents and not {*"[,"} & {*exited["host"]}:
@@ -567,12 +560,8 @@ class _Finder:
         return replace(cause, ranks=ranks, host=unredacted(failure.get("host")))
 
     def _learn_rank(self, line: str) -> None:
-        comm = _COMM.search(line)
-        who = WHO.search(line) if comm else None
-        if comm is None or who is None:
-            return
-        size = int(comm["size"])
-        if size > self.ranks.get(who.groups(), (0, 0))[1]:
+        comm, who = _COMM.search(line), WHO.search(line)
+        if comm and who and (size := int(comm["size"])) > self.ranks.get(who.groups(), (0, 0))[1]:
             self.ranks[who.groups()] = (int(comm["rank"]), size)
 
     def _learn_block(self, line: str, tells: frozenset[re.Pattern[str]]) -> None:
@@ -679,15 +668,8 @@ class _Finder:
             peer = peer or gid.remote
         device = groups.get("device") or first(DEVICE, body)
         device = device or (self._tested if _FAILED_STATUS.search(body) else self._block.get("gpu"))
-        return Cause(
-            kind,
-            line,
-            ranks=ranks,
-            host=unredacted(host),
-            device=unredacted(device),
-            peer=unredacted(peer),
-            detail=detail,
-        )
+        host, device, peer = map(unredacted, (host, device, peer))
+        return Cause(kind, line, ranks=ranks, host=host, device=device, peer=peer, detail=detail)
 
     def _node_of_pod(self, line: str) -> str | None:
         """Node of an event's pod; `kubectl describe` does not print the pod's name with it."""
