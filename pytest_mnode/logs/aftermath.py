@@ -600,8 +600,11 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
     cause, path = one.cause, PurePath(one.file)
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
-    if cause.ranks or cause.host or cause.by_victim or by_scheduler:
+    writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
+    of_others = cause.ranks and not (writer and int(writer[1]) in cause.ranks)
+    if of_others or cause.host or cause.by_victim or by_scheduler:
         return one
+    hosts = set() if cause.ranks else hosts  # a node may log the ranks of all
     files = {other.file for other in found if other.cause.name == cause.name}
     if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(path.stem):
         stems = [PurePath(file).stem for file in left.texts if file != one.file]

@@ -664,6 +664,9 @@ PORT_DOWN = "elm3:7:9 [2] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async ev
             {"a": f"elm4: {NO_MODULE}elm3: {NOT_ACCEPTED}"},
             ("library or module missing", "elm4"),
         ),
+        # Of ranks too, if they wrote it themselves.
+        ({"elm3.log": FELL, "elm4.log": "step 3\n"}, ("Python error", "elm3")),
+        ({"elm3.log": FELL, "job.log": "step 3\n"}, ("Python error", None)),
         # What hung until the scheduler ended it.
         ({"a": PORT_DOWN + ENDED}, ("port went down", "elm3")),
         ({"a": ENDED + PORT_DOWN}, ("time limit", None)),

@@ -525,11 +525,8 @@ class _Finder:
         after = bisect_right(steps, self._last_at[key])
         earlier = steps[max(0, after - _LOOKED_AT) : after]
         later = steps[after:][-_LOOKED_AT:]
-        at_start = key[0] in _OF_SETUP or (
-            key[0] in _OF_START
-            and not self._found[key].ranks
-            and self._last_at[key] not in self._raised
-        )
+        of_start = key[0] in _OF_START and not self._found[key].ranks
+        at_start = key[0] in _OF_SETUP or (of_start and self._last_at[key] not in self._raised)
         if not (earlier or at_start) or len(later) < STEPS_AFTER or key[0] in _STAYS:
             return False
         reached = max((step_in(lines[at]) or 0 for at in earlier), default=-1)
