@@ -21,6 +21,7 @@ TEXT = """
     def test_before(world): pass
 
     def test_long(world, request):
+        time.sleep(0.5)  # ranks may be given a test while the run still reports the one before
         pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
         time.sleep(120)
 
