@@ -127,7 +127,8 @@ def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
     read = {name: sysfs.text(folder / name) for name in names}
     limits = _LIMITS.findall(sysfs.text(root / "proc/self/limits") or "")
     found = {f"limit of {name}": limit for name, limit in limits}
-    found["memory limit of its control group"] = str(read_memory_limit(root) or "none")
+    if sysfs.text(root / "proc/self/cgroup") is not None:  # else whether there is one is not known
+        found["memory limit of its control group"] = str(read_memory_limit(root) or "none")
     return found | {
         f"net.{name.replace('/', '.')}": " ".join(text.split())
         for name, text in read.items()

@@ -193,6 +193,9 @@ def test_settings_of_the_network(tmp_path: Path) -> None:
         path = tmp_path / "proc/sys/net" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
+    assert not any("memory" in name for name in software.kernel_settings(tmp_path))  # unknown
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     assert software.kernel_settings(tmp_path) == {
         "net.core.rmem_max": "212992",
         "net.ipv4.tcp_rmem": "4096 131072 6291456",
