@@ -142,8 +142,8 @@ def test_an_exit_in_a_thread_does_not_fail_the_test(ran: Scenario) -> None:
 def test_huge_message_once(ran: Scenario) -> None:
     case = ran["huge_message"]
     assert case.outcome == "failure"
-    assert case.text.count("the weights differ") > 50_000
-    assert len(case.text) < 2_000_000
+    assert case.text.count("the weights differ") > 5_000
+    assert len(case.text) < 200_000
     assert case.text.count("\nat the same place, test_raising.py:") == 2
 
 
