@@ -66,7 +66,13 @@ def _who(found: Answer, cause: Cause) -> Iterator[str]:
     if not cause.by_victim:
         yield f"culprit: {cause.culprit or 'not named'}"
         if found.alike:
-            yield f"seen by: all ranks, {format_cpulist(found.alike)}"
+            ranks = tuple(one for one in found.alike if isinstance(one, int))
+            every = (
+                f"ranks, {format_cpulist(ranks)}"
+                if ranks
+                else f"nodes, {', '.join(map(str, found.alike))}"
+            )
+            yield f"seen by: all {every}"
         return
     only = tuple(rank for rank in cause.ranks if rank not in found.suspects)
     seen = replace(cause, peer=None, ranks=only).culprit

@@ -76,11 +76,14 @@ _BY_SCHEDULER = ("time limit", "preempted", "cancelled")
 _OF_NODES = ("node lost", "node drained")
 _OF_OTHERS = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
 """Who writes these is not whom they are about."""
+_OF_PROGRAMS = (
+    *("GPU out of memory", "Python error", "program not found", "file missing"),
+    *("library or module missing", "download failed", "values not finite"),
+    *("checkpoint does not fit", "checkpoint damaged"),
+)
 _OF_A_PROGRAM = (
-    *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
-    *("permission denied", "Python error", "program not found", "library or module missing"),
-    "file missing",
-    *("checkpoint does not fit", "checkpoint damaged", "download failed", "values not finite"),
+    *(*_OF_PROGRAMS, "host out of memory", "disk full", "file system failed"),
+    "permission denied",
 )
 """A program may catch these and go on."""
 _AFTER_A_WAIT = ("GPU crashed", "CUDA error", "NPU error", "Python error")
@@ -165,7 +168,7 @@ class Answer:
     """Why a job failed. cause: None if nothing is known. others: further root causes, and causes of
     earlier attempts or other jobs. followed: what only follows. missing: what would make it surer.
     files: number that were read. suspects: ranks that others seem to wait for, where nothing names
-    a culprit. alike: all ranks, if all show the cause: none of them is the culprit."""
+    a culprit. alike: all ranks, or nodes, if all show the cause: none of them is the culprit."""
 
     cause: Found | None
     others: tuple[Found, ...]
@@ -173,7 +176,7 @@ class Answer:
     missing: tuple[str, ...]
     files: int
     suspects: tuple[int, ...] = ()
-    alike: tuple[int, ...] = ()
+    alike: tuple[int, ...] | tuple[str, ...] = ()
 
 
 def read(paths: Sequence[Path]) -> Left:
@@ -301,7 +304,7 @@ def answer(left: Left) -> Answer:
     if first and first.cause.name in _OF_AN_END and _were_told_to_end(found, left.texts):
         first = next((one for one in rest if one.cause.name == _ENDED), first)
     suspects = _suspects(first, rest, waiting, read, left) if first else ()
-    alike = _alike(first, found, left.texts) if first else ()
+    alike = _alike(first, roots, found, read, left) if first else []
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
     named_hosts |= {*read.hosts.values()}
     placed = first and _on_host_of_file(first, named_hosts, found, left)
@@ -309,14 +312,19 @@ def answer(left: Left) -> Answer:
     dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
         shown,
-        (*(one for one in roots if one is not first), *aside, *elsewhere, *earlier),
+        (
+            *(one for one in roots if one is not first and one not in alike),
+            *aside,
+            *elsewhere,
+            *earlier,
+        ),
         tuple(one for one in rest if one is not first),
         (completed,)
         if completed
         else tuple(_missing(first, suspects, left, dated, stacks=shown != placed)),
         len(left.texts) + len(left.dumps),
         suspects,
-        alike,
+        tuple(sorted(_ranks(alike))) or tuple(sorted(one.cause.host or "" for one in alike)),
     )
 
 
@@ -336,16 +344,31 @@ def _suspects(
     return ()
 
 
-def _alike(one: Found, found: Sequence[Found], texts: Mapping[str, str]) -> tuple[int, ...]:
-    """The ranks of this cause, if all that wrote, and all files of its kind, show it."""
-    cause, kind = one.cause, _DIGITS.sub("", one.file)
-    if len(cause.ranks) < 2 or 0 not in cause.ranks or not cause.root or cause.by_victim:
-        return ()
+def _alike(
+    one: Found, roots: Sequence[Found], found: Sequence[Found], read: Causes, left: Left
+) -> list[Found]:
+    """Those that show this cause, if all ranks that wrote, or without ranks all nodes, and all
+    files of its kind, do. Of two nodes each may have a broken device [choice]."""
+    texts, of_kernels = left.texts, _host_of(one.file) is not None
+    same = [other for other in roots if _kind(other.cause) == _kind(one.cause)]
+    ranks, hosts = _ranks(same), {other.cause.host for other in same}
+    files = {file for file in texts if _DIGITS.sub("", file) == _DIGITS.sub("", one.file)}
+    files |= {file for file in texts if of_kernels and _host_of(file) is not None}
+    files -= {other.file for other in found if other.cause.name == one.cause.name}
+    few = len(ranks) < 2 if ranks else len(hosts) < (3 if one.cause.device else 2)
+    if files or few or one.cause.by_victim:
+        return []
+    known = {*read.hosts.values(), *(other.cause.host for other in roots)}
     named = {int(of[1]) for file in texts if (of := RANK_OF_FILE.search(file))} | _ranks(found)
     named |= {int(rank) for text in texts.values() for rank in _LABEL.findall(text)}
-    files = {file for file in texts if _DIGITS.sub("", file) == kind}
-    files -= {other.file for other in found if other.cause.name == cause.name}
-    return cause.ranks if named == {*cause.ranks} and not files else ()
+    every = 0 in ranks and ranks >= {*named, *read.hosts} if ranks else hosts >= known - {None}
+    return same if every and None not in (ranks or hosts) else []
+
+
+def _kind(cause: Cause) -> tuple[str, ...]:
+    """What equal causes of several ranks have in common, beside their numbers."""
+    raised = split_prefix(cause.line)[1] if cause.name == "Python error" else ""
+    return cause.name, *(_DIGITS.sub("", text) for text in (cause.detail or "", raised))
 
 
 def _were_told_to_end(found: Sequence[Found], texts: Mapping[str, str]) -> bool:
@@ -382,8 +405,7 @@ def _joined(found: Sequence[Found]) -> Iterator[Found]:
         cause = one.cause
         if not cause.ranks or not cause.root or cause.by_victim:
             return None
-        raised = cause.name == "Python error" and _DIGITS.sub("", split_prefix(cause.line)[1])
-        return cause.name, cause.host, cause.device, cause.peer, cause.detail, raised
+        return _kind(cause), cause.host, cause.device, cause.peer, cause.detail
 
     for one in found:
         if (which := key(one)) is not None:
@@ -627,13 +649,16 @@ def _host_of(file: str) -> str | None:
     return next((name for name in names if name and not _NO_HOST.fullmatch(name)), "")
 
 
-def _located(first: Found, suspects: tuple[int, ...], left: Left, alike: tuple[int, ...]) -> Found:
+def _located(first: Found, suspects: tuple[int, ...], left: Left, alike: Sequence[Found]) -> Found:
     """The cause, with where its ranks are by their stacks, or the suspects; of none if alike."""
     cause = first.cause
     at = located(replace(cause, ranks=suspects or cause.ranks), left.texts)
-    return replace(
-        first, cause=replace(cause, detail=at.detail, ranks=() if alike else cause.ranks)
-    )
+    cause = replace(cause, detail=at.detail)
+    if alike:
+        hosts = {one.cause.host for one in alike}
+        host = hosts.pop() if len(hosts) == 1 and cause.name not in _OF_PROGRAMS else None
+        cause = replace(cause, ranks=(), device=None, host=host)
+    return replace(first, cause=cause)
 
 
 def _missing(

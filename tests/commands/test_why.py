@@ -351,6 +351,11 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
             {"rank_9.log": "2026-06-12 03:40:04 OSError: [Errno 108] x", "gpu5/dmesg": LONG_AGO},
             ("file system failed", None, None),
         ),
+        ({f"gpu{n}/dmesg": EVICTED for n in (5, 6)}, ("file system failed", None, None)),
+        (
+            {**{f"gpu{n}/dmesg": EVICTED for n in (5, 6)}, "gpu7/dmesg": "eth0: up"},
+            ("file system failed", "gpu5", None),
+        ),
         ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
     ],
 )
@@ -598,13 +603,16 @@ def test_ranks_with_one_cause_are_named_together(
     assert (found["cause"]["ranks"], found["alike"]) == ([3, 9], [])
     # Of all ranks, none is the culprit; a file that does not show it may be of one more.
     files = {f"n{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in range(2)}
-    for more, culprits in (({}, ([], [0, 1])), ({"n2.log": "step 3\n"}, ([0, 1], []))):
-        found = why(capsys, left(tmp_path / str(len(more)), {**files, **more}))[1]
+    on = "  host      : elm{0}\n  rank      : {0} (local_rank: 0)\n"
+    placed = {"nodes.log": "".join(map(on.format, range(2)))}
+    one_more = {"n2.log": "step 3\n"}
+    for more, culprits in (({}, ([], [0, 1])), (placed, ([], [0, 1])), (one_more, ([0, 1], []))):
+        found = why(capsys, left(tmp_path / "_".join(["c", *more]), {**files, **more}))[1]
         assert (found["cause"]["ranks"], found["alike"]) == culprits
     # All report a failure of one of them, which raised something else.
     files = {f"rank_{rank}.log": "RuntimeError: a rank failed to save\n" for rank in range(4)}
     files["rank_2.log"] = FELL.replace("rank1", "rank2") + files["rank_2.log"]
-    found = why(capsys, left(tmp_path / "c", {**files}))[1]
+    found = why(capsys, left(tmp_path / "d", {**files}))[1]
     assert (found["cause"]["ranks"], found["others"][0]["ranks"]) == ([2], [0, 1, 2, 3])
 
 
