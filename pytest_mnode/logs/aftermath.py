@@ -624,7 +624,8 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
     writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
     of_others = cause.ranks and not (writer and int(writer[1]) in cause.ranks)
-    if of_others or cause.host or cause.by_victim or by_scheduler:
+    of_peer = cause.peer is not None and cause.name in _OF_PEERS
+    if of_others or of_peer or cause.host or cause.by_victim or by_scheduler:
         return one
     hosts = set() if cause.ranks else hosts  # a node may log the ranks of all
     files = {other.file for other in found if other.cause.name == cause.name}

@@ -299,6 +299,7 @@ def test_the_node_of_a_rank_is_known_by_nccls_log(
         "  host      : elm3\n  rank      : 3 (local_rank: 1)\n  exitcode  : 1 (pid: 101)\n",
         "ERROR:rerun_state_machine:Rank 3, node elm3, device 1, iteration #13: First rerun\n",
         "srun: error: elm3: task 3: Exited with exit code 1\n",
+        "elm3: [default1]:[rank3]: DistBackendError: NCCL communicator was aborted\n",
     ],
 )
 def test_the_node_of_a_rank_is_known_by_other_lines(
@@ -315,6 +316,7 @@ CLOSED = "[rank{0}]: RuntimeError: [pair.cc:534] Connection closed by peer [10.0
 NO_ROUTE = (
     "{0}:7:9 [0] NCCL WARN socketPollConnect: Connect to 10.0.0.10<38> failed : No route to host\n"
 )
+USING = "{0}:7:8 [0] NCCL INFO Bootstrap : Using {1}:10.0.0.{2}<0>\n"
 LONG_AGO = "[Tue Jun  9 11:00:12 2026] LustreError: 167-0: osc: client was evicted by OST12\n"
 EVICTED = "LustreError: 167-0: osc: This client was evicted by OST12\n"
 STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
@@ -338,6 +340,21 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
         (
             {f"{a}.log": NO_ROUTE.format(a) for a in "ab"},
             ("host unreachable", None, "10.0.0.10"),
+        ),
+        *(
+            (
+                {
+                    "a.log": USING.format("a", "ens1", 1) + NO_ROUTE.format(by),
+                    "b.log": USING.format("b", "ens1", b),
+                    "c.log": USING.format("c", nic, c),
+                },
+                ("host unreachable", host, peer),
+            )
+            for nic, b, c, by, host, peer in (
+                ("virbr0", 2, 10, "a", None, "c"),
+                ("ens1", 2, 10, "a", "a", "c"),
+                ("virbr0", 10, 3, "c", "c", None),
+            )
         ),
         (
             {"n3.log": "ImportError: libx.so: cannot open shared object file", "n4.log": ""},

@@ -20,9 +20,9 @@ from pytest_mnode.logs.causes.culprits import (
     RANK,
     WHO,
     first,
-    odd_ranks,
     rank_numbers,
     split_prefix,
+    unlike_most,
     unredacted,
 )
 from pytest_mnode.logs.causes.raised import EXCEPTION, raised
@@ -172,7 +172,9 @@ _RETRIED = (
 )
 """Causes after which Kubernetes retries: they no longer apply once the pod starts."""
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
-_ADDRESS = re.compile(r"NCCL INFO (?:Bootstrap|NET/\w+) ?: ?Using .*?(?P<ip>\d+\.\d+\.\d+\.\d+)<")
+_ADDRESS = re.compile(
+    r"NCCL INFO (?:Bootstrap|NET/\w+) ?: ?Using .*?(?P<nic>[\w.-]+):(?P<ip>\d+\.\d+\.\d+\.\d+)<"
+)
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)|retrying \(")
 _STEP_WAITS = re.compile(r"srun: Job (?:(?P<waits>\d+) )?step creation \w+ disabled")
@@ -200,8 +202,8 @@ class Causes:
 
     silent: see `Attempt.silent`. failed: ranks whose failure torchrun or srun observed first.
     earlier: of attempts before the last one, and of other jobs. hosts: of ranks of the largest
-    communicator of NCCL, and of those that torchrun or Megatron name with their nodes. every_host:
-    of this communicator, if all its ranks are known.
+    communicator of NCCL, and of those that torchrun, Megatron or a prefix name with their nodes.
+    every_host: of this communicator, if all its ranks are known.
     What watchdogs say is compared over all files.
     """
 
@@ -231,7 +233,7 @@ class Causes:
         counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
         at = {ip: host for ip, host in used if counts[ip] == 1}
         versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
-        odd = odd_ranks({int(rank): version for rank, version in versions}) if versions else ()
+        odd = unlike_most({int(rank): version for rank, version in versions})
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
         not_reached = any(_LOOPBACK.match(cause.peer or "") for _, cause in self.found)
         self.found = [
@@ -239,9 +241,24 @@ class Causes:
             for file, one in self.found
             if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
         ]
-        self.found = [
+        interfaces = {host: nic for one in every for (_, host), nic in one.addresses.items()}
+        apart = {host: interfaces[host] for host in unlike_most(interfaces)}
+        named = (
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
-        ]
+        )
+        self.found = [(file, _of_interface(one, apart)) for file, one in named]
+
+
+def _of_interface(cause: Cause, apart: Mapping[str, str]) -> Cause:
+    """Of two ends without a route, the one whose interface is unlike most.
+
+    apart: such interfaces, by node."""
+    mine, theirs = apart.get(cause.host or ""), apart.get(cause.peer or "")
+    if cause.name != "host unreachable" or bool(mine) == bool(theirs):
+        return cause
+    parts = ", ".join(filter(None, [cause.detail, f"interface {mine or theirs}"]))
+    cause = replace(cause, detail=parts)
+    return replace(cause, peer=None) if mine else replace(cause, host=None, ranks=())
 
 
 def _of_versions(
@@ -380,8 +397,8 @@ class _Finder:
         # Hosts on which srun saw a task end by itself, and these tasks.
         self._exited: dict[str, str] = {}
         self.places: dict[int, str] = {}
-        # Addresses of ranks, with their nodes.
-        self.addresses: set[tuple[str, str]] = set()
+        # Interfaces of addresses of ranks and their nodes.
+        self.addresses: dict[tuple[str, str], str] = {}
         self._all_ended = False
         # Line about a name that was not resolved, which is a cause once the client gives up.
         self._unresolved = self._tested = ""
@@ -502,7 +519,7 @@ class _Finder:
             over = ("file system failed", well["server"]), ("node lost", well["node"])
             self._drop(lambda one: (one.name, one.peer or one.host) in over and one.detail is None)
         if _ADDRESS in tells and (used := _ADDRESS.search(line)) and (who := WHO.search(line)):
-            self.addresses.add((used["ip"], who["host"]))
+            self.addresses[used["ip"], who["host"]] = used["nic"]
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
         self._all_ended |= _ENDS_ALL in tells
@@ -650,8 +667,10 @@ class _Finder:
             ranks = (self.ranks[who.groups()][0],)
         host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
         labels = (prefix.get(key) for key in ("ip", "pod", "pdsh", "compose"))
-        host = host or next(filter(None, labels), self._block.get("host"))
-        host = host or self._node_of_pod(line)
+        on = unredacted(next(filter(None, labels), None))
+        if on and "torch" in prefix:
+            self.places.setdefault(int(prefix["torch"]), on)
+        host = host or on or self._block.get("host") or self._node_of_pod(line)
         peer = groups.get("peer") or first(PEER, body)
         detail = groups.get("detail", "").strip() or None
         if groups.get("joined"):
