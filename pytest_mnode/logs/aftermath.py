@@ -505,9 +505,9 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
     gave_up = min((at for line in lines if (at := time_of(line)) is not None), default=None)
     span = _began_and_ended(left.texts)
 
-    def is_outside(line: str) -> bool:
+    def is_outside(line: str, after_s: float = AFTER_S) -> bool:
         at = time_of(line)
-        late = at is not None and gave_up is not None and elapsed_s(gave_up, at) > AFTER_S
+        late = at is not None and gave_up is not None and elapsed_s(gave_up, at) > after_s
         return late or _is_far(at, span)
 
     def is_aside(one: Found) -> bool:
@@ -515,7 +515,7 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
         if cause.name in _BY_SCHEDULER and not cause.detail and not names.isdisjoint(_WAITS):
             return True
         if cause.ranks and (
-            (cause.name in _OF_A_PROGRAM and survivors.issuperset(cause.ranks))
+            (cause.name in (*_OF_A_PROGRAM, *ENDINGS) and survivors.issuperset(cause.ranks))
             or (cause.name in _AFTER_A_WAIT and gave_up_first.issuperset(cause.ranks))
             or (cause.name == "Python error" and was_killed and failed.isdisjoint(cause.ranks))
         ):
@@ -530,6 +530,8 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
                 for other in found
                 if other.cause.root
             )
+        if cause.name in ENDINGS and not cause.ranks and is_outside(cause.line, 0):
+            return True
         if cause.ranks or not is_outside(cause.line):
             return False
         # Of equal causes in a file, the first line is kept.

@@ -354,6 +354,7 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
                 ("virbr0", 2, 10, "a", None, "c"),
                 ("ens1", 2, 10, "a", "a", "c"),
                 ("virbr0", 10, 3, "c", "c", None),
+                ("ens1", 2, 3, "a", "a", "10.0.0.10"),
             )
         ),
         (
@@ -870,6 +871,8 @@ def test_who_ended_comes_before_who_misses_an_answer(
         ("elm1/dmesg", LINK_DOWN.format(time="02:30:00"), "port went down"),
         ("elm1/dmesg", LINK_DOWN.format(time="01:00:00").replace("21", "3"), "port went down"),
         ("elm1/kern.log", f"Nov 19 01:00:00 elm1 kernel: {FELL_OFF[7:]}", "GPU lost"),
+        ("job.out", "srun: error: elm1: task 1: Segmentation fault\n", "crashed"),
+        ("elm1/kern.log", "Nov 21 02:00:09 elm1 kernel: py[7]: segfault at 18 ip 0", "crashed"),
     ],
 )
 def test_what_explains_no_wait_is_listed_beside_it(

@@ -242,7 +242,8 @@ class Causes:
             if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
         ]
         interfaces = {host: nic for one in every for (_, host), nic in one.addresses.items()}
-        apart = {host: interfaces[host] for host in unlike_most(interfaces)}
+        odd_hosts = unlike_most(interfaces)  # all, if none or half of them are
+        apart = {host: interfaces[host] for host in odd_hosts if len(odd_hosts) < len(interfaces)}
         named = (
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
         )
