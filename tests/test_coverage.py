@@ -121,9 +121,18 @@ RAN = {"by_rank": {3, 4}, "fails": {13}, "sent": {21}, "forked": {25}}
 """Lines of LIB that only ranks and their forked children run."""
 
 
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH of pytest-cov and coverage alone."""
+    directory = tmp_path_factory.mktemp("plugins")
+    for path in released_plugins().glob("*cov*"):
+        (directory / path.name).symlink_to(path)
+    return str(directory)
+
+
 @pytest.fixture(scope="module", params=["xdist", "coverage run"])
 def covered(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plugins: str
 ) -> tuple[str, InnerRun, dict[str, Any]]:
     """The way of measuring, the run, and coverage's JSON report."""
     how, directory = request.param, tmp_path_factory.mktemp("covered")
@@ -132,8 +141,8 @@ def covered(
     (directory / "program.py").write_text(PROGRAM)
     (directory / "start.py").write_text(START)
     (directory / ".coveragerc").write_text(RC)
-    env = {"PYTHONPATH": str(released_plugins()), "COLUMNS": "200"}
-    args = ["--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly"]
+    env = {"PYTHONPATH": plugins, "COLUMNS": "200"}
+    args = ["--mnode-nodes=2", "--mnode-launcher=local"]
     if how == "coverage run":  # with `patch`, the data files must be combined
         watch = Watch(directory / "tmp")
         env = clean_env() | env | watch.env
@@ -145,7 +154,7 @@ def covered(
             subprocess.run([*coverage, *words], cwd=directory, env=env, timeout=60, check=False)
     else:
         cov = ["--cov", "--cov-context=test", "--cov-report=json", "--cov-fail-under=99", "-n1"]
-        run = run_pytest(directory, *args, *cov, env=env, limit_s=120, cold=True)
+        run = run_pytest(directory, *args, *cov, env=env, limit_s=120)
     report = directory / "coverage.json"
     assert report.exists(), run.output
     return how, run, json.loads(report.read_text())
@@ -211,7 +220,7 @@ def test_contexts_name_tests(covered: tuple[str, InnerRun, dict[str, Any]]) -> N
         assert "test_it.py::test_by_rank|run" in found
 
 
-def test_a_node_without_coverage_is_named(tmp_path: Path) -> None:
+def test_a_node_without_coverage_is_named(tmp_path: Path, plugins: str) -> None:
     lacks = """
         import sys
 
@@ -222,8 +231,8 @@ def test_a_node_without_coverage_is_named(tmp_path: Path) -> None:
     write_files(tmp_path, conftest=lacks, test_it="def test_it(world): assert world.size == 2")
     run = run_pytest(
         tmp_path,
-        *("--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly", "--cov=."),
-        env={"PYTHONPATH": str(released_plugins())},
+        *("--mnode-nodes=2", "--mnode-launcher=local", "--cov=."),
+        env={"PYTHONPATH": plugins},
     )
     assert run.outcomes() == {"test_it": "passed"}, run.output
     why = "ModuleNotFoundError: import of coverage halted; None in sys.modules"

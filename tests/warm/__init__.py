@@ -2,7 +2,8 @@
 
 A server of this process imports both once. For each run it forks a child, which becomes the run
 and forks another: that one waits until the run starts its agent, and becomes it, in the namespaces,
-with the environment, streams and session that it would have had. They differ from processes that
+with the environment, streams and session that it would have had. So do workers of pytest-xdist, if
+the run is given -n1 to -n9, and their agents. They differ from processes that
 were executed by what /proc shows of these, their arguments and first environment, and by modules
 that are there already; those of torch are hidden from the run until it imports them. Tests of
 processes and of what they inherit run without.

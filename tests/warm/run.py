@@ -1,4 +1,4 @@
-"""Runs pytest as `python -m pytest` does, with an agent and a cleanup process that wait."""
+"""Runs pytest as `python -m pytest` does, with an agent and other processes that wait."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _READ_AT_START = (
     "TORCH",
     "PYTORCH_",
     "CUDA_",
-    "COV",
 )
 _PATH = "PYTHONPATH"
 """Not among them, unless its directories hold one of these: an agent is sent sys.path."""
 _BEFORE = ("sitecustomize.py", "usercustomize.py", "pytest_mnode", "torch")
 _ROOT = Path(__file__).parents[2]
 AGENT = ["-m", "pytest_mnode.agent.agent"]
+WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""As execnet starts a worker of pytest-xdist."""
 CLEANUP = ["-S", "-E", "-s", str(_ROOT / "pytest_mnode/launchers/cleanup/daemon.py")]
 
 
@@ -56,9 +57,10 @@ def _imported_before(directory: str) -> bool:
     return any((Path(directory) / name).exists() for name in _BEFORE)
 
 
-def use(agent: socket.socket, cleanup: socket.socket) -> None:
-    """Have the first agent and the first cleanup process of this process be those that wait, if
+def use(agent: socket.socket, cleanup: socket.socket, workers: Sequence[socket.socket]) -> None:
+    """Have the first agent, cleanup process and workers of this process be those that wait, if
     they can be."""
+    waiting_workers = list(workers)
     popen: Any = subprocess.Popen
     execute = popen._execute_child
     parameters = inspect.signature(execute)
@@ -66,6 +68,8 @@ def use(agent: socket.socket, cleanup: socket.socket) -> None:
     def waiting_for(argv: Sequence[str], env: Mapping[str, str]) -> socket.socket | None:
         if argv[0] == sys.executable and argv[1:-2] == CLEANUP:
             return cleanup
+        if argv == [sys.executable, *WORKER] and waiting_workers:
+            return waiting_workers.pop()
         is_agent = argv[-2:] == AGENT and argv[0] == argv[-3] == sys.executable
         return agent if is_agent and len(argv) in (3, 12) and same_start(env, os.environ) else None
 
@@ -92,11 +96,14 @@ def use(agent: socket.socket, cleanup: socket.socket) -> None:
     popen._execute_child = execute_child
 
 
-def run_module(
-    agent: socket.socket, cleanup: socket.socket, module: str, words: Sequence[str]
-) -> None:
-    """Run a module in this process. agent, cleanup: connections to children that become those."""
-    use(agent, cleanup)
+def run_module(module: str, words: Sequence[str]) -> None:
+    """Run a module in this process."""
     sys.path[0] = str(Path.cwd())
     sys.argv[:] = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_worker() -> None:
+    sys.path[0] = ""
+    sys.argv[:] = ["-c"]
+    exec(WORKER[-1], vars(sys.modules["__main__"]))

@@ -11,6 +11,7 @@ import importlib.util
 import io
 import os
 import pkgutil
+import re
 import signal
 import socket
 import struct
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pytest_mnode.agent import agent, fork_server
 from pytest_mnode.processes import made_to_stay
-from tests.warm.run import run_module
+from tests.warm.run import run_module, run_worker, use
 
 _OF_RUNS = (
     "controller",
@@ -42,6 +43,7 @@ _OF_RUNS = (
 """Packages of pytest_mnode of which runs and their cleanup processes import most modules, and with
 these all others."""
 _LEFT = struct.Struct("i")
+_exit = os._exit  # before coverage replaces it in a run
 
 
 class Hidden(MetaPathFinder, Loader):
@@ -125,19 +127,31 @@ def main() -> None:
 def execute(
     argv: list[str], directory: str, env: dict[str, str], output: int, modules: Modules
 ) -> None:
-    """Become the run, whose agent and cleanup process wait in children."""
+    """Become the run, whose agent, cleanup process and workers wait in children."""
     null = os.open(os.devnull, os.O_RDWR)
     _streams(null, output, output)
     os.close(output)
-    agent = _waiting_child(partial(become_agent_or_enter, modules), null)
-    cleanup = _waiting_child(become_cleanup, null, agent)
-    os.close(null)
     os.chdir(directory)
     _set_environment(env)
+    workers = sum(int(word[2:]) for word in argv if re.fullmatch(r"-n\d", word))
+    _run(modules, null, workers, partial(run_module, argv[2], argv[3:]))
+
+
+def become_worker(modules: Modules, argv: list[str]) -> None:
+    _run(modules, os.open(os.devnull, os.O_RDWR), 0, run_worker)
+
+
+def _run(modules: Modules, null: int, workers: int, body: Callable[[], None]) -> None:
+    ours = [_waiting_child(partial(become_agent_or_enter, modules), null)]
+    ours.append(_waiting_child(become_cleanup, null, *ours))
+    for _ in range(workers):
+        ours.append(_waiting_child(partial(become_worker, modules), null, *ours))
+    os.close(null)
+    use(ours[0], ours[1], ours[2:])
     sys.meta_path.insert(0, Hidden(modules.with_torch))
     _forget_tests()
     try:
-        run_module(agent, cleanup, argv[2], argv[3:])
+        body()
     finally:
         # As at the end of Python, and before what is printed last.
         getattr(threading, "_shutdown")()  # noqa: B009
@@ -264,7 +278,7 @@ def _exit_after(body: Callable[[], None]) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
+    _exit(code)
 
 
 if __name__ == "__main__":
