@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -117,15 +118,8 @@ class _Job:
         samples = plan.group_batch(count)
         calls = tuple(Call("all_reduce", size) for size in self.buckets) * TRACED_STEPS
         wall = compute + read + exposed + _OPTIMISER_S + _REST_S
-        steps = tuple(
-            tuple(
-                Step(w, c, e, i, _OPTIMISER_S, 0.0, _REST_S, backward_s=b)
-                for w, c, e, i, b in zip(*of_rank, strict=True)
-            )
-            for of_rank in zip(
-                *(a.tolist() for a in (wall, compute, exposed, read, backward)), strict=True
-            )
-        )
+        step = Step(wall, compute, exposed, read, _OPTIMISER_S, 0.0, _REST_S, backward)
+        steps: Any = np.stack(np.broadcast_arrays(*step), axis=-1)
         names = tuple(plan.nodes[node] for node in group)
         ranks = tuple(node * each + i for node in group for i in range(each))
         moved = 2 * self.gradient_bytes * promise.steps

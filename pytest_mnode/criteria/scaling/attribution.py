@@ -12,14 +12,23 @@ the loss compared with one node splits into parts that each have one cause.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
 from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
-from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step, mean_of
+from pytest_mnode.criteria.scaling.timings import (
+    EXPOSED,
+    PARTS,
+    WALL,
+    GroupSteps,
+    JobTimings,
+    Step,
+    mean_of,
+)
 from pytest_mnode.jobs.observer import TRACED_STEPS
 
 TYPICAL = 0.5
@@ -135,44 +144,36 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
     If the row is by means, typical turns are taken, with their slow steps, not typical steps.
     """
     reference = reference_node(timings)
-    alone = [step for step in timings.each_step(1) if step[0].nodes[0] == reference]
-    everywhere = list(timings.each_step(row.count))
+    alone = [one for one in timings.over(1) if one.nodes[0] == reference]
+    everywhere = timings.over(row.count)
     share, whole = row.share, row.mean is None
-    ideal = _means(_typical(alone, row.ideal_s / share, whole), whole).scaled(share)
-    typical = ideal
-    if row.count > 1:
-        typical = _means(_typical(everywhere, row.step_s, whole), whole)
+    ideal = _means(_typical(alone, row.ideal_s / share, whole)).scaled(share)
+    typical = ideal if row.count == 1 else _means(_typical(everywhere, row.step_s, whole))
     ranks_alone = [replace(one, step=one.step.scaled(share)) for one in rank_means(alone, whole)]
     return Attribution(
         rank_means(everywhere, whole),
         tuple(ranks_alone),
         typical,
         ideal,
-        *_sent(timings.over(row.count)),
+        *_sent(everywhere),
     )
 
 
-def _typical(
-    steps: Sequence[tuple[GroupSteps, int]], around_s: float, whole: bool
-) -> list[tuple[GroupSteps, int]]:
+def _typical(groups: Sequence[GroupSteps], around_s: float, whole: bool) -> np.ndarray:
     """Half of the steps, adjacent by time, whose mean is nearest to `around_s`; fewer steps, at
     least one, if no half is near enough. whole: turns with all their steps, instead of steps.
 
     Their parts have to add up to the judged time. The steps nearest to it would not: if every other
     step is longer, the median lies in the gap, and all near steps are on one side.
     """
-    units: dict[tuple[int, int], list[tuple[GroupSteps, int]]] = {}
-    for one, number in steps:
-        units.setdefault((id(one), 0 if whole else number), []).append((one, number))
-    timed = [
-        (float(np.mean([s.wall_s for one, i in unit for s in one.cycle(i, whole)])), unit)
-        for unit in units.values()
-    ]
-    timed.sort(key=lambda unit: unit[0])
-    before = np.concatenate([[0.0], np.cumsum([took_s for took_s, _ in timed])])
+    cycles = np.array([one.cycles(whole) for one in groups])
+    units = cycles if whole else cycles.reshape(-1, 1, *cycles.shape[2:])
+    took_s = units[..., WALL].mean(axis=(1, 2))
+    units = units[np.argsort(took_s, kind="stable")]
+    before = np.concatenate([[0.0], np.cumsum(np.sort(took_s))])
     found: tuple[float, int, int] | None = None
-    size = math.ceil(len(timed) * TYPICAL)
-    size += (len(timed) - size) % 2  # so that as many lie on either side of the median
+    size = math.ceil(len(units) * TYPICAL)
+    size += (len(units) - size) % 2  # so that as many lie on either side of the median
     while size and (found is None or found[0] > _NEAR * around_s):
         off = np.abs((before[size:] - before[:-size]) / size - around_s)
         first = int(np.argmin(off))
@@ -181,14 +182,14 @@ def _typical(
         size //= 2
     assert found is not None
     _, first, size = found
-    return [step for _, unit in timed[first : first + size] for step in unit]
+    return np.concatenate(units[first : first + size])
 
 
-def _means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> Means:
-    cycles = [one.cycle(number, whole) for one, number in steps]
-    mean = mean_of([mean_of(cycle) for cycle in cycles])
-    slowest = mean_of([min(cycle, key=lambda step: step.exposed) for cycle in cycles])
-    return Means(replace(mean, exposed=slowest.exposed), mean.exposed - slowest.exposed, slowest)
+def _means(cycles: np.ndarray) -> Means:
+    """cycles: seconds by step, rank and field."""
+    mean = mean_of(np.concatenate(cycles))
+    slowest = mean_of(cycles[np.arange(len(cycles)), cycles[..., EXPOSED].argmin(axis=1)])
+    return Means(mean._replace(exposed=slowest.exposed), mean.exposed - slowest.exposed, slowest)
 
 
 def _sent(groups: Sequence[GroupSteps]) -> tuple[float | None, float | None]:
@@ -205,33 +206,32 @@ def _sent(groups: Sequence[GroupSteps]) -> tuple[float | None, float | None]:
     return hidden_s + fmean(one.exposed for one in least) / TRACED_STEPS, hidden_s
 
 
-def rank_means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> tuple[RankMeans, ...]:
+def rank_means(groups: Sequence[GroupSteps], whole: bool) -> tuple[RankMeans, ...]:
     """Means of each rank's typical steps, the half nearest to the median; of all, if `whole`."""
-    every: dict[tuple[int, str], list[tuple[float, float, Step]]] = {}
-    for one, number in steps:
-        took_s, least_s = one.step_s(number), min(step.exposed for step in one.step(number))
+    every: dict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
+    for one in groups:
+        steps = one.by_rank
+        of_group = steps[..., WALL].mean(axis=0), steps[..., EXPOSED].min(axis=0)
         for index, rank in enumerate(one.ranks):
-            of_rank = every.setdefault((rank, one.node_of(index)), [])
-            of_rank.append((took_s, least_s, one.steps[index][number]))
+            every[rank, one.node_of(index)].append(np.column_stack((*of_group, steps[index])))
     part = 1.0 if whole else TYPICAL
-    return tuple(_rank_time(*rank, some, part) for rank, some in sorted(every.items()))
+    return tuple(
+        _rank_time(*rank, np.concatenate(some), part) for rank, some in sorted(every.items())
+    )
 
 
-def _rank_time(
-    rank: int, node: str, steps: list[tuple[float, float, Step]], part: float
-) -> RankMeans:
-    """steps: seconds of the group's step, its least time exposed, and the rank's own."""
-    middle_s = median(took_s for took_s, *_ in steps)
-    typical = sorted(steps, key=lambda one: abs(one[0] - middle_s))[: math.ceil(len(steps) * part)]
-    step = mean_of([own for *_, own in typical])
+def _rank_time(rank: int, node: str, steps: np.ndarray, part: float) -> RankMeans:
+    """steps: each with the group's step time, its least time exposed, and the rank's own fields."""
+    order = np.argsort(np.abs(steps[:, 0] - np.median(steps[:, 0])), kind="stable")
+    typical = steps[order[: math.ceil(len(steps) * part)]]
+    least_s, step = typical[:, 1], mean_of(typical[:, 2:])
+    compute = [Step(*own).compute for own in steps[:, 2:]]
     return RankMeans(
         rank=rank,
         node=node,
         step=step,
-        waiting_s=step.exposed - fmean(least_s for _, least_s, _ in typical),
-        slowest_in=fmean(own.exposed <= least_s for _, least_s, own in typical),
-        missed=fmean(own.missed for *_, own in typical),
-        computes_mostly=float(
-            np.quantile([own.compute for *_, own in steps], 1 - _MOSTLY, method="lower")
-        ),
+        waiting_s=step.exposed - float(least_s.mean()),
+        slowest_in=float((typical[:, 2 + EXPOSED] <= least_s).mean()),
+        missed=fmean(Step(*own).missed for own in typical[:, 2:]),
+        computes_mostly=float(np.quantile(compute, 1 - _MOSTLY, method="lower")),
     )

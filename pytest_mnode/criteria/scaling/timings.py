@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_high
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pytest_mnode.jobs.observer import TRACED_STEPS
 from pytest_mnode.logs.kineto import Call, Traced
 
-PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
-"""Parts of a rank's step: compute; waiting for collectives, which are those of gradients after all
-compute is done and that of the loss; waiting for input; the optimiser; writing a checkpoint; the
-rest."""
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step of one rank, in seconds. wall_s: measured independently of the parts.
 
+    Parts: compute; waiting for collectives, which are those of gradients after all compute is done
+    and that of the loss; waiting for input; the optimiser; writing a checkpoint; the rest.
     backward_s: the part of compute that can hide the transfer.
     """
 
@@ -35,12 +33,7 @@ class Step:
     @property
     def parts(self) -> tuple[float, ...]:
         """Seconds by part, in the order of PARTS."""
-        return _PARTS(self)
-
-    @property
-    def after_s(self) -> float:
-        """Seconds after the last collective of the step."""
-        return self.optimiser + self.rest
+        return self[1:-1]
 
     @property
     def missed(self) -> float:
@@ -49,16 +42,18 @@ class Step:
 
     def scaled(self, share: float) -> Step:
         """The same step with this share of the work."""
-        return Step(*(share * seconds for seconds in _SECONDS(self)))
+        return Step(*(share * seconds for seconds in self))
 
 
-_SECONDS = attrgetter(*(field.name for field in fields(Step)))
-_PARTS: Callable[[Step], tuple[float, ...]] = attrgetter(*PARTS)
+PARTS = Step._fields[1:-1]
+WALL, EXPOSED = map(Step._fields.index, ("wall_s", "exposed"))
+_AFTER = [*map(Step._fields.index, ("optimiser", "rest"))]
+"""Parts after the last collective of a step."""
 
 
-def mean_of(steps: Sequence[Step]) -> Step:
+def mean_of(steps: Any) -> Step:
     """A step whose times are the means of theirs."""
-    return Step(*map(fmean, zip(*map(_SECONDS, steps), strict=True)))
+    return Step(*np.mean(steps, axis=0).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +71,7 @@ class GroupSteps:
     round: int
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
-    steps: tuple[tuple[Step, ...], ...]
+    steps: Sequence[Sequence[Step]]
     samples: int
     tokens: int
     sent_bytes: tuple[Mapping[str, int], ...]
@@ -92,43 +87,31 @@ class GroupSteps:
         """Name of the node of `ranks[index]`."""
         return self.nodes[index // (len(self.ranks) // len(self.nodes))]
 
-    def step(self, number: int) -> tuple[Step, ...]:
-        """One step of all ranks."""
-        return tuple(of_rank[number] for of_rank in self.steps)
+    @property
+    def by_rank(self) -> np.ndarray:
+        """Seconds by rank, step and field of `Step`."""
+        return np.array(self.steps, dtype=float)
 
-    def cycle(self, number: int, closed: bool = False) -> tuple[Step, ...]:
-        """One step from collective to collective: with the end of the step before, not its own.
+    def cycles(self, closed: bool = False) -> np.ndarray:
+        """Seconds by step, rank and field, of each step from collective to collective: with the end
+        of the step before, not its own.
 
         Ranks end their last collective together. A rank that takes longer after it is late in the
         next step, where the others wait for it. The first step follows none; if `closed`, it
         follows the last step, so that no time is missing from the sum of all steps.
         """
-        if number == 0 and not closed:
-            return self.step(0)
-        pairs = zip(self.step(number - 1), self.step(number), strict=True)
-        return tuple(
-            # Not by replace(), which takes three times as long: a job has millions of steps.
-            Step(
-                step.wall_s - step.after_s + before.after_s,
-                step.compute,
-                step.exposed,
-                step.input,
-                before.optimiser,
-                step.checkpoint,
-                before.rest,
-                step.backward_s,
-            )
-            for before, step in pairs
-        )
-
-    def step_s(self, number: int) -> float:
-        """Seconds of a step of the group: the mean, because ranks run in lockstep."""
-        walls = [step.wall_s for step in self.step(number)]
-        return sum(walls) / len(walls)
+        own = self.by_rank.swapaxes(0, 1)
+        after = np.roll(own[..., _AFTER], 1, axis=0)
+        if not closed:
+            after[0] = own[0][:, _AFTER]
+        own[..., WALL] += (after - own[..., _AFTER]).sum(axis=-1)
+        own[..., _AFTER] = after
+        return own
 
     @property
     def step_times_s(self) -> tuple[float, ...]:
-        return tuple(self.step_s(number) for number in range(len(self.steps[0])))
+        """Seconds of each step of the group: the mean, because ranks run in lockstep."""
+        return tuple(self.by_rank[..., WALL].mean(axis=0).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +178,12 @@ class JobTimings:
     def rounds(self) -> int:
         return len({one.round for one in self.trained})
 
-    def each_step(self, count: int) -> Iterator[tuple[GroupSteps, int]]:
-        """Every timed step of groups of `count` nodes: the group's turn, and the step's number."""
-        for one in self.over(count):
-            for number in range(len(one.steps[0])):
-                yield one, number
-
     def cpu_wait_s(self, count: int) -> float | None:
         """Seconds per step over `count` nodes that threads of the median rank waited for a CPU."""
-        waits_s = sorted(
+        waits_s = [
             of_rank / len(one.steps[0])
             for one in self.over(count)
             for of_rank in one.cpu_wait_s
             if of_rank is not None
-        )
-        return waits_s[len(waits_s) // 2] if waits_s else None
+        ]
+        return median_high(waits_s) if waits_s else None

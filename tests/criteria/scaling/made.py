@@ -107,7 +107,7 @@ def stalled(
 
     def stall(step: Step, number: int, round_: int) -> Step:
         more = more_s if late(number) else 0.0
-        return replace(step, wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
+        return step._replace(wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
 
     return changed(job, stall)
 
@@ -117,7 +117,7 @@ def exposed_later(job: JobTimings, by: Callable[[int, int], float]) -> JobTiming
 
     def wait(step: Step, number: int, round_: int) -> Step:
         more_s = by(round_, number)
-        return replace(step, wall_s=step.wall_s + more_s, exposed=step.exposed + more_s)
+        return step._replace(wall_s=step.wall_s + more_s, exposed=step.exposed + more_s)
 
     return changed(job, wait)
 
@@ -139,8 +139,7 @@ def later(job: JobTimings, by: Callable[[int, int], float], part: str = "compute
             busy = [s.wall_s - s.exposed + m for s, m in zip(mine, more, strict=True)]
             needed_s = min(step.exposed for step in mine)
             for of_rank, step, own_s, late_s in zip(steps, mine, busy, more, strict=True):
-                of_rank[number] = replace(
-                    step,
+                of_rank[number] = step._replace(
                     wall_s=max(busy) + needed_s,
                     exposed=max(busy) - own_s + needed_s,
                     **{part: getattr(step, part) + late_s},

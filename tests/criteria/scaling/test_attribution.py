@@ -102,7 +102,7 @@ def test_honest_noise_is_attributed(nodes: int, seed: int) -> None:
 
     def of(step: Step, number: int, round_: int) -> Step:
         more = chance.expovariate(1 / 0.02) + (0.1 if chance.random() < 0.1 else 0.0)
-        return replace(step, wall_s=step.wall_s + more, compute=step.compute + more)
+        return step._replace(wall_s=step.wall_s + more, compute=step.compute + more)
 
     plan = made.plan(nodes, steps=3)
     one = judged(made.changed(made.timings(plan), of))

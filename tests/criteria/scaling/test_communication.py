@@ -62,7 +62,7 @@ def test_one_bucket_cannot_be_hidden_and_is_not_missing_overlap() -> None:
 def test_short_computing_can_hide_little_communication() -> None:
     """Of 100 ms of transfer, 10 ms of compute can hide 10 ms, and hide nearly all of them."""
     job = made.changed(
-        exposed(0.2, hidden=0.09), lambda step, number, round_: replace(step, backward_s=0.01)
+        exposed(0.2, hidden=0.09), lambda step, number, round_: step._replace(backward_s=0.01)
     )
     kinds = {cause.kind for cause in made.judged_last(job)[0].causes}
     assert "overlap" not in kinds

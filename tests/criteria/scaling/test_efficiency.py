@@ -58,7 +58,7 @@ def test_varying_steps_make_the_efficiency_uncertain() -> None:
     surely = {"at_least_efficiency": 0.5, "explained_from": 0.5}
     assert not settled(wild, made.promise(**surely)), "reached, and not known well enough"
     assert settled(wild, made.promise(**surely, at_most_uncertainty=0.5))
-    slow = made.changed(wild, lambda step, number, round_: replace(step, wall_s=2 * step.wall_s))
+    slow = made.changed(wild, lambda step, number, round_: step._replace(wall_s=2 * step.wall_s))
     assert settled(slow, made.promise()), "surely below its bound, however uncertain"
 
 
@@ -113,7 +113,7 @@ def noisy_job(chance: np.random.Generator, shape: JobTimings, efficiency: float)
         turn = (1.0 if one.count == 1 else 1 / efficiency) * (1 + 0.01 * chance.normal())
         times = (turn * (1 + 0.02 * chance.normal()) for _ in one.steps[0])
         [first, *_] = one.steps
-        timed = tuple(replace(step, wall_s=t) for step, t in zip(first, times, strict=True))
+        timed = tuple(step._replace(wall_s=t) for step, t in zip(first, times, strict=True))
         return replace(one, steps=(timed,) * len(one.steps))
 
     return replace(shape, trained=tuple(map(of, shape.trained)))
@@ -151,7 +151,7 @@ def test_an_efficiency_states_its_detection_limit() -> None:
     def job(rounds: int, by_turn: float) -> JobTimings:
         def later(turn: GroupSteps) -> GroupSteps:
             more_s = by_turn * (turn.round * turn.count % 3)
-            longer = [[replace(s, wall_s=s.wall_s + more_s) for s in one] for one in turn.steps]
+            longer = [[s._replace(wall_s=s.wall_s + more_s) for s in one] for one in turn.steps]
             return replace(turn, steps=tuple(map(tuple, longer)))
 
         quiet = made.timings(made.plan(4, rounds=rounds), needed_s=lambda count: 0.0)
