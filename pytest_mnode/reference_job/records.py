@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pytest_mnode.errors import MnodeError
 
@@ -17,21 +17,6 @@ PARTS = (
     *("metrics", "optimiser", "checkpoint", "rest"),
 )
 """Parts of a step's time; see `spans`."""
-
-
-def _from_hex(text: Any) -> float:
-    if not isinstance(text, str):
-        raise ValueError("no number in hex")
-    try:
-        return float.fromhex(text)
-    except OverflowError as error:
-        raise ValueError(str(error)) from None
-
-
-Exact = Annotated[
-    float, BeforeValidator(_from_hex), PlainSerializer(lambda value: float(value).hex())
-]
-"""A float written as float.hex: exact to the last bit, and easily compared by eye."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +65,9 @@ class StepRecord(_Written):
     step: int
     epoch: int
     samples: tuple[int, ...]
-    loss: Exact
+    loss: float
     tokens: int
-    lr: Exact
+    lr: float
     rng: str
     began: float
     ended: float
@@ -117,7 +102,7 @@ class EndRecord(_Written):
     steps: int
     parameters: str
     optimiser: str
-    lr: Exact
+    lr: float
     time: float
     preempted: bool = False
 
@@ -134,7 +119,10 @@ class UnreadableRecord:
 
 Written = StartRecord | StepRecord | CheckpointRecord | EndRecord
 Record = Written | UnreadableRecord
-LINE: TypeAdapter[Written] = TypeAdapter(Annotated[Written, Field(discriminator="kind")])
+LINE: TypeAdapter[Written] = TypeAdapter(
+    Annotated[Written, Field(discriminator="kind")],
+    config=ConfigDict(ser_json_inf_nan="constants"),  # a loss may be NaN
+)
 
 
 class RecordFile:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +101,9 @@ def test_a_server_that_does_not_store_a_record_is_an_error(
     file.close()
 
 
-def test_losses_are_written_to_the_last_bit() -> None:
-    line = json.loads(_line(STEP))
-    assert line["loss"] == (0.1 + 0.2).hex()
-    assert line["lr"] == (1 / 3).hex()
-    assert line["kind"] == "step"
-
-
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_a_number_is_read_back(tmp_path: Path, loss: float) -> None:
-    (tmp_path / "rank0.jsonl").write_text(
-        _line(STEP).replace(STEP.loss.hex(), float(loss).hex()) + "\n"
-    )
+    (tmp_path / "rank0.jsonl").write_text(_line(replace(STEP, loss=loss)) + "\n")
     [step] = read_records(tmp_path)
     assert isinstance(step, StepRecord)
     assert str(step.loss) == str(loss)
@@ -144,8 +135,8 @@ def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line
         _line(SAVED).replace('"bytes"', '"octets"'),
         _line(STEP).replace('"step":7', '"step":"7"'),
         _line(STEP).replace('"parts":{', '"parts":{"more":null,'),
-        _line(END).replace('"lr":"0x0.0p+0"', '"lr":0.5'),
-        _line(STEP).replace(STEP.loss.hex(), "0x1p99999"),
+        _line(END).replace('"lr":0.0', '"lr":"0.5"'),
+        _line(STEP).replace(f'"loss":{STEP.loss}', '"loss":null'),
     ],
 )
 def test_no_content_raises(tmp_path: Path, line: str) -> None:

@@ -21,9 +21,9 @@ from pytest_mnode.criteria.scaling.network import (
     off_fabric_nics,
     sent_in_steps,
 )
-from pytest_mnode.criteria.scaling.plan import nodes
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.launchers.node import count
 from pytest_mnode.measurement import HeadlineMark, Measurement, at_least, at_most
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import Spec
@@ -118,16 +118,16 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
     measurements = []
     most = max((one.row.count for one in found.counts), default=0)
     for one in found.counts:
-        row, count, how = one.row, nodes(one.row.count), found.how
+        row, on, how = one.row, count(one.row.count), found.how
         measurements += [
-            Measurement(f"throughput, {count}", row.samples_s, "samples/s", note=how),
-            Measurement(f"tokens, {count}", row.tokens_s, "tokens/s", note=how),
+            Measurement(f"throughput, {on}", row.samples_s, "samples/s", note=how),
+            Measurement(f"tokens, {on}", row.tokens_s, "tokens/s", note=how),
         ]
         if row.count == 1:
             continue
         measurements.append(
             Measurement(
-                f"efficiency, {count}",
+                f"efficiency, {on}",
                 None if one.unknown_why else row.efficiency,
                 "",
                 at_least(one.bound),
@@ -137,7 +137,7 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
                 detection=None if one.unknown_why else row.detection(one.bound, found.promise),
                 interval=(row.low, row.at_most),
                 false_alarm=row.false_alarm,
-                headline=HeadlineMark("efficiency", f"on {count}") if row.count == most else None,
+                headline=HeadlineMark("efficiency", f"on {on}") if row.count == most else None,
             )
         )
     return measurements
@@ -169,10 +169,10 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
     unit, source = "of the step", f"{_KEY}.parts_within {most:g}"
     measurements = []
     for one in found.counts:
-        worst, count = one.parts.worst_missed, nodes(one.row.count)
+        worst, on = one.parts.worst_missed, count(one.row.count)
         measurements.append(
             Measurement(
-                f"step time that differs from its parts, {count}",
+                f"step time that differs from its parts, {on}",
                 worst.missed,
                 unit,
                 bound,
@@ -187,7 +187,7 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
         if one.row.count == 1:
             continue
         measurements += [
-            Measurement(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
+            Measurement(f"{name}, {on}", seconds * 1e3, "ms", note="more than on one node")
             for name, seconds in lost_parts(one.parts).items()
         ]
     return measurements + [_exposed(one, one.baseline) for one in found.counts if one.baseline]
@@ -237,12 +237,12 @@ def _unknown_why(one: CountResult, promise: ScalingCriterion, waited_s: float) -
     row = one.row
     replicated = promise.kind == "weak" and promise.parallel == "ddp"
     if replicated and row.low > 2 - promise.at_least_efficiency:
-        each = f"{nodes(row.count)} do {row.efficiency:.3g} times its work each"
+        each = f"{count(row.count)} do {row.efficiency:.3g} times its work each"
         return f"one node alone is slow: {each}"
     may_be_excused = promise.explained_from <= row.efficiency < one.bound
     on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
     if one.baseline is None and may_be_excused and on_the_fabric:
-        return f"what the fabric allows over {nodes(row.count)} was not measured"
+        return f"what the fabric allows over {count(row.count)} was not measured"
     # Computing is declared only where nodes share the processors of one machine.
     shared = promise.compute_s is not None
     if shared and row.efficiency < one.bound and one.diffuse and waited_s > row.lost_s / 2:
@@ -281,5 +281,5 @@ def _exposed(one: CountResult, baseline: CollectiveBaseline) -> Measurement:
     )
     if hidden is not None:
         note += f"; {hidden:.0%} hidden"
-    name = f"communication exposed beyond what the fabric allows, {nodes(one.row.count)}"
+    name = f"communication exposed beyond what the fabric allows, {count(one.row.count)}"
     return Measurement(name, (exposed_s - allowed_s) * 1e3, "ms", note=note)

@@ -90,15 +90,9 @@ class Plan:
         return tuple(n for n in self.counts if self.group_batch(n) % (n * ranks))
 
 
-def nodes(count: int) -> str:
-    """Text such as "1 node" and "2 nodes"."""
-    return f"{count} node{'s' if count != 1 else ''}"
-
-
 def counts_up_to(nodes: int) -> tuple[int, ...]:
     """1, 2, 4, … and `nodes` itself."""
-    powers = {1 << power for power in range(nodes.bit_length())}
-    return tuple(sorted({n for n in powers if n <= nodes} | {nodes}))
+    return (*(1 << power for power in range((nodes - 1).bit_length())), nodes)
 
 
 def groups_of(count: int, nodes: int, offset: int) -> tuple[Group, ...]:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.util import get_temp_dir
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.criteria.scaling.efficiency import settled
-from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
+from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
 from pytest_mnode.criteria.scaling.timings import AloneTime, GroupSteps, JobTimings, Step
 from pytest_mnode.jobs.observer import TRACED_STEPS
+from pytest_mnode.launchers.node import count
 from pytest_mnode.logs.kineto import Call, Traced
 from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
@@ -33,9 +34,9 @@ from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.device import device_of
-from pytest_mnode.reference_job.records import StepRecord
 from pytest_mnode.reference_job.trainer import Trainer
 
+T = TypeVar("T")
 _SWEEP_S = 0.1
 """Approximate time of a repeat of collectives alone: longer than a shaper's burst."""
 _SWEEP_REPEATS = 3
@@ -52,28 +53,33 @@ class Program:
         # Barriers and timings use a separate process group, for which no accelerator waits.
         self._control: Any = dist.new_group(backend="gloo", timeout=self._limit)
         self._groups: dict[Group, Any] = {}
-        self._timings = JobTimings(plan.ranks_per_node, backend_on(device), device.type, 0, (), ())
+        self._gradient_bytes = 0
+        self._trained: list[GroupSteps] = []
+        self._alone: list[AloneTime] = []
+
+    def _timings(self) -> JobTimings:
+        """All timings so far, on rank 0."""
+        made = self.plan.ranks_per_node, backend_on(self.device), self.device.type
+        return JobTimings(*made, self._gradient_bytes, tuple(self._trained), tuple(self._alone))
 
     def run(self) -> JobTimings | None:
         """Run all turns; return the timings on rank 0."""
-        turn: Turn | None = None
         rounds, counts = self.plan.promise.rounds, self.plan.counts
         for number in range(self.plan.promise.rounds_at_most):
             for place, turn in enumerate(self.plan.turns(number)):
                 done, total = number * len(counts) + place, max(rounds, number + 1) * len(counts)
-                progress(f"round {number + 1}, {nodes(turn.count)}", done, total)
+                progress(f"round {number + 1}, {count(turn.count)}", done, total)
                 self._gather(turn, self._train(turn))
             if number + 1 >= self.plan.promise.rounds and not self._goes_on():
                 break
-        assert turn is not None
-        for count in self.plan.counts:
-            if count * self.plan.ranks_per_node > 1:
-                self._sweep(next(t for t in self.plan.turns(turn.round) if t.count == count))
-        return self._timings if self.world.rank == 0 else None
+        for turn in self.plan.turns(number):
+            if turn.count * self.plan.ranks_per_node > 1:
+                self._sweep(turn)
+        return self._timings() if self.world.rank == 0 else None
 
     def _train(self, turn: Turn) -> RankTurn | None:
         """Train this rank's part of a turn; None if it has none."""
-        where = f"round {turn.round + 1}, {turn.count} nodes"
+        where = f"round {turn.round + 1}, {count(turn.count)}"
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         if mine is None:
@@ -87,7 +93,7 @@ class Program:
             trainer.step()
         trainer.spans.pace = pace
         before, waited_s = sent_so_far(), cpu_wait_so_far_s()
-        steps = [self._timed(trainer) for _ in range(self.plan.promise.steps)]
+        steps = tuple(timed(trainer) for _ in range(self.plan.promise.steps))
         after, waited_until_s = sent_so_far(), cpu_wait_so_far_s()
         # Tracing takes as long as many steps, and hidden time hardly differs by round.
         trace = None
@@ -95,16 +101,9 @@ class Program:
             trace = traced(trainer.step, TRACED_STEPS, self.device, self.directory, shapes=True)
         trainer.close()
         # Every gradient goes over the fabric once, however many buckets there are.
-        gradient_bytes = 4 * sum(p.numel() for p in trainer.model.parameters())
-        self._timings = replace(self._timings, gradient_bytes=gradient_bytes)
+        self._gradient_bytes = 4 * sum(p.numel() for p in trainer.model.parameters())
         sent, cpu_wait_s = increases(before, after), difference(waited_s, waited_until_s)
-        return tuple(steps), sent, cpu_wait_s, lower_devices_here(), trace
-
-    def _timed(self, trainer: Trainer) -> Step:
-        """A step, timed once more from outside."""
-        began = time.perf_counter()
-        record = trainer.step()
-        return step_of(record, time.perf_counter() - began)
+        return steps, sent, cpu_wait_s, lower_devices_here(), trace
 
     def _on_rank_0(self, mine: Any) -> list[Any] | None:
         """The values of all ranks on rank 0; None on the others."""
@@ -117,12 +116,12 @@ class Program:
         every = self._on_rank_0(mine)
         if every is None:
             return
-        plan, each, trained = self.plan, self.plan.ranks_per_node, [*self._timings.trained]
+        plan, each = self.plan, self.plan.ranks_per_node
         samples = plan.group_batch(turn.count)
         for group in turn.groups:
             ranks = self._ranks_of(group)
             steps, sent, waits_s, lower, traces = zip(*(every[n] for n in ranks), strict=True)
-            trained.append(
+            self._trained.append(
                 GroupSteps(
                     round=turn.round,
                     nodes=tuple(plan.nodes[node] for node in group),
@@ -136,35 +135,32 @@ class Program:
                     traced=traces,
                 )
             )
-        self._timings = replace(self._timings, trained=tuple(trained))
 
     def _goes_on(self) -> bool:
         """Whether another round is needed; rank 0 decides, so that all ranks agree."""
-        plan, goes_on = self.plan, [False]
-        if self.world.rank == 0:
-            goes_on = [not settled(self._timings, plan.promise)]
-        dist.broadcast_object_list(goes_on, src=0, group=self._control)
-        return goes_on[0]
+        return self._of_rank_0(lambda timings: not settled(timings, self.plan.promise))
+
+    def _of_rank_0(self, value: Callable[[JobTimings], T]) -> T:
+        """The value that rank 0 makes of the timings, on all ranks."""
+        box: list[Any] = [value(self._timings()) if self.world.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        found: T = box[0]
+        return found
 
     def _sweep(self, turn: Turn) -> None:
         """Time the collectives of a step, and the last for gradients, in all groups of a turn."""
-        known: list[Any] = [None, None, None]
-        if self.world.rank == 0:
-            known = [self._timings.calls, [self._timings.last], [self._timings.whole]]
-        dist.broadcast_object_list(known, src=0, group=self._control)
-        progress(f"collectives alone, {nodes(turn.count)}", 0, 0)
+        known = self._of_rank_0(lambda made: (made.calls, (made.last,), (made.whole,)))
+        progress(f"collectives alone, {count(turn.count)}", 0, 0)
         self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
-        found: list[AloneTime] = []
-        self._meet(f"collectives alone over {turn.count} nodes")
+        self._meet(f"collectives alone over {count(turn.count)}")
+        found = None
         if mine is not None:
             group, names = self._groups[mine], tuple(self.plan.nodes[node] for node in mine)
-            found = [AloneTime(names, *(self._alone_s(calls, group) for calls in known))]
-        first = mine is not None and self.world.rank == self._ranks_of(mine)[0]
-        every = self._on_rank_0(found if first else [])
-        if every is not None:
-            alone = (*self._timings.alone, *(one for of in every for one in of))
-            self._timings = replace(self._timings, alone=alone)
+            found = AloneTime(names, *(self._alone_s(calls, group) for calls in known))
+        every = self._on_rank_0(found)  # the same of all ranks of a group
+        firsts = [self._ranks_of(group)[0] for group in turn.groups]
+        self._alone += [every[rank] for rank in firsts] if every else []
 
     def _alone_s(self, calls: Sequence[Call], group: Any) -> float:
         """Seconds of these calls, back to back as the job makes them, by the slowest rank of the
@@ -239,12 +235,14 @@ def train(plan: Plan, world: World) -> JobTimings | None:
         return Program(plan, world, device, directory).run()
 
 
-def step_of(record: StepRecord, elapsed_s: float) -> Step:
-    """The Step that a record of the reference job describes. elapsed_s: its measured time.
+def timed(trainer: Trainer) -> Step:
+    """A step of the reference job, timed once more from outside.
 
     Work of the job for its records, after the step that it times, counts as the rest.
     """
-    parts = record.parts
+    began = time.perf_counter()
+    record = trainer.step()
+    elapsed_s, parts = time.perf_counter() - began, record.parts
     return Step(
         wall_s=elapsed_s,
         compute=parts["forward"] + parts["backward"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pytest_mnode.charts import Bars, Chart, Level, Lines, Part, Series
 from pytest_mnode.criteria.scaling.judge import PART_NAMES, ScalingResult
-from pytest_mnode.criteria.scaling.plan import nodes
 from pytest_mnode.criteria.scaling.timings import PARTS
+from pytest_mnode.launchers.node import count
 
 _MOST_RANKS = 16
 
@@ -59,7 +59,7 @@ def charts(found: ScalingResult) -> list[Chart]:
         Bars(
             "Where the time of a step is lost, more than on one node",
             "ms of a step of the mean rank",
-            tuple(nodes(one.row.count) for one in more),
+            tuple(count(one.row.count) for one in more),
             tuple(
                 Part(name, tuple(one.parts.lost[n] * 1e3 for one in more))
                 for n, name in enumerate(PART_NAMES)
