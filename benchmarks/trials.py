@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 from benchmarks import peers
 
 
 def trials_of(
-    program: str, nodes: int, trials: int, limit_s: float
+    program: str, nodes: int, trials: int, limit_s: float, beside: int = 1
 ) -> tuple[list[dict[str, Any]], str]:
-    """What each completed trial printed, and the whole output. program: in `peers.PROGRAMS`."""
+    """What each completed trial printed, and the whole output. program: in `peers.PROGRAMS`.
+
+    beside: racks at the same time, which share the trials out, where a trial mostly waits and its
+    rates do not count; the program begins with the trial FIRST.
+    """
     options = ("-q", "-p", "no:cacheprovider", "--mnode-launcher=rack", f"--mnode-nodes={nodes}")
-    path = str(peers.PROGRAMS / program)
+    limit = f"--mnode-timeout={limit_s:g}"
+    argv = [sys.executable, "-m", "pytest", *options, limit, str(peers.PROGRAMS / program)]
+    firsts = [trials * one // beside for one in range(beside + 1)]
     with tempfile.TemporaryFile("w+") as output:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # completed trials count
-            subprocess.run(
-                [sys.executable, "-m", "pytest", *options, f"--mnode-timeout={limit_s:g}", path],
-                env={**os.environ, "TRIALS": str(trials)},
+        running = [
+            subprocess.Popen(
+                argv,
+                env={**os.environ, "FIRST": str(first), "TRIALS": str(after - first)},
                 cwd=peers.ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                timeout=limit_s,
-                check=False,
             )
+            for first, after in itertools.pairwise(firsts)
+        ]
+        end = time.monotonic() + limit_s
+        for one in running:
+            try:
+                one.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:  # completed trials count
+                one.kill()
+                one.wait()
         output.seek(0)
         text = output.read()
     lines = [line for line in text.splitlines() if line.startswith("TRIAL ")]

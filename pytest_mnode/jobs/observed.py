@@ -19,7 +19,7 @@ from pytest_mnode.jobs.job import JobResult
 from pytest_mnode.jobs.launched import NFS_DELAY_S, LaunchedJob
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.logs.aftermath import RAS_REPORT
-from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mounts
+from pytest_mnode.machine.mounts import mount_here
 
 _POLL_S = 0.2
 _DUMPED_S = 5.0
@@ -183,8 +183,7 @@ def notes(cluster: Nodes) -> Iterator[Notes]:
     try:
         text = Path(observer.__file__).read_text(encoding="utf-8")
         (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
-        mount = mount_of(str(folder), read_mounts())
-        local = mount is not None and mount.kind in LOCAL_FILE_SYSTEMS
-        yield Notes(folder, 0.0 if local else NFS_DELAY_S, cluster)
+        mount = mount_here(folder)
+        yield Notes(folder, 0.0 if mount and mount.local else NFS_DELAY_S, cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -39,6 +39,11 @@ class Mount:
         """Whether its files are on a file server."""
         return self.kind in _NETWORK_FILE_SYSTEMS
 
+    @property
+    def local(self) -> bool:
+        """Whether only one machine mounts it at a time."""
+        return self.kind in LOCAL_FILE_SYSTEMS
+
     def __str__(self) -> str:
         return f"{self.kind} {self.source}"
 
@@ -68,6 +73,14 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
         if inside and (best is None or len(mount.path) >= len(best.path)):
             best = mount
     return best
+
+
+def mount_here(path: str | Path) -> Mount | None:
+    """The mount that contains a path here; None if none does, or if that cannot be read."""
+    try:
+        return mount_of(str(path), read_mounts())
+    except OSError:
+        return None
 
 
 def _unescaped(word: str) -> str:

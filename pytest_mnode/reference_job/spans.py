@@ -7,7 +7,7 @@ compute; the rest of the passes is *exposed*: waiting for collectives, and the h
 FSDP2. The step's wall time is measured around all sections, so that their sum is a check.
 
 A block calls `enter` on its input and `leave` on its output, inside its `forward`. The backward
-pass reaches the same two places in reverse, through identity functions of autograd. Hooks that DDP
+pass reaches the same two places in reverse, by hooks of two tensors of their own. Hooks that DDP
 and FSDP2 put around a module run before `enter` and after `leave`, so that waiting for a collective
 is never counted as compute. Work that still runs inside (DDP hands a bucket over as soon as its
 last gradient is there) is subtracted by `aside`.
@@ -167,13 +167,16 @@ class Spans:
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Begin a block's compute; returns `x`, which is an input of the block or a weight."""
         self.begin("forward")
-        return _MET(x, self.end, False) if x.requires_grad else x
+        if x.requires_grad:
+            x = x.view_as(x)  # whose hook is called before those of `x`
+            x.register_hook(lambda _: self.end("backward"))  # type: ignore[no-untyped-call]
+        return x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """End a block's compute; returns `x`, the output of the block."""
         if x.requires_grad:
-            # Not a view: FSDP2 puts its own hooks on the output of a module.
-            x = _MET(x, self.begin, True)
+            x.register_hook(lambda _: self.begin("backward"))  # type: ignore[no-untyped-call]
+            x = x.clone()  # FSDP2 puts its own hooks on the output of a module
         self.end("forward")
         return x
 
@@ -199,20 +202,3 @@ class Spans:
                 self._add(f"{way} aside", began, self.clock.mark())
                 if self.pace is not None:
                     self.pace.spare(time.perf_counter() - started)
-
-
-class _Met(torch.autograd.Function):
-    """Passes a tensor on, and calls `note("backward")` when the backward pass reaches it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, note: Callable[[str], None], copied: bool) -> Any:
-        ctx.note = note
-        return x.clone() if copied else x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.note("backward")
-        return grads[0], None, None
-
-
-_MET: Any = _Met.apply

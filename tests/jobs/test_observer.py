@@ -342,7 +342,7 @@ def test_notes_on_a_file_server_come_later(
     kind: str, delays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = (Mount("/", kind, "of"),)
-    monkeypatch.setattr("pytest_mnode.jobs.observed.read_mounts", lambda: mounts)
+    monkeypatch.setattr("pytest_mnode.machine.mounts.read_mounts", lambda: mounts)
     with notes(SimpleNamespace(scratch=tmp_path)) as there:  # type: ignore[arg-type]
         assert (there.delay_s > 30) is delays
 

@@ -18,7 +18,7 @@ from pytest_mnode.criteria.preflight.answers import (
     Token,
     TokenSeen,
 )
-from pytest_mnode.machine.mounts import Mount, mount_of, read_mounts
+from pytest_mnode.machine.mounts import mount_here
 
 _PREFIX = ".mnode-preflight-"
 _REFUSALS = (errno.EACCES, errno.EPERM)
@@ -61,7 +61,7 @@ def visit(
             token = left
         except OSError as error:
             write_problem, refused = _error_text(error), error.errno in _REFUSALS
-    mount = _mount(str(path))
+    mount = mount_here(path)
     of_network = mount is not None and mount.of_network
     return DirectoryFacts(
         key=directory.key,
@@ -83,13 +83,6 @@ def temporary() -> str:
     compilers, NCCL and data loaders do not either.
     """
     return os.environ.get("TMPDIR") or "/tmp"
-
-
-def _mount(path: str) -> Mount | None:
-    try:
-        return mount_of(path, read_mounts())
-    except OSError:
-        return None
 
 
 def _error_text(error: OSError) -> str:

@@ -131,12 +131,13 @@ def _computing(found: Attribution, lost_s: float, *, emulated: bool) -> Iterator
         Culprit("all nodes"),
     )
     if slow_ranks is not None:
-        straggler_s = min(rank_specific_s, slow_ranks.seconds - usual - as_alone_s)
+        label, several, slowest_s = slow_ranks
+        straggler_s = min(rank_specific_s, slowest_s - usual - as_alone_s)
         rank_specific_s -= straggler_s
-        verb = "compute up to" if slow_ranks.several else "computes"
-        text = f"{slow_ranks.label} {verb} {_times(slow_ranks.seconds, usual)} slower: "
-        text += f"{_ms(slow_ranks.seconds)}, others {_ms(usual)}"
-        yield Cause(STRAGGLER, straggler_s, text, slow_ranks.label)
+        verb = "compute up to" if several else "computes"
+        text = f"{label} {verb} {_times(slowest_s, usual)} slower: "
+        text += f"{_ms(slowest_s)}, others {_ms(usual)}"
+        yield Cause(STRAGGLER, straggler_s, text, label)
     often = max(found.ranks, key=lambda rank: rank.slowest_in)
     text = (
         f"ranks compute unevenly: the slowest of a step, most often rank {often.rank} on "
@@ -147,7 +148,7 @@ def _computing(found: Attribution, lost_s: float, *, emulated: bool) -> Iterator
 
 def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> Cause:
     of: RankTime = attrgetter(f"step.{part}")
-    slow_ranks: SlowRanks | None = None
+    slow_ranks = None
     if lost_s > _NOTHING * found.typical.mean.wall_s:
         slow_ranks = slow(found.ranks, of, uneven_s(found.alone, of) + _NAMED_FROM * lost_s)
     if slow_ranks is None and part == REST:
@@ -156,11 +157,11 @@ def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> C
     if slow_ranks is None:
         text = f"{part} takes {_ms(ideal_s + lost_s)} per step, on one node {_ms(ideal_s)}"
         return Cause(part, lost_s, text, Culprit("all nodes") if lost_s > 0 else None)
-    one, many, what = _OWN[part]
-    verb = f"{many} up to" if slow_ranks.several else one
-    text = f"{slow_ranks.label} {verb} {_ms(slow_ranks.seconds)} per step {what}"
-    text += f", others {_ms(slow_ranks.usual_s)}"
-    return Cause(part, lost_s, text, slow_ranks.label)
+    (one, many, what), (label, several, slowest_s) = _OWN[part], slow_ranks
+    verb = f"{many} up to" if several else one
+    text = f"{label} {verb} {_ms(slowest_s)} per step {what}"
+    text += f", others {_ms(usual_s(found.ranks, of))}"
+    return Cause(part, lost_s, text, label)
 
 
 def _communicating(
@@ -217,25 +218,6 @@ def _times(one_s: float, other_s: float) -> str:
     return f"{one_s / other_s:.2g}×" if other_s > 0 else "∞×"
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRanks:
-    """Slow ranks, or nodes of which all ranks are slow. seconds: of the slowest rank. usual_s: of
-    the others."""
-
-    names: tuple[Culprit, ...]
-    seconds: float
-    usual_s: float
-
-    @property
-    def label(self) -> Culprit:
-        *most, last = self.names
-        return Culprit.merged(f"{', '.join(most)} and {last}" if most else last, self.names)
-
-    @property
-    def several(self) -> bool:
-        return len(self.names) > 1
-
-
 def usual_s(ranks: Sequence[RankMeans], of: RankTime) -> float:
     """The median time of the faster half of the ranks."""
     times = sorted(map(of, ranks))
@@ -249,8 +231,9 @@ def uneven_s(ranks: Sequence[RankMeans], of: RankTime) -> float:
 
 def slow(
     ranks: Sequence[RankMeans], of: RankTime, more_s: float, mostly: RankTime | None = None
-) -> SlowRanks | None:
-    """Ranks that take at least `more_s` beyond the usual time; None if there are none.
+) -> tuple[Culprit, bool, float] | None:
+    """Ranks that take at least `more_s` beyond the usual time, or nodes of which all do; whether
+    they are several; and the seconds of the slowest. None if there are none.
 
     mostly: time that a rank takes at least in most steps; given if rare slow steps do not count.
     """
@@ -266,4 +249,6 @@ def slow(
         )
         for rank in slow_ranks
     )
-    return SlowRanks(tuple(names), max(map(of, slow_ranks)), usual)
+    *most, last = names
+    label = Culprit.merged(f"{', '.join(most)} and {last}" if most else last, names)
+    return label, bool(most), max(map(of, slow_ranks))

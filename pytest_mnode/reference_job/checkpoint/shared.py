@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS, mount_of, read_mounts
+from pytest_mnode.machine.mounts import mount_here
 from pytest_mnode.machine.sysfs import boot_id
 
 if TYPE_CHECKING:
@@ -32,17 +32,13 @@ class Directory:
     @classmethod
     def of(cls, directory: Path) -> Directory:
         """The directory, or the place where it would be; never raises."""
-        try:
-            mount = mount_of(str(directory), read_mounts())
-        except OSError:
-            mount = None
+        mount = mount_here(directory)
         try:
             there = directory.stat()
             file = (there.st_dev, there.st_ino)
         except OSError:
             file = None
-        local = mount.kind if mount and mount.kind in LOCAL_FILE_SYSTEMS else ""
-        return cls(boot_id(), file, local)
+        return cls(boot_id(), file, mount.kind if mount and mount.local else "")
 
     def surely_not(self, other: Directory) -> str:
         """Why this is surely not the directory of `other`, which exists; "" if it may be.
