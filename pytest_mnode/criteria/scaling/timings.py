@@ -90,7 +90,7 @@ class GroupSteps:
     @property
     def by_rank(self) -> np.ndarray:
         """Seconds by rank, step and field of `Step`."""
-        return np.array(self.steps, dtype=float)
+        return np.asarray(self.steps, dtype=float)
 
     def cycles(self, closed: bool = False) -> np.ndarray:
         """Seconds by step, rank and field, of each step from collective to collective: with the end
@@ -100,7 +100,7 @@ class GroupSteps:
         next step, where the others wait for it. The first step follows none; if `closed`, it
         follows the last step, so that no time is missing from the sum of all steps.
         """
-        own = self.by_rank.swapaxes(0, 1)
+        own = self.by_rank.swapaxes(0, 1).copy()
         after = np.roll(own[..., _AFTER], 1, axis=0)
         if not closed:
             after[0] = own[0][:, _AFTER]
