@@ -19,9 +19,16 @@ from pytest_mnode.reference_job.spans import Spans
 
 
 def parallel(
-    model: Transformer, config: JobConfig, device: torch.device, group: Any, spans: Spans
+    model: Transformer,
+    config: JobConfig,
+    device: torch.device,
+    group: Any,
+    spans: Spans,
+    *,
+    whole: bool = False,
 ) -> nn.Module:
-    """`model`, parallel over the ranks of `group`, with averaged gradients."""
+    """`model`, parallel over the ranks of `group`, with averaged gradients. whole: FSDP2 gathers
+    and scatters all of it at once, so that nothing overlaps."""
     if config.parallel == "ddp":
         ids = [device.index] if device.type != "cpu" else None
         wrapped = DistributedDataParallel(
@@ -38,7 +45,7 @@ def parallel(
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bfloat16 else None, reduce_dtype=torch.float32
     )
-    parts = (model.embedding, *model.blocks, model.head)
+    parts = () if whole else (model.embedding, *model.blocks, model.head)
     for part in (*parts, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     return model

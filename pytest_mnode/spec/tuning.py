@@ -52,6 +52,6 @@ class TuningCriterion(NonEmptyCriterion):
     loader: GainPromise | None = None
     """Workers of a data loader, batches ahead, pinned memory."""
     fsdp: GainPromise | None = None
-    """Parameters that FSDP2 gathers as it does by itself, against further ahead."""
+    """Parameters that FSDP2 gathers as it does by itself, against all at once and further ahead."""
     channels: GainPromise | None = None
     """NCCL's channels, queue pairs, split data and adaptive routing."""

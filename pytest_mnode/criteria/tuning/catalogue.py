@@ -239,7 +239,10 @@ def _loaders(place: Place) -> Sequence[Setting]:
 
 def _prefetches(place: Place) -> Sequence[Setting]:
     job = {"job": _job(place, parallel="fsdp2"), "passes": 4, "hidden": True}
-    found = [Setting("as FSDP2 does", job)]
+    found = [
+        Setting("as FSDP2 does", job),
+        Setting("no overlap, all at once", {**job, "whole": True}, lines=("fully_shard(model)",)),
+    ]
     for ahead in (1, 2):
         line = f"block.set_modules_to_forward_prefetch(the next {ahead}); …backward_prefetch(…)"
         found.append(Setting(f"{ahead} blocks ahead", {**job, "prefetch": ahead}, lines=(line,)))
@@ -309,7 +312,7 @@ _ALL = (
         *((Metric("rate", "samples/s", more=True),), _loaders, 1.0),
     ),
     Experiment(
-        *("fsdp", "What does gathering parameters further ahead gain?", "train"),
+        *("fsdp", "What do overlap and gathering parameters further ahead gain?", "train"),
         *((_PASS, _SENT, _HIDDEN), _prefetches, 6.0),
     ),
     Experiment(

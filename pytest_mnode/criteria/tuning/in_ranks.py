@@ -284,14 +284,15 @@ def pair_times(spec: Spec, *, size: int, world: World) -> list[list[float]]:
 
 def train(
     spec: Spec, *, job: Mapping[str, Any], passes: int, hook: str = "", prefetch: int = 0,
-    sync_every: int = 0, hidden: bool = False, world: World,
+    whole: bool = False, sync_every: int = 0, hidden: bool = False, world: World,
 ) -> Values:  # fmt: skip
     """Time of a pass, bytes that a node sends for it, and the loss at the end of all passes.
 
     job: keys of `JobConfig`. hook: of DDP's, such as "fp16". prefetch: blocks that FSDP2 gathers
-    ahead; 0 as it does by itself. sync_every: passes between averages of all parameters, without
-    any sum of gradients (local SGD); 0 to sum gradients. hidden: whether to trace two more passes
-    for the time of communication that computing hides, on the rank that waits least.
+    ahead; 0 as it does by itself. whole: it gathers all at once. sync_every: passes between
+    averages of all parameters, without any sum of gradients (local SGD); 0 to sum gradients.
+    hidden: whether to trace two more passes for the time of communication that computing hides, on
+    the rank that waits least.
     """
     with tempfile.TemporaryDirectory() as directory:
         config = JobConfig(
@@ -302,7 +303,10 @@ def train(
         spans = Spans(clock_of(device), pace_of(config, device))
         seed_all(config.seed)
         bare = Transformer(config, spans).to(device)
-        model = _parallel(bare, config, device, spans, hook)
+        if hook:
+            model: nn.Module = _with_hook(bare, config, device, hook)
+        else:
+            model = parallel(bare, config, device, dist.group.WORLD, spans, whole=whole)
         for number, block in enumerate(bare.blocks if prefetch else ()):
             block.set_modules_to_forward_prefetch(  # type: ignore[operator]
                 [*bare.blocks[number + 1 : number + 1 + prefetch]]
@@ -355,11 +359,9 @@ def train(
         return {"": {**found, "loss": per_token}}
 
 
-def _parallel(
-    bare: Transformer, config: JobConfig, device: torch.device, spans: Spans, hook: str
-) -> nn.Module:
-    if config.parallel != "ddp" or not hook:
-        return parallel(bare, config, device, dist.group.WORLD, spans)
+def _with_hook(
+    bare: Transformer, config: JobConfig, device: torch.device, hook: str
+) -> DistributedDataParallel:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     model = DistributedDataParallel(
