@@ -36,7 +36,7 @@ def pytest_mnode_in_rank(config: pytest.Config, rank: Rank) -> None:
     from pytest_benchmark import fixture  # type: ignore[import-not-found]
 
     if rank.world.size > 1:
-        _agree_on_times(fixture, lambda own: rank.votes.on("benchmark").agree(own, max))
+        _agree_on_times(fixture, lambda own: rank.votes_on("benchmark").agree(own, max))
     config.pluginmanager.register(_BenchmarkResults(rank), "mnode-rank-benchmarks")
 
 

@@ -30,7 +30,7 @@ class ExamplesPlugin:
             return (yield)
         from pytest_mnode.contrib.examples import Examples
 
-        return (yield from Examples(item, test, self._rank.votes.on("examples"), world.rank).run())
+        return (yield from Examples(item, test, self._rank.votes_on("examples"), world.rank).run())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -22,6 +22,12 @@ from pytest_mnode.protocol.messages import DebuggerAnswer, PhaseReport
 from pytest_mnode.rank.rank import Rank
 
 
+def is_asked_for(config: pytest.Config) -> bool:
+    """Whether an option of the user starts the debugger, and not only a test."""
+    options = [config.getoption(name, False) for name in ("usepdb", "trace")]
+    return any(options) or setting(config, "debug_rank") is not None
+
+
 class _NotDebugged:
     """Replaces the debugger in ranks that are not debugged."""
 
@@ -59,9 +65,6 @@ class Debugger:
         self._refused_in = -1
         self._pdb: Any = None
         self._saved: tuple[list[int], tuple[Any, ...]] | None = None
-        options = [config.getoption(name, False) for name in ("usepdb", "trace")]
-        if any(options) or setting(config, "debug_rank") is not None:
-            rank.groups.wait_longer()  # from the start, not only from a breakpoint on
 
     def attach(self) -> bool:
         """Connect to the user's terminal if this rank is the debugged one; returns whether it is.

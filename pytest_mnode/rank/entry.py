@@ -42,7 +42,6 @@ from pytest_mnode.protocol.messages import (
 )
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL, give_output
 from pytest_mnode.rank import binding, exit_handlers, process_group, recorder, shared_test
-from pytest_mnode.rank.debugger import Debugger
 from pytest_mnode.rank.live_output import SHOWN_LIVE
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.session import RankSession
@@ -123,7 +122,7 @@ def serve(rank: Rank, session: RankSession) -> None:
             case "call_function":
                 rank.begin(call.seq, "call")
                 session.leak_check.forget()
-                _answer(rank, session, _call(rank, session.debugger, *call.args))
+                _answer(rank, session, _call(rank, session, *call.args))
             case "end_fixtures":
                 rank.begin(call.seq, "teardown")
                 _answer(rank, session, session.end_fixtures(*call.args))
@@ -135,7 +134,7 @@ def _answer(rank: Rank, session: RankSession, returned: TornDown) -> None:
 
 
 def _call(
-    rank: Rank, debugger: Debugger, blob: bytes, group: bool, keep_group: bool = True
+    rank: Rank, session: RankSession, blob: bytes, group: bool, keep_group: bool = True
 ) -> TornDown:
     """Call a function. blob: the function and its arguments, by cloudpickle.
 
@@ -154,14 +153,14 @@ def _call(
             what = f"its result, a {type(value).__name__}, cannot be sent to the controller"
             raise TypeError(f"{what}: {error}") from None
     except BaseException as error:
-        debugger.leave(quits=isinstance(error, pytest.exit.Exception))
+        session.leave_debugger(error)
         # The frames above the function belong to this package and do not help the reader.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         summary = "".join(traceback.format_exception_only(error)).strip()
         return TornDown(problem=text, summary=summary)
     finally:
-        debugger.end()
+        session.end_debugger()
 
 
 def _with_world(function: Callable[..., Any], world: World) -> Callable[..., Any]:

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 from pytest_mnode.protocol.channel import Keys, connect
 from pytest_mnode.protocol.messages import HUB, AgentOrder, Call, Launch
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
-from pytest_mnode.rank.process_group import GroupKeeper
+from pytest_mnode.rank.process_group import GroupKeeper, connection
 from pytest_mnode.rank.recorder import Recorder
-from pytest_mnode.rank.votes import VotesOfTests
+from pytest_mnode.rank.votes import Votes
 from pytest_mnode.rank.world import World
 
 _CONTRACT = (
@@ -36,7 +36,9 @@ class Rank:
         self.ordinal = -1
         self.files = RankFiles(launch.world, world.rank)
         self.progress = ProgressFile(self.files.progress)
-        self.votes = VotesOfTests(world)
+        self.votes: dict[str, Votes] = {}
+        """The votes of the running test by subject, whose keys rank 0 deletes in its teardown."""
+        self._votes_store: Any = None
         self.calls = Recorder(self.files.calls, world.size)
         self._contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
 
@@ -66,8 +68,20 @@ class Rank:
         """Begin the order that was received last, without the calls of an earlier test."""
         self.reply_to, self.ordinal = self.line.sender, ordinal
         self.progress.write(self.ordinal, phase)
-        self.votes.begin(f"{self.reply_to}/{self.ordinal}")
         self.calls.begin()
+
+    def votes_on(self, subject: str) -> Votes:
+        """The votes of the running test on this subject."""
+        if subject not in self.votes:
+            self._votes_store = self._votes_store or connection()
+            name, world = f"{self.reply_to}/{self.ordinal}/{subject}", self.world
+            self.votes[subject] = Votes(self._votes_store, name, world.rank, world.size)
+        return self.votes[subject]
+
+    def close_votes(self) -> None:
+        """Close the votes, because all ranks have ended the body."""
+        while self.votes:
+            self.votes.popitem()[1].close()
 
     def tidy(self) -> None:
         """Undo what imports or an order changed or left here, before waiting for the next one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
@@ -53,7 +52,7 @@ class RankSession:
         self.logs_are_temporary = logs_are_temporary
         self.recorded = Recorded()
         self.rank: Rank | None = None
-        self.debugger: Debugger
+        self.debugger: Debugger | None = None
         self._takes: dict[str, Callable[[], Any]] = {}
         self.live: TextIO | None = None
         self.items: dict[str, pytest.Item] = {}
@@ -76,7 +75,7 @@ class RankSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
-        debugger.install(lambda: getattr(self, "debugger", None))
+        debugger.install(self.have_debugger)
         config.option.setupshow = False  # only the controller has a terminal to show it
         for line in self.collect.markers:  # some plugins exist only in the controller
             config.addinivalue_line("markers", line)
@@ -127,7 +126,8 @@ class RankSession:
         self.rank = here.rank = rank
         self._wide = wide_fixtures.WideFixtures()
         self.leak_check = LeakCheck(rank.groups, self._wide)
-        self.debugger = Debugger(self.config, rank)
+        if debugger.is_asked_for(self.config):
+            rank.groups.wait_longer()  # from the start, not only from a breakpoint on
         for plugin in (self._wide, self.leak_check):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
@@ -184,19 +184,13 @@ class RankSession:
             one_protocol(self.config.pluginmanager)(item=item, nextitem=following)
         except BaseException as error:
             problem = reports.problem(error)
-            if self.debugger.leave(quits=isinstance(error, pytest.exit.Exception)):
+            if self.leave_debugger(error):
                 return  # the controller ends this world
-        self.debugger.end()
+        self.end_debugger()
         # Not earlier: plugins must have undone their changes around the test, such as an alarm.
-        if problem := problem or self._unreported():
-            done = TornDown(problem=problem)
-        else:
-            done = self._finish()
+        done = self._torn_down(problem or self._unreported())
         if self.live is not None:
             live_output.end_line(self.live)
-        # pytest records warnings after all other steps.
-        warnings, held = self.recorded.take_warnings(), self._take_held()
-        done = replace(done, warnings=warnings, reports=held, data=self.taken())
         rank.progress.write(rank.ordinal, "after")
         rank.tell("ended", done)  # the last step: what comes next is the wait for the next order
 
@@ -238,8 +232,8 @@ class RankSession:
             self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, keep))
         except BaseException as error:
             problem = reports.problem(error)
-            self.debugger.leave(quits=isinstance(error, pytest.exit.Exception))
-        self.debugger.end()
+            self.leave_debugger(error)
+        self.end_debugger()
         problem = problem or "; ".join(f"left behind: {one}" for one in self.leak_check.found())
         return TornDown(problem=problem, summary=problem, reusable=not self._foreign)
 
@@ -256,8 +250,7 @@ class RankSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        if self.rank is not None:
-            self.debugger.end()
+        self.end_debugger()
         if self.rank is not None and self.rank.is_child:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
@@ -274,16 +267,34 @@ class RankSession:
         return report
 
     def pytest_leave_pdb(self) -> None:
-        if self.rank is not None:
+        if self.debugger is not None:
             self.debugger.leave()
+
+    def have_debugger(self) -> Debugger | None:
+        """The debugger of this rank, made when it is first entered; None in a fork server."""
+        if self.debugger is None and self.rank is not None:
+            self.debugger = Debugger(self.config, self.rank)
+        return self.debugger
+
+    def leave_debugger(self, error: BaseException) -> bool:
+        """Give the terminal back, if it is attached; whether `error` ends the run then."""
+        ends = isinstance(error, pytest.exit.Exception)
+        return self.debugger is not None and self.debugger.leave(quits=ends)
+
+    def end_debugger(self) -> None:
+        """See Debugger.end."""
+        if self.debugger is not None:
+            self.debugger.end()
 
     def pytest_exception_interact(
         self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        if self.rank is None or call.excinfo is None or not node.config.getoption("usepdb", False):
+        if call.excinfo is None or not node.config.getoption("usepdb", False):
+            return
+        if (debugger := self.have_debugger()) is None:
             return
         # The unsent reports go first, because the user may end the run.
-        self.debugger.post_mortem(call.excinfo, report, self._take_held())
+        debugger.post_mortem(call.excinfo, report, self._take_held())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
@@ -295,7 +306,7 @@ class RankSession:
         if self._must_wait():
             self.rank.tell("body_done", self._take_held())
             [last] = self.rank.receive("tear_down").args
-        self.rank.votes.close()
+        self.rank.close_votes()
         result = yield
         # pytest kept the fixtures that the next test would share, which may be more than `_keep`.
         self.session._setupstate.teardown_exact(None if last else self._keep)
@@ -309,7 +320,7 @@ class RankSession:
         return not (
             passed
             and self._keys is None  # otherwise this rank counts what all of them put in the store
-            and not rank.votes.are_open
+            and not rank.votes
             and self.leak_check.has_only_own_group
             and wide_fixtures.ends_nothing(self.items[self.order.nodeid], stack)
         )
@@ -358,8 +369,12 @@ class RankSession:
             and runs_in_ranks(item)
         )
 
-    def _finish(self) -> TornDown:
+    def _torn_down(self, problem: str) -> TornDown:
+        """The end of the test, with what was left behind if there was no `problem`."""
         assert self.rank is not None
+        warnings, held, data = self.recorded.take_warnings(), self._take_held(), self.taken()
+        if problem:
+            return TornDown(problem=problem, warnings=warnings, reports=held, data=data)
         rank, item = self.rank, self.items[self.order.nodeid]
         left = self.leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
@@ -373,12 +388,15 @@ class RankSession:
         return TornDown(
             left.lines,
             tuple(kept_by(item)),
+            warnings,
             reusable=reusable,
             new_group=left.new_group,
             holds_group=holds,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
             made=rank.calls.made(),
+            reports=held,
+            data=data,
             suite_properties=self.recorded.take_properties(),
             charts=tuple(charts_kept_by(item)),
         )

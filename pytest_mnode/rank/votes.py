@@ -12,9 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from pytest_mnode.rank.process_group import connection
-from pytest_mnode.rank.world import World
-
 FOREVER_S = 1e6
 """Limit of a rank that waits for the others; the test's limit ends it earlier."""
 
@@ -73,36 +70,3 @@ class Votes:
 
     def _answer(self, number: int) -> str:
         return f"{self._name}/answer{number}"
-
-
-class VotesOfTests:
-    """The votes of each test of a rank."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._store: Any = None
-        self._test = ""
-        self._open: dict[str, Votes] = {}
-
-    def begin(self, test: str) -> None:
-        """Begin a test. test: a name that is unique and the same in all ranks."""
-        self._test = test
-
-    def on(self, subject: str) -> Votes:
-        """The votes of the running test on this subject."""
-        if subject not in self._open:
-            self._store = self._store or connection()
-            name = f"{self._test}/{subject}"
-            self._open[subject] = Votes(self._store, name, self._world.rank, self._world.size)
-        return self._open[subject]
-
-    @property
-    def are_open(self) -> bool:
-        """Whether the running test has votes, whose keys rank 0 deletes in its teardown."""
-        return bool(self._open)
-
-    def close(self) -> None:
-        """Close the votes, because all ranks have ended the body."""
-        for votes in self._open.values():
-            votes.close()
-        self._open.clear()
