@@ -80,9 +80,12 @@ class CertificatePlugin:
                 session.config.stash[file.EARLIER] = earlier, why
             self._note_run()
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_finish(self) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
         self._due = frozenset(self._narrowing.due())
+        by_workers = session.config.getoption("dist", "no") != "no"
+        if not (self._due or by_workers or self.run.settings.report_dir):
+            session.config.pluginmanager.unregister(self)  # there is nothing to certify
         self._append(file.COLLECTED, {"tests": sorted(self._due)})
         self._note_run()
 

@@ -85,7 +85,6 @@ class LivePlugin:
         self._run = run
         self._cache: Any = getattr(run.config, "cache", None)  # None with -p no:cacheprovider
         self._durations_s: dict[str, float] = {}
-        self._failed: set[str] = set()
         self._item: pytest.Item | None = None
         self._started_s = 0.0
         self._progress: tuple[str, int | None, int | None] = "", None, None
@@ -123,28 +122,20 @@ class LivePlugin:
         if not (in_ranks(item) or of_criterion or marks.controller_fixtures(item)):
             return (yield)
         self._progress = "", None, None
-        self._started_s = time.monotonic()
+        self._started_s, failed = time.monotonic(), item.session.testsfailed
         self._item = item
         try:
             result = yield
         finally:
             self._item = None
-        self._durations_s[item.nodeid] = round(time.monotonic() - self._started_s, 1)
+        took_s = time.monotonic() - self._started_s
+        if took_s >= FIRST_S and item.session.testsfailed == failed:  # else cut short, or hung
+            self._durations_s[item.nodeid] = round(took_s, 1)
         return result
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
-            self._failed.add(report.nodeid)
-
     def pytest_sessionfinish(self) -> None:
-        """Keep the durations of passed tests only, because others were cut short or hung."""
-        took_s = {
-            test: seconds
-            for test, seconds in self._durations_s.items()
-            if test not in self._failed and seconds >= FIRST_S
-        }
-        if took_s and self._cache is not None:
-            self._cache.set(self._key, self._read() | took_s)
+        if self._durations_s and self._cache is not None:
+            self._cache.set(self._key, self._read() | self._durations_s)
 
     @property
     def _key(self) -> str:

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_mnode.charts import Chart
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.measure import charts_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict, all_of
-from pytest_mnode.outcome.merge import merge, properties_of, recorded_by_all
+from pytest_mnode.outcome.merge import merge, recorded_by_all
 from pytest_mnode.outcome.outcome import PHASES, Outcome
 from pytest_mnode.outcome.stacks import is_hidden
 from pytest_mnode.protocol.messages import TIMES, PhaseReport
@@ -51,22 +52,23 @@ def merged(item: pytest.Item, outcome: Outcome, later: Later = None) -> list[pyt
     }
     shared = all(list(phases.values()) == plain for phases in own.values())
     if shared and not partial and outcome.plainly_passed:
-        reports, properties = plain, properties_of(outcome)  # there is nothing to merge
+        reports = plain  # there is nothing to merge
         for report in reports:
-            report.user_properties = [*properties]
+            report.user_properties = [*outcome.properties]
     else:
         reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
     torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
     nodes = outcome.world.nodes
-    measurements = summed_up(
-        {rank: [_with_nodes(m, nodes) for m in t.measurements] for rank, t in torn.items()}
-    )
-    charts = charts_of(t.charts for t in torn.values())
+    measurements: list[Measurement] = []
+    charts: list[Chart] = []
+    if any(t.measurements or t.charts or t.suite_properties for t in torn.values()):
+        by_rank = {r: [_with_nodes(m, nodes) for m in t.measurements] for r, t in torn.items()}
+        measurements, charts = summed_up(by_rank), charts_of(t.charts for t in torn.values())
+        recorded = {rank: t.suite_properties for rank, t in torn.items()}
+        attach_suite_properties(reports[-1], recorded_by_all(recorded, len(outcome.states)))
     failed = next((report for report in reports if report.failed), None)
     if failed is not None and not measurements and later is not None:
         measurements = _measured_later(failed, later)
-    recorded = {rank: t.suite_properties for rank, t in torn.items()}
-    attach_suite_properties(reports[-1], recorded_by_all(recorded, len(outcome.states)))
     describe(reports[-1], item, measurements, nodes, charts)
     return reports
 

@@ -31,7 +31,7 @@ from pytest_mnode.other_plugins import (
 )
 from pytest_mnode.outcome.describe import late_death_line
 from pytest_mnode.outcome.failures import left_out
-from pytest_mnode.outcome.merge import give_added
+from pytest_mnode.outcome.merge import ADDED, give_added
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol.messages import Death, Lease, RunItem, WorldInfo
@@ -382,7 +382,8 @@ class Guard:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reported.add(report.nodeid)
-        give_added(report)
+        if hasattr(report, ADDED):
+            give_added(report)
         # testmon's record of lines, without those of ranks: it then runs these tests always.
         lines = getattr(report, "nodes_files_lines", None) or {}
         for nodeid in self._of_ranks & lines.keys():

@@ -118,9 +118,8 @@ def agree(made: Mapping[int, Made]) -> bool:
 
 def _disagreeing(made: Mapping[int, Made]) -> Iterator[tuple[str, dict[int, int]]]:
     """Groups and channels in which calls do not match; the number of calls, by rank."""
-    equal = len(set(made.values())) == 1
     by_group: dict[str, dict[int, tuple[int, int]]] = {}
-    for rank, of in made.items() if not equal else ():
+    for rank, of in made.items():
         for group, number, digest in of:
             by_group.setdefault(group, {})[rank] = number, digest
     from_any = {ends(group)[1] for group in by_group if _is_from_any(group)}

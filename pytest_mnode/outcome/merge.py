@@ -130,7 +130,7 @@ def merge(
             longrepr=None,
             when=when,
             user_properties=[
-                *properties_of(outcome),
+                *outcome.properties,
                 *recorded_by_all(
                     {rank: r.user_properties for rank, r in have.items()}, len(outcome.states)
                 ),
@@ -172,12 +172,6 @@ def merge(
                 report.longrepr = f"contains {broken} failed subtest{'s' if broken > 1 else ''}"
     merged[1:1] = further
     return merged
-
-
-def properties_of(outcome: Outcome) -> list[tuple[str, str]]:
-    """What every merged report says of its world."""
-    nodes = ",".join(outcome.world.nodes)
-    return [("mnode.nodes", nodes), ("mnode.ranks", str(outcome.world.shape.size))]
 
 
 def _partial(

@@ -130,6 +130,12 @@ class Outcome:
         return {rank: state.node for rank, state in self.states.items()}
 
     @property
+    def properties(self) -> list[tuple[str, str]]:
+        """What every merged report says of its world."""
+        nodes = ",".join(self.world.nodes)
+        return [("mnode.nodes", nodes), ("mnode.ranks", str(self.world.shape.size))]
+
+    @property
     def apart(self) -> list[int]:
         """Ranks that left this test to the others; none if all did, or if others wait."""
         if not self.some_apart:
