@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _fork_server(order: AgentOrder) -> tuple[Pipe, int]:
-    """Pipe to the fork server, which waits for StartForkServer, and the fork server's pid."""
+    """Pipe to the fork server, which waits until ranks are needed, and the fork server's pid."""
     ours, theirs = Pipe.pair()
     agent_pid = os.getpid()
     pid = os.fork()

@@ -37,7 +37,6 @@ from pytest_mnode.protocol.messages import (
     Collect,
     Collected,
     Launch,
-    StartForkServer,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def main(order: AgentOrder, agent: Pipe) -> None:
         signal.signal(number, signal.SIG_DFL)
     server = ForkServer(order, agent)
     try:
-        server.wait_for(StartForkServer)
+        server.wait_for(Call)  # import_torch
         with processes.made_to_stay():
             server.import_torch()
         server.serve(server.wait_for(Collect))

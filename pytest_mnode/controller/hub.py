@@ -56,7 +56,6 @@ from pytest_mnode.protocol.messages import (
     LiveOutput,
     PartLost,
     StackTexts,
-    StartForkServer,
     TerminalData,
     WorldInfo,
 )
@@ -463,7 +462,7 @@ class Hub(Exchange):
         if not self._ranks_wanted:
             self._ranks_wanted = True
             self._boot_deadline = self._now() + self.launcher.limits.imported_s
-            self.agents.tell_all(StartForkServer())
+            self.agents.tell_all(Call(0, "import_torch"))
 
     def check_limits(self) -> None:
         now = self._now()

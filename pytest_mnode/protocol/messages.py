@@ -83,11 +83,6 @@ class NodeEntry:
 
 
 @dataclass(frozen=True)
-class StartForkServer:
-    """Import torch, because ranks are needed."""
-
-
-@dataclass(frozen=True)
 class RankStart:
     """A launcher's instructions for starting the ranks of a node.
 
@@ -291,7 +286,7 @@ class Call:
     they have an answer. Those of a rank are in `rank.entry.serve`, those of a test, with the rank
     as first argument, in `WorldTest`. An agent has two: stop_world(node, world) ends a node's part
     of a world, with every process that it started; forked(node, world, pid) says that the first
-    process of such a part was forked.
+    process of such a part was forked. A fork server has one: import_torch(), as ranks are needed.
     """
 
     seq: int

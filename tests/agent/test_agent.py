@@ -33,7 +33,6 @@ from pytest_mnode.protocol.messages import (
     NodeEntry,
     PartLost,
     Shape,
-    StartForkServer,
     TakeStacks,
     WorldInfo,
 )
@@ -152,12 +151,12 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_orders_for_ranks_wait_in_the_fork_server(around: World) -> None:
     collect = Collect((), frozenset(), {}, None, "", "", (), "")
     around.order(BEAT)
-    around.order(StartForkServer())
+    around.order(Call(0, "import_torch"))
     around.order(collect)
     got: list[Any] = []
     while len(got) < 2:
         got += around.turn_until(around.to_fork_server)
-    assert got == [StartForkServer(), collect]
+    assert got == [Call(0, "import_torch"), collect]
 
 
 def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None:

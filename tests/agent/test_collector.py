@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.messages import (
-    Collect,
-    Collected,
-    StartForkServer,
-)
+from pytest_mnode.protocol.messages import Call, Collect, Collected
 from tests.inner import write_files
 
 THREAD = """
@@ -97,7 +93,7 @@ def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
         server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     pipe = Pipe(ours)
     try:
-        pipe.send(StartForkServer())
+        pipe.send(Call(0, "import_torch"))
         pipe.send(collect)
         while not (payloads := pipe.receive()):
             pass

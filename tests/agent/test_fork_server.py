@@ -10,9 +10,9 @@ import pytest
 
 from pytest_mnode.agent.fork_server import ForkServer
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.messages import AgentOrder, Collect, StartForkServer
+from pytest_mnode.protocol.messages import AgentOrder, Call, Collect
 
-MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), "/tmp"))
+MESSAGES = (Call(0, "import_torch"), Collect((), frozenset(), {}, None, "/", "/", (), "/tmp"))
 
 
 @pytest.mark.parametrize("sent", list(permutations(MESSAGES)))
@@ -23,7 +23,7 @@ def test_any_first_message_is_handled(sent: tuple[object, ...]) -> None:
     for message in sent:
         agent.send(message)
     agent.close()  # a dropped message ends the wait by EOFError
-    assert server.wait_for(StartForkServer) == MESSAGES[0]
+    assert server.wait_for(Call) == MESSAGES[0]
     assert server.wait_for(Collect) == MESSAGES[1]
     theirs.close()
 

@@ -34,12 +34,12 @@ time.sleep(60)
 COLLECTOR = """
 from pytest_mnode.agent import fork_server
 from pytest_mnode.protocol.channel import Pipe
-from pytest_mnode.protocol.messages import AgentOrder, StartForkServer
+from pytest_mnode.protocol.messages import AgentOrder, Call
 from pytest_mnode.protocol.messages import Collect
 fork_server.ForkServer.import_torch = lambda _: None
 fork_server.Collector = lambda *_, **__: SimpleNamespace(run=stays)
 agent, ours = Pipe.pair()
-agent.send(StartForkServer())
+agent.send(Call(0, "import_torch"))
 agent.send(Collect((), frozenset({"test_a.py"}), {}, None, "/", "/", (), "/tmp"))
 fork_server.main(AgentOrder(0, "", {}, "", ""), ours)
 """
