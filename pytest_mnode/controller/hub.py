@@ -141,8 +141,7 @@ class Exchange:
     def _read(self) -> None:
         """Route the messages that have arrived; those for the hub are handled by `soon`."""
         with self._lock:
-            while self.running and (received := self.switchboard.receive()) is not None:
-                source, destination, payload = received
+            for source, destination, payload in self.switchboard.arrived():
                 if destination == HUB:
                     self.soon(partial(self.handle, source, payload))
                 else:

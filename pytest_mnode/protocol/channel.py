@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
@@ -146,7 +146,7 @@ class Switchboard:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self.descriptor = self._epoll.fileno()
-        """Readable when a message may have arrived since the last `receive`."""
+        """Readable when a message may have arrived since the last `arrived`."""
         self._connections: dict[int, _Connection] = {}
         self._peers: dict[str, _Connection] = {}
         self._arrived: deque[tuple[str, str, bytes]] = deque()
@@ -162,13 +162,13 @@ class Switchboard:
             self._epoll.register(self._router.descriptor, select.EPOLLIN)
         return self._router.listen(addresses)
 
-    def receive(self) -> tuple[str, str, bytes] | None:
-        """(source, destination, payload) of the next message; None if there is none."""
-        if not self._arrived:
-            self._read()
-        if self._arrived:
-            return self._arrived.popleft()
-        return None if self._router is None else self._router.receive()
+    def arrived(self) -> Iterator[tuple[str, str, bytes]]:
+        """(source, destination, payload) of every message that has arrived."""
+        self._read()
+        while self._arrived:
+            yield self._arrived.popleft()
+        if self._router is not None:
+            yield from self._router.arrived()
 
     def send(self, destination: str, source: str, payload: bytes) -> None:
         """Send to a peer; without effect if it is not connected, or no longer."""
@@ -309,18 +309,13 @@ class _Router:
                     self.socket.unbind(one)
         raise ClusterError(f"cannot listen at {', '.join(addresses)}: {problem}")
 
-    def receive(self) -> tuple[str, str, bytes] | None:
-        """(source, destination, payload) of the next message; None if there is none."""
+    def arrived(self) -> Iterator[tuple[str, str, bytes]]:
+        """See Switchboard."""
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 3:  # otherwise the message is malformed
-                source, destination, payload = frames
-                return (
-                    source.decode(errors="replace"),
-                    destination.decode(errors="replace"),
-                    payload,
-                )
-        return None
+                source, destination = (name.decode(errors="replace") for name in frames[:2])
+                yield source, destination, frames[2]
 
     def send(self, destination: str, source: str, payload: bytes) -> None:
         self.socket.send_multipart([destination.encode(), source.encode(), payload])

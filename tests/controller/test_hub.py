@@ -94,8 +94,9 @@ class Switchboard:
     queued: deque[tuple[str, str, bytes]] = field(default_factory=deque)
     sent: list[Any] = field(default_factory=list)
 
-    def receive(self) -> tuple[str, str, bytes] | None:
-        return self.queued.popleft() if self.queued else None
+    def arrived(self) -> Iterator[tuple[str, str, bytes]]:
+        while self.queued:
+            yield self.queued.popleft()
 
     def send(self, destination: str, source: str, payload: bytes) -> None:
         self.sent.append(pickle.loads(payload) if payload != BEAT else None)

@@ -55,7 +55,7 @@ def endpoint(request: pytest.FixtureRequest, switchboard: Switchboard) -> str:
 
 def receive(board: Switchboard, timeout_s: float) -> tuple[str, str, bytes] | None:
     end = time.monotonic() + timeout_s
-    while (message := board.receive()) is None and time.monotonic() < end:
+    while (message := next(board.arrived(), None)) is None and time.monotonic() < end:
         select.select([board.descriptor], [], [], 0.05)
     return message
 

@@ -253,8 +253,7 @@ class DialBridge(bridge.Bridge):
         asyncio.get_running_loop().call_soon(self._read)  # its descriptor tells of a change once
 
     def _read(self) -> None:
-        while (received := self._switchboard.receive()) is not None:
-            peer, _, data = received
+        for peer, _, data in self._switchboard.arrived():
             if (stream := self._streams.get(peer)) is not None:
                 self.nodes.feed(stream, data)
             elif (first := wire.Frames().feed(data)) and first[0][0] == wire.NAMES:
