@@ -271,7 +271,8 @@ class Left:
 
 
 class LeakCheck:
-    """pytest plugin of a rank: compares its resources before and after each test."""
+    """pytest plugin of a rank: compares its resources before and after each test, and tells `wide`
+    of its fixtures."""
 
     def __init__(self, groups: GroupKeeper, wide: WideFixtures) -> None:
         self._groups = groups
@@ -283,12 +284,13 @@ class LeakCheck:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
-        self, fixturedef: pytest.FixtureDef[Any]
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
         """Attribute resources to a wide-scope fixture until it is torn down."""
         __tracebackhide__ = True
         if fixturedef.scope == "function":
             return (yield)
+        self._wide.begin(fixturedef, request)
         before = self._resources()
         try:
             return (yield)
@@ -297,6 +299,7 @@ class LeakCheck:
 
     @pytest.hookimpl
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        self._wide.ended(fixturedef)
         if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
             before = self._before.minus(its_own)
             # Memory it took in this test stays with the process: the driver's, and NCCL's.

@@ -128,8 +128,7 @@ class RankSession:
         self.leak_check = LeakCheck(rank.groups, self._wide)
         if debugger.is_asked_for(self.config):
             rank.groups.wait_longer()  # from the start, not only from a breakpoint on
-        for plugin in (self._wide, self.leak_check):
-            self.config.pluginmanager.register(plugin)
+        self.config.pluginmanager.register(self.leak_check)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
             folder.mkdir(parents=True, exist_ok=True)
@@ -262,7 +261,7 @@ class RankSession:
             self._by_pytest = call.when == "setup" and raised_in.match("_pytest/skipping.py")
             reports.shorten(call.excinfo)
         report = yield
-        if self.rank is not None and self.config.getoption("tbstyle", "auto") == "auto":
+        if report.longrepr and self.config.getoption("tbstyle", "auto") == "auto":
             reports.shorten_frames(report, item.path.parent)
         return report
 

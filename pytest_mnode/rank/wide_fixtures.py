@@ -22,7 +22,7 @@ _AFTER_BODY = (
 
 
 class WideFixtures:
-    """pytest plugin of a rank: tracks fixtures of wide scope that are built on the group."""
+    """The fixtures of wide scope of a rank that are built on the group."""
 
     def __init__(self) -> None:
         self._on_group: set[pytest.FixtureDef[Any]] = set()
@@ -48,18 +48,15 @@ class WideFixtures:
         self._end_group()
         self._group_is_used = False
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
-        if fixturedef.scope == "function":
-            return
+    def begin(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
+        """A fixture of wide scope is about to be set up."""
         if fixturedef.func.__module__ == _OWN_FIXTURES:
             if fixturedef.argname == GROUP_FIXTURE:
                 self._end_group = lambda: fixturedef.finish(request)
         elif {GROUP_FIXTURE, *(d.argname for d in self._on_group)} & set(fixturedef.argnames):
             self._on_group.add(fixturedef)
 
-    @pytest.hookimpl
-    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+    def ended(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if fixturedef in self._on_group:
             self._on_group.discard(fixturedef)
             self._group_is_used = True

@@ -37,8 +37,9 @@ def checked(held: list[int], scope: str, fixture_mib: int) -> tuple[LeakCheck, A
     rank: Any = SimpleNamespace(made=None)
     check = LeakCheck(rank, WideFixtures())
     check.begin()
-    fixture: Any = type("Fixture", (), {"scope": scope})()
-    setup = check.pytest_fixture_setup(fixture)
+    fixture: Any = type("Fixture", (), {"scope": scope, "func": len, "argnames": ()})()
+    request: Any = None
+    setup = check.pytest_fixture_setup(fixture, request)
     next(setup)
     held[0] += fixture_mib * MIB
     with pytest.raises(StopIteration):
