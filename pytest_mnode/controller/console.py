@@ -169,9 +169,12 @@ class Console:
         self.debug_rank = debug_rank
         self.is_worker = hasattr(config, "workerinput")
         self.shows_live = not self.is_worker and (prints_live(config) or logs_live(config))
-        self._running = ""
-        self._awaited: Callable[[], str] = str
-        self._asked = False
+        self.running = ""
+        """The test or function that ranks run now; "" if none."""
+        self.awaited: Callable[[], str] = str
+        """The ranks that the controller waits for now, as text."""
+        self.asked = False
+        """Whether the user sent ASK_SIGNAL while ranks run, and was not answered."""
         self._unfinished = ""
         """What the debugged rank wrote after its last line end, such as its prompt."""
         self.line: LiveLine | None = None
@@ -191,41 +194,19 @@ class Console:
             os.close(self._stderr)
             self._stderr = None
 
-    @contextlib.contextmanager
-    def running(self, what: str, awaited: Callable[[], str] = str) -> Iterator[None]:
-        """Enter while ranks run a test or function. awaited: returns the awaited ranks as text."""
-        self._running, self._awaited = what, awaited
-        try:
-            yield
-        finally:
-            self._running, self._awaited, self._asked = "", str, False
-
     def shows_line(self, may: bool) -> contextlib.AbstractContextManager[None]:
         """Set, for a block, whether the live line may be shown although pytest captures nothing."""
         return contextlib.nullcontext() if self.line is None else self.line.may_show(may)
 
-    def awaited(self) -> str:
-        """The ranks that the controller waits for now, as text; "" if none."""
-        return self._awaited()
-
-    def asked_where(self) -> bool:
-        """Whether the user sent ASK_SIGNAL since the last call."""
-        asked, self._asked = self._asked, False
-        return asked
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self._running:
-            self._asked = True
+        if self.running:
+            self.asked = True
         else:  # not through Python's own files, which may be in the middle of a write
             self._write(["mnode: no rank runs a test of this process now"])
 
     def _write(self, lines: Sequence[str]) -> None:
         if self._stderr is not None:
             os.write(self._stderr, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
-
-    def show_ranks(self, lines: Sequence[str]) -> None:
-        """Show where ranks are."""
-        self.show([f"mnode: where the ranks of {self._running or 'the test'} are", *lines])
 
     def show_output(self, state: RankState, lines: Sequence[str]) -> None:
         """Show lines that a rank printed."""

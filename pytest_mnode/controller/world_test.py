@@ -277,16 +277,19 @@ class WorldTest:
     def _watched(self, what: str) -> Iterator[None]:
         """Show the user where the ranks are if Ctrl-C interrupts the block."""
         console = self._console
-        shown = lambda: awaited(self.outcome, self._absent)  # noqa: E731
-        with console.running(what, shown) if console else contextlib.nullcontext():
-            try:
-                yield
-            except KeyboardInterrupt:
-                if console is not None:
-                    self.show_where(console)
-                raise
-            finally:
-                self.outcome.stopped = time.time()
+        if console is not None:
+            console.running = what
+            console.awaited = lambda: awaited(self.outcome, self._absent)
+        try:
+            yield
+        except KeyboardInterrupt:
+            if console is not None:
+                self.show_where(console)
+            raise
+        finally:
+            self.outcome.stopped = time.time()
+            if console is not None:
+                console.running, console.awaited, console.asked = "", str, False
 
     def _tear_down(self, last: bool) -> None:
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
@@ -315,7 +318,8 @@ class WorldTest:
         while True:
             if not waiting or self.outcome.stillborn or self.outcome.quit:
                 return
-            if self._console is not None and self._console.asked_where():
+            if self._console is not None and self._console.asked:
+                self._console.asked = False
                 self.show_where(self._console)
             if self._limit is not None and self._limit[0] < deadline:
                 deadline, limit_s, _ = self._limit
@@ -545,7 +549,8 @@ class WorldTest:
         for state in self.states.values():
             state.stack = None
         self._collect_python_stacks(list(self.states.values()))
-        console.show_ranks(whereabouts(self.outcome))
+        title = f"mnode: where the ranks of {console.running} are"
+        console.show([title, *whereabouts(self.outcome)])
         for state in self.states.values():
             state.stack = None  # a report of this test needs newer stacks
 
