@@ -82,8 +82,8 @@ class Resources:
 
     @property
     def are_bare(self) -> bool:
-        """Whether they are memory and one thread only."""
-        return not (self.children or self.groups or self.timers) and len(self.threads) == 1
+        """Whether they are memory only."""
+        return not (self.children or self.threads or self.groups or self.timers)
 
     def minus(self, gone: Resources) -> Resources:
         """These without `gone`; memory stays, because freed memory may still be the process's."""
@@ -159,9 +159,12 @@ def _children() -> list[int]:
 
 
 def _threads() -> dict[int, str]:
-    """Names by ident of all threads that run Python, without helpers, however they started."""
+    """Names by ident of other threads that run Python, without helpers, however they started."""
+    others = sys._current_frames().keys() - {threading.get_ident()}
+    if not others:
+        return {}
     known = {thread.ident: thread for thread in threading.enumerate()}
-    own = {ident: known.get(ident) for ident in sys._current_frames()}
+    own = {ident: known.get(ident) for ident in others}
     compiling = _threads_that_compile()
     return {
         ident: f"{ident:#x}" if thread is None else thread.name

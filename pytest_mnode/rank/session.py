@@ -68,7 +68,6 @@ class RankSession:
         """How many keys the world's store holds; None if this rank does not check it."""
         self._foreign = False
         """Whether the store holds keys of groups that tests made from the environment."""
-        self._next_fixtures: set[str] = set()
         self._nccl_start = 0
         """Byte of NCCL's log where this test begins."""
 
@@ -164,8 +163,6 @@ class RankSession:
         grouped = "process_group" in getattr(item, "fixturenames", ())
         self.order = order
         self._keep = wide_fixtures.kept_node(item.listchain(), order.keep)
-        upcoming = self.items.get(order.next_nodeid or "")
-        self._next_fixtures = {*getattr(upcoming, "fixturenames", ())}
         following = wide_fixtures.following(item, self._keep, order.next_nodeid, self.items)
         self.leak_check.begin()
         if rank.world.rank or grouped:
@@ -380,8 +377,9 @@ class RankSession:
         # A group made from the environment leaves keys that would disturb the next one. There
         # is none as long as tests use that of a wide-scope fixture.
         self._foreign |= keys is not None and self._keys is not None and keys > self._keys
-        used = self.leak_check.fixtures_with_groups
-        holds = self._foreign and bool(used) and used <= self._next_fixtures
+        used = self.leak_check.fixtures_with_groups if self._foreign else set()
+        upcoming = self.items.get(self.order.next_nodeid or "")
+        holds = bool(used) and used <= {*getattr(upcoming, "fixturenames", ())}
         reusable = (holds or not self._foreign) and rank.groups.intact and left.reusable
         self._keys = keys
         return TornDown(

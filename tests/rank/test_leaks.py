@@ -64,12 +64,12 @@ def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(held: list
 @pytest.mark.parametrize(
     ("at_end", "function_between", "again"),
     [
-        (Resources(threads=frozenset({1})), False, 0),
-        (Resources(threads=frozenset({1})), True, 1),
-        (Resources(threads=frozenset({1, 2})), False, 1),
-        (Resources(threads=frozenset({1}), children=frozenset({9})), False, 1),
-        (Resources(threads=frozenset({1}), groups=frozenset({"0"})), False, 1),
-        (Resources(threads=frozenset({1}), timers=frozenset({0})), False, 1),
+        (Resources(), False, 0),
+        (Resources(), True, 1),
+        (Resources(threads=frozenset({2})), False, 1),
+        (Resources(children=frozenset({9})), False, 1),
+        (Resources(groups=frozenset({"0"})), False, 1),
+        (Resources(timers=frozenset({0})), False, 1),
     ],
 )
 def test_what_the_end_of_a_test_found_is_the_next_begin_if_nothing_can_change(
@@ -100,7 +100,7 @@ def test_garbage_of_a_test_hides_no_leak_of_the_next(monkeypatch: pytest.MonkeyP
     """What was freed while a test's end looked for leaks is not what the next one begins with."""
     rank: Any = SimpleNamespace(made=None, stale_keys=False)
     check, garbage, kept = LeakCheck(rank, WideFixtures()), [0], [0]
-    monkeypatch.setattr(leaks, "_threads", lambda: {1: "MainThread"})
+    monkeypatch.setattr(leaks, "_threads", dict)
     monkeypatch.setattr(leaks, "_children", lambda: [])
     monkeypatch.setattr(leaks, "may_leave", lambda _: ())
     monkeypatch.setattr(leaks, "_host_bytes", lambda: garbage[0] + kept[0])
