@@ -300,9 +300,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from pytest_mnode.controller.trial import trial
 
         config.stash[STOP_RULES].trial = functools.partial(trial, run, {})
-        rank_tests = RankTests(run, config.stash[STOP_RULES])
-        config.pluginmanager.register(rank_tests, RANK_TESTS)
-        config.pluginmanager.register(rank_tests.held_worlds, "mnode-held-worlds")
+        config.pluginmanager.register(RankTests(run, config.stash[STOP_RULES]), RANK_TESTS)
         config.pluginmanager.register(Guard(), "mnode-guard")
         give_controller_hooks(
             i for i in items if marks.runs_in_ranks(i) and not marks.contradiction(i)

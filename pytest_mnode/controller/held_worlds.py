@@ -6,7 +6,6 @@ no world of another shape replaces its ranks, and no other pytest process gets t
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,7 @@ NOTHING = Keep([], None)
 
 
 class HeldWorlds:
-    """pytest plugin: records which worlds are held, and ends their fixtures in time."""
+    """Records which worlds are held, and ends their fixtures in time."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -124,12 +123,8 @@ class HeldWorlds:
             self._order = {one: number for number, one in enumerate(item.session.items)}
         return self._order.get(item, -1) + 1
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
-        """When the run leaves a collector, end the fixtures of that collector in held worlds."""
-        result = yield
+    def leave(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """After a test, end the fixtures in held worlds of each collector that the run leaves."""
         for kind, held in list(self._held.items()):
             chain = [] if stops(item.session) else _shared(held.chain, nextitem)
             if chain == held.chain:
@@ -139,7 +134,6 @@ class HeldWorlds:
             if error := self._end_fixtures(kind, held, chain):
                 report = error_report(item, error, "teardown")
                 item.ihook.pytest_runtest_logreport(report=report)
-        return result
 
     def _end_fixtures(self, kind: Kind, held: Held, chain: Chain) -> str:
         """End all fixtures of a held world except those of `chain`; returns the error, or ""."""

@@ -54,9 +54,9 @@ class _Begun:
 class ItemRunner:
     """Runs the items of one pytest process."""
 
-    def __init__(self, run: Run, held_worlds: HeldWorlds) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._held_worlds = held_worlds
+        self.held_worlds = HeldWorlds(run)
         self._shared_tmp = SharedTmp(run)
         self._warner = Warner(run.config)
         self.quits = False
@@ -130,13 +130,13 @@ class ItemRunner:
     ) -> Outcome:
         run, client = self._run, self._run.have_client()
         begun, self.begun = self.begun, None
-        held = self._held_worlds.get(item, need)
+        held = self.held_worlds.get(item, need)
         following = collected_id(nextitem) if nextitem is not None else None
         on, held_id = (held.world.nodes, held.world.id) if held else ((), "")
         if begun is not None:
             lease, keep = begun.lease, begun.keep
         else:
-            keep = self._held_worlds.keep(item, nextitem, need)
+            keep = self.held_worlds.keep(item, nextitem, need)
             progress("waiting for nodes")
             lease = run.lease(need, item.nodeid, on)
         try:
@@ -161,7 +161,7 @@ class ItemRunner:
                 clean = outcome.clean and not fresh
                 if outcome.holds_group and keep.chain:
                     keep = replace(keep, widest=keep.widest or keep.chain[0])
-                self._held_worlds.note(item, need, world, keep if clean else NOTHING)
+                self.held_worlds.note(item, need, world, keep if clean else NOTHING)
                 if outcome.plainly_passed and not outcome.new_group:
                     self.begun = self._begun_next(item, nextitem, need, lease, world)
                     if self.begun is not None:
@@ -202,15 +202,15 @@ class ItemRunner:
             or stops(item.session)
             or need.reuse != "warm"
             or nextitem.parent is not item.parent
-            or self._held_worlds.after(item) is not nextitem
+            or self.held_worlds.after(item) is not nextitem
             or not (in_ranks(nextitem) and self._is_undisturbed(item))
             or asks_for(nextitem, "shared_tmp_path")
             or nextitem.get_closest_marker("criterion") is not None
             or self._run.request_of(nextitem) != need
         ):
             return None
-        after = self._held_worlds.after(nextitem)
-        keep = self._held_worlds.keep(nextitem, after, need)
+        after = self.held_worlds.after(nextitem)
+        keep = self.held_worlds.keep(nextitem, after, need)
         driven = self._driven(nextitem, need, world)
         following = collected_id(after) if after is not None else None
         driven.begin_item(RunItem(collected_id(nextitem), following, True, keep.nodeid))
@@ -220,7 +220,7 @@ class ItemRunner:
         """End the ranks that have begun the test after `item`, because the run ends before it."""
         begun, self.begun = self.begun, None
         if begun is not None:
-            self._held_worlds.note(item, begun.need, begun.driven.world, NOTHING)
+            self.held_worlds.note(item, begun.need, begun.driven.world, NOTHING)
             begun.driven.client.release(begun.lease)
 
     def _is_undisturbed(self, item: pytest.Item) -> bool:
@@ -268,10 +268,9 @@ class RankTests:
 
     def __init__(self, run: Run, stop_rules: StopRules) -> None:
         self.run = run
-        self.held_worlds = HeldWorlds(run)
         self._stop_rules = stop_rules
         self._pid = os.getpid()
-        self._runner = ItemRunner(run, self.held_worlds)
+        self._runner = ItemRunner(run)
         self._next: pytest.Item | None = None
         self._reports: dict[str, pytest.TestReport] = {}
         """Reports of the running test by phase, without those already returned to pytest."""
@@ -295,10 +294,11 @@ class RankTests:
                 )
                 report = error_report(item, text, "teardown")
                 item.ihook.pytest_runtest_logreport(report=report)
-                return result
+                further = []
             for test in further:
                 if not stops(item.session):
                     test.ihook.pytest_runtest_protocol(item=test, nextitem=nextitem)
+        self._runner.held_worlds.leave(item, nextitem)
         return result
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
