@@ -230,7 +230,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     try:
         pool = run.make_pool()
         if expected:
-            pool.start_early()
+            pool.client.tell("start")
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -329,7 +329,7 @@ def _make_ready(run: Run, session: pytest.Session, items: list[pytest.Item]) -> 
         return
     postpones = here and run.pool is None and run.holds_nodes
     if postpones and any(map(stop_rules.without_nodes, session.items)):
-        run.postpone(items)
+        run.postponed = items
         return
     try:
         if here:

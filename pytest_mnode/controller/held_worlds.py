@@ -6,7 +6,7 @@ no world of another shape replaces its ranks, and no other pytest process gets t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,14 +30,10 @@ Kind = tuple[Shape, bool]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A world whose ranks keep the fixtures of `chain`, collectors from the session down.
-
-    widest: once this collector ends, the world need not be kept. file: file of its last test.
-    """
+    """A world whose ranks keep fixtures. file: file of its last test."""
 
     world: WorldInfo
-    chain: Chain
-    widest: pytest.Collector
+    keep: Keep
     file: str
 
 
@@ -84,7 +80,7 @@ class HeldWorlds:
             return NOTHING
         shape, chain = self._run.shape_of(need), _shared(item.listchain(), nextitem)
         held = self._held.get(self._kind(item, need))
-        nodes = [n for n in (wide_fixtures_node(item), held.widest if held else None) if n]
+        nodes = [n for n in (wide_fixtures_node(item), held.keep.widest if held else None) if n]
         widest = next((node for node in chain if node in nodes), None)
         if widest is not None and self._is_used_later(item, shape, widest):
             return Keep(chain, widest)
@@ -96,7 +92,7 @@ class HeldWorlds:
             self._own_imports.add(str(item.path))
         kind = self._kind(item, need)
         if keep.widest is not None:
-            self._held[kind] = Held(world, keep.chain, keep.widest, str(item.path))
+            self._held[kind] = Held(world, keep, str(item.path))
         elif need.reuse != "fresh":
             self._held.pop(kind, None)
 
@@ -126,21 +122,19 @@ class HeldWorlds:
     def leave(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """After a test, end the fixtures in held worlds of each collector that the run leaves."""
         for kind, held in list(self._held.items()):
-            chain = [] if stops(item.session) else _shared(held.chain, nextitem)
-            if chain == held.chain:
+            chain = [] if stops(item.session) else _shared(held.keep.chain, nextitem)
+            if chain == held.keep.chain:
                 continue
-            if held.widest not in chain:
-                chain = []
-            if error := self._end_fixtures(kind, held, chain):
+            keep = replace(held.keep, chain=chain) if held.keep.widest in chain else NOTHING
+            if error := self._end_fixtures(kind, held, keep):
                 report = error_report(item, error, "teardown")
                 item.ihook.pytest_runtest_logreport(report=report)
 
-    def _end_fixtures(self, kind: Kind, held: Held, chain: Chain) -> str:
-        """End all fixtures of a held world except those of `chain`; returns the error, or ""."""
+    def _end_fixtures(self, kind: Kind, held: Held, keep: Keep) -> str:
+        """End all fixtures of a held world except those of `keep`; returns the error, or ""."""
         run, world = self._run, held.world
         del self._held[kind]
-        keep = Keep(chain, held.widest if chain else None)
-        label = f"the teardown of fixtures of {held.chain[-1].nodeid or 'the session'}"
+        label = f"the teardown of fixtures of {held.keep.nodeid or 'the session'}"
         try:
             client = run.have_client()
             lease = client.lease(len(world.nodes), False, label, world.nodes)
@@ -156,15 +150,15 @@ class HeldWorlds:
                 error = "" if outcome.returned else str(function_error(outcome))
                 reusable = outcome.clean
                 new_group = found.new_group or outcome.new_group
-                client.close_world(world, reusable, new_group, held=bool(chain) and reusable)
+                client.close_world(world, reusable, new_group, keep is not NOTHING and reusable)
             finally:
                 client.release(lease)
             if outcome.quit:
                 pytest.exit("Quitting debugger")
         except MnodeError as problem:
             return f"{label}: {problem}"
-        if chain and reusable:
-            self._held[kind] = Held(world, chain, held.widest, held.file)
+        if keep is not NOTHING and reusable:
+            self._held[kind] = replace(held, keep=keep)
         return error and f"{label}:\n{error}"
 
 

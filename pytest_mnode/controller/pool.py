@@ -104,10 +104,6 @@ class Pool:
             undo.pop_all()  # from now on close() cleans up
             self.hub.start()
 
-    def start_early(self) -> None:
-        """Start nodes and import torch while pytest collects."""
-        self.client.tell("start")
-
     def close(self) -> None:
         """End all processes and remove all files of the pool."""
         self.client.tell("stop")

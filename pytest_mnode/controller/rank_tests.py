@@ -158,11 +158,12 @@ class ItemRunner:
                     driven.begin_item(RunItem(collected_id(item), following, *keeps))
                 outcome = driven.end_item()
                 outcome.allows_unequal = need.unequal_calls == "allow"
-                clean = outcome.clean and not fresh
+                plain = outcome.plainly_passed
+                clean = (plain or outcome.clean) and not fresh
                 if outcome.holds_group and keep.chain:
                     keep = replace(keep, widest=keep.widest or keep.chain[0])
                 self.held_worlds.note(item, need, world, keep if clean else NOTHING)
-                if outcome.plainly_passed and not outcome.new_group:
+                if plain and not outcome.new_group:
                     self.begun = self._begun_next(item, nextitem, need, lease, world)
                     if self.begun is not None:
                         return outcome
@@ -396,10 +397,8 @@ class Guard:
             self._of_ranks.add(item.nodeid)
         result = yield
         if in_ranks(item) and item.nodeid not in self._reported:
-            text = (
-                f"pytest received no report of this test; {_takers(item.config)} may have "
-                "suppressed it"
-            )
+            takers = ", ".join(other_loops(item.config.pluginmanager)) or "another plugin"
+            text = f"pytest received no report of this test; {takers} may have suppressed it"
             item.ihook.pytest_runtest_logreport(report=error_report(item, text))
         return result
 
@@ -416,10 +415,6 @@ class Guard:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for nodeid in self._never_begun:
             terminalreporter.write_line(f"mnode: {nodeid} was selected but never ran", red=True)
-
-
-def _takers(config: pytest.Config) -> str:
-    return ", ".join(other_loops(config.pluginmanager)) or "another plugin"
 
 
 def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:

@@ -72,7 +72,8 @@ class Run:
         self.backend = backend_of(settings, self.spec)
         self.procs_per_node = procs_per_node_of(settings, self.spec)
         self._collect_sent = False
-        self._postponed: list[pytest.Item] = []
+        self.postponed: list[pytest.Item] = []
+        """Tests until the first of which the pool is not made."""
         self._pool_error = ""
         self._gone: dict[str, str] = {}
         self.switched_off: set[str] = set()
@@ -107,16 +108,12 @@ class Run:
         backend, _ = chosen(self.settings)
         return backend.requests_nodes(Here(self.settings, os.environ))
 
-    def postpone(self, items: Sequence[pytest.Item]) -> None:
-        """Delay making the pool until the first of these tests runs."""
-        self._postponed = list(items)
-
     def have_client(self) -> Client:
         """The connection to the hub; makes the pool now if it was postponed."""
         if self._pool_error:
             raise ClusterError(self._pool_error)
-        if self.client is None and self._postponed:
-            items, self._postponed = self._postponed, []
+        if self.client is None and self.postponed:
+            items, self.postponed = self.postponed, []
             try:
                 self.make_pool()
             except MnodeError as error:

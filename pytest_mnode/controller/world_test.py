@@ -297,8 +297,12 @@ class WorldTest:
             self._limit = None
         self._learn_calls()
         waiting = [s for s in self._alive() if s.body_done and s.torn_down is None]
-        if waiting:  # a rank whose teardown ends nothing does not wait for the others
-            self._send_to(waiting, Call(self.ordinal, "tear_down", (dirty or last,)))
+        order = Call(self.ordinal, "tear_down", (dirty or last,))
+        if len(waiting) == len(self.states):
+            self.client.tell_ranks(self.world, order)
+        else:  # a rank whose teardown ends nothing does not wait for the others
+            for state in waiting:
+                self.client.tell_rank(self.world, state.rank, order)
         self._grace_end = None
         limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._wait(lambda s: s.torn_down is not None, limit_s, "teardown")
@@ -340,7 +344,8 @@ class WorldTest:
         for state in open_ranks:
             state.stuck_in = state.phase
             state.stack = None  # one that came with those of ranks stuck earlier is old
-        self._collect_stacks(open_ranks)
+        self._collect_python_stacks(open_ranks)
+        self._collect_native(open_ranks)
         self._compare()
         if any(state.phase != "setup" for state in self.states.values()):
             for state in open_ranks:
@@ -387,7 +392,11 @@ class WorldTest:
         self._compare()
         calls = self.outcome.calls
         self._absent = absent(calls) if self.outcome.still else set()
-        if self._grace_end is None and (is_deadlock(calls, self._ended) or self._left_by_counts()):
+        # A rank that ended may have begun fewer operations of a group than another rank.
+        if self._grace_end is None and (
+            is_deadlock(calls, self._ended)
+            or any(behind & self._ended for _, behind in ahead(self.outcome.counts).values())
+        ):
             if self.outcome.still:
                 self.outcome.deadlocked, self._grace_end = True, now
             else:
@@ -396,10 +405,6 @@ class WorldTest:
         overdue = self.outcome.still and known and now - self._moved_at >= self._still_limit_s
         if self._grace_end is None and overdue:
             self.outcome.stalled, self._grace_end = True, now
-
-    def _left_by_counts(self) -> bool:
-        """Whether a rank that ended has begun fewer operations of a group than another rank."""
-        return any(behind & self._ended for _, behind in ahead(self.outcome.counts).values())
 
     def _compare(self) -> None:
         """Note whether no rank made a call since the last comparison."""
@@ -451,13 +456,6 @@ class WorldTest:
     @functools.cached_property
     def _debugger(self) -> DebuggerSession:
         return DebuggerSession(self.client, self.world, self._console)
-
-    def _send_to(self, states: list[RankState], message: Call) -> None:
-        if len(states) == len(self.states):
-            self.client.tell_ranks(self.world, message)
-            return
-        for state in states:
-            self.client.tell_rank(self.world, state.rank, message)
 
     def _alive(self) -> list[RankState]:
         """Ranks that are neither gone nor stuck."""
@@ -553,10 +551,6 @@ class WorldTest:
         console.show([title, *whereabouts(self.outcome)])
         for state in self.states.values():
             state.stack = None  # a report of this test needs newer stacks
-
-    def _collect_stacks(self, wanted: list[RankState]) -> None:
-        self._collect_python_stacks(wanted)
-        self._collect_native(wanted)
 
     def _collect_python_stacks(self, wanted: list[RankState]) -> None:
         self.client.take_stacks(self.world)

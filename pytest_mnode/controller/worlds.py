@@ -143,14 +143,16 @@ class Worlds:
             shape = Shape(len(names), request.procs_per_node)
             own = request.file in self._own_imports
             fit = [] if request.fresh else self._idle(shape, names, own)
-            idle = _best(fit, request.held)
+            held = [w for w in fit if w.info.id == request.held]
+            idle = next(iter(held or [w for w in fit if not w.held_by]), None)
             if idle is not None:
                 idle.lease, idle.asked = lease.id, request.asked
                 return idle.info
-            if lost := [n for n in names if self.nodes[n].lost]:
-                text = f"node {lost[0]} is lost: {self.nodes[lost[0]].lost}"
-                raise NodeLostError(lost[0], text)
-            if self._can_launch(names):
+            states = [self.nodes[name] for name in names]
+            for name, state in zip(names, states, strict=True):
+                if state.lost:
+                    raise NodeLostError(name, f"node {name} is lost: {state.lost}")
+            if all(s.booted for s in states) and states[0].store_port is not None:
                 return await self._started(self._launch(request, names, shape))
             await change()
 
@@ -178,10 +180,6 @@ class Worlds:
         for world in idle:
             world.lease = lease
         return tuple(world.info for world in idle)
-
-    def _can_launch(self, names: Sequence[str]) -> bool:
-        states = [self.nodes[name] for name in names]
-        return all(s.booted for s in states) and states[0].store_port is not None
 
     def _launch(self, request: Opening, names: Sequence[str], shape: Shape) -> WorldState:
         self._make_room(names)
@@ -310,12 +308,6 @@ class Worlds:
         lease = self.leases.out.get(world.lease) if world and world.lease is not None else None
         if lease is not None:
             self._send(lease.asked.client, message)
-
-
-def _best(idle: Sequence[WorldState], held: str) -> WorldState | None:
-    """The world with the id `held`, else one that no client holds."""
-    wanted = [w for w in idle if w.info.id == held] or [w for w in idle if not w.held_by]
-    return wanted[0] if wanted else None
 
 
 def _why(message: Death | PartLost) -> str:

@@ -53,12 +53,8 @@ def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
     return _each_place_once(failures)
 
 
-def unexpected_passes(outcome: Outcome, reports: Reports) -> list[Failure]:
-    """Failures of ranks whose body passed, although its mark, a strict one, expects no pass."""
-    return _raised_in("call", outcome, reports, unexpected=True)
-
-
 def _raised_in(when: str, outcome: Outcome, reports: Reports, *, unexpected: bool) -> list[Failure]:
+    """unexpected: of bodies that passed, although their mark, a strict one, expects no pass."""
     failed = {
         rank: report
         for rank, phases in sorted(reports.items())
@@ -182,7 +178,7 @@ def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
     if xfailed and all(g.victim and (of_test or g.when == "teardown") for g in failures):
         failures = []  # one rank failed as the mark expects, the others because of it
     if not of_test and all(g.when == "teardown" for g in failures):
-        failures += unexpected_passes(outcome, reports)
+        failures += _raised_in("call", outcome, reports, unexpected=True)
     return sorted_failures(
         failures or ([] if xfailed else [*_leaks(outcome), *_unequal_calls(outcome)])
     )
@@ -305,15 +301,15 @@ def _silent(outcome: Outcome) -> list[Failure]:
         line = ""
         if state.torn_down is None:
             line = "did not report the end of the test"
-        elif ran and "call" not in state.reports and not _has_skipped(state):
+        elif (
+            ran
+            and "call" not in state.reports
+            and not any(report.outcome == "skipped" for report in state.reports.values())
+        ):
             line = "did not run the test, but other ranks did"
         if line:
             failures.append(Failure([rank], state.phase, line, text=line, time=outcome.stopped))
     return failures
-
-
-def _has_skipped(state: RankState) -> bool:
-    return any(report.outcome == "skipped" for report in state.reports.values())
 
 
 def _unequal_skips(outcome: Outcome, reports: Reports) -> list[Failure]:

@@ -128,7 +128,8 @@ def _bind(
         share = _given(order.start.cpus[local_rank % len(order.start.cpus)], cores)
     if share.cpus:
         os.sched_setaffinity(0, share.cpus)
-        _prefer_memory(share.numa_node)
+        if share.numa_node in memories() and len(memories()) > 1:
+            mempolicy.prefer(share.numa_node)
     return Binding(
         "pytest-mnode" if share.cpus else "",
         usable,
@@ -146,12 +147,6 @@ def _given(cpus: tuple[int, ...], cores: Mapping[int, tuple[Core, ...]]) -> Shar
         return Share((), None, why="the launcher binds no ranks on this node")
     numa_nodes = [number for number, of in cores.items() for core in of if cpus[0] in core]
     return Share(cpus, numa_nodes[0] if numa_nodes else None)
-
-
-def _prefer_memory(numa_node: int | None) -> None:
-    """Prefer memory of this NUMA node, if this machine has memory there and on other nodes."""
-    if numa_node in memories() and len(memories()) > 1:
-        mempolicy.prefer(numa_node)
 
 
 @functools.cache
