@@ -357,13 +357,15 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if not _follows(item.config) and (why := marks.contradiction(item)):
+    if _follows(item.config):
+        return
+    if why := marks.contradiction(item):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
     if (run := _run(item.config)) is not None and marks.takes_nodes(item):
         too_many = marks.too_many_nodes(item, run.settings, run.nodes)
         if too_many:
             pytest.fail(too_many, pytrace=False)
-    if not _follows(item.config) and (why := item.config.stash[STOP_RULES].stop_reason(item)):
+    if why := item.config.stash[STOP_RULES].stop_reason(item):
         pytest.fail(why, pytrace=False)
 
 
