@@ -30,7 +30,7 @@ _RANKS_ALONE = "_hypothesis_pytestplugin"
 """Its wrappers run in ranks alone: they need the test's fixtures, which are set up there."""
 _CONTROLLER_ALONE = ("pytest_retry",)
 """Plugins that run a test again inside a wrapper, which is for the controller to do."""
-_HOOKS = pytest.StashKey[dict[str, Any]]()
+_HOOKS = pytest.StashKey["_Relay"]()
 _COLLECTED_ID = pytest.StashKey[str]()
 _COLLECTED_IDS = pytest.StashKey[dict[str, set[str]]]()
 
@@ -153,15 +153,19 @@ def _give_hooks(
     items: Iterable[pytest.Item], names: tuple[str, ...], is_kept: Callable[[Any], bool]
 ) -> None:
     given: dict[str, Any] = {}
+    relays: dict[Path, _Relay] = {}
     for item in items:
         manager = item.config.pluginmanager
         for name in () if given else names:
             impls = getattr(manager.hook, name).get_hookimpls()
             unwanted = [impl.plugin for impl in impls if not is_kept(impl)]
             given[name] = manager.subset_hook_caller(name, unwanted)
-        item.stash[_HOOKS] = given
         if not in_ranks(item):
             item.__class__ = _class_of(type(item))
+        if item.path not in relays:
+            hooks: Any = super(_WithHooks, item).ihook  # type: ignore[misc]
+            relays[item.path] = _Relay(hooks, given)
+        item.stash[_HOOKS] = relays[item.path]
 
 
 class _WithHooks:
@@ -178,17 +182,20 @@ class _WithHooks:
     @cached_property
     def ihook(self) -> _Relay:
         item: Any = self
-        return _Relay(super().ihook, item.stash[_HOOKS])  # type: ignore[misc]
+        relay: _Relay = item.stash[_HOOKS]
+        return relay
 
 
 class _Relay:
-    """pytest's hooks, some of them replaced."""
+    """pytest's hooks for the tests of a file, some of them replaced."""
 
     def __init__(self, hooks: Any, replaced: dict[str, Any]) -> None:
         self._hooks, self._replaced = hooks, replaced
 
     def __getattr__(self, name: str) -> Any:
-        return self._replaced.get(name) or getattr(self._hooks, name)
+        hook = self._replaced.get(name) or getattr(self._hooks, name)
+        setattr(self, name, hook)  # looked up once
+        return hook
 
 
 @cache

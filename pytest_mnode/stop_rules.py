@@ -75,13 +75,15 @@ class StopRules:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         hung = getattr(report, "mnode_hung", False)
-        stopped = stopped_by(self._stops.get(report.nodeid, ()), hung=hung)
         # An inconclusive test stops nothing; a hang may also occur in setup, as a group is created.
-        if stopped and report.failed and (hung or report.when == "call"):
+        counts = report.failed and (hung or report.when == "call")
+        marks = self._stops.get(report.nodeid, ()) if counts else ()
+        if stopped := stopped_by(marks, hung=hung):
             for criterion in stopped:
                 found = _Finding(_shortened(_finding(report)), hung)
                 self._found.setdefault(criterion, {})[report.nodeid] = found
-        elif culprits := _culprits(report):  # these come in a report after the failure
+        # Culprits come in a report after the failure.
+        elif self._found and (culprits := _culprits(report)):
             for tests in self._found.values():
                 if report.nodeid in tests:
                     tests[report.nodeid].text = _shortened(", ".join(culprits))
