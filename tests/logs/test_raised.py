@@ -20,6 +20,8 @@ def stamped(rank: int, text: str) -> list[str]:
 
 BUILD = TRACEBACK + "datasets.utils.BuildFailure: index map is missing\n"
 TWO = zip(stamped(3, BUILD), stamped(4, BUILD.replace("Build", "Read")), strict=True)
+SAVED = BUILD.replace("last):", "last): (RANK 6)")
+BOTH = zip(stamped(3, SAVED), stamped(4, SAVED), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ TWO = zip(stamped(3, BUILD), stamped(4, BUILD.replace("Build", "Read")), strict=
         (prefixed("pt-worker-3 pytorch [rank24]: ", BUILD), ["rank 24"]),
         (prefixed("  1%|1  | 7/99 [45:39<51:20, 1.8s/it][rank2]: ", BUILD), ["rank 2"]),
         ("".join(line for pair in TWO for line in pair), ["rank 3", "rank 4"]),
+        ("".join(line for pair in BOTH for line in pair), ["rank 6"]),
         (f"x.py:3 -- Raise exception from f36 with rank id: 3\n{BUILD}", ["rank 3"]),
         (f"| ERROR | train:33 - [rank 5] An error has been caught in 'main'\n{BUILD}", ["rank 5"]),
         (f"-- Process 5 terminated with the following error:\n{BUILD}", ["rank 5"]),

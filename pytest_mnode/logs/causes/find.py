@@ -118,14 +118,13 @@ _NAMED = re.compile(
     r"^NodeName=(?P<host4>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|"
     r"\d TP(?P<rank4>\d+)\] Scheduler hit an exception|"
     # Of torch's checkpoints, all ranks print the exceptions of those that failed; and Ray's actors.
-    r"\(RANK (?P<failing>\d+)\)$|Exception ranks:dict_keys\(\[(?P<failing2>[\d, ]+)\]|"
+    r"Exception ranks:dict_keys\(\[(?P<failing>[\d, ]+)\]|"
     r"(?:^|\))\s+ip: (?P<host5>[\d.]+)$"
 )
 _BLOCK_GOES_ON = re.compile(
     r"^[A-Za-z_]\w+\(\d+\)\.*:|^[\w.]+(?:Error|Exception)\b|^=? +EXIT CODE: |^ *Remote host: |"
     r"^signal \d|^ +\S|(?:^|\) )The actor is dead"
 )
-_LABEL = re.compile(r"^\[?[a-z]*\d+\]?: ")
 _EXITED = re.compile(
     r"srun: error: (?P<host>[\w.,[\]-]+): tasks? (?P<rank>[\d,-]+): Exited with exit code "
     r"(?P<code>\d+)"
@@ -446,7 +445,8 @@ class _Finder:
         self.survived = tuple(self._found.pop(key) for key in survived)
 
     def _end_block(self, line: str) -> None:
-        if self._block and not _BLOCK_GOES_ON.search(_LABEL.sub("", line)):
+        label = line.removesuffix(split_prefix(line)[1]).rstrip()  # what follows may be indented
+        if self._block and not _BLOCK_GOES_ON.search(line[len(label) + bool(label) :]):
             self._block = {}
 
     def _read(self, line: str, tells: frozenset[re.Pattern[str]], rules: tuple[Rule, ...]) -> None:
@@ -662,7 +662,8 @@ class _Finder:
         of_writer = prefix.get("torch") or (None if of_task else first(RANK, body)) or of_prefix
         ended = self._raised.get(self._at)
         of_writer = of_writer or (ended.rank if ended else None)
-        named = groups.get("rank") or self._block.get("failing") or of_writer
+        failing = (ended.failing if ended else None) or self._block.get("failing")
+        named = groups.get("rank") or failing or of_writer
         ranks = rank_numbers(f"{named or ''},{groups.get('other', '')}")
         if not ranks and who is not None and who.groups() in self.ranks:
             ranks = (self.ranks[who.groups()][0],)

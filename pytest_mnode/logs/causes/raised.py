@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _HEADER = re.compile(
     r"(?P<prefix>.{0,200}?)(?P<group> *\+ Exception Group )?Traceback \(most recent call last\):"
+    r"(?: \(RANK (?P<failing>\d+)\)$)?"
 )
 _TIME = re.compile(r"\d{1,4}[-/]\d{1,2}[-/]\d{1,4}|\d{1,2}:\d\d:\d\d(?:[.,]\d+)?")
 """Of a prefix only the time differs from line to line; ranks and processes stay apart."""
@@ -29,10 +30,12 @@ _MOST_OPEN = 64
 @dataclass(frozen=True, slots=True)
 class Raised:
     """An exception as Python prints it, and the rank that its prefix, or the report of its
-    traceback, names. ignored: Python went on, as after one in `__del__`."""
+    traceback, names. failing: of torch's checkpoints, whose exceptions all ranks print. ignored:
+    Python went on, as after one in `__del__`."""
 
     body: str
     rank: str | None
+    failing: str | None = None
     ignored: bool = False
 
 
@@ -40,6 +43,7 @@ class Raised:
 class _Traceback:
     prefix: re.Pattern[str]
     rank: str | None
+    failing: str | None
     is_group: bool
     ignored: bool
     at: int
@@ -58,7 +62,7 @@ def raised(lines: Sequence[str]) -> dict[int, Raised]:
             is_group = header["group"] is not None
             report = pattern.match(of_report)  # ranks may share a log
             ignored = report is not None and of_report.startswith(_IGNORED, report.end())
-            now = _Traceback(pattern, rank and rank[1], is_group, ignored, at)
+            now = _Traceback(pattern, rank and rank[1], header["failing"], is_group, ignored, at)
             running = [one for one in running if one.prefix.pattern != pattern.pattern][
                 -_MOST_OPEN:
             ]
@@ -70,7 +74,7 @@ def raised(lines: Sequence[str]) -> dict[int, Raised]:
             body = line[start.end() :]
             of_group = body.lstrip(" |+-") if one.is_group else body
             if EXCEPTION.match(of_group) and not of_group.startswith("ExceptionGroup"):
-                found[at] = Raised(of_group, one.rank, one.ignored)
+                found[at] = Raised(of_group, one.rank, one.failing, one.ignored)
             elif not body or body.startswith((" ", "\t", ">", "|", "[")):
                 continue
             one.at = -_MOST_LINES
