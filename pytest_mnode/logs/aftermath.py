@@ -97,6 +97,8 @@ _NO_LOGS = (".py", ".sh", ".md", ".rst", ".toml", ".cu", ".c", ".h")
 """Source and notes quote errors."""
 _MOST_GPUS = 8
 """[choice] GPUs of a node, if nothing tells where ranks are."""
+_FEW_GPUS = 4
+"""[choice] So many, or a multiple, has a node: ranks that fill some may be all that logs are of."""
 RAS_REPORT = "ras.json"
 OF_A_FAILURE = ("flight_recorder_rank_", "nccl_trace_rank_", "stack_rank_", RAS_REPORT)
 """Beginnings of the files, beside their notes, that ranks of an observed job leave."""
@@ -299,6 +301,8 @@ def answer(left: Left) -> Answer:
     if roots and roots[0] in waiting:
         roots.sort(key=lambda one: not _is_of_another(one, waiting))
     rest = [one for one in kept if one not in roots]
+    rest += [one for one in aside if one.cause.name in ENDINGS]
+    aside = [one for one in aside if one not in rest]
     completed = _completed(left.texts, found)
     first = None if completed else next(iter([*roots, *rest]), None)
     if first and first.cause.name in _OF_AN_END and _were_told_to_end(found, left.texts):
@@ -361,7 +365,9 @@ def _alike(
     known = {*read.hosts.values(), *(other.cause.host for other in roots)}
     named = {int(of[1]) for file in texts if (of := RANK_OF_FILE.search(file))} | _ranks(found)
     named |= {int(rank) for text in texts.values() for rank in _LABEL.findall(text)}
-    every = 0 in ranks and ranks >= {*named, *read.hosts} if ranks else hosts >= known - {None}
+    start, end = min(ranks, default=0), max(ranks, default=0) + 1
+    whole = not start or (len(ranks) == end - start and not (start % _FEW_GPUS or end % _FEW_GPUS))
+    every = whole and ranks >= {*named, *read.hosts} if ranks else hosts >= known - {None}
     return same if every and None not in (ranks or hosts) else []
 
 
@@ -621,7 +627,8 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
 
 def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: Left) -> Found:
     """With the host by which the file or its folder is called, if other lines name this host, or if
-    no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
+    no other file shows the cause, and others, and nodes that are known, differ in their number
+    only: gpu3.log, gpu4.log."""
     cause, path = one.cause, PurePath(one.file)
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
     writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
@@ -629,11 +636,13 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     of_peer = cause.peer is not None and cause.name in _OF_PEERS
     if of_others or of_peer or cause.host or cause.by_victim or by_scheduler:
         return one
+    kinds = {_DIGITS.sub("0", name.partition(".")[0]) for name in hosts if name[0].isalpha()}
     hosts = set() if cause.ranks else hosts  # a node may log the ranks of all
     files = {other.file for other in found if other.cause.name == cause.name}
     if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(path.stem):
         stems = [PurePath(file).stem for file in left.texts if file != one.file]
-        alike = _DIGITS.sub("0", path.stem) in [_DIGITS.sub("0", stem) for stem in stems]
+        kind = _DIGITS.sub("0", path.stem)
+        alike = kind in [_DIGITS.sub("0", stem) for stem in stems] and kind in (kinds or {kind})
         hosts = {*hosts, path.stem} if alike else hosts
     host = next((part for part in (path.stem, *reversed(path.parts[:-1])) if part in hosts), None)
     return replace(one, cause=replace(cause, host=host))

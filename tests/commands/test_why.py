@@ -361,6 +361,13 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
             {"n3.log": "ImportError: libx.so: cannot open shared object file", "n4.log": ""},
             ("library or module missing", "n3", None),
         ),
+        (  # nodes have other names
+            {
+                "p3.log": "ImportError: libx.so: cannot open shared object file",
+                "p4.log": "e4:7:9 [0] NCCL WARN Connection closed by remote peer 10.0.0.5<38>\n",
+            },
+            ("library or module missing", None, None),
+        ),
         (
             {"rank_9.log": "OSError: [Errno 108] x", "gpu5/dmesg": EVICTED},
             ("file system failed", "gpu5", None),
@@ -627,6 +634,9 @@ def test_ranks_with_one_cause_are_named_together(
     for more, culprits in (({}, ([], [0, 1])), (placed, ([], [0, 1])), (one_more, ([0, 1], []))):
         found = why(capsys, left(tmp_path / "_".join(["c", *more]), {**files, **more}))[1]
         assert (found["cause"]["ranks"], found["alike"]) == culprits
+    # Nor of those that fill nodes, of which alone logs were kept.
+    files = {f"n{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in range(8, 12)}
+    assert why(capsys, left(tmp_path / "e", {**files}))[1]["alike"] == [8, 9, 10, 11]
     # All report a failure of one of them, which raised something else.
     files = {f"rank_{rank}.log": "RuntimeError: a rank failed to save\n" for rank in range(4)}
     files["rank_2.log"] = FELL.replace("rank1", "rank2") + files["rank_2.log"]
@@ -884,7 +894,7 @@ def test_what_explains_no_wait_is_listed_beside_it(
     files[file] = f"{text}{files.get(file, '')!s}"
     found = why(capsys, left(tmp_path, files))[1]
     assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", [3])
-    assert [one["cause"] for one in found["others"]] == [name]
+    assert [one["cause"] for one in found["others"] or found["followed_by"]] == [name]
 
 
 @pytest.mark.parametrize(("day", "cause"), [(18, None), (21, "port went down"), (24, None)])
