@@ -47,8 +47,8 @@ class JobConfig:
     reshard: whether a checkpoint of another number of ranks is accepted.
     meet_s: how long ranks wait for each other at the start. visible_s: how long they look for a
     file that another rank wrote.
-    hold_checkpoint: step whose checkpoint is held open while it is written, so that a kill hits it.
-    hold_after: steps after which the job waits, once each, so that a kill finds it running.
+    hold_after: steps after which the job waits, once each, so that a kill finds it running; if the
+    step has a checkpoint, while that is not complete.
     pause_s: sleep after every step, outside the measured time.
     """
 
@@ -76,7 +76,6 @@ class JobConfig:
     reshard: bool = False
     meet_s: _Wait = 60.0
     visible_s: _Wait = VISIBLE_S
-    hold_checkpoint: _Some | None = None
     hold_after: tuple[_Some, ...] = ()
     deterministic: bool = True
     pause_s: _Amount = 0.0
@@ -125,13 +124,8 @@ class JobConfig:
     def checkpoints(self) -> Path:
         return Path(self.directory) / "checkpoints"
 
-    @property
-    def holding(self) -> Path:
-        """File that appears when the checkpoint of `hold_checkpoint` is held open, and stays."""
-        return Path(self.directory) / "HOLDING"
-
     def held_after(self, step: int) -> Path:
-        """File that appears when the job begins to wait after this step of `hold_after`."""
+        """File that appears when the job begins to wait after this step, and stays."""
         return Path(self.directory) / f"HELD-{step}"
 
     def local_batch(self, ranks: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,8 +40,8 @@ from pytest_mnode.reference_job.records import (
 from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
 
 HOLD_S = 60.0
-"""Time for which a checkpoint is held open (JobConfig.hold_checkpoint), or a job waits between two
-steps (hold_after): a command of a busy scheduler takes seconds to reach the ranks."""
+"""Time for which a job waits (JobConfig.hold_after): a command of a busy scheduler takes seconds to
+reach the ranks."""
 _HOLD_INTERVAL_S = 0.1
 
 
@@ -153,7 +152,7 @@ class Trainer:
                 world=self.world,
                 group=self.group,
                 own=random_states(self.device),
-                before_commit=self._hold,
+                before_commit=lambda _: self.wait_to_be_killed(),
             )
             spans.lap("checkpoint")
         self._saved_step = saved.step
@@ -256,18 +255,11 @@ class Trainer:
         return {"model": model, "optimiser": optimiser, **rest}
 
     def wait_to_be_killed(self) -> None:
-        """Wait after a step of `hold_after`."""
-        if self.finished_steps in self.config.hold_after:
-            self._wait_once(self.config.held_after(self.finished_steps))
-
-    def _hold(self, _path: Path) -> None:
-        """Wait while the checkpoint of `hold_checkpoint` is not complete."""
-        if self.finished_steps == self.config.hold_checkpoint:
-            self._wait_once(self.config.holding)
-
-    def _wait_once(self, mark: Path) -> None:
-        """Wait until the run is killed or a rank is asked to stop, for HOLD_S at most; not again
-        after a restart."""
+        """After a step of `hold_after`, or while its checkpoint is not complete, wait until the run
+        is killed or a rank is asked to stop, for HOLD_S at most; not again after a restart."""
+        if self.finished_steps not in self.config.hold_after:
+            return
+        mark = self.config.held_after(self.finished_steps)
         if gathered(mark.exists(), self.group)[0]:
             return
         if self.rank == 0:

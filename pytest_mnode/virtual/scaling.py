@@ -118,7 +118,7 @@ class _Job:
         samples = plan.group_batch(count)
         calls = tuple(Call("all_reduce", size) for size in self.buckets) * TRACED_STEPS
         wall = compute + read + exposed + _OPTIMISER_S + _REST_S
-        step: Any = wall, compute, exposed, read, _OPTIMISER_S, 0.0, _REST_S, backward
+        step: Any = wall, compute, exposed, read, _OPTIMISER_S, 0.0, _REST_S, 0.0, backward
         steps: Any = np.stack(np.broadcast_arrays(*Step(*step)), axis=-1)
         names = tuple(plan.nodes[node] for node in group)
         ranks = tuple(node * each + i for node in group for i in range(each))

@@ -22,9 +22,9 @@ DEAF = """
     if "mnode-killed-" in words[-1] and words[-1].endswith("config.json"):
         if "torch.distributed.run" in words and "--max-restarts" in words:
             at = words.index("--max-restarts") + 1
-            if words[at] != "0" and json.load(open(words[-1]))["hold_checkpoint"] is not None:
+            if words[at] != "0" and json.load(open(words[-1]))["hold_after"].count(12):
                 os.execv(sys.executable, [*words[:at], "0", *words[at + 1 :]])
-        elif "RANK" in os.environ and json.load(open(words[-1]))["hold_checkpoint"] is None:
+        elif "RANK" in os.environ and json.load(open(words[-1]))["hold_after"].count(12) == 0:
             if "MNODE_JOB" in os.environ:
                 env = {k: v for k, v in os.environ.items() if k != "MNODE_JOB"}
                 os.execve(sys.executable, words, env)

@@ -18,7 +18,6 @@ def test_a_written_config_is_read_back(tmp_path: Path) -> None:
         seed=7,
         parallel="fsdp2",
         compute_s=0.25,
-        hold_checkpoint=4,
         hold_after=(6, 14),
     )
     assert JobConfig.read(config.write(tmp_path / "config.json")) == config
@@ -49,7 +48,6 @@ def test_a_written_config_is_read_back(tmp_path: Path) -> None:
         ({"width": 65}, "width=65: give a multiple of heads=4"),
         ({"samples": 100}, "samples=100: give a multiple of global_batch=16"),
         ({"accumulation": 3}, "global_batch=16: give a multiple of accumulation=3"),
-        ({"hold_checkpoint": 0}, "hold_checkpoint=0: .* greater than or equal to 1"),
         ({"hold_after": [6, 0]}, r"hold_after\.1=0: .* greater than or equal to 1"),
         ({"hold_after": 6}, "hold_after=6: .* valid array"),
         ({"dropout": 1}, "dropout=1.*: .* less than 1"),

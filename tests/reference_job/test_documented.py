@@ -30,7 +30,7 @@ def test_the_time_for_which_a_checkpoint_is_held_is_documented() -> None:
     """Read as text: the module imports torch."""
     source = Path(reference_job.__file__).with_name("trainer.py").read_text(encoding="utf-8")
     [hold_s] = re.findall(r"^HOLD_S = (.+)$", source, re.MULTILINE)
-    assert f"the step whose checkpoint is held open for {float(hold_s):g} s" in PAGE
+    assert f"steps after which the job waits for {float(hold_s):g} s" in PAGE
 
 
 def test_the_status_is_documented() -> None:

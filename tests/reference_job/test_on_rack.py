@@ -69,9 +69,9 @@ TESTS = """
         return len(calls)
 
     def check_held_open_once(world):
-        held = config("held", "ddp", hold_checkpoint=2)
+        held = config("held", "ddp", hold_after=(2,))
         assert world.run(holds, held, group=True) == [3, 3]
-        assert held.holding.exists()
+        assert held.held_after(2).exists()
         shutil.rmtree(held.checkpoints)  # as if the run had been killed there
         assert world.run(holds, held, group=True) == [1, 1]
 

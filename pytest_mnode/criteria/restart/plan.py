@@ -75,9 +75,8 @@ class Plan:
 
     def cut(self, kills: Sequence[Kill], directory: str) -> JobConfig:
         """The config of a run that is killed: it waits for each kill, however slow the site is."""
-        held = KILL_AFTER["checkpoint"] if "checkpoint" in kills else None
-        after = tuple(step for kill, step in KILL_AFTER.items() if kill in kills and step != held)
-        return replace(self.config, directory=directory, hold_checkpoint=held, hold_after=after)
+        after = tuple(step for kill, step in KILL_AFTER.items() if kill in kills)
+        return replace(self.config, directory=directory, hold_after=after)
 
     def exact(self, promise: RestartCriterion) -> bool:
         """Whether all runs are equal bit by bit, so that digests compare final parameters."""

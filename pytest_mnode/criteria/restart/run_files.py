@@ -62,7 +62,7 @@ def seen():
 while time.monotonic() < end:
     looked = time.monotonic() - began
     if ranks == 0:
-        if os.path.exists(place + "/HOLDING"):
+        if os.path.exists(f"{place}/HELD-{step}"):
             seen()
     elif sum(map(done, glob.glob(glob.escape(place) + "/records/rank*.jsonl"))) >= ranks:
         seen()

@@ -22,7 +22,6 @@ import numpy as np
 from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
 from pytest_mnode.criteria.scaling.timings import (
     EXPOSED,
-    PARTS,
     WALL,
     GroupSteps,
     JobTimings,
@@ -37,16 +36,13 @@ not, and these means leave out events that happened once."""
 _MOSTLY = 0.8
 """Fraction of a rank's steps that counts as most of them; by chance, one of eight ranks is often
 slow in two thirds of nine steps."""
-SPLIT = (*PARTS, "waiting")
-"""Parts of the mean rank's step; here `exposed` is only the time that the collectives need."""
 _NEAR = 0.005
 """Fraction of a step by which the mean of typical steps may differ from the judged step time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMeans:
-    """Means of a rank's typical steps. waiting_s: the part of `step.exposed` that is waiting for
-    the slowest rank.
+    """Means of a rank's typical steps.
 
     slowest_in: fraction of the steps in which it was the slowest. missed: fraction of its step time
     by which the sum of its parts differs from it. computes_mostly: least compute in most steps.
@@ -55,7 +51,6 @@ class RankMeans:
     rank: int
     node: str
     step: Step
-    waiting_s: float
     slowest_in: float
     missed: float
     computes_mostly: float
@@ -63,24 +58,15 @@ class RankMeans:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Means of the typical steps of some groups.
-
-    mean: of all ranks, with only the time that the collectives need as `exposed`; waiting_s: the
-    rest of it. slowest: of the slowest rank of each step.
-    """
+    """Means of the typical steps of some groups. mean: of all ranks. slowest: of the slowest rank
+    of each step."""
 
     mean: Step
-    waiting_s: float
     slowest: Step
-
-    @property
-    def parts(self) -> tuple[float, ...]:
-        """Seconds of the mean rank, in the order of SPLIT."""
-        return (*self.mean.parts, self.waiting_s)
 
     def scaled(self, share: float) -> Means:
         """The same with this share of the work."""
-        return Means(self.mean.scaled(share), self.waiting_s * share, self.slowest.scaled(share))
+        return Means(self.mean.scaled(share), self.slowest.scaled(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +93,8 @@ class Attribution:
 
     @property
     def lost(self) -> tuple[float, ...]:
-        """The loss in parts of the mean rank, in the order of SPLIT."""
-        return _differences(self.typical.parts, self.ideal.parts)
+        """The loss in parts of the mean rank, in the order of PARTS."""
+        return _differences(self.typical.mean.parts, self.ideal.mean.parts)
 
     @property
     def lost_on_path(self) -> tuple[float, ...]:
@@ -189,7 +175,12 @@ def _means(cycles: np.ndarray) -> Means:
     """cycles: seconds by step, rank and field."""
     mean = mean_of(np.concatenate(cycles))
     slowest = mean_of(cycles[np.arange(len(cycles)), cycles[..., EXPOSED].argmin(axis=1)])
-    return Means(mean._replace(exposed=slowest.exposed), mean.exposed - slowest.exposed, slowest)
+    return Means(_apart(mean, slowest.exposed), slowest)
+
+
+def _apart(step: Step, needed_s: float) -> Step:
+    """The step with the time that collectives need, apart from that of waiting for the slowest."""
+    return step._replace(exposed=needed_s, waiting=step.exposed - needed_s)
 
 
 def _sent(groups: Sequence[GroupSteps]) -> tuple[float | None, float | None]:
@@ -224,13 +215,12 @@ def _rank_time(rank: int, node: str, steps: np.ndarray, part: float) -> RankMean
     """steps: each with the group's step time, its least time exposed, and the rank's own fields."""
     order = np.argsort(np.abs(steps[:, 0] - np.median(steps[:, 0])), kind="stable")
     typical = steps[order[: math.ceil(len(steps) * part)]]
-    least_s, step = typical[:, 1], mean_of(typical[:, 2:])
+    least_s = typical[:, 1]
     compute = [Step(*own).compute for own in steps[:, 2:]]
     return RankMeans(
         rank=rank,
         node=node,
-        step=step,
-        waiting_s=step.exposed - float(least_s.mean()),
+        step=_apart(mean_of(typical[:, 2:]), float(least_s.mean())),
         slowest_in=float((typical[:, 2 + EXPOSED] <= least_s).mean()),
         missed=fmean(Step(*own).missed for own in typical[:, 2:]),
         computes_mostly=float(np.quantile(compute, 1 - _MOSTLY, method="lower")),

@@ -36,7 +36,7 @@ PART_NAMES = (
     *("computing", "communication", "input", "optimiser", "checkpoint", "rest"),
     "waiting for the slowest",
 )
-"""Names of the parts for readers, in the order of SPLIT."""
+"""Names of the parts for readers, in the order of PARTS."""
 
 
 @dataclass(frozen=True, slots=True)

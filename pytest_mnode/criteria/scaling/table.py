@@ -14,11 +14,11 @@ def table(found: ScalingResult) -> str:
     """Each rank's step on all nodes, in ms, of the ranks that are the slowest most often: what the
     measurements of all ranks do not say."""
     one, timings = found.counts[-1], found.timings
-    heads = ("rank", "node", "step", *PARTS, "of it waiting", "slowest in")
+    heads = ("rank", "node", "step", *PARTS, "slowest in")
     rows: list[tuple[str, ...]] = [heads]
     ranks = sorted(one.parts.ranks, key=lambda rank: -rank.slowest_in)
     for rank in sorted(ranks[:_MOST_RANKS], key=lambda rank: rank.rank):
-        times = (rank.step.wall_s, *rank.step.parts, rank.waiting_s)
+        times = (rank.step.wall_s, *rank.step.parts)
         ms = (f"{seconds * 1e3:.1f}" for seconds in times)
         rows.append((str(rank.rank), rank.node, *ms, f"{rank.slowest_in:.0%}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

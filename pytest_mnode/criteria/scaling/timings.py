@@ -17,7 +17,8 @@ class Step(NamedTuple):
     """One step of one rank, in seconds. wall_s: measured independently of the parts.
 
     Parts: compute; waiting for collectives, which are those of gradients after all compute is done
-    and that of the loss; waiting for input; the optimiser; writing a checkpoint; the rest.
+    and that of the loss; waiting for input; the optimiser; writing a checkpoint; the rest; waiting
+    for the slowest rank, which `attribution` takes out of that for collectives.
     backward_s: the part of compute that can hide the transfer.
     """
 
@@ -28,6 +29,7 @@ class Step(NamedTuple):
     optimiser: float
     checkpoint: float
     rest: float
+    waiting: float = 0.0
     backward_s: float = 0.0
 
     @property
