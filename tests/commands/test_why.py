@@ -801,6 +801,9 @@ def test_the_only_rank_that_failed_is_known_by_torchruns_summary(
     aborted = ALONE.replace(": 1 (pid", ": -6 (pid")
     found = why(capsys, left(tmp_path / "a", {"a.log": fault + aborted}))[1]["cause"]
     assert (found["cause"], found["ranks"], found["host"]) == ("GPU crashed", [24], "elm3")
+    both = aborted + aborted.replace("elm3", "elm4").replace("24", "25")
+    found = why(capsys, left(tmp_path / "f", {"a.log": fault + both}))[1]["cause"]
+    assert (found["cause"], found["ranks"], found["host"]) == ("GPU crashed", [], None)
     exited = ALONE.replace(": 1 (pid", ": 3 (pid")
     closing = "api.py:900] Sending process 2 closing signal SIGTERM\n"
     found = why(capsys, left(tmp_path / "b", {"a.log": closing + exited}))[1]

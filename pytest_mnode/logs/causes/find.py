@@ -391,8 +391,8 @@ class _Finder:
         # Rank and host of the process that the next line is about, from the lines before it.
         self._block: dict[str, str] = {}
         self._later_failures = False
-        # The block of the failure that torchrun observed first.
-        self._first_failure: dict[str, str] = {}
+        # By host, the block of the failure that torchrun observed first.
+        self._first_failures: dict[str | None, dict[str, str]] = {}
         self._failed_alone = False
         # Hosts on which srun saw a task end by itself, and these tasks.
         self._exited: dict[str, str] = {}
@@ -495,8 +495,9 @@ class _Finder:
         if _LISTED in tells and (listed := _LISTED.search(line)) is not None:
             self._later_failures = listed["first"] is None
             self._failed_alone |= listed["alone"] is not None
-        if _CHILD in tells and (child := _CHILD.search(line)) and not self._first_failure:
-            self._first_failure = child.groupdict() if child["exitcode"] != "0" else {}
+        child = _CHILD.search(line) if _CHILD in tells and not self._first_failures else None
+        if child and child["exitcode"] != "0":
+            self._first_failures[None] = child.groupdict()
         if _TESTED in tells:
             self._tested = first(_TESTED, line) or self._tested
         if _VERSION in tells and not self.version and (version := first(_VERSION, line)):
@@ -553,17 +554,19 @@ class _Finder:
 
     @property
     def failed(self) -> tuple[int, ...]:
-        """The rank whose failure torchrun observed first, or srun alone, if it did not end it."""
-        failure = self._first_failure
-        if not failure and len(self._exited) == 1 and not self._by_agents:
+        """Ranks whose failures torchrun observed first, or srun alone, if it did not end it."""
+        failures = self._first_failures.values()
+        if not failures and len(self._exited) == 1 and not self._by_agents:
             return rank_numbers(*self._exited.values())
-        return rank_numbers(failure.get("rank", "")) if failure.get("exitcode") != "-15" else ()
+        ranks = (one.get("rank", "") for one in failures if one.get("exitcode") != "-15")
+        return rank_numbers(",".join(ranks))
 
     def _on_failed_host(self, cause: Cause) -> Cause:
         """With the host whose ranks raised it, and the only one that did, as torchrun or srun name
         them below: imports come before torch prints ranks."""
-        failure = self._first_failure
-        if not cause.known and not failure and cause.root and cause.name not in _WAITED:
+        failures = [*self._first_failures.values()]
+        failure = failures[0] if len(failures) == 1 else {}
+        if not cause.known and not failures and cause.root and cause.name not in _WAITED:
             victims = (one for one in self._found.values() if not one.root)
             if any(not one.known and one.name not in _ENDS for one in victims):
                 return cause  # two ranks raised, and the first to fail may hang at its end
@@ -583,7 +586,7 @@ class _Finder:
         if _SUMMARY in tells and (summary := _SUMMARY.search(line)) is not None:
             self._block = {**self._block, summary["key"].lower(): summary["value"]}
             if not self._later_failures and "exitcode" in self._block:
-                self._first_failure = self._block
+                self._first_failures[self._block.get("host")] = self._block
             if summary["key"] == "rank" and summary["value"].isdecimal():
                 host = unredacted(self._block.get("host"))
                 self.places |= {int(summary["value"]): host} if host else {}
