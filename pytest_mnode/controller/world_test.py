@@ -314,9 +314,9 @@ class WorldTest:
 
     def _wait(self, settled: Settled, limit_s: float, phase: str) -> None:
         """Wait until all live ranks are settled, or until the limit or the grace period ends."""
-        deadline, self._settled = self._now() + limit_s, settled
-        self._poll_at, self._poll_s = self._now() + POLL_S, POLL_S
-        self._moved_at = self._now()
+        now = self._moved_at = self._now()
+        deadline, self._settled = now + limit_s, settled
+        self._poll_at, self._poll_s = now + POLL_S, POLL_S
         self._still_limit_s = self._still_s if phase == "call" else math.inf
         waiting = waited_for(self.states.values(), settled)
         while True:

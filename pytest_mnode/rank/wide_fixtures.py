@@ -13,7 +13,7 @@ GROUP_FIXTURE = "process_group"
 _OWN_FIXTURES = "pytest_mnode.fixtures"
 _PARAMETER = "get_direct_param_fixture_func"
 """The function of the fixture that pytest makes for a parameter of a test."""
-_UNNOTICED = ("_pytest", "pytest_mnode", "pytest_timeout", "_hypothesis_pytestplugin")
+_UNNOTICED = {"_pytest", "pytest_mnode", "pytest_timeout", "_hypothesis_pytestplugin"}
 """Packages whose hooks, after a test's body, do nothing that another rank could notice."""
 _AFTER_BODY = (
     *("pytest_runtest_teardown", "pytest_fixture_post_finalizer", "pytest_runtest_makereport"),
@@ -94,14 +94,14 @@ def ends_nothing(item: pytest.Item, stack: Mapping[Any, tuple[list[Any], Any]]) 
     """
     if not isinstance(item, pytest.Function) or item.cls is not None:
         return False
-    finalizers = (one for found, _ in stack.values() for one in found)
-    return all(_is_own(one) for one in finalizers) and all(
-        impl.function.__module__.partition(".")[0] in _UNNOTICED
+    packages = {
+        impl.function.__module__.partition(".")[0]
         for name in _AFTER_BODY
         for impl in getattr(item.ihook, name).get_hookimpls()
         # Another plugin's own loop is not called in ranks; see `one_protocol`.
         if name != "pytest_runtest_protocol" or impl.wrapper or impl.hookwrapper
-    )
+    }
+    return packages <= _UNNOTICED and all(_is_own(f) for found, _ in stack.values() for f in found)
 
 
 def _is_own(finalizer: Any) -> bool:
