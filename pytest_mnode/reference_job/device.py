@@ -6,6 +6,7 @@ there: a job with emulated compute applies the factor, and every job applies the
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,16 +48,6 @@ def device_of(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def compute_factor() -> float:
-    """Factor by which compute takes longer than declared on this node; 1 on a healthy one."""
-    return _number(COMPUTE_FACTOR, 1.0)
-
-
-def input_pause_s() -> float:
-    """Additional seconds of this node's loader for each sample; 0 on a healthy node."""
-    return _number(INPUT_PAUSE, 0.0)
-
-
 def _number(path: Path, healthy: float) -> float:
     try:
         value = float(path.read_text(encoding="ascii"))
@@ -65,3 +56,9 @@ def _number(path: Path, healthy: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{path}: {value} is not a finite number of 0 or more")
     return value
+
+
+compute_factor = functools.partial(_number, COMPUTE_FACTOR, 1.0)
+"""Factor by which compute takes longer than declared on this node; 1 on a healthy one."""
+input_pause_s = functools.partial(_number, INPUT_PAUSE, 0.0)
+"""Additional seconds of this node's loader for each sample; 0 on a healthy node."""
