@@ -121,6 +121,8 @@ _OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "
 """Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
 _LABEL = re.compile(r"\[[rR]ank ?(\d{1,7})\]")
+_WRITER = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: )", re.MULTILINE)
+"""A rank by torch's label, or by that of `srun -l`."""
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -363,8 +365,9 @@ def _alike(
     if files or few or one.cause.by_victim:
         return []
     known = {*read.hosts.values(), *(other.cause.host for other in roots)}
+    known |= set() if ranks else _names_like(one.cause.host or "-", texts.values())
     named = {int(of[1]) for file in texts if (of := RANK_OF_FILE.search(file))} | _ranks(found)
-    named |= {int(rank) for text in texts.values() for rank in _LABEL.findall(text)}
+    named |= {int(of[1]) for text in texts.values() for of in _WRITER.finditer(text)}
     start, end = min(ranks, default=0), max(ranks, default=0) + 1
     whole = not start or (len(ranks) == end - start and not (start % _FEW_GPUS or end % _FEW_GPUS))
     every = whole and ranks >= {*named, *read.hosts} if ranks else hosts >= known - {None}
@@ -560,13 +563,16 @@ def _is_elsewhere(one: Found, every_host: Collection[str], texts: Mapping[str, s
     hosts = {host.partition(".")[0] for host in every_host}
     host = (one.cause.host or "").partition(".")[0]
     if host and _ROW.search(one.cause.line):
-        names = re.compile(rf"(?<![\w-]){_DIGITS.sub('[0-9]+', re.escape(host))}(?![\w-])")
-        named = {
-            name for file, text in texts.items() if file != one.file for name in names.findall(text)
-        }
+        named = _names_like(host, (text for file, text in texts.items() if file != one.file))
         return bool(named) and host not in named
     alike = _DIGITS.sub("", host) in {_DIGITS.sub("", other) for other in hosts}
     return one.cause.root and not one.cause.ranks and alike and host not in hosts
+
+
+def _names_like(host: str, texts: Iterable[str]) -> set[str]:
+    """Names in texts that differ from this one in their numbers only."""
+    names = re.compile(rf"(?<![\w-]){_DIGITS.sub('[0-9]+', re.escape(host))}(?![\w-])")
+    return {name for text in texts for name in names.findall(text)}
 
 
 def _began_and_ended(texts: Mapping[str, str]) -> tuple[float, float] | None:

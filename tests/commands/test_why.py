@@ -317,6 +317,7 @@ NO_ROUTE = (
     "{0}:7:9 [0] NCCL WARN socketPollConnect: Connect to 10.0.0.10<38> failed : No route to host\n"
 )
 USING = "{0}:7:8 [0] NCCL INFO Bootstrap : Using {1}:10.0.0.{2}<0>\n"
+LACKS = "n{}: bash: python: command not found\n"
 LONG_AGO = "[Tue Jun  9 11:00:12 2026] LustreError: 167-0: osc: client was evicted by OST12\n"
 EVICTED = "LustreError: 167-0: osc: This client was evicted by OST12\n"
 STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
@@ -377,6 +378,8 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
             ("file system failed", None, None),
         ),
         ({f"gpu{n}/dmesg": EVICTED for n in (5, 6)}, ("file system failed", None, None)),
+        ({"x": LACKS.format(2) + LACKS.format(5)}, ("program not found", None, None)),
+        ({"x": LACKS.format(2) + LACKS.format(5) + "n3: 1"}, ("program not found", "n2", None)),
         (
             {**{f"gpu{n}/dmesg": EVICTED for n in (5, 6)}, "gpu7/dmesg": "eth0: up"},
             ("file system failed", "gpu5", None),
@@ -634,6 +637,8 @@ def test_ranks_with_one_cause_are_named_together(
     for more, culprits in (({}, ([], [0, 1])), (placed, ([], [0, 1])), (one_more, ([0, 1], []))):
         found = why(capsys, left(tmp_path / "_".join(["c", *more]), {**files, **more}))[1]
         assert (found["cause"]["ranks"], found["alike"]) == culprits
+    files = {"a.log": "0: KeyError: 'x'\n1: KeyError: 'x'\n2: step 3\n"}
+    assert why(capsys, left(tmp_path / "f", {**files}))[1]["cause"]["ranks"] == [0, 1]
     # Nor of those that fill nodes, of which alone logs were kept.
     files = {f"n{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in range(8, 12)}
     assert why(capsys, left(tmp_path / "e", {**files}))[1]["alike"] == [8, 9, 10, 11]
