@@ -193,7 +193,8 @@ class Agent:
                     self._from_hub(payload)
             except EOFError:
                 return False
-        if self._hub_is_silent():
+        heard = self._heard if self.order.remote else None
+        if heard is not None and self._clock.now() > heard + self.order.silence_s:
             sys.stderr.write(f"no message from the controller for {self.order.silence_s:g} s\n")
             return False
         if self.fork_server.fileno() in ready:
@@ -202,10 +203,6 @@ class Agent:
             self._from_part(part)
         self._end_processes()
         return True
-
-    def _hub_is_silent(self) -> bool:
-        remote = self.order.remote and self._heard is not None
-        return remote and self._clock.now() > (self._heard or 0.0) + self.order.silence_s
 
     def _from_hub(self, payload: bytes) -> None:
         if payload == BEAT:

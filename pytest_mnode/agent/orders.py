@@ -40,11 +40,8 @@ def sys_path_here(given: Sequence[str], order: AgentOrder) -> list[str]:
     """
     if not order.prefixes:
         return list(given)
-
-    def of_its_python(entry: str) -> bool:
-        return any(Path(entry).is_relative_to(prefix) for prefix in order.prefixes)
-
-    kept = [entry for entry in given if not of_its_python(entry)]
+    prefixes = order.prefixes
+    kept = [one for one in given if not any(Path(one).is_relative_to(p) for p in prefixes)]
     return [*kept, *(entry for entry in order.own_sys_path if entry not in kept)]
 
 

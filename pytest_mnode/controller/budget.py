@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -38,11 +38,8 @@ class Budget:
             left = f"the budget of {DURATION.text(self._budget)}"
             if not hasattr(item.config, "workerinput"):  # a pytest-xdist worker knows only its own
                 items = item.session.items
-                left += _not_run(items[items.index(nextitem) :], len(items))
+                others = items[items.index(nextitem) :]
+                names = listed((criterion_name(one.path.name) for one in others), 8, ", ")
+                left += f": {len(others)} of {len(items)} tests were not run ({names})"
             self._run.end(left)
         return result
-
-
-def _not_run(left: Sequence[pytest.Item], total: int) -> str:
-    names = listed((criterion_name(item.path.name) for item in left), 8, ", ")
-    return f": {len(left)} of {total} tests were not run ({names})"

@@ -29,11 +29,6 @@ _GUARD = "read -r _; printf '\\033[J'"
 """Clears the line if this process is killed, because its standard input then ends."""
 
 
-def _on_ci() -> bool:
-    """Whether this is a CI run, by pytest's own rule."""
-    return any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER"))
-
-
 def terminal_of(config: pytest.Config) -> int | None:
     """A descriptor of the terminal to write the line to; None if no line may be written.
 
@@ -41,7 +36,8 @@ def terminal_of(config: pytest.Config) -> int | None:
     no other reporter, no CI log, no pytest-xdist worker.
     """
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
-    if type(reporter) is not pytest.TerminalReporter or _on_ci():
+    on_ci = any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER"))  # pytest's own rule
+    if type(reporter) is not pytest.TerminalReporter or on_ci:
         return None
     shown = reporter.isatty and reporter.hasmarkup and config.getoption("verbose", 0) >= 0
     if not shown or config.getoption("capture", "no") != "fd" or sys.__stdout__ is None:

@@ -140,7 +140,10 @@ class Leases:
             return None
         wanted = len(states) if request.nodes is None else request.nodes
         if wanted > len(states) - len(lost):
-            raise _too_few(request, wanted, len(states), lost)
+            text = f"{request.label} needs {count(wanted)}, but the run has {len(states)}"
+            if lost:
+                raise _lost(text, lost)
+            raise ClusterError(f"{text}; give --mnode-nodes={wanted}")
         if gone := [s for s in lost if s.node.name in request.on]:
             raise _lost(f"{request.label} needs {', '.join(request.on)}", gone)
         free = [s for s in ready if s.lease is None]
@@ -155,13 +158,6 @@ class Leases:
         for state in free[:wanted]:
             state.lease = lease.id
         return Lease(lease.id, names)
-
-
-def _too_few(
-    request: NodesRequest, wanted: int, total: int, lost: Sequence[NodeState]
-) -> ClusterError:
-    text = f"{request.label} needs {count(wanted)}, but the run has {total}"
-    return _lost(text, lost) if lost else ClusterError(f"{text}; give --mnode-nodes={wanted}")
 
 
 def _lost(text: str, lost: Sequence[NodeState]) -> NodeLostError:

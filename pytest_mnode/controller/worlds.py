@@ -141,8 +141,11 @@ class Worlds:
                 raise WorldError(_NO_LEASE)
             names = request.nodes or lease.nodes
             shape = Shape(len(names), request.procs_per_node)
-            own = request.file in self._own_imports
-            fit = [] if request.fresh else self._idle(shape, names, own)
+            alike = shape, tuple(names), request.file in self._own_imports
+            idle_worlds = [] if request.fresh else [w for w in self.worlds.values() if w.idle]
+            fit = [
+                w for w in idle_worlds if (w.info.shape, w.info.nodes, w.info.own_imports) == alike
+            ]
             held = [w for w in fit if w.info.id == request.held]
             idle = next(iter(held or [w for w in fit if not w.held_by]), None)
             if idle is not None:
@@ -168,11 +171,6 @@ class Worlds:
                 raise WorldError(world.not_started)
             await change()
         return world.info
-
-    def _idle(self, shape: Shape, names: Sequence[str], own: bool) -> list[WorldState]:
-        alike = (shape, tuple(names), own)
-        idle = [world for world in self.worlds.values() if world.idle]
-        return [w for w in idle if (w.info.shape, w.info.nodes, w.info.own_imports) == alike]
 
     def lease_idle(self, lease: int) -> tuple[WorldInfo, ...]:
         """Give all idle worlds to the client of this lease."""
