@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.inner import InnerRun, run_pytest
 
 SCENARIOS = Path(__file__).with_name("worlds") / "scenarios"
+TWO_OF_TWO = ("--mnode-nodes=2", "--mnode-procs-per-node=2")
+"""Four ranks on two nodes."""
 LIMIT = "no end within "
 """Text before the seconds in a report of ranks that were ended by the limit of their test."""
 _HEADING = re.compile(r"^_+ (?:ERROR at \w+ of )?(test_\S+) _+$", re.MULTILINE)
@@ -65,7 +67,7 @@ class Scenario:
 
 
 def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario:
-    """Run scenarios/NAME.py in four ranks, on `local` unless args say otherwise."""
+    """Run scenarios/NAME.py on four nodes and `local`, unless args say otherwise."""
     for source, target in (
         (f"{name}.py", f"test_{name}.py"),
         ("conftest_of_all.py", "conftest.py"),

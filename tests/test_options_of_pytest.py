@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import InnerRun, clean_env, command, run_here, run_pytest, run_to_end, write_files
+from tests.inner import InnerRun, run_here, run_pytest, write_files
 
 TESTS = """
     import logging, pathlib, warnings
@@ -113,7 +113,7 @@ def _ended_well(run: InnerRun) -> None:
 
 
 def test_the_class_of_an_option_may_be_of_a_conftest(tmp_path: Path) -> None:
-    """Agents cannot import it where pytest is not run by `python -m`, which adds the directory."""
+    """Agents cannot import it where pytest is run in another directory."""
     conftest = """
         from enum import Enum
 
@@ -128,9 +128,11 @@ def test_the_class_of_an_option_may_be_of_a_conftest(tmp_path: Path) -> None:
         def test_in_ranks(world, pytestconfig):
             assert pytestconfig.getoption("--mode").name == "FAST"
     """
-    write_files(tmp_path, conftest=conftest, test_it=module)
-    (tmp_path / "pytest.ini").touch()
-    argv = command(NODES[1], "--mnode-nodes=1", "--mode=fast", "--import-mode=importlib")
-    argv.insert(1, "-P")
-    run = run_to_end(argv, tmp_path, clean_env(), 120)
+    here, project = tmp_path / "here", tmp_path / "project"
+    for one in (here, project):
+        one.mkdir()
+    write_files(project, conftest=conftest, test_it=module)
+    (project / "pytest.ini").touch()
+    args = ("--mnode-nodes=1", "--mode=fast", "--import-mode=importlib", str(project))
+    run = run_pytest(here, NODES[1], *args)
     assert "1 passed" in run.output, run.output

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.inner import clean_env, run_pytest, write_files
 
 pytest.importorskip("torch")
@@ -51,7 +51,8 @@ def test_ranks_have_the_variables_that_torchrun_sets(tmp_path: Path) -> None:
     torchrun += ["--master-addr=127.0.0.1", "--master-port=0", "--rdzv-backend=c10d"]
     torchrun += ["--rdzv-endpoint=127.0.0.1:0", f"--log-dir={tmp_path}/logs"]
     program = ["program.py", str(tmp_path)]
-    subprocess.run([*torchrun, *program], cwd=tmp_path, env=clean_env(), check=True, timeout=120)
+    status, output = warm.run([*torchrun, *program], tmp_path, clean_env(), 120)
+    assert status == 0, output
     args = ("--mnode-nodes=1", "--mnode-procs-per-node=2", "--mnode-launcher=local")
     run = run_pytest(tmp_path, *args)
     assert run.outcomes() == {"test_it": "passed"}, run.output

@@ -17,7 +17,8 @@ CONFTEST = """
 
     def until_begun(item, *args):
         '''Report a test only once a rank has begun the next one, and note whether it has.'''
-        number, end = int(item.name[-1]), time.monotonic() + {limit_s}
+        number = int(item.name[-1])
+        end = time.monotonic() + {limits_s}.get(number, 0)
         while not (begun := list(HERE.glob(f"body{{number + 1}}.*"))) and time.monotonic() < end:
             time.sleep(0.02)
         (HERE / f"reported{{number}}").write_text(str(len(begun) > 0))
@@ -78,8 +79,9 @@ TESTS = """
 """
 
 
-def ran(path: Path, *options: str, limit_s: float, hook: str = "") -> InnerRun:
-    write_files(path, conftest=CONFTEST.format(limit_s=limit_s) + hook, test_a=TESTS)
+def ran(path: Path, *options: str, limits_s: dict[int, float], hook: str = "") -> InnerRun:
+    """limits_s: of the wait before the report of a test, by its number."""
+    write_files(path, conftest=CONFTEST.format(limits_s=limits_s) + hook, test_a=TESTS)
     return run_pytest(path, "--mnode-nodes=2", "--mnode-launcher=local", *options)
 
 
@@ -91,7 +93,7 @@ def bodies(path: Path, number: int) -> list[str]:
 @pytest.fixture(scope="module")
 def of_all(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InnerRun]:
     path = tmp_path_factory.mktemp("begun")
-    return path, ran(path, "-k", "not test_3", limit_s=20.0)
+    return path, ran(path, "-k", "not test_3", limits_s={1: 20, 4: 20})
 
 
 def test_the_next_test_begins_before_a_pass_is_reported(of_all: tuple[Path, InnerRun]) -> None:
@@ -110,21 +112,21 @@ def test_a_rank_that_dies_in_it_fails_it_and_it_runs_once(of_all: tuple[Path, In
 
 def test_what_follows_a_failure_waits_for_its_report(tmp_path: Path) -> None:
     """Only one rank fails: the other would have begun the next test."""
-    run = ran(tmp_path, "-x", limit_s=1.0)
+    run = ran(tmp_path, "-x", limits_s={2: 20, 3: 1})
     assert run.outcomes() == {"test_1": "passed", "test_2": "passed", "test_3": "failure"}
     assert (tmp_path / "reported2").read_text() == "True"
     assert bodies(tmp_path, 4) == []
 
 
 def test_nothing_begins_early_where_hooks_of_others_come_between(tmp_path: Path) -> None:
-    run = ran(tmp_path, "-k", "test_1 or test_2", limit_s=1.0, hook=HOOK)
+    run = ran(tmp_path, "-k", "test_1 or test_2", limits_s={1: 1}, hook=HOOK)
     assert run.outcomes() == {"test_1": "passed", "test_2": "passed"}
     assert (tmp_path / "reported1").read_text() == "False"
 
 
 def test_a_run_that_stops_awaits_no_nodes_of_a_test_that_has_begun(tmp_path: Path) -> None:
     """To end the module's fixture in its ranks it would lease the nodes that the ranks hold."""
-    write_files(tmp_path, conftest=CONFTEST.format(limit_s=20.0) + STOP, test_a=HELD)
+    write_files(tmp_path, conftest=CONFTEST.format(limits_s={1: 20}) + STOP, test_a=HELD)
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     assert run.outcomes() == {"test_1": "passed"}
     assert (tmp_path / "reported1").read_text() == "True"
@@ -132,6 +134,6 @@ def test_a_run_that_stops_awaits_no_nodes_of_a_test_that_has_begun(tmp_path: Pat
 
 
 def test_no_test_gets_the_result_of_one_that_a_loop_of_others_skips(tmp_path: Path) -> None:
-    run = ran(tmp_path, "-k", "test_1 or test_3 or test_4", limit_s=1.0, hook=LOOP)
+    run = ran(tmp_path, "-k", "test_1 or test_3 or test_4", limits_s={1: 1}, hook=LOOP)
     assert run.outcomes() == {"test_1": "passed", "test_4": "passed"}
     assert bodies(tmp_path, 3) == []

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from tests.scenario import Scenario, run_scenario
+from tests.scenario import TWO_OF_TWO, Scenario, run_scenario
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
-    return run_scenario("dying", tmp_path_factory.mktemp("dying"))
+    return run_scenario("dying", tmp_path_factory.mktemp("dying"), *TWO_OF_TWO)
 
 
 def test_every_next_test_ran(ran: Scenario) -> None:
@@ -45,7 +45,7 @@ def test_the_report_names_rank_node_and_cause(
 ) -> None:
     case = ran[name]
     assert case.outcome == ("error" if name == "exit_in_setup" else "failure")
-    assert f"rank {rank} of {of} on local{rank}: {how}" in case.message
+    assert f"rank {rank} of {of} on local{rank * 2 // of}: {how}" in case.message
     assert f"test_{name} PASSED" not in ran.run.output
 
 
@@ -96,13 +96,13 @@ def test_no_test_runs_until_its_limit(ran: Scenario) -> None:
 def test_a_rank_killed_for_lack_of_memory(ran: Scenario) -> None:
     case = ran["out_of_memory"]
     assert case.outcome == "failure"
-    assert case.first_line == "[rank 1 of 4 on local1: first]"
+    assert case.first_line == "[rank 1 of 4 on local0: first]"
     assert "MemoryError" in case.message
 
 
 def test_death_of_all_ranks_is_one_report(ran: Scenario) -> None:
     case = ran["all_ranks_die"]
-    assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
+    assert case.first_line == "[ranks 0-3 of 4 on local0,local1]"
     assert case.text.count("exited with code 7, in the test") == 1
 
 

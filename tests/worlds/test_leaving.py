@@ -15,13 +15,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     (directory / "pytest.ini").write_text(
         "[pytest]\nmnode_may_leave =\n    of-another\n    of-the-*\n"
     )
-    return run_scenario("leaving", directory, "-rA")
+    return run_scenario("leaving", directory, "-rA", "--mnode-nodes=2")
 
 
 def pids(ran: Scenario, after: str) -> set[str]:
     """Pids of the ranks of the test after this one."""
     found = set(re.findall(r"pid of rank \d is (\d+)", ran.shown_of_next(after)))
-    assert len(found) == 4
+    assert len(found) == 2
     return found
 
 
@@ -110,7 +110,7 @@ def test_new_processes_after_a_leak(ran: Scenario, before: str, after: str) -> N
 def test_a_forked_child_does_not_report_for_its_rank(ran: Scenario) -> None:
     returned = ran["forked_child_returns"]
     assert returned.outcome == "failure"
-    assert re.search(r"rank 1 of 4 on local1: a forked child \(pid \d+\) left the test",
+    assert re.search(r"rank 1 of 2 on local1: a forked child \(pid \d+\) left the test",
                      returned.message)  # fmt: skip
     failed = ran["forked_child_fails"]
     assert failed.outcome == "failure"
@@ -118,7 +118,7 @@ def test_a_forked_child_does_not_report_for_its_rank(ran: Scenario) -> None:
 
 
 def test_a_rank_that_closes_its_control_socket_fails(ran: Scenario) -> None:
-    assert "rank 1 of 4 on local1: exited with code 1" in ran["own_socket_closed"].message
+    assert "rank 1 of 2 on local1: exited with code 1" in ran["own_socket_closed"].message
 
 
 def test_a_death_between_two_tests_does_not_fail_the_next(ran: Scenario) -> None:

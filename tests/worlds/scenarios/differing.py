@@ -36,10 +36,6 @@ def test_shape_of_a_list(rank: int, process_group: Any) -> None:
     dist.all_gather([torch.ones(size(rank))] * 4, torch.ones(size(rank)))
 
 
-def test_dtype(rank: int, process_group: Any) -> None:
-    dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank == 3 else torch.float32))
-
-
 def test_operation(rank: int, process_group: Any) -> None:
     if rank == 3:
         dist.broadcast(torch.ones(2), 0)
@@ -51,12 +47,6 @@ def test_root(rank: int, process_group: Any) -> None:
     values = torch.full((64,), float(rank))
     dist.broadcast(values, src=3 if rank == 3 else 0)
     assert values.sum() == 0
-
-
-def test_reduce_op(rank: int, process_group: Any) -> None:
-    total = torch.ones(64)
-    dist.all_reduce(total, dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SUM)
-    assert total.sum() == 256
 
 
 def test_one_less(rank: int, process_group: Any) -> None:

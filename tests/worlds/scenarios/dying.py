@@ -20,8 +20,8 @@ if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch.distributed as dist
 
 
-pytestmark = pytest.mark.mnode(nodes=2)
-in_four = pytest.mark.mnode(nodes=4)
+pytestmark = pytest.mark.mnode(procs_per_node=1)
+in_four = pytest.mark.mnode(procs_per_node=2)
 
 
 def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests that pass and leave something behind in one of four ranks, or disturb it otherwise."""
+"""Tests that pass and leave something behind in one of two ranks, or disturb it otherwise."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ def test_group(rank: int, process_group: Any) -> None:
 
 
 def test_hashed_group(rank: int, process_group: Any) -> None:
-    if rank < 2:
-        group = dist.new_group([0, 1], use_local_synchronization=True)
-        dist.all_reduce(torch.ones(1), group=group)
+    group = dist.new_group([0, 1], use_local_synchronization=True)
+    dist.all_reduce(torch.ones(1), group=group)
 
 
 def test_same_hashed_group(rank: int, process_group: Any) -> None:
@@ -83,7 +82,7 @@ def test_same_hashed_group(rank: int, process_group: Any) -> None:
 
 
 def test_mesh(process_group: Any) -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     total = torch.ones(1)
     dist.all_reduce(total, group=mesh["tp"].get_group())
     assert int(total) == 2
@@ -114,7 +113,7 @@ def test_helpers(rank: int) -> None:
 def test_marked(rank: int) -> None:
     if rank == 1:
         test_thread(rank)
-        MAY_STAY.append(bytearray(b"x" * 300 * 2**20))
+        MAY_STAY.append(bytearray(b"x") * (300 * 2**20))
         subprocess.Popen(["sleep", "65"])
 
 
@@ -132,7 +131,7 @@ def test_allowed_by_the_ini_key(rank: int) -> None:
 
 def test_memory(rank: int) -> None:
     if rank == 1:
-        KEPT.append(bytearray(b"x" * 300 * 2**20))
+        KEPT.append(bytearray(b"x") * (300 * 2**20))
 
 
 def test_alarm(rank: int) -> None:
@@ -152,7 +151,7 @@ def test_group_destroyed(rank: int, process_group: Any) -> None:
 
 
 def test_group_destroyed_on_one(rank: int, process_group: Any) -> None:
-    if rank == 2:
+    if rank == 1:
         dist.destroy_process_group()
 
 

@@ -80,7 +80,7 @@ def test_batch_without_its_half(rank: int, process_group: Any) -> None:
 
 def test_far_behind_the_record(rank: int, process_group: Any) -> None:
     dist.broadcast(torch.ones(2, dtype=torch.int32 if rank == 3 else torch.float32), 0)
-    for _ in range(200):
+    for _ in range(140):
         dist.barrier()
 
 
@@ -161,7 +161,7 @@ def test_fine_messages(rank: int, process_group: Any) -> None:
 
 
 def test_fine_batches_of_a_pipeline(rank: int, process_group: Any) -> None:
-    for _ in range(200):  # more than the record keeps
+    for _ in range(140):  # more than the record keeps
         if rank > 0:
             dist.recv(torch.empty(2), rank - 1)
         if rank < 3:
@@ -200,6 +200,7 @@ def test_fine_models(rank: int, process_group: Any) -> None:
     torch.nn.utils.clip_grad_norm_(sharded.parameters(), 1.0)
 
 
+@pytest.mark.mnode(procs_per_node=1)  # compiling takes a second per rank
 def test_fine_compiled_in_some_ranks(rank: int, process_group: Any) -> None:
     def total(x: Any) -> Any:
         if rank == 0:
@@ -208,4 +209,4 @@ def test_fine_compiled_in_some_ranks(rank: int, process_group: Any) -> None:
         return x + 1
 
     compiled = torch.compile(total, backend="eager", fullgraph=False)
-    assert compiled(torch.ones(2)).sum() == 10 if rank else compiled(torch.ones(2)) is not None
+    assert compiled(torch.ones(2)).sum() == 6 if rank else compiled(torch.ones(2)) is not None
