@@ -82,13 +82,15 @@ class AlgorithmSweep:
     @property
     def decided(self) -> bool:
         """Whether each measured size surely keeps or surely misses its bound."""
-        found = [(row.estimate, self.bounds[row.size_bytes]) for row in self.judged]
+        bounds = self.bounds
+        found = [(row.estimate, bounds[row.size_bytes]) for row in self.judged]
         return all(one and bound.decides(*one.interval) is not None for one, bound in found)
 
     @property
     def judged(self) -> tuple[Row, ...]:
         """The rows of the sizes that are judged."""
-        return tuple(row for row in self.sweep.rows if row.size_bytes in self.bounds)
+        bounds = self.bounds
+        return tuple(row for row in self.sweep.rows if row.size_bytes in bounds)
 
     @property
     def line_gbytes_s(self) -> float:

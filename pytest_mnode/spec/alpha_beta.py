@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.measurement import Bound, Term
@@ -251,8 +252,7 @@ class Platform:
     @property
     def nvlink(self) -> NvLink | None:
         """The network inside a domain; None if neither the spec nor the model's name says it."""
-        accelerators = f"{self.per_node} {self.accelerator}"
-        known = next((one for one in _NVLINKS if re.search(one.names, accelerators)), None)
+        known = _known_nvlink(f"{self.per_node} {self.accelerator}")
         if self.domain_bytes_s is None:
             return known
         if known is None:
@@ -279,6 +279,11 @@ class Platform:
             *(times * found.start_s, times * found.inside_s, times * found.between_s),
             f"{times:g} × ({found.source})",
         )
+
+
+@lru_cache
+def _known_nvlink(accelerators: str) -> NvLink | None:
+    return next((one for one in _NVLINKS if re.search(one.names, accelerators)), None)
 
 
 _KEYS = ("fabric.kind", "fabric.line_rate", "fabric.nics_per_node", "accelerators.per_node")
@@ -318,6 +323,7 @@ class CollectiveModel:
         return math.ceil(self.nodes / self.platform.domain_nodes)
 
     @property
+    @lru_cache(maxsize=1024)  # noqa: B019  of values, not of objects
     def line(self) -> BusbwAtLineRate:
         """The line of a ring, or of direct messages: of the NICs of a domain, or of a rank's
         NVLink, if that is less or all ranks are in one domain."""

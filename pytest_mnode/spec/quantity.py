@@ -65,12 +65,12 @@ class Kind:
 
     def text(self, value: float | Fraction) -> str:
         """`value` (base unit, above zero) in the unit that gives the shortest whole number."""
-        numbers = {symbol: Fraction(value) / worth for symbol, worth in self.units.items()}
-        whole = [
-            f"{number.numerator} {symbol}"
-            for symbol, number in numbers.items()
-            if number.denominator == 1
+        of, parts = Fraction(value).as_integer_ratio()
+        ratios = [
+            (symbol, of * worth.denominator, parts * worth.numerator)
+            for symbol, worth in self.units.items()
         ]
+        whole = [f"{up // down} {symbol}" for symbol, up, down in ratios if up % down == 0]
         base = next(symbol for symbol, worth in self.units.items() if worth == 1)
         return min(whole, key=lambda text: len(text.split()[0]), default=f"{float(value):g} {base}")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -165,7 +165,7 @@ SHAPED = [one for one in TABLES.values() if one.says_its_shape]
 UNKNOWN = [one for one in TABLES.values() if not one.says_its_shape]
 
 
-@lru_cache
+@cache
 def fraction_of(kind: str | None) -> float:
     """What the profiles' part of a fabric promises of an all-reduce."""
     part = "slingshot" if kind == "cxi" else kind
@@ -173,7 +173,7 @@ def fraction_of(kind: str | None) -> float:
     return float(page["criteria"]["fabric"]["all_reduce_busbw"]["at_least_fraction"])
 
 
-@lru_cache
+@cache
 def judged(name: str) -> Result:
     table = TABLES[name]
     [found] = judge_output(table.text.encode(), Asked(table.spec))

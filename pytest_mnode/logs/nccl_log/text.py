@@ -214,6 +214,8 @@ def unwrapped(raw: str) -> str:
 
     Also of a line that has a whole output as one string, as Ansible shows it.
     """
+    if not raw.startswith("{") and "\\n" not in raw:  # most lines
+        return raw
     return _text_in(_record(raw)) or raw
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
@@ -37,6 +36,13 @@ _FEW_DIPS = 0.1
 _POLISHES, _FEWEST_RESTS = 2, 4
 _QUANTILE = NormalDist().inv_cdf(PROBABILITY)
 _MAD_OF_NORMAL = NormalDist().inv_cdf(0.75)
+
+
+def _nanmedian(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """As np.nanmedian with keepdims, in a fifth of its time for few values, and without warnings."""
+    ordered, known = np.sort(values, axis), (~np.isnan(values)).sum(axis, keepdims=True)
+    middle = [np.take_along_axis(ordered, at // 2, axis) for at in (known - 1, known)]
+    return (middle[0] + middle[1]) / 2
 
 
 class Rates:
@@ -161,11 +167,9 @@ class Rates:
         if self._noise is None:
             rest = np.log(self.best / self.reference[:, None, None])
             if self.nodes <= _POLISHED_UP_TO:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", RuntimeWarning)  # a node without a reading
-                    for _ in range(_POLISHES):
-                        for axis in (2, 1):
-                            rest -= np.nanmedian(rest, axis=axis, keepdims=True)
+                for _ in range(_POLISHES):
+                    for axis in (2, 1):
+                        rest -= _nanmedian(rest, axis)
             sizes = np.sort(np.abs(rest[np.isfinite(rest)]))
             known = np.isfinite(self.best)
             senders, receivers = known.any(axis=2), known.any(axis=1)
