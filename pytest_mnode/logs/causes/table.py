@@ -148,20 +148,28 @@ def rules() -> tuple[Rule, ...]:
     return tuple(Rule(kind, pattern, words_of(pattern)) for kind, pattern in (*specific, *general))
 
 
+_BEGINNING = 3
+"""Letters of a word by which it is looked up."""
+
+
 @cache
-def _rules_by_word() -> dict[str, tuple[int, ...]]:
-    """Numbers of rules by each word of their rarest set, which has the longest words."""
-    found: dict[str, list[int]] = {}
+def _rules_by_word() -> dict[str, tuple[tuple[str, int], ...]]:
+    """Each word of a rule's rarest set, which has the longest words, with the rule's number, by the
+    word's first letters; by "" if it has fewer."""
+    found: dict[str, list[tuple[str, int]]] = {}
     for at, rule in enumerate(rules()):
         for word in max(rule.words, key=lambda words: min(map(len, words)), default=("",)):
-            found.setdefault(word, []).append(at)
-    return {word: tuple(numbers) for word, numbers in found.items()}
+            beginning = word[:_BEGINNING] if len(word) >= _BEGINNING else ""
+            found.setdefault(beginning, []).append((word, at))
+    return {beginning: tuple(words) for beginning, words in found.items()}
 
 
 def candidates(line: str) -> tuple[Rule, ...]:
     """Rules whose words the line has, in their order; most lines have none."""
     small = line.lower()
-    numbers = {at for word, of in _rules_by_word().items() if word in small for at in of}
+    parts = {"", *(small[at : at + _BEGINNING] for at in range(len(small) - _BEGINNING + 1))}
+    by_word = _rules_by_word()
+    numbers = {at for part in parts & by_word.keys() for word, at in by_word[part] if word in small}
     some = (rules()[at] for at in sorted(numbers))
     return tuple(
         rule for rule in some if all(any(word in small for word in words) for words in rule.words)

@@ -39,7 +39,7 @@ _MAD_OF_NORMAL = NormalDist().inv_cdf(0.75)
 
 
 def _nanmedian(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """As np.nanmedian with keepdims, in a fifth of its time for few values, and without warnings."""
+    """As np.nanmedian with keepdims, in a fifth of its time for few values, without warnings."""
     ordered, known = np.sort(values, axis), (~np.isnan(values)).sum(axis, keepdims=True)
     middle = [np.take_along_axis(ordered, at // 2, axis) for at in (known - 1, known)]
     return (middle[0] + middle[1]) / 2
