@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from tests import warm
+
 ROWS, COLUMNS = 50, 120
 LIMIT_S = 60.0
 
@@ -24,15 +26,16 @@ class TerminalRun:
     ) -> None:
         self._ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
-        self.process = subprocess.Popen(
-            # The terminal must be the controlling one, so that Ctrl-C is a signal.
-            ["setsid", "--ctty", *argv],
-            cwd=directory,
-            env={**env, "TERM": term},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
+        env = {**env, "TERM": term}
+        self.process: warm.Process | subprocess.Popen[bytes]
+        # The terminal must be the controlling one, so that Ctrl-C is a signal.
+        if warm.possible(argv, env):
+            self.process = warm.start(argv, directory, env, theirs, theirs, terminal=True)
+        else:
+            argv = ["setsid", "--ctty", *argv]
+            self.process = subprocess.Popen(
+                argv, cwd=directory, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+            )
         os.close(theirs)
         self.output = ""
         self._seen = 0

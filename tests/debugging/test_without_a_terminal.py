@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.inner import clean_env, command, run_pytest, write_files
 
 NODES = ("--mnode-nodes=2", "--mnode-launcher=local")
@@ -49,18 +49,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("traced")
     write_files(directory, test_it=TRACED)
     (directory / "pytest.ini").touch()
-    done = subprocess.run(
-        command(*NODES, "-s", "--trace", "--mnode-debug-rank=1"),
-        cwd=directory,
-        env=clean_env(),
-        input="p 'answer', 40 + world.rank\nc\n",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.stdout
+    argv = command(*NODES, "-s", "--trace", "--mnode-debug-rank=1")
+    typed = "p 'answer', 40 + world.rank\nc\n"
+    return warm.run(argv, directory, clean_env(), 120, typed)[1]
 
 
 def test_trace_stops_at_the_first_line(traced: str) -> None:

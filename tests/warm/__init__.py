@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -37,33 +38,77 @@ def possible(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     return list(argv[:3]) == [sys.executable, "-m", "pytest"] and same_start(env, os.environ)
 
 
-def run(
-    argv: Sequence[str], directory: Path, env: Mapping[str, str], limit_s: float
-) -> tuple[int, str]:
-    """Exit status and output; raises TimeoutExpired after the limit, with all output until then."""
-    with _lock, tempfile.TemporaryFile() as output:
+class Process:
+    """A run, with the methods of Popen that tests call."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        (self.pid,) = _STATUS.unpack(_received(server))
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._server], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("pytest", timeout or 0.0)
+            with self._server:
+                (status,) = _STATUS.unpack(_received(self._server))
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def start(
+    argv: Sequence[str],
+    directory: Path,
+    env: Mapping[str, str],
+    stdin: int,
+    output: int,
+    *,
+    terminal: bool = False,
+) -> Process:
+    """terminal: the streams are a terminal, which becomes that of a session of the run."""
+    ours, theirs = socket.socketpair()
+    request = repr((list(argv), str(directory), dict(env), terminal)).encode()
+    with _lock, theirs:
         server = _started()
-        request = repr((list(argv), str(directory), dict(env))).encode()
-        socket.send_fds(server, [struct.pack("i", len(request))], [output.fileno()])
+        fds = [theirs.fileno(), stdin, output]
+        socket.send_fds(server, [struct.pack("i", len(request))], fds)
         server.sendall(request)
-        (pid,) = _STATUS.unpack(_received(server))
-        server.settimeout(limit_s)
+    return Process(ours)
+
+
+def run(
+    argv: Sequence[str], directory: Path, env: Mapping[str, str], limit_s: float, typed: str = ""
+) -> tuple[int, str]:
+    """Exit status and output; raises TimeoutExpired after the limit, with all output until then.
+
+    typed: what the run can read from a pipe.
+    """
+    stdin, pipe = os.pipe()
+    with os.fdopen(pipe, "w") as written:
+        written.write(typed)
+    with os.fdopen(stdin) as pipe_end, tempfile.TemporaryFile() as output:
+        process = start(argv, directory, env, pipe_end.fileno(), output.fileno())
         try:
-            (status,) = _STATUS.unpack(_received(server))
+            process.wait(limit_s)
             in_time = True
-        except TimeoutError:
+        except subprocess.TimeoutExpired:
             in_time = False
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            server.settimeout(None)
-            _received(server)
-        finally:
-            server.settimeout(None)
+            process.kill()
+        status = process.wait()
         output.seek(0)
         text = output.read().decode(errors="replace").replace("\r\n", "\n")
     if not in_time:
         raise subprocess.TimeoutExpired(argv, limit_s, text)
-    return os.waitstatus_to_exitcode(status), text
+    return status, text
 
 
 def _received(server: socket.socket) -> bytes:

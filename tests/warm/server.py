@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import tempfile
+import termios
 import threading
 import time
 import traceback
@@ -28,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+from pytest_mnode import processes
 from pytest_mnode.agent import agent, fork_server
 from pytest_mnode.processes import made_to_stay
 from tests.warm.run import run_module, run_worker, use
@@ -109,27 +111,46 @@ def main() -> None:
     client = socket.socket(fileno=os.dup(0))
     modules = import_all()
     while True:
-        head, fds, _, _ = socket.recv_fds(client, _LEFT.size, 1)
+        head, fds, _, _ = socket.recv_fds(client, _LEFT.size, 3)
         if not head:
             return
         (size,) = _LEFT.unpack(head)
-        argv, directory, env = ast.literal_eval(client.recv(size, socket.MSG_WAITALL).decode())
-        pid = os.fork()
-        if pid == 0:
+        request = ast.literal_eval(client.recv(size, socket.MSG_WAITALL).decode())
+        if os.fork() == 0:
             client.close()
-            _exit_after(partial(execute, argv, directory, env, fds[0], modules))
-        os.close(fds[0])
-        client.sendall(_LEFT.pack(pid))
-        _, status = os.waitpid(pid, 0)
-        client.sendall(_LEFT.pack(status))
+            _exit_after(partial(_start_and_wait, fds, partial(execute, request, modules)))
+        for fd in fds:
+            os.close(fd)
+        processes.reap()
 
 
-def execute(
-    argv: list[str], directory: str, env: dict[str, str], output: int, modules: Modules
-) -> None:
+def _start_and_wait(fds: list[int], run: Callable[[int, int], None]) -> None:
+    reply, stdin, output = socket.socket(fileno=fds[0]), *fds[1:]
+    pid = os.fork()
+    if pid == 0:
+        reply.close()
+        _exit_after(partial(run, stdin, output))
+    os.close(stdin)
+    os.close(output)
+    reply.sendall(_LEFT.pack(pid))
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):  # its test is over
+        reply.sendall(_LEFT.pack(status))
+
+
+Request = tuple[list[str], str, dict[str, str], bool]
+"""argv, directory, environment, and whether the streams are a terminal of its own session."""
+
+
+def execute(request: Request, modules: Modules, stdin: int, output: int) -> None:
     """Become the run, whose agent, cleanup process and workers wait in children."""
+    argv, directory, env, terminal = request
+    if terminal:
+        os.setsid()
+        fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
     null = os.open(os.devnull, os.O_RDWR)
-    _streams(null, output, output)
+    _streams(stdin, output, output)
+    os.close(stdin)
     os.close(output)
     os.chdir(directory)
     _set_environment(env)
