@@ -76,14 +76,11 @@ _BY_SCHEDULER = ("time limit", "preempted", "cancelled")
 _OF_NODES = ("node lost", "node drained")
 _OF_OTHERS = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
 """Who writes these is not whom they are about."""
-_OF_PROGRAMS = (
-    *("GPU out of memory", "Python error", "program not found", "file missing"),
-    *("library or module missing", "download failed", "values not finite"),
-    *("checkpoint does not fit", "checkpoint damaged"),
-)
 _OF_A_PROGRAM = (
-    *(*_OF_PROGRAMS, "host out of memory", "disk full", "file system failed"),
-    "permission denied",
+    *("GPU out of memory", "host out of memory", "disk full", "file system failed"),
+    *("permission denied", "Python error", "program not found", "library or module missing"),
+    "file missing",
+    *("checkpoint does not fit", "checkpoint damaged", "download failed", "values not finite"),
 )
 """A program may catch these and go on."""
 _AFTER_A_WAIT = ("GPU crashed", "CUDA error", "NPU error", "Python error")
@@ -97,8 +94,6 @@ _NO_LOGS = (".py", ".sh", ".md", ".rst", ".toml", ".cu", ".c", ".h")
 """Source and notes quote errors."""
 _MOST_GPUS = 8
 """[choice] GPUs of a node, if nothing tells where ranks are."""
-_FEW_GPUS = 4
-"""[choice] So many, or a multiple, has a node: ranks that fill some may be all that logs are of."""
 RAS_REPORT = "ras.json"
 OF_A_FAILURE = ("flight_recorder_rank_", "nccl_trace_rank_", "stack_rank_", RAS_REPORT)
 """Beginnings of the files, beside their notes, that ranks of an observed job leave."""
@@ -120,9 +115,7 @@ _END = re.compile(
 _OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "exits s")
 """Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
-_LABEL = re.compile(r"\[[rR]ank ?(\d{1,7})\]")
-_WRITER = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: )", re.MULTILINE)
-"""A rank by torch's label, or by that of `srun -l`."""
+_LABEL = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: )", re.MULTILINE)
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -276,7 +269,7 @@ def answer(left: Left) -> Answer:
     lost = [one for one in found if one.cause.name in (_JOINED, "rank lost")]
     awaited = {*_ranks(one for one in lost if not one.cause.by_victim), *read.silent}
     found.sort(key=lambda one: _weight(one.cause, awaited))
-    found = [*_of_broken_node(found)]
+    found = [*_of_broken_node(found, read.apart)]
     unlike: dict[tuple[object, ...], Found] = {}
     joined = _on_logged_node([*_joined(found)], _began_and_ended(left.texts))
     for one in sorted(joined, key=lambda one: _raised_by(one.cause, awaited, read.failed)):
@@ -303,8 +296,6 @@ def answer(left: Left) -> Answer:
     if roots and roots[0] in waiting:
         roots.sort(key=lambda one: not _is_of_another(one, waiting))
     rest = [one for one in kept if one not in roots]
-    rest += [one for one in aside if one.cause.name in ENDINGS]
-    aside = [one for one in aside if one not in rest]
     completed = _completed(left.texts, found)
     first = None if completed else next(iter([*roots, *rest]), None)
     if first and first.cause.name in _OF_AN_END and _were_told_to_end(found, left.texts):
@@ -318,12 +309,7 @@ def answer(left: Left) -> Answer:
     dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
     return Answer(
         shown,
-        (
-            *(one for one in roots if one is not first and one not in alike),
-            *aside,
-            *elsewhere,
-            *earlier,
-        ),
+        (*(one for one in roots if one not in (first, *alike)), *aside, *elsewhere, *earlier),
         tuple(one for one in rest if one is not first),
         (completed,)
         if completed
@@ -354,24 +340,22 @@ def _alike(
     one: Found, roots: Sequence[Found], found: Sequence[Found], read: Causes, left: Left
 ) -> list[Found]:
     """Those that show this cause, if all ranks that wrote, or without ranks all nodes, and all
-    files of its kind, do. Of two nodes each may have a broken device [choice]."""
-    texts, of_kernels = left.texts, _host_of(one.file) is not None
+    files of its kind, do. Of two nodes each may have a broken device, and if ranks fill nodes, of 4
+    or more GPUs, logs may be of these nodes alone [choice]."""
+    texts, kind = left.texts, _DIGITS.sub("", one.file)
     same = [other for other in roots if _kind(other.cause) == _kind(one.cause)]
     ranks, hosts = _ranks(same), {other.cause.host for other in same}
-    files = {file for file in texts if _DIGITS.sub("", file) == _DIGITS.sub("", one.file)}
-    files |= {file for file in texts if of_kernels and _host_of(file) is not None}
+    files = {file for file in texts if _DIGITS.sub("", file) == kind}
     files -= {other.file for other in found if other.cause.name == one.cause.name}
-    few = len(ranks) < 2 if ranks else len(hosts) < (3 if one.cause.device else 2)
-    if files or few or one.cause.by_victim:
+    if files or one.cause.by_victim or not same:
         return []
-    known = {*read.hosts.values(), *(other.cause.host for other in roots)}
-    known |= set() if ranks else _names_like(one.cause.host or "-", texts.values())
+    if not ranks:
+        every = hosts >= _names_like(one.cause.host or "-", texts.values()) and None not in hosts
+        return same if every and len(hosts) > 1 + (one.cause.device is not None) else []
     named = {int(of[1]) for file in texts if (of := RANK_OF_FILE.search(file))} | _ranks(found)
-    named |= {int(of[1]) for text in texts.values() for of in _WRITER.finditer(text)}
-    start, end = min(ranks, default=0), max(ranks, default=0) + 1
-    whole = not start or (len(ranks) == end - start and not (start % _FEW_GPUS or end % _FEW_GPUS))
-    every = whole and ranks >= {*named, *read.hosts} if ranks else hosts >= known - {None}
-    return same if every and None not in (ranks or hosts) else []
+    named |= {int(rank) for text in texts.values() for rank in _LABEL.findall(text)}
+    whole = 0 in ranks or ranks == {r - r % 4 + n for r in ranks for n in range(4)}
+    return same if whole and len(ranks) > 1 and ranks == {*named, *read.hosts} else []
 
 
 def _kind(cause: Cause) -> tuple[str, ...]:
@@ -387,7 +371,7 @@ def _were_told_to_end(found: Sequence[Found], texts: Mapping[str, str]) -> bool:
     return all(0 <= text.find("SIGTERM death signal") < text.find(line) for text, line in ends)
 
 
-def _of_broken_node(found: Sequence[Found]) -> Iterator[Found]:
+def _of_broken_node(found: Sequence[Found], apart: Collection[str]) -> Iterator[Found]:
     """With no other peer than one that twice as many report as any other: else the network may be
     broken between them, or each only saw the next one end. That several do not reach it is its own.
     """
@@ -398,9 +382,10 @@ def _of_broken_node(found: Sequence[Found]) -> Iterator[Found]:
         cause, key = one.cause, (one.cause.name, one.cause.peer)
         here = len(seen.get(key, ()))
         others = [len(of) for other, of in seen.items() if other[0] == key[0] and other != key]
-        if here < 2 * max(others, default=0):
+        own = here and not cause.by_victim and cause.name not in _AT_THE_START
+        if (own and cause.host in apart) or here < 2 * max(others, default=0):
             cause = replace(cause, peer=None)
-        elif here > 1 and not cause.by_victim and cause.name not in _AT_THE_START:
+        elif own and (here > 1 or cause.peer in apart):
             cause = replace(cause, host=None, ranks=())
         yield replace(one, cause=cause)
 
@@ -514,7 +499,7 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
     gave_up = min((at for line in lines if (at := time_of(line)) is not None), default=None)
     span = _began_and_ended(left.texts)
 
-    def is_outside(line: str, after_s: float = AFTER_S) -> bool:
+    def is_outside(line: str, after_s: float) -> bool:
         at = time_of(line)
         late = at is not None and gave_up is not None and elapsed_s(gave_up, at) > after_s
         return late or _is_far(at, span)
@@ -539,13 +524,12 @@ def _aside(found: Sequence[Found], awaited: set[int], failed: set[int], left: Le
                 for other in found
                 if other.cause.root
             )
-        if cause.name in ENDINGS and not cause.ranks and is_outside(cause.line, 0):
-            return True
-        if cause.ranks or not is_outside(cause.line):
+        after_s = 0 if cause.name in ENDINGS else AFTER_S
+        if cause.ranks or not is_outside(cause.line, after_s):
             return False
         # Of equal causes in a file, the first line is kept.
         text = left.texts.get(one.file, "")
-        inside = "\n".join(line for line in text.splitlines() if not is_outside(line))
+        inside = "\n".join(line for line in text.splitlines() if not is_outside(line, after_s))
         return all(
             (again.name, again.device) != (cause.name, cause.device) for again in causes(inside)
         )
@@ -633,8 +617,7 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
 
 def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: Left) -> Found:
     """With the host by which the file or its folder is called, if other lines name this host, or if
-    no other file shows the cause, and others, and nodes that are known, differ in their number
-    only: gpu3.log, gpu4.log."""
+    no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
     cause, path = one.cause, PurePath(one.file)
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
     writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
@@ -642,13 +625,11 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     of_peer = cause.peer is not None and cause.name in _OF_PEERS
     if of_others or of_peer or cause.host or cause.by_victim or by_scheduler:
         return one
-    kinds = {_DIGITS.sub("0", name.partition(".")[0]) for name in hosts if name[0].isalpha()}
     hosts = set() if cause.ranks else hosts  # a node may log the ranks of all
     files = {other.file for other in found if other.cause.name == cause.name}
     if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(path.stem):
         stems = [PurePath(file).stem for file in left.texts if file != one.file]
-        kind = _DIGITS.sub("0", path.stem)
-        alike = kind in [_DIGITS.sub("0", stem) for stem in stems] and kind in (kinds or {kind})
+        alike = _DIGITS.sub("0", path.stem) in [_DIGITS.sub("0", stem) for stem in stems]
         hosts = {*hosts, path.stem} if alike else hosts
     host = next((part for part in (path.stem, *reversed(path.parts[:-1])) if part in hosts), None)
     return replace(one, cause=replace(cause, host=host))
@@ -669,12 +650,11 @@ def _host_of(file: str) -> str | None:
 
 def _located(first: Found, suspects: tuple[int, ...], left: Left, alike: Sequence[Found]) -> Found:
     """The cause, with where its ranks are by their stacks, or the suspects; of none if alike."""
-    cause = first.cause
-    at = located(replace(cause, ranks=suspects or cause.ranks), left.texts)
-    cause = replace(cause, detail=at.detail)
+    at = located(replace(first.cause, ranks=suspects or first.cause.ranks), left.texts)
+    cause = replace(first.cause, detail=at.detail)
     if alike:
         hosts = {one.cause.host for one in alike}
-        host = hosts.pop() if len(hosts) == 1 and cause.name not in _OF_PROGRAMS else None
+        host = hosts.pop() if len(hosts) == 1 and cause.name not in _OF_A_PROGRAM else None
         cause = replace(cause, ranks=(), device=None, host=host)
     return replace(first, cause=cause)
 

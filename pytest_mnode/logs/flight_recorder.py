@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from pytest_mnode.logs.causes.culprits import unlike_most
+from pytest_mnode.logs.causes.culprits import odd_ranks
 from pytest_mnode.logs.causes.table import Cause, known_cause
 from pytest_mnode.machine.cpus import format_cpulist
 
@@ -217,7 +217,7 @@ def _different(inside: Mapping[int, Call]) -> Cause | None:
     said = {rank: one.what for rank, one in inside.items()}
     if len({*said.values()}) < 2:
         return None
-    ranks = unlike_most(said)
+    ranks = odd_ranks(said)
     texts = dict.fromkeys(map(str, inside.values()))
     kind = known_cause("ranks' collectives differ")
     return Cause(kind, str(inside[ranks[0]]), ranks, detail=" or ".join(texts))

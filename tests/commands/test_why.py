@@ -362,13 +362,6 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
             {"n3.log": "ImportError: libx.so: cannot open shared object file", "n4.log": ""},
             ("library or module missing", "n3", None),
         ),
-        (  # nodes have other names
-            {
-                "p3.log": "ImportError: libx.so: cannot open shared object file",
-                "p4.log": "e4:7:9 [0] NCCL WARN Connection closed by remote peer 10.0.0.5<38>\n",
-            },
-            ("library or module missing", None, None),
-        ),
         (
             {"rank_9.log": "OSError: [Errno 108] x", "gpu5/dmesg": EVICTED},
             ("file system failed", "gpu5", None),
@@ -902,7 +895,7 @@ def test_what_explains_no_wait_is_listed_beside_it(
     files[file] = f"{text}{files.get(file, '')!s}"
     found = why(capsys, left(tmp_path, files))[1]
     assert (found["cause"]["cause"], found["suspects"]) == ("collective timed out", [3])
-    assert [one["cause"] for one in found["others"] or found["followed_by"]] == [name]
+    assert [one["cause"] for one in found["others"]] == [name]
 
 
 @pytest.mark.parametrize(("day", "cause"), [(18, None), (21, "port went down"), (24, None)])

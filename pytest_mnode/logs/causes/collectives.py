@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from pytest_mnode.logs.causes.culprits import RANK_OF_FILE, unlike_most
+from pytest_mnode.logs.causes.culprits import RANK_OF_FILE, odd_ranks
 from pytest_mnode.logs.causes.table import Cause, known_cause
 from pytest_mnode.logs.causes.times import time_of
 
@@ -271,7 +271,7 @@ class Attempt:
                 name = "ranks' collectives differ" if differ else "collective timed out"
                 texts = " or ".join(dict.fromkeys(work.text for work in alike))
                 said = {work.rank: (work.op, work.numel) for work in alike}
-                ranks = unlike_most(said) if differ else tuple(sorted(said))
+                ranks = odd_ranks(said) if differ else tuple(sorted(said))
                 detail = texts if differ else alike[0].text
                 first = next(work for work in alike if work.rank in ranks)
                 yield first.file, Cause(known_cause(name), first.line, ranks=ranks, detail=detail)

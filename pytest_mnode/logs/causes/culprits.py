@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypeVar
-
-_Name = TypeVar("_Name", int, str)
+from typing import Any
 
 # Prefixes that schedulers, launchers and torch print before a line; groups identify its writer.
 _PREFIX = re.compile(
@@ -132,8 +130,8 @@ def rank_numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def unlike_most(said: Mapping[_Name, Any]) -> tuple[_Name, ...]:
-    """Ranks or nodes that say something else than most; all, if as many do as do not."""
+def odd_ranks(said: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Ranks, or hosts, that say something else than most; all, if as many do as do not."""
     counts = Counter(said.values())
     odd = [rank for rank, one in said.items() if counts[one] < max(counts.values())]
     return tuple(sorted(odd or said))

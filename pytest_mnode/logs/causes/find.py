@@ -20,9 +20,9 @@ from pytest_mnode.logs.causes.culprits import (
     RANK,
     WHO,
     first,
+    odd_ranks,
     rank_numbers,
     split_prefix,
-    unlike_most,
     unredacted,
 )
 from pytest_mnode.logs.causes.raised import EXCEPTION, raised
@@ -202,7 +202,8 @@ class Causes:
     silent: see `Attempt.silent`. failed: ranks whose failure torchrun or srun observed first.
     earlier: of attempts before the last one, and of other jobs. hosts: of ranks of the largest
     communicator of NCCL, and of those that torchrun, Megatron or a prefix name with their nodes.
-    every_host: of this communicator, if all its ranks are known.
+    every_host: of this communicator, if all its ranks are known. apart: hosts whose interface is
+    unlike that of most.
     What watchdogs say is compared over all files.
     """
 
@@ -232,7 +233,7 @@ class Causes:
         counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
         at = {ip: host for ip, host in used if counts[ip] == 1}
         versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
-        odd = unlike_most({int(rank): version for rank, version in versions})
+        odd = odd_ranks({int(rank): version for rank, version in versions})
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
         not_reached = any(_LOOPBACK.match(cause.peer or "") for _, cause in self.found)
         self.found = [
@@ -240,25 +241,12 @@ class Causes:
             for file, one in self.found
             if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
         ]
-        interfaces = {host: nic for one in every for (_, host), nic in one.addresses.items()}
-        odd_hosts = unlike_most(interfaces)  # all, if none or half of them are
-        apart = {host: interfaces[host] for host in odd_hosts if len(odd_hosts) < len(interfaces)}
-        named = (
+        self.found = [
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
-        )
-        self.found = [(file, _of_interface(one, apart)) for file, one in named]
-
-
-def _of_interface(cause: Cause, apart: Mapping[str, str]) -> Cause:
-    """Of two ends without a route, the one whose interface is unlike most.
-
-    apart: such interfaces, by node."""
-    mine, theirs = apart.get(cause.host or ""), apart.get(cause.peer or "")
-    if cause.name != "host unreachable" or bool(mine) == bool(theirs):
-        return cause
-    parts = ", ".join(filter(None, [cause.detail, f"interface {mine or theirs}"]))
-    cause = replace(cause, detail=parts)
-    return replace(cause, peer=None) if mine else replace(cause, host=None, ranks=())
+        ]
+        nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
+        odd_hosts = odd_ranks(nics)  # all, if none or half of them are
+        self.apart = odd_hosts if len(odd_hosts) < len(nics) else ()
 
 
 def _of_versions(
@@ -495,9 +483,8 @@ class _Finder:
         if _LISTED in tells and (listed := _LISTED.search(line)) is not None:
             self._later_failures = listed["first"] is None
             self._failed_alone |= listed["alone"] is not None
-        child = _CHILD.search(line) if _CHILD in tells and not self._first_failures else None
-        if child and child["exitcode"] != "0":
-            self._first_failures[None] = child.groupdict()
+        if _CHILD in tells and (child := _CHILD.search(line)) and child["exitcode"] != "0":
+            self._first_failures = self._first_failures or {None: child.groupdict()}
         if _TESTED in tells:
             self._tested = first(_TESTED, line) or self._tested
         if _VERSION in tells and not self.version and (version := first(_VERSION, line)):
@@ -555,11 +542,11 @@ class _Finder:
     @property
     def failed(self) -> tuple[int, ...]:
         """Ranks whose failures torchrun observed first, or srun alone, if it did not end it."""
-        failures = self._first_failures.values()
+        failures = self._first_failures
         if not failures and len(self._exited) == 1 and not self._by_agents:
             return rank_numbers(*self._exited.values())
-        ranks = (one.get("rank", "") for one in failures if one.get("exitcode") != "-15")
-        return rank_numbers(",".join(ranks))
+        ended = (one for one in failures.values() if one.get("exitcode") != "-15")
+        return rank_numbers(",".join(one.get("rank", "") for one in ended))
 
     def _on_failed_host(self, cause: Cause) -> Cause:
         """With the host whose ranks raised it, and the only one that did, as torchrun or srun name
