@@ -67,8 +67,8 @@ def _who(found: Answer, cause: Cause) -> Iterator[str]:
         yield f"culprit: {cause.culprit or 'not named'}"
         if found.alike:
             ranks = tuple(one for one in found.alike if isinstance(one, int))
-            every = ["ranks", format_cpulist(ranks)] if ranks else ["nodes", *map(str, found.alike)]
-            yield f"seen by: all {', '.join(every)}"
+            nodes = ", ".join(map(str, found.alike))
+            yield f"seen by: ranks {format_cpulist(ranks)}" if ranks else f"seen by: {nodes}"
         return
     only = tuple(rank for rank in cause.ranks if rank not in found.suspects)
     seen = replace(cause, peer=None, ranks=only).culprit

@@ -165,7 +165,7 @@ class Answer:
     """Why a job failed. cause: None if nothing is known. others: further root causes, and causes of
     earlier attempts or other jobs. followed: what only follows. missing: what would make it surer.
     files: number that were read. suspects: ranks that others seem to wait for, where nothing names
-    a culprit. alike: all ranks, or nodes, if all show the cause: none of them is the culprit."""
+    a culprit. alike: ranks or nodes that show the cause, if none of them is the culprit."""
 
     cause: Found | None
     others: tuple[Found, ...]
@@ -301,7 +301,7 @@ def answer(left: Left) -> Answer:
     if first and first.cause.name in _OF_AN_END and _were_told_to_end(found, left.texts):
         first = next((one for one in rest if one.cause.name == _ENDED), first)
     suspects = _suspects(first, rest, waiting, read, left) if first else ()
-    alike = _alike(first, roots, found, read, left) if first else []
+    alike = _alike(first, kept, found, read, left) if first else []
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
     named_hosts |= {*read.hosts.values()}
     placed = first and _on_host_of_file(first, named_hosts, found, left)
@@ -337,17 +337,19 @@ def _suspects(
 
 
 def _alike(
-    one: Found, roots: Sequence[Found], found: Sequence[Found], read: Causes, left: Left
+    one: Found, kept: Sequence[Found], found: Sequence[Found], read: Causes, left: Left
 ) -> list[Found]:
     """Those that show this cause, if all ranks that wrote, or without ranks all nodes, and all
     files of its kind, do. Of two nodes each may have a broken device, and if ranks fill nodes, of 4
     or more GPUs, logs may be of these nodes alone [choice]."""
     texts, kind = left.texts, _DIGITS.sub("", one.file)
-    same = [other for other in roots if _kind(other.cause) == _kind(one.cause)]
+    same = [other for other in kept if _kind(other.cause) == _kind(one.cause)]
     ranks, hosts = _ranks(same), {other.cause.host for other in same}
     files = {file for file in texts if _DIGITS.sub("", file) == kind}
     files -= {other.file for other in found if other.cause.name == one.cause.name}
-    if files or one.cause.by_victim or not same:
+    if len(ranks) > 1 and one.cause.name in ("NCCL failed", "MPI failed", "aborted"):
+        return same  # others broke
+    if files or one.cause.by_victim or not one.cause.root:
         return []
     if not ranks:
         every = hosts >= _names_like(one.cause.host or "-", texts.values()) and None not in hosts
@@ -653,9 +655,8 @@ def _located(first: Found, suspects: tuple[int, ...], left: Left, alike: Sequenc
     at = located(replace(first.cause, ranks=suspects or first.cause.ranks), left.texts)
     cause = replace(first.cause, detail=at.detail)
     if alike:
-        hosts = {one.cause.host for one in alike}
-        host = hosts.pop() if len(hosts) == 1 and cause.name not in _OF_A_PROGRAM else None
-        cause = replace(cause, ranks=(), device=None, host=host)
+        here = len({one.cause.host for one in alike}) == 1 and cause.name not in _OF_A_PROGRAM
+        cause = replace(cause, ranks=(), device=None, host=cause.host if here else None)
     return replace(first, cause=cause)
 
 

@@ -632,6 +632,10 @@ def test_ranks_with_one_cause_are_named_together(
         assert (found["cause"]["ranks"], found["alike"]) == culprits
     files = {"a.log": "0: KeyError: 'x'\n1: KeyError: 'x'\n2: step 3\n"}
     assert why(capsys, left(tmp_path / "f", {**files}))[1]["cause"]["ranks"] == [0, 1]
+    # Nor of several that tell only that others broke.
+    failed = "[rank{0}]: torch.distributed.DistBackendError: NCCL error in: x.cpp:7\n"
+    files = {f"n{rank}.log": failed.format(rank) for rank in (1, 2)} | {"n3.log": "step 3\n"}
+    assert why(capsys, left(tmp_path / "g", {**files}))[1]["alike"] == [1, 2]
     # Nor of those that fill nodes, of which alone logs were kept.
     files = {f"n{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in range(8, 12)}
     assert why(capsys, left(tmp_path / "e", {**files}))[1]["alike"] == [8, 9, 10, 11]

@@ -202,8 +202,7 @@ class Causes:
     silent: see `Attempt.silent`. failed: ranks whose failure torchrun or srun observed first.
     earlier: of attempts before the last one, and of other jobs. hosts: of ranks of the largest
     communicator of NCCL, and of those that torchrun, Megatron or a prefix name with their nodes.
-    every_host: of this communicator, if all its ranks are known. apart: hosts whose interface is
-    unlike that of most.
+    every_host: of it, if all its ranks are known. apart: hosts with another interface than most.
     What watchdogs say is compared over all files.
     """
 
