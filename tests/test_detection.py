@@ -25,7 +25,7 @@ from pytest_mnode.detection import (
 )
 from pytest_mnode.measurement import Bound, Measurement, Verdict, at_least, at_most
 
-RUNS = 6000
+RUNS = 3000
 LEAST = 80.0
 PLANNED, REPEATS = 3, 3
 
@@ -246,7 +246,7 @@ def test_factors_match_random_draws(repeats: int, rounds: int, factors: dict[int
         return [random_.gauss(0, 1) for _ in range(repeats)]
 
     ratios = []
-    for _ in range(20_000):
+    for _ in range(10_000):
         one, others = draw(), [statistics.median(draw()) for _ in range(rounds)]
         ratios.append((max(others) - statistics.median(one)) / scale(one))
     assert sorted(ratios)[round(0.99 * len(ratios))] == pytest.approx(factors[repeats], rel=0.15)

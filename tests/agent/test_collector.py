@@ -40,12 +40,17 @@ PLAIN = """
         raise RuntimeError(f"{other.name} of another module is here")
 """
 FORK_SERVER = """
-import sys
+import os, sys
 from pytest_mnode.agent import fork_server
 from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.messages import AgentOrder
-root, fd = sys.argv[1:]
-fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fd)))
+root, *fds = sys.argv[1:]
+fork_server.import_modules()
+if os.fork():
+    del fds[0]
+else:
+    del fds[1]
+fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fds[0])))
 """
 CUDA = """
     import torch
@@ -81,27 +86,39 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
-    """Files that a fork server leaves out, with the reason; or the reason why it failed."""
+Answer = Mapping[str, str] | str
+
+
+@pytest.fixture(scope="module")
+def found(files: Path) -> tuple[Answer, Answer]:
+    """Files that two fork servers leave out, with the reason; or the reason why one failed."""
+    some = ("test_a.py", "test_thread.py", "test_feeder.py", "test_openmp.py", "test_z.py")
+    names = ((*some, "test_child.py", "below/test_b.py", "test_cuda.py"),
+             ("test_a.py", "configures/test_c.py"))  # fmt: skip
+    pairs = [socket.socketpair() for _ in names]
+    fds = [theirs.fileno() for _, theirs in pairs]
+    # Not forked from here: OpenMP fails in the child of a process that has used it.
+    command = [sys.executable, "-c", FORK_SERVER, str(files), *map(str, fds)]
+    with subprocess.Popen(command, pass_fds=fds):  # which ends with its pipe
+        for _, theirs in pairs:
+            theirs.close()
+        first, second = (
+            collected(files, Pipe(ours), *n) for (ours, _), n in zip(pairs, names, strict=True)
+        )
+    return first, second
+
+
+def collected(directory: Path, pipe: Pipe, *names: str) -> Answer:
     root, files = str(directory), tuple(str(directory / name) for name in names)
     ini, path = f"{root}/pytest.ini", tuple(sys.path)
-    collect = Collect(files, frozenset(files), {}, ini, root, root, path, f"{root}/tmp")
-    ours, theirs = socket.socketpair()
-    # Not forked from here: OpenMP fails in the child of a process that has used it.
-    command = [sys.executable, "-c", FORK_SERVER, root, str(theirs.fileno())]
-    with theirs:
-        server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    pipe = Pipe(ours)
     try:
         pipe.send(Call(0, "import_torch"))
-        pipe.send(collect)
+        pipe.send(Collect(files, frozenset(files), {}, ini, root, root, path, f"{root}/tmp"))
         while not (payloads := pipe.receive()):
             pass
         answer = pickle.loads(payloads[0])
     finally:
         pipe.close()
-        server.kill()
-        server.wait()
     assert isinstance(answer, Collected)
     if answer.failure:
         return answer.failure
@@ -114,15 +131,16 @@ REMEDY = (
 )
 
 
-def test_modules_that_ranks_cannot_share_are_named_with_what_they_start(files: Path) -> None:
+def test_modules_that_ranks_cannot_share_are_named_with_what_they_start(
+    found: tuple[Answer, Answer],
+) -> None:
     """Others are shared; and CUDA fails in the child of a process that has initialized it."""
-    names = ("test_a.py", "test_thread.py", "test_feeder.py", "test_openmp.py", "test_z.py")
-    found = collected(files, *names, "test_child.py", "below/test_b.py", "test_cuda.py")
-    assert isinstance(found, dict)
-    openmp = found.pop("test_openmp.py")
+    assert isinstance(found[0], dict)
+    left_out = dict(found[0])
+    openmp = left_out.pop("test_openmp.py")
     assert "libgomp" in openmp
     assert "libtorch_cpu.so" in openmp
-    assert found == {
+    assert left_out == {
         "test_thread.py": f"its import starts thread 'courier'; {REMEDY}",
         "test_feeder.py": f"its import starts thread 'QueueFeederThread'; {REMEDY}",
         "below/test_b.py": f"below/conftest.py starts thread 'courier'; {REMEDY}",
@@ -130,8 +148,7 @@ def test_modules_that_ranks_cannot_share_are_named_with_what_they_start(files: P
     }
 
 
-def test_a_plugin_that_starts_threads_affects_all_modules(files: Path) -> None:
+def test_a_plugin_that_starts_threads_affects_all_modules(found: tuple[Answer, Answer]) -> None:
     what = "a plugin or a conftest.py, when pytest was configured, starts thread 'courier'"
     why = f"{what}; {REMEDY}"
-    found = collected(files, "test_a.py", "configures/test_c.py")
-    assert found == {"test_a.py": why, "configures/test_c.py": why}
+    assert found[1] == {"test_a.py": why, "configures/test_c.py": why}

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from pytest_mnode.controller import console
 from pytest_mnode.controller.live_plugin import Facts, LivePlugin, live_text
 from pytest_mnode.progress import progress
-from tests.inner import run_here, write_files
+from tests.inner import run_pytest, write_files
 
 SWEEP = Facts("fabric", "all_reduce 8 MiB", 34.9, done=3, total=9, expected_s=3725.0)
 WAITS = replace(SWEEP, awaited="rank 2 of 4 on node2")
@@ -39,7 +40,7 @@ def test_nodes_waited_for_before_the_first_test_are_named(isatty: bool) -> None:
     assert lines == (waits if isatty else [])
 
 
-def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytester) -> None:
+def test_a_limit_function_that_raises_fails_only_its_test(tmp_path: Path) -> None:
     tests = """
         import pytest
 
@@ -54,8 +55,8 @@ def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytes
 
         def test_c(cluster): pass
     """
-    write_files(pytester.path, test_it=tests)
-    run = run_here(pytester, "--mnode-nodes=2", "--mnode-launcher=local")
+    write_files(tmp_path, test_it=tests)
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     failed = dict.fromkeys(("test_a", "test_b"), "error")
     assert run.outcomes() == failed | {"test_c": "passed"}, run.output
     assert "INTERNALERROR" not in run.output

@@ -64,7 +64,7 @@ def test_deselected_tests_are_noted_if_only_tests_request_nodes(pytester: pytest
         def test_b(cluster): pass
     """
     write_files(pytester.path, test_it=module)
-    run = run_here(pytester, "--mnode-launcher=local", "-k", "test_a")
+    run = run_pytest(pytester.path, "--mnode-launcher=local", "-k", "test_a")
     assert "1 test deselected: test_it.py::test_b" in run.output
 
 

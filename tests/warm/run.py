@@ -27,7 +27,7 @@ _READ_AT_START = (
     "MKL_",
     "TORCH",
     "PYTORCH_",
-    "CUDA_",
+    "CUDA_HOME",
 )
 _PATH = "PYTHONPATH"
 """Not among them, unless its directories hold one of these: an agent is sent sys.path."""

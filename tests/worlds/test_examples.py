@@ -15,6 +15,8 @@ TESTS = """
     from hypothesis import assume, example, given, settings, strategies as st
 
     HERE = pathlib.Path(__file__).parent
+    settings.register_profile("few", max_examples=30)
+    settings.load_profile("few")
 
     @pytest.fixture(scope="module")
     def drawn(world):

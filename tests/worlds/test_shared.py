@@ -12,26 +12,15 @@ from pytest_mnode.outcome.merge import recorded_by_all
 from tests.inner import InnerRun, run_pytest, write_files
 
 TESTS = """
-    import sys
     import pytest
-    if "torch" in sys.modules:  # where ranks are forked
-        import torch, torch.distributed as dist
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor, zeros
 
-    def test_saved_by_4_loaded_by_2(process_group, rank, shared_tmp_path):
+    def test_written_and_read_by_all(process_group, rank, shared_tmp_path):
+        import torch.distributed as dist
         assert not list(shared_tmp_path.iterdir())
         dist.barrier()
-        whole = torch.arange(8.0)
-        state = {"w": distribute_tensor(whole, init_device_mesh("cpu", (4,)), [Shard(0)])}
-        dcp.save(state, checkpoint_id=shared_tmp_path)
-        pair = dist.new_group([0, 1])
-        if rank < 2:
-            state = {"w": zeros(8, device_mesh=DeviceMesh.from_group(pair, "cpu"),
-                                placements=[Shard(0)])}
-            dcp.load(state, checkpoint_id=shared_tmp_path, process_group=pair)
-            assert torch.equal(state["w"].to_local(), whole.chunk(2)[rank])
+        (shared_tmp_path / f"of_rank{rank}").touch()
+        dist.barrier()
+        assert len(list(shared_tmp_path.iterdir())) == 4
 
     def test_fails_and_leaves_a_file(rank, shared_tmp_path):
         (shared_tmp_path / f"of_rank{rank}").touch()
@@ -64,7 +53,7 @@ def run(directory: Path) -> InnerRun:
 
 def test_all_ranks_write_and_read_one_directory(run: InnerRun) -> None:
     assert run.outcomes() == {
-        "test_saved_by_4_loaded_by_2": "passed",
+        "test_written_and_read_by_all": "passed",
         "test_fails_and_leaves_a_file": "failure",
         "test_records": "passed",
     }, run.output

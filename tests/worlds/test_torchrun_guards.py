@@ -221,7 +221,7 @@ WAITS = """
     import pytest, torch.distributed as dist
     RANK = int(os.environ.get("RANK", 0))
 
-    @pytest.mark.mnode(timeout=20)
+    @pytest.mark.mnode(timeout=3)
     @pytest.mark.skipif(RANK == 0, reason="not for the first")
     def test_waits(process_group): dist.barrier()
 

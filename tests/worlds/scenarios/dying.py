@@ -146,14 +146,18 @@ def test_native_alarm_goes_off_late(rank: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 9.0)
 
 
+def print_10_mb(rank: int) -> None:
+    print(*(f"rank {rank} line {number:06d} {'.' * 480}" for number in range(20_000)), sep="\n")
+
+
 def test_10_mb_from_each(rank: int) -> None:
-    print(*(f"rank {rank} line {number:06d} {'.' * 80}" for number in range(100_000)), sep="\n")
+    print_10_mb(rank)
     assert rank != 1
 
 
 def test_10_mb_and_dies(rank: int) -> None:
-    print(*(f"rank {rank} line {number:06d} {'.' * 80}" for number in range(100_000)), sep="\n")
     if rank == 1:
+        print_10_mb(rank)
         os._exit(3)
 
 
