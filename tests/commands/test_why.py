@@ -323,6 +323,11 @@ EVICTED = "LustreError: 167-0: osc: This client was evicted by OST12\n"
 STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
 
 
+REFUSED = "[W socket] connect: SO_ERROR: Connection refused, remote=[127.0.1.1]:40913\n"
+NOT_MET = f"RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error\n{REFUSED}"
+OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -378,6 +383,10 @@ STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
             ("file system failed", "gpu5", None),
         ),
         ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
+        # /etc/hosts counts for the address that others were told, if gloo did not reach it.
+        ({"x": NOT_MET + OWN_NAMES}, ("loopback address announced", "n4", None)),
+        ({"x": NOT_MET + OWN_NAMES.replace("1.1", "1.2")}, ("gloo not connected", None, None)),
+        ({"x": REFUSED + OWN_NAMES}, ("connection closed by peer", None, "127.0.1.1")),
     ],
 )
 def test_the_node_that_is_meant(

@@ -81,6 +81,12 @@ _OF_TWO = re.compile(r"\brank (\d+) version (\d+)")
 _LOOPBACK = re.compile(r"127\.|::1$")
 _ANNOUNCED = "loopback address announced"
 """Gloo warns of it on each machine without a network, too: nobody else has to reach it there."""
+_OWN_NAME = re.compile(
+    r"^(?:\S+: +)?(?P<address>\d+\.\d+\.\d+\.\d+|::1)\s+"
+    r"(?P<host>(?!localhost|ip6-)[A-Za-z][\w.-]*)(?:\s|$)"
+)
+"""/etc/hosts, of a loopback address."""
+_NOT_MET = (_ANNOUNCED, "gloo not connected")
 _NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
 _LOOKED_AT = 1000
 _OF_START = (
@@ -233,8 +239,15 @@ class Causes:
         at = {ip: host for ip, host in used if counts[ip] == 1}
         versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
         odd = odd_ranks({int(rank): version for rank, version in versions})
+        not_reached = {one.peer for _, one in self.found if _LOOPBACK.match(one.peer or "")}
+        not_met = any(one.by_victim and one.name in _NOT_MET for _, one in self.found)
+        self.found += [
+            (one.file, Cause(known_cause(_ANNOUNCED), line, host=host, detail=address))
+            for one in every
+            for address, host, line in one.other_names
+            if not_met and address in not_reached
+        ]
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
-        not_reached = any(_LOOPBACK.match(cause.peer or "") for _, cause in self.found)
         self.found = [
             (file, replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one)
             for file, one in self.found
@@ -282,7 +295,7 @@ _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
     *(*_OF_PODS, _ADDRESS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _WELL_AGAIN, _PLACED),
-    _ENDS_ALL,
+    *(_ENDS_ALL, _OWN_NAME),
 )
 
 
@@ -386,10 +399,11 @@ class _Finder:
         self.places: dict[int, str] = {}
         # Interfaces of addresses of ranks and their nodes.
         self.addresses: dict[tuple[str, str], str] = {}
+        # What else names a node, this node, and the lines that tell.
+        self.other_names: list[tuple[str, str, str]] = []
         self._all_ended = False
         # Line about a name that was not resolved, which is a cause once the client gives up.
-        self._unresolved = self._tested = ""
-        self.version, self.version_line = "", ""
+        self._unresolved = self._tested = self.version = self.version_line = ""
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
         # Keys of the causes found before the description of the current pod.
@@ -510,6 +524,8 @@ class _Finder:
             self.addresses[used["ip"], who["host"]] = used["nic"]
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
+        if _OWN_NAME in tells and (own := _OWN_NAME.search(line)) is not None:
+            self.other_names.append((own["address"], own["host"], line))
         self._all_ended |= _ENDS_ALL in tells
 
     def all(self, timed_out: set[int]) -> Iterator[Cause]:
