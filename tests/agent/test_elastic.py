@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
+from tests.inner import clean_env
 
 pytest.importorskip("torch")
 
@@ -67,12 +69,7 @@ print("goes on without its agent")
 def test_a_launcher_adopts_orphans_and_ends_with_its_pipe(tmp_path: Path) -> None:
     """Otherwise its agent would not find them, or would wait for it. Each rank's memory is its own:
     that of a rank which died before is not reported of the next one."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    (tmp_path / "program.py").write_text(PROGRAM)
+    argv = [sys.executable, "-m", "program", str(tmp_path)]
     told = "adopted\n[(0, 3, None), (1, 3, None)] True\n"
-    assert (done.returncode, done.stdout) == (0, told), done.stderr
+    assert warm.run(argv, tmp_path, clean_env(), 120) == (0, told)

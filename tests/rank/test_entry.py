@@ -4,7 +4,6 @@ rank: NCCL's log."""
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -12,6 +11,8 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from pytest_mnode.rank import entry
+from tests import warm
+from tests.inner import clean_env
 
 LOGGERS = """
 import logging, torch.distributed, torch._logging
@@ -33,13 +34,13 @@ logging.getLogger("torch.distributed").info("asked for")
 """
 
 
-def test_loggers_of_torch_print_once_as_before() -> None:
-    argv = [sys.executable, "-c", "import sys\n" + LOGGERS]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    lines = [line.rpartition("] ")[2] for line in done.stderr.splitlines() if "<string>" in line]
+def test_loggers_of_torch_print_once_as_before(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys\n" + LOGGERS)
+    argv = [sys.executable, "-m", "program"]
+    status, output = warm.run(argv, tmp_path, clean_env(), 120)
+    assert status == 0, output
     names = ("torch", "torch.distributed", "torch.distributed.fsdp")
+    lines = [line.rpartition("] ")[2] for line in output.splitlines()]
     assert lines == [*(f"of {name}" for name in names), "asked for"]
 
 
