@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -32,6 +33,9 @@ def held(tmp_path: Path) -> Iterator[Streams]:
     try:
         yield made
     finally:
+        with contextlib.suppress(psutil.Error, ValueError):  # else it would wait END_S for each
+            for one in made.bridge().children():
+                one.kill()
         made.client.close()
 
 
