@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.inner import need_rack, write_files
+from tests.jobs.ranks import QUICK
 from tests.watched import Watched
 
 TESTS = """
@@ -43,7 +44,7 @@ JOB = """
 
     def test_job(cluster, request):
         directory = str(request.config.rootpath)
-        cluster.launch(Job([__file__, directory], nodes=1))
+        cluster.launch(Job([__file__, directory], nodes=1, env=ENV))
         cluster.world().run(in_a_rank, directory)
 """
 
@@ -74,7 +75,9 @@ def test_an_interrupted_run_leaves_nothing(busy: Watched) -> None:
 
 
 def test_a_run_killed_with_ranks_and_a_job_leaves_nothing(tmp_path: Path, launcher: str) -> None:
-    write_files(tmp_path, test_it=JOB)
+    """On the rack torchrun itself, whose files are removed too."""
+    env = QUICK if launcher == "local" else {}
+    write_files(tmp_path, test_it=f"    ENV = {env!r}\n{JOB}")
     with Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}") as run:
         run.wait_until_busy(3)
         assert len(run.alive()) > 5

@@ -71,20 +71,23 @@ def test_uses_of_a_limit_are_lengthened() -> None:
 
 
 _WAITS = {"wait", "join", "communicate", "result"}
+_RUNS = {"run", "check_output", "call"}
 
 
 def bare_waits(path: Path) -> Iterator[str]:
     """Calls that wait for ever for a thread, a process or a future, and programs without a limit;
     and limits that are numbers at the place of the wait, where no test can make them short."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        last = node.func.attr
+        if last not in _WAITS | _RUNS:
             continue
         called, given = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
-        last = called.rpartition(".")[2]
         numbers = [a for a in node.args if isinstance(a, ast.Constant) and type(a.value) is not str]
-        awaits = last in _WAITS and "." in called and not node.args and "timeout" not in given
-        runs = called.startswith("subprocess.") and last in {"run", "check_output", "call"}
-        fixed = last in _WAITS and numbers and "." in called
+        awaits = last in _WAITS and not node.args and "timeout" not in given
+        runs = called.startswith("subprocess.") and last in _RUNS
+        fixed = last in _WAITS and numbers
         if awaits or fixed or (runs and "timeout" not in given):
             yield f"{path.relative_to(PACKAGE)} {called}"
 

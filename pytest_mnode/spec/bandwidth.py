@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 from pytest_mnode.spec.quantity import RATE
@@ -58,6 +59,7 @@ def _at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name}={value!r} is below {least}")
 
 
+@lru_cache
 def bus_factor(collective: str, ranks: int) -> float:
     """busbw / algbw: bytes on the busiest link for each byte of the collective's size.
 

@@ -39,7 +39,8 @@ PREFIXES = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_prefixes_of_lines_have_no_effect(prefix: str) -> None:
-    for text in LOGS.values():
+    """Each prefix with a third of the logs."""
+    for text in [*LOGS.values()][PREFIXES.index(prefix) % 3 :: 3]:
         lines = text.split("\n")
         ended = [prefix + line for line in lines[:-1]]
         last = [prefix + lines[-1]] if lines[-1] else [""]
