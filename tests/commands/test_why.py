@@ -1121,6 +1121,24 @@ def test_a_described_node_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (found["cause"], found["host"]) == ("node lost", "elm5")
 
 
+@pytest.mark.parametrize(
+    ("lost", "cause"),
+    [
+        ("Remote daemon: [[41,0],3] on node w-2", "disk full"),
+        ("Node with address: 10.8.0.12 has been marked dead", "disk full"),
+        ("Remote daemon: [[41,0],3] on node w-1", "node lost"),
+    ],
+)
+def test_why_a_pod_was_ended_explains_that_its_launcher_lost_it(
+    lost: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = (
+        "Name:      w-2\nNode:      elm5/10.0.31.15\nReason:    Evicted\nMessage:   Pod ephemeral "
+        "local storage usage exceeds the total limit of containers 40Gi.\nIP:        10.8.0.12\n"
+    )
+    assert why(capsys, left(tmp_path, {"a": pod, "b": lost}))[1]["cause"]["cause"] == cause
+
+
 def test_of_two_exceptions_that_of_the_rank_that_failed_first_is_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,7 +162,9 @@ _OF_OTHERS = ("0", "15", "143")
 _WAITED = ("rendezvous failed", "rank did not join", "host did not accept a connection")
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _DESCRIBED = re.compile(r"(?:Name: +(?P<name>[\w.-]+)|\s*\"?metadata\"?: ?\{?)$")
-_DESCRIBED_ON = re.compile(r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)")
+_DESCRIBED_ON = re.compile(
+    r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)|IP: +(?P<ip>\S+)$"
+)
 _DESCRIBED_STATUS = re.compile(
     r"\s*-? *\"?(?:reason|message|exit ?code|last ?state|state|status|signal)\"?:", re.IGNORECASE
 )
@@ -176,6 +178,7 @@ _RETRIED = (
     *("pod network failed", "image not pulled", "container not created"),
 )
 """Causes after which Kubernetes retries: they no longer apply once the pod starts."""
+_ENDS_PODS = ("host out of memory", "disk full", "process limit")
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
 _ADDRESS = re.compile(
     r"NCCL INFO (?:Bootstrap|NET/\w+) ?: ?Using .*?(?P<nic>[\w.-]+):(?P<ip>\d+\.\d+\.\d+\.\d+)<"
@@ -252,6 +255,14 @@ class Causes:
             (file, replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one)
             for file, one in self.found
             if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
+        ]
+        nodes = {name: host for one in every for name, host, _ in one.other_names}
+        ended = {one.host for _, one in self.found if one.name in _ENDS_PODS}
+        self.found = [  # a pod that was ended for its use of the node is lost with its daemons
+            (file, replace(one, kind=replace(one.kind, root=False)))
+            if one.name == "node lost" and one.host and nodes.get(one.host) in ended
+            else (file, one)
+            for file, one in self.found
         ]
         self.found = [
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
@@ -604,7 +615,9 @@ class _Finder:
             self._of_others, self._described_on = set(self._found), None
             self._described = described["name"]
         elif (on := _DESCRIBED_ON.match(line)) is not None:
-            self._described_on = on["node"]
+            self._described_on = on["node"] or self._described_on
+            if (name := on["ip"] or self._described) and self._described_on:
+                self.other_names.append((name, self._described_on, line))
         if (started := _STARTED.search(line)) is None:
             return
         retried = _RETRIED if started[0] == "Started container" else _RETRIED[:1]
