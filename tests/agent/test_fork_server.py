@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.fork_server import ForkServer
 from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.messages import AgentOrder, Call, Collect
@@ -42,3 +44,10 @@ def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
     server._launch(message, own=lambda *_: None)
     for pipe in (agent, theirs, collector):
         pipe.close()
+
+
+def test_files_of_modules_are_noted_before_the_next_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("modulesbyfile", "_filesbymodname"):
+        monkeypatch.setattr(inspect, name, {})
+    assert next(fork_server.prepared_step_by_step())
+    assert fork_server.__name__ in vars(inspect)["modulesbyfile"].values()

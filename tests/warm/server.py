@@ -90,7 +90,7 @@ def import_all() -> Modules:
             for found in pkgutil.iter_modules(package.__path__, f"pytest_mnode.{name}."):
                 importlib.import_module(found.name)
         _build(importlib.import_module("pytest_mnode.spec.fields").Section)
-    all(fork_server.joined_one_by_one())  # as collectors do, which then find it done
+    all(fork_server.prepared_step_by_step())  # as collectors do, which then find it done
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
 
