@@ -323,6 +323,15 @@ EVICTED = "LustreError: 167-0: osc: This client was evicted by OST12\n"
 STEPS = "".join(f"step: {n}  loss:  2.1  tps: 4\n" for n in range(8))
 
 
+NO_ANSWER = "RDMA peer did not answer"
+RETRIED = (
+    "[n3:55:0:55] ib_mlx5_log.c:177  RC QP 0x5 wqe[3]: RDMA_READ --- [rqpn 0x9 dlid=412 sl=0]\n"
+)
+IBSTAT = "".join(
+    f"n{n}: CA 'mlx5_1'\nn{n}: \tPort 1:\nn{n}: \t\tPhysical state: Polling\n"
+    f"n{n}: \t\tBase lid: {lid}\n"
+    for n, lid in ((3, 411), (4, 412))
+)
 REFUSED = "[W socket] connect: SO_ERROR: Connection refused, remote=[127.0.1.1]:40913\n"
 NOT_MET = f"RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error\n{REFUSED}"
 OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
@@ -383,6 +392,10 @@ OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
             ("file system failed", "gpu5", None),
         ),
         ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
+        # A port without a link is unused, unless others do not reach its node.
+        ({"x": RETRIED + IBSTAT}, ("port went down", "n4", None)),
+        ({"x": RETRIED + IBSTAT.replace("2", "3")}, (NO_ANSWER, "n3", "dlid=412")),
+        ({"x": IBSTAT}, None),
         # /etc/hosts counts for the address that others were told, if gloo did not reach it.
         ({"x": NOT_MET + OWN_NAMES}, ("loopback address announced", "n4", None)),
         ({"x": NOT_MET + OWN_NAMES.replace("1.1", "1.2")}, ("gloo not connected", None, None)),

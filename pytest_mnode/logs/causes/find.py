@@ -82,7 +82,7 @@ _LOOPBACK = re.compile(r"127\.|::1$")
 _ANNOUNCED = "loopback address announced"
 """Gloo warns of it on each machine without a network, too: nobody else has to reach it there."""
 _OWN_NAME = re.compile(
-    r"^(?:\S+: +)?(?P<address>\d+\.\d+\.\d+\.\d+|::1)\s+"
+    r"^(?:\S+: +)?(?P<address>(?:127|0)\.\d+\.\d+\.\d+|::1)\s+"
     r"(?P<host>(?!localhost|ip6-)[A-Za-z][\w.-]*)(?:\s|$)"
 )
 """/etc/hosts, of a loopback address."""
@@ -121,7 +121,7 @@ _NAMED = re.compile(
     r"Abort\(\d+\) on node \d+ \(rank (?P<rank2>\d+) in comm|"
     r"PID \d+ RUNNING AT (?:\w+@)?(?P<host2>[\w.-]+)|"
     r"process rank (?P<rank3>\d+) with PID \d+ on node (?P<host3>[\w.-]+) exited on$|"
-    r"^NodeName=(?P<host4>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|"
+    r"^NodeName=(?P<host4>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|\bCA '(?P<gpu2>\w+)'$|"
     r"\d TP(?P<rank4>\d+)\] Scheduler hit an exception|"
     # Of torch's checkpoints, all ranks print the exceptions of those that failed; and Ray's actors.
     r"Exception ranks:dict_keys\(\[(?P<failing>[\d, ]+)\]|"
@@ -129,7 +129,7 @@ _NAMED = re.compile(
 )
 _BLOCK_GOES_ON = re.compile(
     r"^[A-Za-z_]\w+\(\d+\)\.*:|^[\w.]+(?:Error|Exception)\b|^=? +EXIT CODE: |^ *Remote host: |"
-    r"^signal \d|^ +\S|(?:^|\) )The actor is dead"
+    r"^signal \d|^\s+\S|(?:^|\) )The actor is dead"
 )
 _EXITED = re.compile(
     r"srun: error: (?P<host>[\w.,[\]-]+): tasks? (?P<rank>[\d,-]+): Exited with exit code "
@@ -165,6 +165,9 @@ _DESCRIBED = re.compile(r"(?:Name: +(?P<name>[\w.-]+)|\s*\"?metadata\"?: ?\{?)$"
 _DESCRIBED_ON = re.compile(
     r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)|IP: +(?P<ip>\S+)$"
 )
+_LID = re.compile(r"^(?P<host>[\w.-]+): \s*Base lid: +(?P<lid>\d+)$")
+_NO_LINK = ("Polling", "Disabled")
+"""What ibstat tells of ports: those that nobody uses are so, too."""
 _DESCRIBED_STATUS = re.compile(
     r"\s*-? *\"?(?:reason|message|exit ?code|last ?state|state|status|signal)\"?:", re.IGNORECASE
 )
@@ -238,6 +241,7 @@ class Causes:
         self.every_host = set(of_world.values()) if len(of_world) == largest else set()
         self.found += _of_versions(every, self.found)
         used = {pair for one in every for pair in one.addresses}
+        used |= {one[:2] for of in every for one in of.other_names if one[0].startswith("dlid")}
         counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
         at = {ip: host for ip, host in used if counts[ip] == 1}
         versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
@@ -266,6 +270,12 @@ class Causes:
         ]
         self.found = [
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
+        ]
+        peers = {one.peer for _, one in self.found if one.peer}
+        self.found = [
+            (file, one)
+            for file, one in self.found
+            if one.name != "port went down" or one.detail not in _NO_LINK or one.host in peers
         ]
         nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
         odd_hosts = odd_ranks(nics)  # all, if none or half of them are
@@ -306,7 +316,7 @@ _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
     *(*_OF_PODS, _ADDRESS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _WELL_AGAIN, _PLACED),
-    *(_ENDS_ALL, _OWN_NAME),
+    *(_ENDS_ALL, _OWN_NAME, _LID),
 )
 
 
@@ -537,6 +547,8 @@ class _Finder:
             self.places[int(placed["rank"])] = placed["host"]
         if _OWN_NAME in tells and (own := _OWN_NAME.search(line)) is not None:
             self.other_names.append((own["address"], own["host"], line))
+        if _LID in tells and (lid := _LID.search(line)) is not None:
+            self.other_names.append((f"dlid={lid['lid']}", lid["host"], line))
         self._all_ended |= _ENDS_ALL in tells
 
     def all(self, timed_out: set[int]) -> Iterator[Cause]:
