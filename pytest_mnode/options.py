@@ -153,7 +153,7 @@ OPTIONS = {  # by field of Settings
     ),
     "srun_args": Option(
         "srun-args", "ARGS",
-        "extra arguments of every job step of the run on Slurm, such as the site's container: "
+        "extra arguments of each step of the run and its jobs on Slurm, such as a container: "
         "'--container-image=… --container-mounts=…'",
         option_texts.words, see="backends.md#options-of-a-site",
     ),

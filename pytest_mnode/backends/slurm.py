@@ -137,7 +137,7 @@ class SlurmBackend(Backend):
                     cluster, job, f"as steps of allocation {allocation}: {error}"
                 )
             wanted = dict.fromkeys((*nodes, *job.spares))
-            names = names_of(there, wanted, cluster.job_facts)
+            names = names_of(there, wanted, cluster.job_facts.names)
             held = slurm.run("scontrol", "--oneliner", "show", "job", str(allocation))
             gpus = gpus_to_request(cluster.accelerators_per_node, there)
             here = os.getcwd()  # noqa: PTH109  as text

@@ -39,17 +39,27 @@ def test_when_a_job_requeues_itself(
 
 
 def test_one_task_per_node_that_outlives_a_failed_one() -> None:
-    argv = list(step(3, {"SLURM_CPUS_PER_TASK": "4"}, "python9", Path("/s/p"), Path("/s/q")))
+    argv = list(
+        step(
+            3,
+            {"SLURM_CPUS_PER_TASK": "4"},
+            ["--container-image=a"],
+            "python9",
+            Path("p"),
+            Path("q"),
+        )
+    )
     assert argv[:4] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
     assert {"--cpus-per-task=4", "--kill-on-bad-exit=0", "--wait=0"} <= set(argv)
+    assert argv[-7] == "--container-image=a"
     assert argv[-6:-2] == ["python9", "-m", "pytest_mnode.jobs.slurm.on_node", "task"]
-    assert argv[-2:] == ["/s/p", "/s/q"]
+    assert argv[-2:] == ["p", "q"]
 
 
 def test_files_of_a_job_read_back(tmp_path: Path) -> None:
     words: list[Any] = [Path("t.py"), "a b"]
     job = Job(words, procs_per_node=2, env={"A": "1"}, restarts=1, requeues=2)
-    plan = files.Plan("abc", job, {"node0": files.JobNode("n0.lab", "10.0.0.1", "fab0")})
+    plan = files.Plan("abc", job, {"node0": files.JobNode("n0.lab", "10.0.0.1", "fab0")}, ("-v",))
     assert files.Plan.read(plan.write(tmp_path)) == plan
     start = Start("abc", NODES, 1, "10.0.0.1", 4711)
     assert files.read_start(files.write_start(tmp_path, start)) == start

@@ -40,11 +40,13 @@ class JobNode:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The job and its possible nodes by Slurm's names. `job_id` is MNODE_JOB."""
+    """The job, its possible nodes by Slurm's names, and more arguments of its step. `job_id` is
+    MNODE_JOB."""
 
     job_id: str
     job: Job
     nodes: Mapping[str, JobNode]
+    srun_arguments: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> Path:
         path = directory / PLAN
@@ -55,7 +57,7 @@ class Plan:
     def read(cls, path: Path) -> Plan:
         data = json.loads(path.read_text())
         nodes = {name: JobNode(**node) for name, node in data["nodes"].items()}
-        return cls(data["job_id"], Job(**data["job"]), nodes)
+        return cls(data["job_id"], Job(**data["job"]), nodes, tuple(data["srun_arguments"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def batch(plan_path: Path) -> int:
     with socket.create_server((address, 0), family=family) as free:
         port = free.getsockname()[1]
     start = files.write_start(directory, Start(plan.job_id, nodes, requeue, address, port))
-    code = subprocess.call(step(len(nodes), os.environ, sys.executable, plan_path, start))
+    how = (len(nodes), os.environ, plan.srun_arguments)
+    code = subprocess.call(step(*how, sys.executable, plan_path, start))
     statuses = [files.read_status(directory, name, requeue) for name in nodes]
     if not got_sigterm and is_requeued(statuses, requeue, allowed):
         try:
@@ -68,18 +69,17 @@ def batch(plan_path: Path) -> int:
 
 
 def step(
-    nodes: int, env: Mapping[str, str], python: str, plan_path: Path, start_path: Path
+    nodes: int, env: Mapping[str, str], arguments: Sequence[str], python: str, *paths: Path
 ) -> Sequence[str]:
-    """The srun command that starts `task` on each node of the job."""
+    """The srun command that starts `task` on each node of the job. arguments: more, which win."""
     # Not every version of Slurm passes sbatch's options on to steps.
     cpus = env.get("SLURM_CPUS_PER_TASK", "1")
     return (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
         *(f"--cpus-per-task={cpus}", "--mpi=none", "--export=ALL"),
         # srun kills no task: torchrun tells nodes of a failed one, and their last output is useful.
-        *("--input=none", "--kill-on-bad-exit=0", "--wait=0"),
-        *(python, "-m", "pytest_mnode.jobs.slurm.on_node", "task", str(plan_path)),
-        str(start_path),
+        *("--input=none", "--kill-on-bad-exit=0", "--wait=0", *arguments),
+        *(python, "-m", "pytest_mnode.jobs.slurm.on_node", "task", *map(str, paths)),
     )
 
 

@@ -131,8 +131,9 @@ class SubmittedJob(LaunchedJob):
             theirs: files.JobNode(ours, cluster.address(ours), cluster.fabric_interface(ours))
             for ours, theirs in self._names.slurm.items()
         }
-        plan = files.Plan(self._id, job, nodes_by_name).write(self._files)
-        argv = [cluster.python, "-m", "pytest_mnode.jobs.slurm.on_node", "batch", str(plan)]
+        plan = files.Plan(self._id, job, nodes_by_name, cluster.job_facts.srun_arguments)
+        program = (cluster.python, "-m", "pytest_mnode.jobs.slurm.on_node", "batch")
+        argv = [*program, str(plan.write(self._files))]
         output = str(self._files / files.OUTPUT)
         request = replace(self._request, output=output)
         env = {**submitting(os.environ), **cluster.given_env, RUN: cluster.run_id}

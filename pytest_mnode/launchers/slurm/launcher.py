@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
@@ -22,11 +22,19 @@ from pytest_mnode.launchers.slurm.commands import NodesHidden
 from pytest_mnode.spec import Spec
 
 
+@dataclass(frozen=True, slots=True)
+class RunInSlurm:
+    """What jobs of the run need: Slurm's names of its nodes, and arguments of each job step."""
+
+    names: Mapping[str, str]
+    srun_arguments: tuple[str, ...] = ()
+
+
 class Slurm(RemoteLauncher):
     """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
     arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
-    leftovers: of its own allocation. srun_arguments: of the run's steps.
+    leftovers: of its own allocation. srun_arguments: of each step of the run and its jobs.
     """
 
     name = "slurm"
@@ -98,7 +106,7 @@ class Slurm(RemoteLauncher):
         if problems:
             raise unusable_nodes(problems, len(names), what)
         self._take({name: reports[name] for name in names}, addresses, what)
-        self.job_facts = dict(self._hosts_by_name)  # Slurm's names of the nodes
+        self.job_facts = RunInSlurm(dict(self._hosts_by_name), self._srun_arguments)
         guard = own.guard if own is not None else lambda: None
         self._watch = Watch(self.slurm, self._job, self._slurm_lost, guard)
         self._watch.start(self._hosts_by_name)

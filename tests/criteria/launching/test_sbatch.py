@@ -90,7 +90,7 @@ def test_a_script_without_room_becomes_a_step_with_the_gpus_that_slurm_has(
     why_not_submitted, step = Mock(return_value="full"), Mock()
     monkeypatch.setattr(module, "why_not_submitted", why_not_submitted)
     monkeypatch.setattr(module, "StepSubmission", step)
-    Sbatch(Mock(job_facts={"n1": "n1"}), 7, slurm, Mock()).submit(GPU_JOB, ["n1"])
+    Sbatch(Mock(**{"job_facts.names": {"n1": "n1"}}), 7, slurm, Mock()).submit(GPU_JOB, ["n1"])
     [[request, _]] = [call.args for call in why_not_submitted.mock_calls]
     [[_, _, names, gpus_per_node, note]] = [call.args for call in step.mock_calls]
     assert request.gpus_per_node == gpus_per_node == requested

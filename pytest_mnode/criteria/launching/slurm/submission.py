@@ -75,7 +75,7 @@ class Sbatch:
             there = self._slurm.nodes()
         except NodesHidden as error:
             raise NotSubmittedError(str(error), "run as an operator of Slurm") from None
-        names = names_of(there, nodes, self._cluster.job_facts)
+        names = names_of(there, nodes, self._cluster.job_facts.names)
         request = self._request(job, names, gpus_to_request(int(job.accelerators_per_node), there))
         why = why_not_submitted(request, self._allocation)
         if why:
