@@ -120,5 +120,5 @@ def test_a_sites_package_adds_a_launcher(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("[pytest_mnode.backends]\nhall=hall_backend:Hall\n")
     write_files(tmp_path, test_one=ONE)
     options = ["--mnode-launcher=hall", "--mnode-nodes=2"]
-    run = run_pytest(tmp_path, *options, env={"PYTHONPATH": str(site)}, cold=True)
+    run = run_pytest(tmp_path, *options, env={"PYTHONPATH": str(site)})
     assert run.outcomes() == {"test_it": "passed"}, run.output
