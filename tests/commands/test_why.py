@@ -394,7 +394,7 @@ OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
         ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
         # A port without a link is unused, unless others do not reach its node.
         ({"x": RETRIED + IBSTAT}, ("port went down", "n4", None)),
-        ({"x": RETRIED + IBSTAT.replace("2", "3")}, (NO_ANSWER, "n3", "dlid=412")),
+        ({"x": RETRIED + IBSTAT.replace("2", "3")}, (NO_ANSWER, "n3", "lid=412")),
         ({"x": IBSTAT}, None),
         # /etc/hosts counts for the address that others were told, if gloo did not reach it.
         ({"x": NOT_MET + OWN_NAMES}, ("loopback address announced", "n4", None)),

@@ -81,12 +81,10 @@ _OF_TWO = re.compile(r"\brank (\d+) version (\d+)")
 _LOOPBACK = re.compile(r"127\.|::1$")
 _ANNOUNCED = "loopback address announced"
 """Gloo warns of it on each machine without a network, too: nobody else has to reach it there."""
-_OWN_NAME = re.compile(
-    r"^(?:\S+: +)?(?P<address>(?:127|0)\.\d+\.\d+\.\d+|::1)\s+"
-    r"(?P<host>(?!localhost|ip6-)[A-Za-z][\w.-]*)(?:\s|$)"
+_OTHER_NAME = re.compile(  # /etc/hosts, of a loopback address, and ibstat
+    r"^(?:\S+: +)?(?P<name>(?:127|0)\.\d+\.\d+\.\d+|::1)\s+(?P<host>(?!localhost|ip6-)[a-z][\w.-]*)"
+    r"|^(?P<host2>[\w.-]+): \s*Base (?P<name2>lid: +\d+)$"
 )
-"""/etc/hosts, of a loopback address."""
-_NOT_MET = (_ANNOUNCED, "gloo not connected")
 _NEGATED = re.compile(r"\b(?:no|without|never)\s+$", re.IGNORECASE)
 _LOOKED_AT = 1000
 _OF_START = (
@@ -162,10 +160,7 @@ _OF_OTHERS = ("0", "15", "143")
 _WAITED = ("rendezvous failed", "rank did not join", "host did not accept a connection")
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _DESCRIBED = re.compile(r"(?:Name: +(?P<name>[\w.-]+)|\s*\"?metadata\"?: ?\{?)$")
-_DESCRIBED_ON = re.compile(
-    r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)|IP: +(?P<ip>\S+)$"
-)
-_LID = re.compile(r"^(?P<host>[\w.-]+): \s*Base lid: +(?P<lid>\d+)$")
+_DESCRIBED_ON = re.compile(r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)|IP: +(\S+)$")
 _NO_LINK = ("Polling", "Disabled")
 """What ibstat tells of ports: those that nobody uses are so, too."""
 _DESCRIBED_STATUS = re.compile(
@@ -241,41 +236,38 @@ class Causes:
         self.every_host = set(of_world.values()) if len(of_world) == largest else set()
         self.found += _of_versions(every, self.found)
         used = {pair for one in every for pair in one.addresses}
-        used |= {one[:2] for of in every for one in of.other_names if one[0].startswith("dlid")}
+        others = [(one.file, *other) for one in every for other in one.other_names]
+        used |= {(name, host) for _, name, host, _ in others if name.startswith("lid=")}
         counts = Counter(ip for ip, _ in used)  # containers of several nodes may have the same
         at = {ip: host for ip, host in used if counts[ip] == 1}
-        versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
-        odd = odd_ranks({int(rank): version for rank, version in versions})
-        not_reached = {one.peer for _, one in self.found if _LOOPBACK.match(one.peer or "")}
-        not_met = any(one.by_victim and one.name in _NOT_MET for _, one in self.found)
-        self.found += [
-            (one.file, Cause(known_cause(_ANNOUNCED), line, host=host, detail=address))
-            for one in every
-            for address, host, line in one.other_names
-            if not_met and address in not_reached
-        ]
-        warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
-        self.found = [
-            (file, replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one)
-            for file, one in self.found
-            if one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned)
-        ]
-        nodes = {name: host for one in every for name, host, _ in one.other_names}
-        ended = {one.host for _, one in self.found if one.name in _ENDS_PODS}
-        self.found = [  # a pod that was ended for its use of the node is lost with its daemons
-            (file, replace(one, kind=replace(one.kind, root=False)))
-            if one.name == "node lost" and one.host and nodes.get(one.host) in ended
-            else (file, one)
-            for file, one in self.found
-        ]
         self.found = [
             (file, replace(one, peer=at.get(one.peer or "", one.peer))) for file, one in self.found
         ]
+        versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
+        odd = odd_ranks({int(rank): version for rank, version in versions})
         peers = {one.peer for _, one in self.found if one.peer}
+        not_reached = any(map(_LOOPBACK.match, peers))
+        if any(one.name in (_ANNOUNCED, "gloo not connected") for _, one in self.found):
+            self.found += [
+                (file, Cause(known_cause(_ANNOUNCED), line, host=host, detail=name))
+                for file, name, host, line in others
+                if name in peers and _LOOPBACK.match(name)
+            ]
+        warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
+        nodes = {name: host for _, name, host, _ in others}
+        ended = {one.host for _, one in self.found if one.name in _ENDS_PODS} - {None}
+
+        def explained(one: Cause) -> Cause:
+            """A pod that was ended for what it used of its node is lost with its daemons."""
+            if one.name == "node lost" and nodes.get(one.host or "") in ended:
+                return replace(one, kind=replace(one.kind, root=False))
+            return replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one
+
         self.found = [
-            (file, one)
+            (file, explained(one))
             for file, one in self.found
-            if one.name != "port went down" or one.detail not in _NO_LINK or one.host in peers
+            if (one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned))
+            and (one.detail not in _NO_LINK or one.host in peers)
         ]
         nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
         odd_hosts = odd_ranks(nics)  # all, if none or half of them are
@@ -316,7 +308,7 @@ _OF_PODS = (_ASSIGNED, _DESCRIBED, _DESCRIBED_ON, _STARTED)
 _TELLING = (
     *(_VERSION, _COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _TESTED, _RETRIES),
     *(*_OF_PODS, _ADDRESS, RAS_LINE, _WATCHDOG, _EXITED, _CHILD, _WELL_AGAIN, _PLACED),
-    *(_ENDS_ALL, _OWN_NAME, _LID),
+    *(_ENDS_ALL, _OTHER_NAME),
 )
 
 
@@ -545,10 +537,9 @@ class _Finder:
             self.addresses[used["ip"], who["host"]] = used["nic"]
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
-        if _OWN_NAME in tells and (own := _OWN_NAME.search(line)) is not None:
-            self.other_names.append((own["address"], own["host"], line))
-        if _LID in tells and (lid := _LID.search(line)) is not None:
-            self.other_names.append((f"dlid={lid['lid']}", lid["host"], line))
+        if _OTHER_NAME in tells and (other := _OTHER_NAME.search(line)) is not None:
+            named = _groups(other)
+            self.other_names.append((re.sub(": +", "=", named["name"]), named["host"], line))
         self._all_ended |= _ENDS_ALL in tells
 
     def all(self, timed_out: set[int]) -> Iterator[Cause]:
@@ -628,7 +619,7 @@ class _Finder:
             self._described = described["name"]
         elif (on := _DESCRIBED_ON.match(line)) is not None:
             self._described_on = on["node"] or self._described_on
-            if (name := on["ip"] or self._described) and self._described_on:
+            if (name := on[2] or self._described) and self._described_on:
                 self.other_names.append((name, self._described_on, line))
         if (started := _STARTED.search(line)) is None:
             return
