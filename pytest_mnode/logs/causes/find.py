@@ -176,6 +176,7 @@ _RETRIED = (
     *("pod network failed", "image not pulled", "container not created"),
 )
 """Causes after which Kubernetes retries: they no longer apply once the pod starts."""
+_SLOWED = "GPU slowed down"
 _ENDS_PODS = ("host out of memory", "disk full", "process limit")
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
 _ADDRESS = re.compile(
@@ -254,6 +255,7 @@ class Causes:
                 if name in peers and _LOOPBACK.match(name)
             ]
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
+        slowed = any(one.name == _SLOWED and not one.device for _, one in self.found)
         nodes = {name: host for _, name, host, _ in others}
         ended = {one.host for _, one in self.found if one.name in _ENDS_PODS} - {None}
 
@@ -268,6 +270,7 @@ class Causes:
             for file, one in self.found
             if (one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned))
             and (one.detail not in _NO_LINK or one.host in peers)
+            and (one.name != _SLOWED or not one.device or slowed)
         ]
         nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
         odd_hosts = odd_ranks(nics)  # all, if none or half of them are
