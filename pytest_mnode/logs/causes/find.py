@@ -247,13 +247,13 @@ class Causes:
         versions = [pair for _, one in self.found for pair in _OF_TWO.findall(one.detail or "")]
         odd = odd_ranks({int(rank): version for rank, version in versions})
         peers = {one.peer for _, one in self.found if one.peer}
-        not_reached = any(map(_LOOPBACK.match, peers))
-        if any(one.name in (_ANNOUNCED, "gloo not connected") for _, one in self.found):
-            self.found += [
-                (file, Cause(known_cause(_ANNOUNCED), line, host=host, detail=name))
-                for file, name, host, line in others
-                if name in peers and _LOOPBACK.match(name)
-            ]
+        loopbacks = {*filter(_LOOPBACK.match, peers)}
+        not_met = any(one.name in (_ANNOUNCED, "gloo not connected") for _, one in self.found)
+        self.found += [
+            (file, Cause(known_cause(_ANNOUNCED), line, host=host, detail=name))
+            for file, name, host, line in others
+            if not_met and name in loopbacks
+        ]
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
         slowed = any(one.name == _SLOWED and not one.device for _, one in self.found)
         nodes = {name: host for _, name, host, _ in others}
@@ -268,7 +268,7 @@ class Causes:
         self.found = [
             (file, explained(one))
             for file, one in self.found
-            if (one.name != _ANNOUNCED or (not_reached and one.by_victim is not warned))
+            if (one.name != _ANNOUNCED or (loopbacks and one.by_victim is not warned))
             and (one.detail not in _NO_LINK or one.host in peers)
             and (one.name != _SLOWED or not one.device or slowed)
         ]
