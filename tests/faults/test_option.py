@@ -36,7 +36,7 @@ def test_a_fault_is_present_from_the_first_test_on(tmp_path: Path) -> None:
     need_rack()
     write_files(tmp_path, test_link=TESTS)
     fault = "--mnode-fault=link_down:node1,low_nofile:node1:200"
-    xdist = ("-n2", "-pxdist")
+    xdist = ("-n1", "-pxdist")
     run = run_pytest(tmp_path, "--mnode-nodes=2", fault, "--mnode-report=report", *xdist)
     assert run.outcomes() == {"test_rate": "passed", "test_limit": "passed"}, run.output
     assert "fault injected: link_down:node1,low_nofile:node1:200\n" in run.output
