@@ -371,10 +371,8 @@ def _of_events(lines: Sequence[str]) -> list[str]:
 
 def _is_last_try(line: str) -> bool:
     """Whether the line reports the last of several tries."""
-    series = _SERIES.search(line)
-    if series is None:
-        return False
-    return series["left"] == "0" or series["of"] == series["number"] is not None
+    tries = _SERIES.search(line)
+    return bool(tries and (tries["left"] == "0" or tries["of"] == tries["number"] is not None))
 
 
 def _is_retried(line: str) -> bool:

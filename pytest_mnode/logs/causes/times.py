@@ -10,12 +10,10 @@ from datetime import datetime
 _DATES = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"), "%Y-%m-%d %H:%M:%S"),
     (re.compile(r"\b[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}"), "%b %d %H:%M:%S %Y"),
+    # Without a year: glog's, which torch prints, and syslog's.
+    (re.compile(r"(?:^|[\[\s:])[EWIF](\d{4} \d\d:\d\d:\d\d)\b"), "%Y %m%d %H:%M:%S"),
+    (re.compile(r"^(?:<\d+>)?([A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d)\b"), "%Y %b %d %H:%M:%S"),
 )
-_WITHOUT_YEAR = (
-    (re.compile(r"(?:^|[\[\s:])[EWIF](\d{4} \d\d:\d\d:\d\d)\b"), "%m%d %H:%M:%S"),
-    (re.compile(r"^(?:<\d+>)?([A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d)\b"), "%b %d %H:%M:%S"),
-)
-"""glog's, which torch prints, and syslog's."""
 NO_YEAR = 2000
 """Of dates without a year: a leap year, so that all days are valid."""
 
@@ -24,12 +22,9 @@ def time_of(line: str) -> float | None:
     """In seconds since 1970, to compare lines of one job; None without a date."""
     for pattern, form in _DATES:
         if found := pattern.search(line):
+            text = f"{NO_YEAR} {found[1]}" if found.lastindex else found[0].replace("T", " ", 1)
             with suppress(ValueError):
-                return datetime.strptime(found[0].replace("T", " ", 1), form).timestamp()
-    for pattern, form in _WITHOUT_YEAR:
-        if found := pattern.search(line):
-            with suppress(ValueError):
-                return datetime.strptime(f"{NO_YEAR} {found[1]}", f"%Y {form}").timestamp()
+                return datetime.strptime(text, form).timestamp()
     return None
 
 
