@@ -161,8 +161,6 @@ _WAITED = ("rendezvous failed", "rank did not join", "host did not accept a conn
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _DESCRIBED = re.compile(r"(?:Name: +(?P<name>[\w.-]+)|\s*\"?metadata\"?: ?\{?)$")
 _DESCRIBED_ON = re.compile(r"\s*(?:Node: +|\"?nodeName\"?: ?\"?)(?P<node>[\w.-]+)|IP: +(\S+)$")
-_NO_LINK = ("Polling", "Disabled")
-"""What ibstat tells of ports: those that nobody uses are so, too."""
 _DESCRIBED_STATUS = re.compile(
     r"\s*-? *\"?(?:reason|message|exit ?code|last ?state|state|status|signal)\"?:", re.IGNORECASE
 )
@@ -269,7 +267,7 @@ class Causes:
             (file, explained(one))
             for file, one in self.found
             if (one.name != _ANNOUNCED or (loopbacks and one.by_victim is not warned))
-            and (one.detail not in _NO_LINK or one.host in peers)
+            and (one.detail not in ("Polling", "Disabled") or one.host in peers)  # else unused
             and (one.name != _SLOWED or not one.device or slowed)
         ]
         nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
