@@ -20,9 +20,9 @@
 
 PYTHON ?= python3
 NODES := 4
-# Tests mostly wait, for links, limits and schedulers: four files at a time, on two cores. They keep
+# Tests mostly wait, for links, limits and schedulers: six files at a time, on two cores. They keep
 # the order of tests/conftest.py: files with the fewest tests take longest, and would come last.
-WORKERS := 4
+WORKERS := 6
 # Files of tests, in place of all of a target: make test TESTS="tests/test_table.py tests/spec"
 TESTS :=
 REPORT := mnode-report

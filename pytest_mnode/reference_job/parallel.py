@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_mnode.reference_job.config import JobConfig
@@ -40,6 +39,9 @@ def parallel(
         # As DDP itself averages. Within a block's backward pass it is none of the block's compute.
         wrapped.register_comm_hook(group, spans.aside()(allreduce_hook))
         return wrapped
+    # Here, because its import takes half a second of CPU, with sympy.
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh = DeviceMesh.from_group(group, device.type)
     bfloat16 = config.dtype == "bfloat16"
     policy = MixedPrecisionPolicy(
@@ -54,11 +56,9 @@ def parallel(
 @contextlib.contextmanager
 def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
     """Context of one of several passes: gradients go over the fabric only with the last pass."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-        yield
-    elif isinstance(model, DistributedDataParallel) and not last:
-        with model.no_sync():
+    if isinstance(model, DistributedDataParallel):
+        with contextlib.nullcontext() if last else model.no_sync():
             yield
     else:
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]
         yield

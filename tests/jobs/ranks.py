@@ -9,6 +9,7 @@ from typing import Any
 from pytest_mnode.errors import NodeLostError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.nodes import RunDescription
+from pytest_mnode.launchers.slurm.launcher import RunInSlurm
 from pytest_mnode.protocol.launcher_requests import DescribeRun
 
 NAMES = ("n0", "n1")
@@ -47,7 +48,8 @@ class Here:
         nodes = tuple(Node(name, i, "127.0.0.1") for i, name in enumerate(NAMES))
         self.scratch = scratch
         self.facts = RunDescription(
-            nodes, True, True, str(scratch), str(scratch), sys.executable, None
+            *(nodes, True, True, str(scratch), str(scratch), sys.executable, None),
+            job_facts=RunInSlurm({}),
         )
 
     def __call__(self, request: Any) -> Any:

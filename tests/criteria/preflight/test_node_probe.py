@@ -328,7 +328,7 @@ def test_a_refusal_of_root_alone_is_recognised(  # noqa: PLR0917  a row of the t
         with monkeypatch.context() as patch:
             patch.setattr(os, what, Mock(side_effect=OSError(error, os.strerror(error))))
             patch.setattr(os, "geteuid", lambda: user)
-            patch.setattr(directories, "_mount", lambda _: of_path)
+            patch.setattr(directories, "mount_here", lambda _: of_path)
             facts = _visit(tmp_path, writable=True)[1]
         assert (facts.problem or facts.write_problem) == os.strerror(error).lower()
         assert facts.refuses_root is refuses, what
