@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ def trials_of(
     options = ("-q", "-p", "no:cacheprovider", "--mnode-launcher=rack", f"--mnode-nodes={nodes}")
     limit = f"--mnode-timeout={limit_s:g}"
     argv = [sys.executable, "-m", "pytest", *options, limit, str(peers.PROGRAMS / program)]
+    beside = min(beside, trials)
     firsts = [trials * one // beside for one in range(beside + 1)]
     with tempfile.TemporaryFile("w+") as output:
         running = [
@@ -38,10 +40,12 @@ def trials_of(
             for first, after in itertools.pairwise(firsts)
         ]
         end = time.monotonic() + limit_s
-        for one in running:
-            try:
-                one.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:  # completed trials count
+        try:
+            for one in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # completed trials count
+                    one.wait(max(0.0, end - time.monotonic()))
+        finally:
+            for one in running:
                 one.kill()
                 one.wait()
         output.seek(0)

@@ -47,7 +47,11 @@ def test_losses(cluster: Cluster, spec: Spec, capfd: pytest.CaptureFixture[str])
             found[factor] = not bound.decides(*_busbw(world, promise, bound).interval)
         cluster.set_rate(node, link, line)
         with capfd.disabled():
-            print(f"\nTRIAL {json.dumps({'limit': limit.share, 'found': found})}", flush=True)
+            print(
+                f"\nTRIAL {json.dumps({'limit': limit.share, 'found': found})}\n",
+                end="",
+                flush=True,
+            )
 
 
 def _busbw(world: RankWorld, promise: BusbwPromise, bound: Bound) -> Estimate:

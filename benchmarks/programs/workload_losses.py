@@ -75,7 +75,7 @@ def test_losses(
             "why": ran.why,
         }
         with capfd.disabled():
-            print(f"\nTRIAL {json.dumps(found)}", flush=True)
+            print(f"\nTRIAL {json.dumps(found)}\n", end="", flush=True)
 
 
 def _truth(folder: Path, fault: str, ended: float) -> float | None:

@@ -376,10 +376,12 @@ def prepared_step_by_step() -> Iterator[bool]:
     """Do once what all later children would pay for; yields True per step of some milliseconds.
 
     The first step has inspect note the files of all modules, which pytest needs to show the source
-    of a failure: 27 ms in each rank that fails.
+    of a failure: 27 ms in each rank that fails. Not if it would import a lazy module here.
     """
-    inspect.getmodule(compile("", "<of no module>", "exec"))
-    yield True
+    if not any("Lazy" in type(module).__name__ for module in sys.modules.values()):
+        with contextlib.suppress(Exception):  # of a module that has no attributes
+            inspect.getmodule(compile("", "<of no module>", "exec"))
+        yield True
     yield from joined_one_by_one()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,14 +80,15 @@ class CertificatePlugin:
                 session.config.stash[file.EARLIER] = earlier, why
             self._note_run()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         self._due = frozenset(self._narrowing.due())
         by_workers = session.config.getoption("dist", "no") != "no"
         if not (self._due or by_workers or self.run.settings.report_dir):
             session.config.pluginmanager.unregister(self)  # there is nothing to certify
         self._append(file.COLLECTED, {"tests": sorted(self._due)})
         self._note_run()
+        return (yield)
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
         test = name_of(nodeid, location[0])

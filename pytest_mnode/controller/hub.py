@@ -141,7 +141,7 @@ class Exchange:
     def _read(self) -> None:
         """Route the messages that have arrived; those for the hub are handled by `soon`."""
         with self._lock:
-            for source, destination, payload in self.switchboard.arrived():
+            for source, destination, payload in self.switchboard.arrived() if self.running else ():
                 if destination == HUB:
                     self.soon(partial(self.handle, source, payload))
                 else:

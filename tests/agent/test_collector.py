@@ -47,9 +47,9 @@ from pytest_mnode.protocol.messages import AgentOrder
 root, *fds = sys.argv[1:]
 fork_server.import_modules()
 if os.fork():
-    del fds[0]
+    os.close(int(fds.pop(0)))
 else:
-    del fds[1]
+    os.close(int(fds.pop(1)))
 fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fds[0])))
 """
 CUDA = """
@@ -102,9 +102,13 @@ def found(files: Path) -> tuple[Answer, Answer]:
     with subprocess.Popen(command, pass_fds=fds):  # which ends with its pipe
         for _, theirs in pairs:
             theirs.close()
-        first, second = (
-            collected(files, Pipe(ours), *n) for (ours, _), n in zip(pairs, names, strict=True)
-        )
+        try:
+            first, second = (
+                collected(files, Pipe(ours), *n) for (ours, _), n in zip(pairs, names, strict=True)
+            )
+        finally:
+            for ours, _ in pairs:
+                ours.close()
     return first, second
 
 

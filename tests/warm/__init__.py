@@ -1,12 +1,12 @@
 """Runs pytest in processes that need not import it, nor torch, which takes 3 s of CPU.
 
-A server of this process imports both once. For each run it forks a child, which becomes the run
-and forks another: that one waits until the run starts its agent, and becomes it, in the namespaces,
-with the environment, streams and session that it would have had. So do workers of pytest-xdist, if
-the run is given -n1 to -n9, and their agents. They differ from processes that
-were executed by what /proc shows of these, their arguments and first environment, and by modules
-that are there already; those of torch are hidden from the run until it imports them. Tests of
-processes and of what they inherit run without.
+A server of this process imports both once. For each run it forks a child that waits for its end,
+and forks the run, or another program of `python -m`. The run forks a child that waits until it
+starts its agent, and becomes it, in the namespaces, with the environment, streams and session that
+it would have had. So do its cleanup process, workers of pytest-xdist, if it is given -n1 to -n9,
+and their agents. They differ from processes that were executed by what /proc shows of these, their
+arguments and first environment, and by modules that are there already; those of torch are hidden
+from the run until it imports them. Tests of processes and of what they inherit run without.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Process:
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def start(
@@ -97,16 +98,17 @@ def run(
         written.write(typed)
     with os.fdopen(stdin) as pipe_end, tempfile.TemporaryFile() as output:
         process = start(argv, directory, env, pipe_end.fileno(), output.fileno())
+        late = False
         try:
             process.wait(limit_s)
-            in_time = True
         except subprocess.TimeoutExpired:
-            in_time = False
+            late = True
+        finally:
             process.kill()
         status = process.wait()
         output.seek(0)
         text = output.read().decode(errors="replace").replace("\r\n", "\n")
-    if not in_time:
+    if late:
         raise subprocess.TimeoutExpired(argv, limit_s, text)
     return status, text
 

@@ -109,6 +109,10 @@ def _package(name: str) -> str:
 
 def main() -> None:
     client = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    _streams(null)  # else runs would hold the connection open
+    os.close(null)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # at a terminal it is for pytest, and for runs
     modules = import_all()
     while True:
         head, fds, _, _ = socket.recv_fds(client, _LEFT.size, 3)
@@ -129,6 +133,7 @@ def _start_and_wait(fds: list[int], run: Callable[[int, int], None]) -> None:
     pid = os.fork()
     if pid == 0:
         reply.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _exit_after(partial(run, stdin, output))
     os.close(stdin)
     os.close(output)
@@ -150,6 +155,10 @@ def execute(request: Request, modules: Modules, stdin: int, output: int) -> None
         fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
     null = os.open(os.devnull, os.O_RDWR)
     _streams(stdin, output, output)
+    if terminal:  # as Python's own streams there
+        for one in (sys.stdout, sys.stderr):
+            assert isinstance(one, io.TextIOWrapper)
+            one.reconfigure(line_buffering=True, write_through=False)
     os.close(stdin)
     os.close(output)
     os.chdir(directory)
@@ -214,10 +223,12 @@ def _waiting_child(
 
 
 def _wait(run: socket.socket, become: Callable[[list[str]], None]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     run.sendall(str(os.getpid()).encode())
     head, fds, _, _ = socket.recv_fds(run, 1, 16)
     if not head:
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with run, run.makefile() as rest:
         argv, directory, env, new_session, passed = ast.literal_eval(rest.read())
     targets = (0, 1, 2, *passed)
@@ -294,6 +305,8 @@ def _exit_after(body: Callable[[], None]) -> NoReturn:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
     except BaseException:
         traceback.print_exc()
     with contextlib.suppress(OSError, ValueError):

@@ -57,7 +57,7 @@ class Plan:
     def read(cls, path: Path) -> Plan:
         data = json.loads(path.read_text())
         nodes = {name: JobNode(**node) for name, node in data["nodes"].items()}
-        return cls(data["job_id"], Job(**data["job"]), nodes, tuple(data["srun_arguments"]))
+        return cls(data["job_id"], Job(**data["job"]), nodes, tuple(data.get("srun_arguments", ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,14 @@ def main(path: str, host: str, *argv: str) -> int:
                 bridge.send(bytes([number]))
 
         asked = request(host, list(argv), dict(os.environ))
+        # The command may run before its signals can be passed on: until then they wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
         sent = socket.send_fds(bridge, [asked], [0, 1, 2])
         if sent < len(asked):
             bridge.sendall(asked[sent:])
         for number in PASSED_ON:
             signal.signal(number, pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         while data := bridge.recv(4096):
             answer += data
     except OSError:

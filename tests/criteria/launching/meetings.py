@@ -25,7 +25,7 @@ from pytest_mnode.criteria.launching.meeting import meet
 from pytest_mnode.criteria.launching.rendezvous import run_clients
 from pytest_mnode.rank.world import World
 
-LIMIT_S = 8.0
+LIMIT_S = 12.0
 LONG_S = 20.0
 Outcomes = list[tuple[str, float]]
 """Result of each rank of a meeting, with its seconds."""

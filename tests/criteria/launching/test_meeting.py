@@ -60,7 +60,7 @@ def test_all_meet_and_the_group_has_the_default_timeout(
 @pytest.mark.parametrize(
     ("meeting", "ranks", "line"),
     [
-        ("one absent", 3, r"rank 2 of 4 \(\S+\) never came within 8 s \(ranks 0-1,3 on \S+ did"),
+        ("one absent", 3, r"rank 2 of 4 \(\S+\) never came within 12 s \(ranks 0-1,3 on \S+ did"),
         ("rank 0 absent, store kept", 3, r"rank 0 of 4 \(\S+\) never .*\(ranks 1-3 on \S+ did"),
         ("rank 1 twice", 4, r"rank 2 .*; rank 1 came twice, from \S+ \(pid N\) and \S+ \(pid N\)"),
     ],
@@ -96,7 +96,7 @@ CONTRACT = "EnvironmentContractError: "
         (
             "store absent",
             r"TimeLimitError: rank 1 of 4 on \S+ could not reach the store at 127.0.0.1:PORT "
-            r"within 8 s: connection refused; rank 0 hosts the store: it may be absent, or the",
+            r"within 12 s: connection refused; rank 0 hosts the store: it may be absent, or the",
         ),
         ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' cannot be resolved \("),
         ("store lost", r"WorldError: rank 1 of 4 on \S+ lost the store while it waited"),

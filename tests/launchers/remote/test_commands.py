@@ -313,3 +313,23 @@ def test_a_bridge_that_is_out_of_open_files_refuses_commands_and_goes_on(way: Wa
         time.sleep(3 * bridge_server.ACCEPT_AGAIN_S)
     resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, limits)
     assert run(command).stdout == "on\n"
+
+
+def test_a_signal_while_the_command_is_asked_for_is_passed_on(tmp_path: Path) -> None:
+    """The command may have begun when the end of its request, which is long, was not sent yet."""
+    argv = [sys.executable, node_command.__file__, str(tmp_path / "bridge"), "n1"]
+    with socket.socket(socket.AF_UNIX) as bridge:
+        bridge.bind(argv[2])
+        bridge.listen()
+        with subprocess.Popen([*argv, *["x" * 100_000] * 10]) as program:
+            asked, _ = bridge.accept()
+            asked.settimeout(LIMIT_S)
+            with asked:
+                asked.recv(1)
+                program.send_signal(signal.SIGUSR2)
+                data = b""
+                while not data.endswith(bytes([signal.SIGUSR2])):
+                    assert (more := asked.recv(1 << 20)), "it has ended"
+                    data = more
+                asked.sendall(b"3")
+            assert program.wait(LIMIT_S) == 3

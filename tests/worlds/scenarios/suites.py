@@ -402,7 +402,7 @@ class TestFailing(BaseOfFour):
             with self.subTest(number=number):
                 self.assertNotEqual((self.rank, number), (2, 1))
 
-    @pytest.mark.mnode(timeout=3)
+    @pytest.mark.mnode(timeout=5)
     def test_one_rank_never_comes(self):
         self.group()
         if self.rank == 3:
