@@ -115,7 +115,8 @@ _END = re.compile(
 _OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "exits s")
 """Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
-_LABEL = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: )", re.MULTILINE)
+_LABEL = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: (?!\S+: <))", re.MULTILINE)
+"""`ip addr` numbers its interfaces alike."""
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -341,7 +342,7 @@ def _alike(
 ) -> list[Found]:
     """Those that show this cause, if all ranks that wrote, or without ranks all nodes, and all
     files of its kind, do. Of two nodes each may have a broken device, and if ranks fill nodes, of 4
-    or more GPUs, logs may be of these nodes alone [choice]."""
+    or more GPUs, logs may be of these nodes alone [choice], unless lines name more than theirs."""
     texts, kind = left.texts, _DIGITS.sub("", one.file)
     same = [other for other in kept if _kind(other.cause) == _kind(one.cause)]
     ranks, hosts = _ranks(same), {other.cause.host for other in same}
@@ -349,11 +350,13 @@ def _alike(
     files -= {other.file for other in found if other.cause.name == one.cause.name}
     if len(ranks) > 1 and one.cause.name in ("NCCL failed", "MPI failed", "aborted"):
         return same  # others broke
-    if files or one.cause.by_victim or not one.cause.root:
+    may_be_more = not ranks or len(hosts) == 1
+    more = may_be_more and _names_like(one.cause.host or "\0", texts.values()) - hosts
+    if files or one.cause.by_victim or not one.cause.root or more:
         return []
     if not ranks:
-        every = hosts >= _names_like(one.cause.host or "-", texts.values()) and None not in hosts
-        return same if every and len(hosts) > 1 + (one.cause.device is not None) else []
+        most = 1 + (one.cause.device is not None)
+        return same if None not in hosts and len(hosts) > most else []
     named = {int(of[1]) for file in texts if (of := RANK_OF_FILE.search(file))} | _ranks(found)
     named |= {int(rank) for text in texts.values() for rank in _LABEL.findall(text)}
     whole = 0 in ranks or ranks == {r - r % 4 + n for r in ranks for n in range(4)}
@@ -385,9 +388,9 @@ def _of_broken_node(found: Sequence[Found], apart: Collection[str]) -> Iterator[
         here = len(seen.get(key, ()))
         others = [len(of) for other, of in seen.items() if other[0] == key[0] and other != key]
         own = here and not cause.by_victim and cause.name not in _AT_THE_START
-        if (own and cause.host in apart) or here < 2 * max(others, default=0):
+        if here < 2 * max(others, default=0):
             cause = replace(cause, peer=None)
-        elif own and (here > 1 or cause.peer in apart):
+        elif own and (here > 1 or (cause.peer in apart and cause.host not in apart)):
             cause = replace(cause, host=None, ranks=())
         yield replace(one, cause=cause)
 

@@ -368,9 +368,17 @@ OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
             for nic, b, c, by, host, peer in (
                 ("virbr0", 2, 10, "a", None, "c"),
                 ("ens1", 2, 10, "a", "a", "c"),
-                ("virbr0", 10, 3, "c", "c", None),
+                ("virbr0", 10, 3, "c", "c", "b"),
                 ("ens1", 2, 3, "a", "a", "10.0.0.10"),
             )
+        ),
+        (
+            {
+                "a.log": USING.format("a", "virbr0", 1) + NO_ROUTE.format("a"),
+                "b.log": USING.format("b", "ens1", 10),
+                "c.log": USING.format("c", "ens1", 3) + NO_ROUTE.format("c"),
+            },
+            ("host unreachable", None, "b"),
         ),
         (
             {"n3.log": "ImportError: libx.so: cannot open shared object file", "n4.log": ""},
@@ -661,6 +669,14 @@ def test_ranks_with_one_cause_are_named_together(
     # Nor of those that fill nodes, of which alone logs were kept.
     files = {f"n{rank}.log": FELL.replace("rank1", f"rank{rank}") for rank in range(8, 12)}
     assert why(capsys, left(tmp_path / "e", {**files}))[1]["alike"] == [8, 9, 10, 11]
+    # It is the culprit where a line of another node stands beside those of its ranks.
+    lines = "".join(f"n2: {text}" for text in files.values())
+    found = why(capsys, left(tmp_path / "h", {"a.log": f"{lines}n1: step 3\n"}))[1]
+    assert (found["cause"]["host"], found["alike"]) == ("n2", [])
+    # Interfaces that `ip addr` numbers are no ranks.
+    lines = "".join(FELL.replace("rank1", f"rank{rank}") for rank in range(2))
+    files = {"a.log": f"1: lo: <UP>\n2: eth0: <UP>\n{lines}"}
+    assert why(capsys, left(tmp_path / "i", {**files}))[1]["alike"] == [0, 1]
     # All report a failure of one of them, which raised something else.
     files = {f"rank_{rank}.log": "RuntimeError: a rank failed to save\n" for rank in range(4)}
     files["rank_2.log"] = FELL.replace("rank1", "rank2") + files["rank_2.log"]
