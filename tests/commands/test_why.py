@@ -327,14 +327,16 @@ NO_ANSWER = "RDMA peer did not answer"
 RETRIED = (
     "[n3:55:0:55] ib_mlx5_log.c:177  RC QP 0x5 wqe[3]: RDMA_READ --- [rqpn 0x9 dlid=412 sl=0]\n"
 )
+BY_DEVICE = RETRIED.replace("[rqpn", "on mlx5_{}:1 [rqpn")
 IBSTAT = "".join(
-    f"n{n}: CA 'mlx5_1'\nn{n}: \tPort 1:\nn{n}: \t\tPhysical state: Polling\n"
+    f"n{n}: CA 'mlx5_{n}'\nn{n}: \tPort 1:\nn{n}: \t\tPhysical state: Polling\n"
     f"n{n}: \t\tBase lid: {lid}\n"
     for n, lid in ((3, 411), (4, 412))
 )
+OF_N4 = IBSTAT[len(IBSTAT) // 2 :]
 REFUSED = "[W socket] connect: SO_ERROR: Connection refused, remote=[127.0.1.1]:40913\n"
 NOT_MET = f"RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error\n{REFUSED}"
-OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
+OWN_NAMES = "n4: 127.0.0.1 localhost\nn4: 127.0.1.1  n4\nn4: 10.0.0.3 n3\n"
 
 
 @pytest.mark.parametrize(
@@ -400,13 +402,22 @@ OWN_NAMES = "127.0.0.1 localhost\n127.0.1.1  n4\n10.0.0.3 n3\n"
             ("file system failed", "gpu5", None),
         ),
         ({"attempt_0/e": FELL_OFF, "attempt_1/e": STEPS + "Training completed\n"}, None),
-        # A port without a link is unused, unless others do not reach its node.
+        # A port without a link is unused, unless others do not reach its node by it.
         ({"x": RETRIED + IBSTAT}, ("port went down", "n4", None)),
         ({"x": RETRIED + IBSTAT.replace("2", "3")}, (NO_ANSWER, "n3", "lid=412")),
         ({"x": IBSTAT}, None),
+        ({"x": RETRIED + IBSTAT.replace("x5_3", "x5_4")}, (NO_ANSWER, "n3", "n4")),
+        ({"x": BY_DEVICE.format(0) + IBSTAT}, (NO_ANSWER, "n3", "n4")),
+        ({"x": BY_DEVICE.format(4) + OF_N4}, ("port went down", "n4", None)),
+        ({"x": RETRIED + OF_N4}, (NO_ANSWER, "n3", "n4")),
         # /etc/hosts counts for the address that others were told, if gloo did not reach it.
         ({"x": NOT_MET + OWN_NAMES}, ("loopback address announced", "n4", None)),
+        (
+            {"x": NOT_MET, "hosts-n4.txt": OWN_NAMES.replace("n4: ", "")},
+            ("loopback address announced", "n4", None),
+        ),
         ({"x": NOT_MET + OWN_NAMES.replace("1.1", "1.2")}, ("gloo not connected", None, None)),
+        ({"x": NOT_MET + OWN_NAMES.replace(" n4", " a.local")}, ("gloo not connected", None, None)),
         ({"x": REFUSED + OWN_NAMES}, ("connection closed by peer", None, "127.0.1.1")),
     ],
 )

@@ -119,8 +119,8 @@ _NAMED = re.compile(
     r"Abort\(\d+\) on node \d+ \(rank (?P<rank2>\d+) in comm|"
     r"PID \d+ RUNNING AT (?:\w+@)?(?P<host2>[\w.-]+)|"
     r"process rank (?P<rank3>\d+) with PID \d+ on node (?P<host3>[\w.-]+) exited on$|"
-    r"^NodeName=(?P<host4>[\w.-]+) |^GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|\bCA '(?P<gpu2>\w+)'$|"
-    r"\d TP(?P<rank4>\d+)\] Scheduler hit an exception|"
+    r"^NodeName=(?P<host4>[\w.-]+) |(?:^|: )GPU (?P<gpu>[\dA-F]+:[\dA-F:.]+)$|"
+    r"\bCA '(?P<gpu2>\w+)'$|\d TP(?P<rank4>\d+)\] Scheduler hit an exception|"
     # Of torch's checkpoints, all ranks print the exceptions of those that failed; and Ray's actors.
     r"Exception ranks:dict_keys\(\[(?P<failing>[\d, ]+)\]|"
     r"(?:^|\))\s+ip: (?P<host5>[\d.]+)$"
@@ -247,13 +247,20 @@ class Causes:
         peers = {one.peer for _, one in self.found if one.peer}
         loopbacks = {*filter(_LOOPBACK.match, peers)}
         not_met = any(one.name in (_ANNOUNCED, "gloo not connected") for _, one in self.found)
+        named = (*self.hosts.values(), *at.values(), *texts, *(c.host or "" for _, c in self.found))
+        known = {name.partition(".")[0] for name in named}
         self.found += [
             (file, Cause(known_cause(_ANNOUNCED), line, host=host, detail=name))
             for file, name, host, line in others
-            if not_met and name in loopbacks
+            if not_met
+            and name in loopbacks  # and neither a registry's name nor a container's
+            and (
+                (short := host.partition(".")[0]) in known
+                or re.search(rf"\b{re.escape(short)}\b", f"{file}:{line.partition(name)[0]}")
+            )
         ]
         warned = any(one.name == _ANNOUNCED and not one.by_victim for _, one in self.found)
-        slowed = any(one.name == _SLOWED and not one.device for _, one in self.found)
+        slowed = {(one.detail or "")[:3] for _, one in self.found if one.name == _SLOWED} - {"HW "}
         nodes = {name: host for _, name, host, _ in others}
         ended = {one.host for _, one in self.found if one.name in _ENDS_PODS} - {None}
 
@@ -263,16 +270,33 @@ class Causes:
                 return replace(one, kind=replace(one.kind, root=False))
             return replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one
 
+        with_ibstat = {host for _, name, host, _ in others if name.startswith("lid=")}
+        self.earlier += [
+            pair for pair in self.found if _is_used(pair[1], self.found, with_ibstat) is None
+        ]
         self.found = [
             (file, explained(one))
             for file, one in self.found
-            if (one.name != _ANNOUNCED or (loopbacks and one.by_victim is not warned))
-            and (one.detail not in ("Polling", "Disabled") or one.host in peers)  # else unused
-            and (one.name != _SLOWED or not one.device or slowed)
+            if _is_used(one, self.found, with_ibstat)
+            and (one.name != _ANNOUNCED or (loopbacks and one.by_victim is not warned))
+            and (one.name != _SLOWED or slowed)
         ]
         nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
         odd_hosts = odd_ranks(nics)  # all, if none or half of them are
         self.apart = odd_hosts if len(odd_hosts) < len(nics) else ()
+
+
+def _is_used(port: Cause, found: Sequence[tuple[str, Cause]], with_ibstat: set[str]) -> bool | None:
+    """Whether it is no port without a link that none needs: others do not reach its node, by no
+    other device, and no other node has it alike. None if neither device nor another node tells."""
+    if port.detail not in ("Polling", "Disabled"):
+        return True
+    reported = [one.device or "" for _, one in found if port.host and one.peer == port.host]
+    devices = {device.partition(":")[0] for device in reported}
+    alike = {one.host for _, one in found if (one.device, one.detail) == (port.device, port.detail)}
+    if not devices or len(alike) > 1 or (devices != {""} and port.device not in devices):
+        return False
+    return port.device in devices or bool(with_ibstat - {port.host}) or None
 
 
 def _of_versions(
