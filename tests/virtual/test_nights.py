@@ -111,7 +111,8 @@ _NAMED_AT = {"slow_tx": "=0.91", "slow_rx": "=0.91"}
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes"), zip((one for one in FAULTS if one not in _NOT_HERE), itertools.cycle((4, 8)))
+    ("name", "nodes"),
+    [*zip((one for one in FAULTS if one not in _NOT_HERE), itertools.cycle((4, 8)), strict=False)],
 )
 def test_a_fault_at_its_limit_is_found_and_nobody_else_is_blamed(name: str, nodes: int) -> None:
     found = night("faults", nodes, f"{name}{_AT[FAULTS[name].place]}{_NAMED_AT.get(name, '')}")
