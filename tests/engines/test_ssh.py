@@ -166,7 +166,8 @@ def test_nodes_without_shared_files_keep_no_files(ssh: SshOnRack, tmp_path: Path
     assert f"launcher ssh (hostfile {tmp_path}/hosts), 2 nodes" in run.output
     assert not list(temporary.glob("mnode-*"))
     for node in ssh.names[:2]:
-        assert ssh.run("ls", "-A", str(temporary), on=node).stdout == ""
+        left = ssh.run("ls", "-A", str(temporary), on=node).stdout.split()
+        assert [one for one in left if not one.startswith("torchinductor_")] == []  # torch's own
 
 
 @pytest.fixture
