@@ -39,16 +39,8 @@ def test_when_a_job_requeues_itself(
 
 
 def test_one_task_per_node_that_outlives_a_failed_one() -> None:
-    argv = list(
-        step(
-            3,
-            {"SLURM_CPUS_PER_TASK": "4"},
-            ["--container-image=a"],
-            "python9",
-            Path("p"),
-            Path("q"),
-        )
-    )
+    how = (3, {"SLURM_CPUS_PER_TASK": "4"}, ["--container-image=a"])
+    argv = list(step(*how, "python9", Path("p"), Path("q")))
     assert argv[:4] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
     assert {"--cpus-per-task=4", "--kill-on-bad-exit=0", "--wait=0"} <= set(argv)
     assert argv[-7] == "--container-image=a"
