@@ -75,6 +75,35 @@ def test_a_guard_of_the_terminal_that_stays_is_ended(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("said", "criterion", "text"),
+    [
+        ((), False, "test_sum, 0:09"),
+        (("8 MiB", 3, 9), False, "test_sum: 8 MiB [###.......] 3 of 9, 0:09"),
+        ((), True, "fabric: test_sum, 0:09"),
+    ],
+)
+def test_the_line_names_what_runs_now(
+    monkeypatch: pytest.MonkeyPatch, said: tuple[Any, ...], criterion: bool, text: str
+) -> None:
+    shown = SimpleNamespace(awaited=lambda: "")
+    run: Any = SimpleNamespace(nodes=None, procs_per_node=1, console=shown)
+    run.config = SimpleNamespace()
+    plugin: Any = LivePlugin(run)
+    plugin.pytest_unconfigure()
+    plugin._item = SimpleNamespace(
+        name="test_sum",
+        nodeid="test_fabric.py::test_sum",
+        path=Path("test_fabric.py"),
+        get_closest_marker=lambda _: criterion or None,
+    )
+    plugin._started_s = 100.0
+    if said:
+        plugin._hear(*said)
+    monkeypatch.setattr("time.monotonic", lambda: 109.4)
+    assert plugin._text(80) == text
+
+
+@pytest.mark.parametrize(
     ("facts", "width", "text"),
     [
         (SWEEP, 80, "fabric: all_reduce 8 MiB [###.......] 3 of 9, 0:34 of about 1:02:05"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_mnode.checks.devices.under_load import judge_load
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.machine.load_readings import Steady
+from pytest_mnode.machine.load_readings import Reading, Steady
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.under_load import RankLoad
+from pytest_mnode.measuring import under_load
+from pytest_mnode.measuring.under_load import RankLoad, devices_under_load
+from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import LoadPromise
 
 FINE: dict[str, Any] = {
@@ -37,6 +40,22 @@ def judged(promise: dict[str, Any], *, shown: bool = True, **odd: Any) -> dict[s
         rows.append(RankLoad(name, place, seen if shown or node != 1 else None, "no NVML"))
     found = judge_load(rows, LoadPromise.model_validate(promise), 4)
     return {one.name.partition(" under load")[0]: one for one in reversed(found)}
+
+
+@pytest.mark.parametrize(
+    ("reading", "why"), [(Reading(temperature_c=60), ""), (None, "NVML was not read once")]
+)
+def test_a_device_that_was_never_read_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, reading: Reading | None, why: str
+) -> None:
+    monkeypatch.setattr(under_load, "_reader", lambda *_: ("NVML", lambda: reading, ""))
+    monkeypatch.setattr(under_load, "_LEAST_EVERY_S", 0.001)
+    monkeypatch.setattr(under_load, "barrier", lambda _: None)
+    monkeypatch.setattr(under_load, "gathered", lambda one: (one,))
+    promise = LoadPromise.model_validate({"for": "10 ms", "size": 8})
+    world = World(0, 1, 0, 1, "n0", ("n0",))
+    [found] = devices_under_load(promise, world, torch.device("cpu"))
+    assert (found.why, found.seen is None) == (why, bool(why))
 
 
 HOT = {"temperature_c": 91, "temperature_range": (91, 91)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -351,15 +352,17 @@ class Start:
 
     what = "Job x"
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *given: Any) -> None:
         self.pods = JobPods()
         self.pods.statuses = dict  # type: ignore[method-assign]
+        self.limits_s = [given[-1]]
 
     def await_placed(self) -> None:
         if REFUSES:
             raise NotPlaced("no room")
 
-    def await_run(self, *_: object) -> None: ...
+    def await_run(self, limit_s: float = 0.0) -> None:
+        self.limits_s.append(limit_s)
 
     def addresses(self) -> dict[str, str]:
         return dict.fromkeys(NAMES, "127.0.0.1")
@@ -388,3 +391,19 @@ def test_pods_of_a_job_end_with_their_test(
         made.close()
     assert ASKED == ["deleted"]
     assert set(slurm.killed) == set(NAMES)
+
+
+@pytest.mark.usefixtures("server", "slurm")
+@pytest.mark.parametrize(("back_within_s", "placed_s"), [(5.0, 30.0), (600.0, 600.0)])
+def test_pods_that_start_again_may_wait_for_the_job_that_took_their_nodes(
+    here: Here, monkeypatch: pytest.MonkeyPatch, back_within_s: float, placed_s: float
+) -> None:
+    monkeypatch.setattr(pod_job, "PodStart", Start)
+    run: Any = SimpleNamespace(packages={})
+    job = Job(["t.py"], nodes=2, back_within_s=back_within_s)
+    with contextlib.closing(PodJob.start(Nodes(here, NAMES), job, run)) as made:
+        for requeue, limits_s in ((0, [30.0, 0.0]), (1, [placed_s, placed_s + 90.0])):
+            made._requeue = requeue
+            made._start_torchruns(NAMES)
+            start: Any = made._pod_start
+            assert start.limits_s == limits_s

@@ -69,7 +69,7 @@ def write_all(paths: Sequence[Path], each_bytes: int, seeds: Sequence[int]) -> M
 
     The time runs until the last file is on the storage.
     """
-    blocks = [Block(min(BLOCK, each_bytes), seed) for seed in seeds]
+    blocks = [Block(BLOCK, seed) for seed in seeds]
 
     def write(number: int) -> Moved:
         return _write(paths[number], each_bytes, blocks[number])
@@ -79,7 +79,7 @@ def write_all(paths: Sequence[Path], each_bytes: int, seeds: Sequence[int]) -> M
 
 def read_all(paths: Sequence[Path], each_bytes: int, seeds: Sequence[int]) -> Moved:
     """Read files that `write_all` wrote with these seeds, and count wrong pages."""
-    blocks = [Block(min(BLOCK, each_bytes), seed) for seed in seeds]
+    blocks = [Block(BLOCK, seed) for seed in seeds]
 
     def read(number: int) -> Moved:
         return _read(paths[number], each_bytes, blocks[number])

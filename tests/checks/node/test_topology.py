@@ -223,10 +223,11 @@ def test_a_node_that_the_file_lacks_is_inconclusive(tmp_path: Path) -> None:
     rows = node(tmp_path / "z", GOOD, FILE, CONF)
     [found] = judged(CablesAreAsDeclared, FILE, {"z": rows}, ("eth*",))["z"]
     assert (found.verdict, "has no node z" in str(found)) == ("inconclusive", True)
-    [found] = judged(CablesAreAsDeclared, FILE, {"y": node(tmp_path / "y", GOOD, FILE)}, ("eth*",))[
-        "y"
-    ]
-    assert "/etc/topology.conf: no such file" in str(found)
+    both = f"{RAILS[:-1]}, file: /etc/topology.conf}}"
+    rows = node(tmp_path / "a", GOOD, both)
+    cables, leaf = judged(CablesAreAsDeclared, both, {"a": rows}, ("eth*",))["a"]
+    assert (cables.verdict, leaf.verdict) == ("pass", "inconclusive")
+    assert "/etc/topology.conf: no such file" in str(leaf)
 
 
 @pytest.mark.parametrize(("switch", "verdict"), [("leaf1", "p"), ("leaf2", "f")])

@@ -16,8 +16,8 @@ from tests.criteria.scaling import made
 PLAN = made.plan(2)
 
 
-def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
-    return made.timings(PLAN, needed_s=made.exposed_by(seconds), hidden=hidden)
+def exposed(seconds: float, hidden: float = 0.9, nic: str = "fab0") -> JobTimings:
+    return made.timings(PLAN, needed_s=made.exposed_by(seconds), hidden=hidden, nic=nic)
 
 
 def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
@@ -46,6 +46,8 @@ def test_an_unmeasured_fabric_explains_nothing() -> None:
     for seconds, verdict in ((0.05, Verdict.FAIL), (0.005, Verdict.PASS)):
         unknown = replace(exposed(seconds), alone=())
         assert made.judged_last(unknown)[1].verdict is verdict
+    beside_it = replace(exposed(0.018, nic="mgmt0"), alone=())
+    assert made.judged_last(beside_it)[1].verdict is Verdict.FAIL
 
 
 def test_one_bucket_cannot_be_hidden_and_is_not_missing_overlap() -> None:

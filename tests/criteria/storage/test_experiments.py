@@ -202,6 +202,20 @@ def test_ranks_that_never_come_are_not_awaited_for_ever(ranks: Callable[..., lis
         ranks(work, limit_s=0.2)
 
 
+def test_many_ranks_ask_the_store_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = meeting.Meeting.__new__(meeting.Meeting)
+    made.world, made._name, made._limit_s = World(0, 64, 0, 8, "n0", ("n0",)), "m", 9.0
+    made._store, paused = Store(), list[float]()
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        made._store.set("m/key", "text")
+
+    monkeypatch.setattr("time.sleep", pause)
+    assert made.hear("key") == "text"
+    assert paused == [pytest.approx(64 * meeting._POLL_OF_A_RANK_S)]
+
+
 def test_what_is_seen_late_is_awaited() -> None:
     looks = iter((False, True))
     assert meeting.until(lambda: next(looks), 60.0) is not None
