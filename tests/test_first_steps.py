@@ -28,7 +28,7 @@ _VARIES = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE"),
     (r'File ".*/torch/(.*)", line \d+', r'File "torch/\1"'),
     # torch warns about each connection on a machine without IPv6.
-    (r"(?m)^\[W\d+ .*\n", ""),
+    (r"(?m)^(-+ Captured stderr setup \(rank \d+\) -+\n)?\[W\d+ .*\n", ""),
 )
 """Text that differs between runs: pattern and replacement."""
 
