@@ -57,7 +57,9 @@ WORDS = {
 _STOPPED_S = 3.0
 """A stopped controller can tell nothing: it continues after this time, as after Ctrl-Z and fg."""
 _TEST_LIMIT_S = 60.0
+_START_LIMIT_S = 24.0
 _SLACK_S = 180.0
+"""More than the longest limit of a run: five times as long as to start, to import the tests."""
 _GONE_S = 60.0
 _LATEST = 0.85
 """Share of an unharmed run after which a kind of process may not come again."""
@@ -127,7 +129,12 @@ class Run:
         self.tmp = directory / "tmp"
         self.tmp.mkdir(parents=True)
         self._output = directory / "output.txt"
-        options = ("--mnode-launcher=rack", "--mnode-nodes=2", f"--mnode-timeout={_TEST_LIMIT_S:g}")
+        options = (
+            "--mnode-launcher=rack",
+            "--mnode-nodes=2",
+            f"--mnode-timeout={_TEST_LIMIT_S:g}",
+            f"--mnode-start-limit={_START_LIMIT_S:g}",
+        )
         self.daemons: set[int] = set()
         self.started = time.monotonic()
         with self._output.open("w") as file:

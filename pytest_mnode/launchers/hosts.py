@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -210,10 +211,13 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     """
     found: dict[tuple[str, int | None], Host] = {}
     for number, read in enumerate(text.splitlines(), 1):
-        words = _BLANKS.sub("=", read.partition("#")[0]).split()
+        place = f"{where}:{number}"
+        try:
+            words = shlex.split(_BLANKS.sub("=", read), comments=True)
+        except ValueError as error:  # "No closing quotation"
+            raise UsageError(f"{place}: {str(error).lower()}; {ACCEPTED}") from None
         if not words:
             continue
-        place = f"{where}:{number}"
         line = _values(words[1:], place)
         slots = line.slots
         for name, user, port in _named(words[0], line, place):

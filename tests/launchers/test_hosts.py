@@ -116,6 +116,11 @@ def test_hosts_and_slots(text: str, expected: list[tuple[str, int | None]]) -> N
     assert [(host.name, host.slots) for host in parse_hosts(text, "hosts")] == expected
 
 
+def test_a_python_of_a_host_may_have_blanks() -> None:
+    [host] = parse_hosts("n1 python='/my tools/bin/python'  # it's new", "hosts")
+    assert host.python == "/my tools/bin/python"
+
+
 def test_the_user_and_line_of_a_host() -> None:
     [first, second] = parse_hosts("# x\nroot@n[1-2]\n", "hosts")
     assert first == Host("n1", None, 2, "root")
@@ -176,6 +181,7 @@ def test_ssh_gets_the_port(text: str, arguments: tuple[str, ...]) -> None:
         ("node1:65536", "1: port 65536: accepted: a port, 1 to 65535"),
         ("node1 port=ssh", "1: port ssh: accepted: a port, 1 to 65535"),
         ("node1 python=python3", "1: python=python3: accepted: the path of a Python"),
+        ("node1 python='/a b", "1: no closing quotation; accepted: host"),
         ("node1:2222 port=222", "1: node1:2222: two ports, 2222 and port=222"),
         ("node1 user=a;b", "1: user=a;b: 'a;b' is not a user name"),
         ("a:b:2222", "1: 'a:b:2222' is not a host name"),

@@ -127,7 +127,7 @@ def test_a_host_may_have_a_python_of_its_own(
     own, log = tmp_path / "python-of-n1", tmp_path / "log of own"
     started = f"echo x >> {quote(str(log))}"
     write_program(own, f'#!/bin/sh\n{started}\nexec {quote(sys.executable)} "$@"\n')
-    launcher = made(tmp_path, f"n1 python={own}")
+    launcher = made(tmp_path, f"n1 python={quote(str(own))}")
     try:
         launcher.start()
         assert len(log.read_text().splitlines()) == 2, "its program, and its report"
@@ -144,7 +144,7 @@ def test_a_host_may_have_a_python_of_its_own(
 def test_a_python_of_a_host_that_is_not_there(tmp_path: Path, use: Use) -> None:
     use(THIS)
     wrong = tmp_path / "none"
-    launcher = made(tmp_path, f"n1\nn3 python={wrong}")
+    launcher = made(tmp_path, f"n1\nn3 python={quote(str(wrong))}")
     with pytest.raises(ClusterError) as raised:
         launcher.start()
     [_, line] = str(raised.value).splitlines()
