@@ -223,7 +223,7 @@ class Agents:
     def _how(self, number: int, code: int) -> str:
         how = f"its agent {returncode_text(code)}"
         if self.launcher.shared_kernel:
-            return how
+            return ": ".join(filter(None, (how, self.launcher.why_ended())))
         last = self.last_words(number)
         if code == 255 and last:  # ssh, or another program that connects, has printed the cause
             return last.partition(": ")[2] or last

@@ -146,6 +146,10 @@ class Launcher:
         """The local command of the one agent program that serves all nodes of a shared kernel."""
         raise ClusterError(f"{self.name}: nodes that share no kernel need an agent program each")
 
+    def why_ended(self) -> str:
+        """What ended all nodes of a shared kernel at the same time; "" if nothing did."""
+        return ""
+
     def python_of(self, node: Node) -> str:  # noqa: ARG002
         """Path of the Python that runs this package's programs on one node."""
         return self.python

@@ -143,7 +143,10 @@ def rising(numbers: tuple[int, ...], what: str, text: Callable[[int], str]) -> t
 class Section(BaseModel):
     """Base of every section: frozen, no unknown key, no key without a value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    # Keys may begin with model_, which pydantic before 2.10 warns about.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, protected_namespaces=()
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -129,7 +129,7 @@ class Fabric(Network):
     errors_at_most: Count = 0
     """By how much an error counter of a port may rise while one criterion runs."""
     bit_error_rate_at_most: Annotated[
-        float, BeforeValidator(_rate), Field(strict=True, ge=0, lt=1)
+        float, Field(strict=True, ge=0, lt=1), BeforeValidator(_rate)
     ] = 1e-15
     """Errors per bit of the line rate that a port may receive, after correction, before its
     counters of damaged symbols and packets accuse it. The default is what NVIDIA tests its cables

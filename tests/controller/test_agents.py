@@ -46,6 +46,18 @@ class TwoMachines(Launcher):
         return None
 
 
+class OneMachine(TwoMachines):
+    """All nodes are of this machine, and have ended."""
+
+    shared_kernel = True
+
+    def agent_command(self, argv: Sequence[str]) -> list[str]:
+        return ["sh", "-c", "exit 3"]
+
+    def why_ended(self) -> str:
+        return "the machine was switched off"
+
+
 @pytest.fixture
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
@@ -206,3 +218,15 @@ def test_what_a_killed_agent_leaves_on_this_machine_is_killed(opened: Agents) ->
     assert not processes.has_ended(left)
     opened.close()
     until(lambda: processes.has_ended(left))
+
+
+def test_what_ended_all_nodes_is_named_with_their_agent(tmp_path: Path) -> None:
+    place = RunDirectories("ipc:///x/hub", {}, str(tmp_path), str(tmp_path))
+    launcher: Any = OneMachine({}, shared_kernel=True)
+    one = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
+    one.open()
+    try:
+        until(one.ended, lambda: "its agent runs")
+        assert one.ended() == {0: "its agent exited with code 3: the machine was switched off"}
+    finally:
+        one.close()

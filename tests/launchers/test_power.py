@@ -144,6 +144,7 @@ def test_the_end_of_the_daemon_is_the_end_of_all_nodes(
     os.kill(one_node.daemon_pid, number)
     how = f"the rack's first process ended: cleanup process {why}"
     assert losses.get(timeout=HANGS_S) == ("node0", how)
+    assert one_node.why_ended() == how
     assert sleeper.wait(HANGS_S) in (125, 137)
     with pytest.raises(ClusterError, match=f"node0 is unavailable: {how}"):
         one_node.commands(one_node.nodes, ["true"])
@@ -154,6 +155,8 @@ def test_the_end_of_the_daemon_is_the_end_of_all_nodes(
 def test_the_end_of_the_first_process_is_the_end_of_all_nodes(one_node: Rack) -> None:
     losses = losses_of(one_node)
     assert one_node.daemon_pid is not None
+    assert one_node.why_ended() == ""
     [first] = processes.children(one_node.daemon_pid)
     os.kill(first, signal.SIGKILL)
     assert losses.get(timeout=20) == ("node0", "the rack's first process ended")
+    assert one_node.why_ended() == "the rack's first process ended"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.node_env import RunEnv
@@ -34,6 +35,7 @@ from pytest_mnode.protocol.messages import RankStart
 ENTER = str(Path(__file__).with_name("enter.py"))
 FABRIC = Link("fab0", 200.0)
 SHM_BYTES = 1 << 30
+_ENDED = "the rack's first process ended"
 DIRECTIONS = {"both": ("tx", "rx"), "tx": ("tx",), "rx": ("rx",)}
 
 
@@ -145,6 +147,12 @@ class Rack(Launcher):
         if self._first is None:
             raise ClusterError("rack: not started" if not self._closed else "rack: closed")
         return _enter(self._first, namespaces.RACK_KINDS, "rack", argv)
+
+    def why_ended(self) -> str:
+        """See Launcher."""
+        if self._first is None or self._channel is None or not processes.is_ending(self._first[0]):
+            return ""
+        return f"{_ENDED}{self._channel.last_words()}"
 
     def namespace_pid(self, node: Node) -> int:
         """Pid of the node's first process inside the rack; raises NodeLostError if it is off."""
@@ -271,7 +279,7 @@ class Rack(Launcher):
                 lost = [(event.node, event.reason)]
             else:
                 running = [i for i, slot in enumerate(self._slots) if slot.pid is not None]
-                lost = [(index, f"the rack's first process ended{why}") for index in running]
+                lost = [(index, f"{_ENDED}{why}") for index in running]
             for index, reason in lost:
                 self._slots[index] = NodeSlot(None, reason)
         for index, reason in lost:
