@@ -162,7 +162,28 @@ def test_the_interval_is_of_the_medians_of_communicators(
     assert found is not None
     assert found.interval == pytest.approx((low, high), rel=1e-4)
     assert found.low <= found.value <= found.high
+    assert found.value == pytest.approx(math.sqrt(low * high))
     assert found.repeats == sum(map(len, values))
+
+
+@pytest.mark.parametrize(
+    ("bound", "kind", "share"),
+    [
+        (at_least(80), "less", 0.2),
+        (at_least(100), "less", 0.0),
+        (at_least(101), None, None),
+        (at_least(0), None, None),
+        (at_most(120), "more", 0.5),
+        (at_most(80), "more", 0.0),
+        (at_most(79), None, None),
+    ],
+)
+def test_the_smallest_fault_is_from_the_far_end_of_the_interval_to_the_bound(
+    bound: Bound, kind: str | None, share: float | None
+) -> None:
+    found = Estimate(90.0, 80.0, 100.0, ((90.0,), (90.0,))).detection(bound.accepted)
+    assert (found and found.kind) == kind
+    assert (found and found.share) == (share if share is None else pytest.approx(share))
 
 
 @pytest.mark.parametrize(

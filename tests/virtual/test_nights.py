@@ -10,13 +10,17 @@ import pytest
 
 from benchmarks.rehearsals import spec_of
 from pytest_mnode.certificate import Certificate, CertificateVerdict
+from pytest_mnode.criteria.scaling.plan import Plan
+from pytest_mnode.criteria.scaling.timings import Step
 from pytest_mnode.errors import UsageError
 from pytest_mnode.evidence.check import catalogue
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.path_rates import State
-from pytest_mnode.spec import load_spec
+from pytest_mnode.spec import load_spec, profile_spec
+from pytest_mnode.virtual.cluster import VirtualCluster
 from pytest_mnode.virtual.faults import FAULTS, form_of
 from pytest_mnode.virtual.night import rehearse
+from pytest_mnode.virtual.scaling import _Job
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures" / "clusters"
 MORE = CLUSTERS.parents[1] / "benchmarks" / "faults.yaml"
@@ -89,6 +93,18 @@ def test_a_node_that_has_no_other_to_compare_is_inconclusive(profile: str) -> No
     assert found.run.rehearsal == "a virtual cluster of 1 node (seed 0; no fault)"
     assert found.verdict is CertificateVerdict.INCONCLUSIVE
     assert "has no other to be compared with" in found.reasons[0]
+
+
+def test_two_thirds_of_computing_can_hide_communication() -> None:
+    """The backward pass has twice the products of the forward pass."""
+    spec = profile_spec("rack")
+    cluster, promise = VirtualCluster.healthy(spec, 2, 0), spec.criteria.scaling
+    assert promise is not None
+    plan = Plan(cluster.nodes, cluster.per_node, 0, promise)
+    *_, turn = plan.turns(0)
+    steps = _Job(cluster, plan).steps(turn, turn.groups[0]).steps
+    for step in (Step(*values) for of_rank in steps for values in of_rank):
+        assert step.backward_s == pytest.approx(step.compute * 2 / 3)
 
 
 def test_a_seed_gives_the_same_night() -> None:
