@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.backends.slurm import SlurmBackend
-from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError
 from pytest_mnode.jobs import job_processes, running
 from pytest_mnode.jobs.job import Decision, Job
 from pytest_mnode.jobs.kubernetes import pod_job, pod_start
@@ -30,7 +32,7 @@ from pytest_mnode.launchers.kubernetes.api import ApiError
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.launchers.slurm import JobState
 from tests.jobs.ranks import NAMES, QUICK, Here
-from tests.waiting import until
+from tests.waiting import soon, until
 
 RANK = """
 import os, pathlib, signal, subprocess, sys, time
@@ -97,6 +99,23 @@ def test_a_job_that_starts_on_some_nodes_only_is_ended(ranks: Ranks, here: Here)
     assert list(here.scratch.iterdir()) == []
 
 
+def test_a_job_ends_on_all_nodes_of_its_starts(ranks: Ranks) -> None:
+    made = ranks.start()
+    made._nodes = NAMES[:1]  # it moved
+    made.close()
+    assert ranks.gone()
+
+
+def test_a_preempted_job_that_ends_is_not_awaited_longer(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, left = ranks.start(), iter(([*NAMES], [NAMES[1]], [], []))
+    monkeypatch.setattr(made, "_still_running", lambda: next(left))
+    with soon():
+        assert made.preempt(60.0) == []
+    made.close()
+
+
 def test_a_preempted_job_is_ended_after_its_time(ranks: Ranks) -> None:
     made = ranks.start()
     assert made.preempt(0.1) == list(NAMES)
@@ -121,6 +140,26 @@ def test_what_an_earlier_start_left_is_ended(
     until(lambda: made.poll() or started() == 2, "the end of a start is seen")
     assert ranks.gone()
     assert started() == starts
+    made.close()
+
+
+def test_a_new_start_knows_nothing_of_the_last(ranks: Ranks) -> None:
+    made = ranks.start()
+    made._waiting_since, made._preempted = 1.0, True
+    made._requeue_on(NAMES, "x")
+    with pytest.raises(TimeLimitError, match="the job still runs on n0, n1 after"):
+        made.wait(0.0)
+    assert not made._snapshot().preempted
+    made.close()
+
+
+def test_lost_nodes_are_asked_now_and_then(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, decides = ranks.start(), Mock(return_value=Decision())
+    monkeypatch.setattr(running, "decide", decides)
+    for waiting_since, ago_s in ((None, 9.0), (0.0, 0.0), (0.0, 9.0)):
+        made._waiting_since, made._asked_at = waiting_since, time.monotonic() - ago_s
+        assert made.poll() is None
+    assert decides.call_count == 1
     made.close()
 
 
@@ -160,9 +199,9 @@ def test_local_commands_end_if_their_nodes_do_not_answer(
 
 
 class Queue:
-    """A job in a queue that answers. refuses: whether sbatch fails."""
+    """A job in a queue that answers. refuses: whether sbatch fails. stays: after scancel."""
 
-    refuses = False
+    refuses = stays = False
     made: list[Queue]
 
     def __init__(self, slurm: Any) -> None:
@@ -188,6 +227,8 @@ class Queue:
         self.done.append("cancelled")
 
     def await_end(self, lost: bool) -> None:
+        if Queue.stays:
+            raise ClusterError("still RUNNING")
         self.done.append("waited")
 
     def close(self, done: bool) -> None:
@@ -225,6 +266,17 @@ def test_a_queued_job_ends_with_its_test(here: Here, slurm: SimpleNamespace) -> 
     assert list(here.scratch.iterdir()) == []
 
 
+def test_a_job_that_stays_in_the_queue_is_left_to_the_clean_up(
+    here: Here, slurm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Queue, "stays", True)
+    made = in_queue(here, slurm)
+    with pytest.raises(ClusterError, match="still RUNNING"):
+        made.close()
+    assert Queue.made[0].done == ["cancelled", "closed False"]
+    assert list(here.scratch.iterdir()) == []
+
+
 def test_a_refused_job_leaves_nothing(here: Here, slurm: SimpleNamespace) -> None:
     Queue.refuses = True
     with pytest.raises(ClusterError, match="no room"):
@@ -249,6 +301,12 @@ def test_ranks_that_outlive_a_preemption_are_killed(here: Here, slurm: SimpleNam
     made._read = read
     assert made.preempt(0.0) == ["n1"]
     assert slurm.killed == list(NAMES)
+    slurm.killed.clear()
+    left = iter((["n1"], [], []))
+    read.running = lambda *_: next(left)
+    with soon():
+        assert made.preempt(60.0) == []
+    assert slurm.killed == []
     made.close()
 
 

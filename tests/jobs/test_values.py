@@ -76,11 +76,26 @@ def again(why: str, *nodes: str) -> Decision:
         ({"requeues": 1}, {"ended": FAILED, "preempted": True}, again("preempted", *THREE)),
         (
             {"requeues": 1},
+            {"ended": {**FAILED, "node0": 0}, "preempted": True},
+            again("preempted", *THREE),
+        ),
+        (
+            {"requeues": 1},
             {"ended": FAILED, "preempted": True, "requeue": 1},
             Decision(final=True, why="preempted"),
         ),
         ({"requeues": 1}, _gone("node1"), again("node1 is gone")),
         (SPARE, _gone("node1"), again("node1 is gone", "node0", "node3", "node2")),
+        (
+            {"requeues": 1, "spares": ["node3", "node4"]},
+            {**_gone("node1"), "there": ("node0", "node2", "node3", "node4")},
+            again("node1 is gone", "node0", "node3", "node2"),
+        ),
+        (
+            {**SPARE, "requeues": 2},  # the spare took the place of a node before
+            {**_gone("node0"), "nodes": ("node0", "node3", "node2"), "requeue": 1},
+            again("node0 is gone"),
+        ),
         (SHRINKS, _gone("node1", "node3"), again("node1 is gone", "node0", "node2")),
         (SHRINKS, _gone("node0", "node1", "node3"), again("node0, node1 is gone")),
         (SPARE, {**_gone("node1"), "there": ALL}, again("node1 is gone", *THREE)),

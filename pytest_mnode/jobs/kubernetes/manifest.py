@@ -50,8 +50,11 @@ def job_manifest(
         spec = kinds.KINDS[kind](workload["spec"], template, len(nodes))
         container = main_container(template)
     given_labels = workload.get("metadata", {}).get("labels") or {}
-    metadata = {"name": name, "labels": {**given_labels, **labels}}
-    metadata["ownerReferences"] = [dict(owner)]
+    metadata = {
+        "name": name,
+        "labels": {**given_labels, **labels},
+        "ownerReferences": [dict(owner)],
+    }
     made = {"apiVersion": workload["apiVersion"], "kind": kind, "metadata": metadata, "spec": spec}
     return made, container
 

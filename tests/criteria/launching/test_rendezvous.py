@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from dataclasses import replace
 from unittest.mock import MagicMock, Mock
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from pytest_mnode.criteria.launching.rendezvous import (
     RankClients,
@@ -19,11 +21,14 @@ from pytest_mnode.criteria.launching.rendezvous import (
     judged_times,
     measured_rendezvous,
     ranks_per_node,
+    run_clients,
     slow_ranks,
+    time_init,
 )
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Verdict
+from pytest_mnode.rank.world import World
 from pytest_mnode.spec.launch import RendezvousPromise, StorePromise
 
 
@@ -179,3 +184,74 @@ def test_if_one_thread_cannot_start_no_thread_starts() -> None:
 
 def test_a_start_that_is_never_given_has_a_limit() -> None:
     assert not Start(0.1).given()
+
+
+ALONE = World(0, 1, 0, 1, "n0", ("n0",))
+
+
+class Shared(HashStore):
+    port = 1
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Shared:
+    """The store that each client gets."""
+    made = Shared()
+    monkeypatch.setattr("torch._C._distributed_c10d.TCPStore", lambda *_: made)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    return made
+
+
+@pytest.mark.usefixtures("store")
+def test_clients_connect_meet_and_read_each_other() -> None:
+    found = run_clients(3, "r", 20, world=ALONE)
+    assert (found.clients, found.wrong, found.errors) == (3, 0, ())
+    assert found.connected_s is not None
+    assert found.all_came_s is not None
+    assert found.passed_s is not None
+    assert 0 < found.connected_s <= found.all_came_s <= found.passed_s
+
+
+def test_a_client_that_reads_what_no_other_wrote_is_wrong(
+    store: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = store.get
+    monkeypatch.setattr(store, "get", lambda key: b"7" if key == "client/1" else right(key))
+    found = run_clients(2, "r", 20, world=ALONE)
+    assert (found.wrong, found.errors) == (1, ())
+
+
+def test_clients_that_do_not_connect_are_named(
+    store: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = RuntimeError("refused\nC++ stack")
+    stores = Mock(side_effect=[store, store, refused, refused])
+    monkeypatch.setattr("torch._C._distributed_c10d.TCPStore", stores)
+    found = run_clients(2, "r", 20, world=ALONE)
+    assert (found.connected_s, found.passed_s) == (None, None)
+    assert found.errors == ("client 0: refused", "client 1: refused")
+
+
+@pytest.mark.usefixtures("store")
+def test_too_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 20))
+    found = run_clients(30, "r", 20, world=ALONE)
+    assert (found.connected_s, found.passed_s) == (None, None)
+    assert "a process may have 20 open files" in found.errors[0]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("error", ["", "no peer"])
+def test_a_group_that_is_not_made_has_an_error_and_no_time(
+    monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    init = Mock(side_effect=RuntimeError(f"{error}\nC++ stack") if error else None)
+    ended = Mock()
+    monkeypatch.setattr("torch.distributed.init_process_group", init)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", ended)
+    found = time_init("gloo", 20, world=ALONE)
+    assert (found.error, found.init_s is None) == (error, bool(error))
+    assert found.connect_s > 0
+    assert ended.called

@@ -77,6 +77,25 @@ def test_a_pod_that_restarts_for_ever_becomes_one_that_a_job_may_have() -> None:
     assert pod_spec(run)["restartPolicy"] == "Never"
 
 
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ({}, ("Never", 2, False)),
+        (
+            {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 60},
+            ("OnFailure", 60, False),
+        ),
+        ({"enableServiceLinks": True}, ("Never", 2, True)),
+    ],
+)
+def test_pods_end_soon_unless_their_template_says_otherwise(
+    given: dict[str, Any], fields: tuple[str, int, bool]
+) -> None:
+    spec = pod_spec(made(job({"spec": pod(**given)})))
+    names = ("restartPolicy", "terminationGracePeriodSeconds", "enableServiceLinks")
+    assert tuple(spec[name] for name in names) == fields
+
+
 def test_pods_that_restart_in_place_have_no_limit_per_index() -> None:
     spec = made(job({"spec": pod(restartPolicy="OnFailure")})).manifest["spec"]
     assert (spec["backoffLimit"], spec.get("backoffLimitPerIndex")) == (1000, None)
