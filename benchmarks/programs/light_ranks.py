@@ -8,16 +8,15 @@ all others wait; in `differ` each rank raises a different error.
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import zmq
-
 from pytest_mnode.agent.orders import read_order
 from pytest_mnode.outcome.call_record import INSIDE, RETURNED, SEPARATOR
-from pytest_mnode.protocol.channel import Keys, Line, connect
+from pytest_mnode.protocol.channel import Line, UnixLine
 from pytest_mnode.protocol.messages import (
     BEAT,
     HUB,
@@ -33,7 +32,6 @@ from pytest_mnode.protocol.messages import (
 )
 
 BEAT_S = 1.0
-BATCHED_RANKS, BATCH_S = 256, 0.005
 _STACK = """Current thread 0x00007f0000000000 (most recent call first):
   File "{file}", line {line} in {function}
   File "/bench/test_growth.py", line {at} in test_hang
@@ -55,14 +53,12 @@ class _LightRank:
 class _Cluster:
     def __init__(self, order: AgentOrder) -> None:
         self.order = order
-        self.keys = Keys(**order.keys)
-        self.context = zmq.Context(io_threads=1)
-        self.context.set(zmq.MAX_SOCKETS, 65_536)
-        self.line = connect(order.peer, order.endpoint, self.keys, self.context)
-        self.poller = zmq.Poller()
-        self.ranks: dict[Any, _LightRank] = {}
-        self.changed = True
-        """Whether sockets were opened or closed since the poller was created."""
+        self.line = UnixLine(order.peer, order.path, order.token)
+        self.epoll = select.epoll()
+        for source in (0, self.line.descriptor):
+            self.epoll.register(source, select.EPOLLIN)
+        self.ranks: dict[int, _LightRank] = {}
+        """By the descriptors of their lines."""
         self.by_node: dict[tuple[str, str], list[_LightRank]] = {}
         self.last = -1
         self.per_node = 1
@@ -73,27 +69,16 @@ class _Cluster:
             if time.monotonic() >= next_beat:
                 self.line.send_bytes(HUB, BEAT)
                 next_beat = time.monotonic() + BEAT_S
-            if self.changed:
-                self._make_poller()
-            if len(self.ranks) > BATCHED_RANKS:
-                time.sleep(BATCH_S)  # a poll of all sockets costs more than a message
-            for ready, _ in self.poller.poll(int(BEAT_S * 1000)):
+            for ready, _ in self.epoll.poll(BEAT_S):
                 if ready == 0:
                     if not os.read(0, 4096):
                         return
-                elif ready is self.line.source:
+                elif ready == self.line.descriptor:
                     while (message := self.line.receive(0)) is not None:
                         self._obey(message)
-                else:
-                    rank = self.ranks[ready]
+                elif (rank := self.ranks.get(ready)) is not None:  # else it was stopped
                     while (message := rank.line.receive(0)) is not None:
                         self._answer(rank, message)
-
-    def _make_poller(self) -> None:
-        self.poller = zmq.Poller()
-        for source in (0, self.line.source, *self.ranks):
-            self.poller.register(source, zmq.POLLIN)
-        self.changed = False
 
     def _obey(self, message: Any) -> None:
         match message:
@@ -113,12 +98,12 @@ class _Cluster:
         world = launch.world
         self.per_node = world.shape.procs_per_node
         self.last = world.shape.size - 1
-        self.changed = True
         for local in range(self.per_node):
             rank = launch.node_rank * self.per_node + local
             name = f"rank/{world.id}/{rank}"
-            line = connect(name, self.order.endpoint, self.keys, self.context)
-            self.ranks[line.source] = light = _LightRank(world.id, rank, line)
+            line = UnixLine(name, self.order.path, self.order.token)
+            self.epoll.register(line.descriptor, select.EPOLLIN)
+            self.ranks[line.descriptor] = light = _LightRank(world.id, rank, line)
             self.by_node.setdefault((launch.node, world.id), []).append(light)
             line.send(HUB, Call(0, "hello", (world.id, rank)))
         if launch.node_rank == 0:
@@ -126,10 +111,9 @@ class _Cluster:
 
     def _stop(self, node: str, world: str) -> None:
         for rank in self._on(node, world):
-            del self.ranks[rank.line.source]
+            del self.ranks[rank.line.descriptor]
             rank.line.close()
         self.by_node.pop((node, world), None)
-        self.changed = True
 
     def _on(self, node: str, world: str) -> list[_LightRank]:
         return self.by_node.get((node, world), [])

@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import pickle
+import select
 import shutil
 import signal
 import socket
@@ -20,15 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from pytest_mnode import processes
 from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.orders import read_order, settled, sys_path_here
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.address import family_of
-from pytest_mnode.protocol.channel import Keys, Line, Pipe, connect
+from pytest_mnode.protocol.channel import Line, Pipe, Switchboard, UnixLine
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
     BEAT,
@@ -109,6 +108,8 @@ def main() -> None:
         return
     order = settled(read_order(line))
     open_files.give_back(order.open_files)
+    if order.remote:
+        import pytest_mnode.protocol.uplink  # noqa: F401  zmq, as this Python finds it
     sys.path[:] = sys_path_here(order.sys_path, order)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends an agent
@@ -116,8 +117,7 @@ def main() -> None:
     processes.adopt_orphans()
     server, pid = _fork_server(order)  # before zmq, which does not survive a fork
     try:
-        hub = connect(order.peer, order.endpoint, Keys(**order.keys))
-        agent = Agent(order, hub, server, pid)
+        agent = Agent(order, _line(order), server, pid)
         agent.serve()
         agent.end_fork_server()
     finally:
@@ -143,6 +143,17 @@ def _fork_server(order: AgentOrder) -> tuple[Pipe, int]:
     return ours, pid
 
 
+def _line(order: AgentOrder) -> Line:
+    """The connection to the hub; one for all ranks of this machine, if that is not the hub's."""
+    if not order.remote:
+        return UnixLine(order.peer, order.path, order.token)
+    from pytest_mnode.protocol.router import Keys
+    from pytest_mnode.protocol.uplink import Uplink
+
+    ranks = Switchboard(order.path, order.token)
+    return Uplink(order.peer, order.endpoint, Keys(**order.keys), ranks)
+
+
 class Agent:
     """Serves the hub for the nodes of this kernel."""
 
@@ -162,9 +173,9 @@ class Agent:
         self._clock = ListeningClock()
         self._heard: float | None = None
         self._next_beat = 0.0
-        self._poller = zmq.Poller()
-        for source in (0, line.source, fork_server.fileno()):
-            self._poller.register(source, zmq.POLLIN)
+        self._poll = select.poll()
+        for source in (0, line.descriptor, fork_server.fileno()):
+            self._poll.register(source, select.POLLIN)
 
     def serve(self) -> None:
         """Serve until standard input ends, or a hub on another machine is silent."""
@@ -182,17 +193,16 @@ class Agent:
         if now >= self._next_beat:
             self.line.send_bytes(HUB, BEAT)
             self._next_beat = now + _BEAT_S
-        wait_s = _ENDING_TURN_S if self.ending else max(0.0, self._next_beat - now)
-        ready = dict(self._poller.poll(int(wait_s * 1000) + 1))
+        try:  # just before the wait, since its descriptor may not tell of what is there already
+            while (payload := self.line.receive_bytes(0)) is not None:
+                self._heard = self._clock.now()
+                self._from_hub(payload)
+        except EOFError:
+            return False
+        wait_s = _ENDING_TURN_S if self.ending else max(0.0, self._next_beat - time.monotonic())
+        ready = {source for source, _ in self._poll.poll(int(wait_s * 1000) + 1)}
         if 0 in ready and not os.read(0, 4096):
             return False
-        if self.line.source in ready:
-            self._heard = self._clock.now()
-            try:
-                while (payload := self.line.receive_bytes(0)) is not None:
-                    self._from_hub(payload)
-            except EOFError:
-                return False
         heard = self._heard if self.order.remote else None
         if heard is not None and self._clock.now() > heard + self.order.silence_s:
             sys.stderr.write(f"no message from the controller for {self.order.silence_s:g} s\n")
@@ -232,7 +242,7 @@ class Agent:
         try:
             payloads = self.fork_server.receive()
         except EOFError:
-            self._poller.unregister(self.fork_server.fileno())
+            self._poll.unregister(self.fork_server.fileno())
             self._fail(self._how_it_ended())
             return
         for payload in payloads:
@@ -315,7 +325,7 @@ class Agent:
             self._send(PartLost(launch.node, launch.world.id, f"fork server unreachable: {error}"))
         else:
             self.parts[launch.node, launch.world.id] = WorldPart(launch, ours)
-            self._poller.register(ours.fileno(), zmq.POLLIN)
+            self._poll.register(ours.fileno(), select.POLLIN)
         theirs.close()
         if store is not None:
             store.close()
@@ -339,7 +349,7 @@ class Agent:
                 self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 
     def _end(self, part: WorldPart) -> None:
-        self._poller.unregister(part.pipe.fileno())
+        self._poll.unregister(part.pipe.fileno())
         part.end()
         self.ending.append(part)
         self._end_processes()

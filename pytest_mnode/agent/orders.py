@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_mnode.protocol.channel import new_token
 from pytest_mnode.protocol.messages import AgentOrder, NodeEntry
 
 _PREFIX = "mnode-"
@@ -46,13 +47,21 @@ def sys_path_here(given: Sequence[str], order: AgentOrder) -> list[str]:
 
 
 def settled(order: AgentOrder) -> AgentOrder:
-    """The order; on a machine other than the controller's, with a private directory there."""
+    """The order; on a machine other than the controller's, with a private directory there, and a
+    socket in it for the ranks."""
     if not order.remote:
         return order
     run_dir = private_directory()
     log_dir = order.log_dir or f"{run_dir}/logs"
     Path(log_dir).mkdir(parents=True, exist_ok=True)
-    return replace(order, run_dir=run_dir, log_dir=log_dir, own_sys_path=tuple(sys.path))
+    return replace(
+        order,
+        run_dir=run_dir,
+        log_dir=log_dir,
+        own_sys_path=tuple(sys.path),
+        path=f"{run_dir}/ranks",
+        token=new_token(),
+    )
 
 
 def private_directory() -> str:

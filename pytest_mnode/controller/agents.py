@@ -9,19 +9,21 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.processes import end_programs
-from pytest_mnode.protocol.channel import Keys
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import RUN, AgentOrder, NodeEntry
 from pytest_mnode.protocol.rank_files import agent_log
+
+if TYPE_CHECKING:
+    from pytest_mnode.protocol.router import Keys
 
 _STOP_LIMIT_S = 10.0
 _MOST_CHARS = 300
@@ -37,17 +39,19 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class RunDirectories:
-    """Directories of a run on this machine, and the endpoint of its hub.
+    """Directories of a run on this machine, and the ways to its hub.
 
-    endpoints: the hub's endpoint by node, if nodes differ. open_files: limit of open
-    files of this machine's processes except this one; None if that limit is no lower than this
-    process's.
+    path, token: of the hub's socket. endpoints: the hub's endpoint by node, if nodes are other
+    machines; keys: theirs. open_files: limit of open files of this machine's processes except this
+    one; None if that limit is no lower than this process's.
     """
 
-    endpoint: str
-    endpoints: Mapping[str, str]
+    path: str
+    token: str
     run_dir: str
     log_dir: str
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    keys: Keys | None = None
     open_files: int | None = None
 
     @property
@@ -72,7 +76,6 @@ class Agents:
     def __init__(
         self,
         launcher: Launcher,
-        keys: Keys,
         place: RunDirectories,
         send: Callable[[str, Any], None],
     ) -> None:
@@ -81,7 +84,6 @@ class Agents:
         self._send = send
         self._standing: list[Any] = []
         """Messages for every agent, including agents that are started later."""
-        self.keys = keys
         self.place_of_run = place
         self.clock = ListeningClock()
         self.nodes: list[tuple[Node, ...]] = []
@@ -162,14 +164,15 @@ class Agents:
         return AgentOrder(
             agent=number,
             incarnation=incarnation,
-            endpoint=place.endpoints.get(first.name, place.endpoint),
-            keys=asdict(self.keys),
+            path="" if remote else place.path,
+            token="" if remote else place.token,
+            endpoint=place.endpoints.get(first.name, ""),
+            keys=asdict(place.keys) if place.keys else {},
             run_dir="" if remote else place.run_dir,
             log_dir="" if own_logs else place.log_dir,
             nodes=tuple(self.entry(node) for node in self.nodes[number]),
             sys_path=tuple(sys.path),
             run_id=place.run_dir,
-            remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
             open_files=None if remote else place.open_files,
             silence_s=self.launcher.limits.agent_silence_s,

@@ -29,7 +29,6 @@ from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.nodes import RunDescription
 from pytest_mnode.launchers.power import recover
 from pytest_mnode.protocol.channel import (
-    Keys,
     LocalLine,
     Switchboard,
     forget_wakes,
@@ -191,15 +190,15 @@ class Exchange:
             local.put(payload, wakes=threading.current_thread() is self._thread)
             return
         with self._lock:
-            self.switchboard.send(destination, source, payload)
+            self.switchboard.send((destination,), source, payload)
 
     def _route(self, source: str, destination: str, payload: bytes) -> None:
         """Route a message that is not for the hub; the lock must be held."""
         if destination.startswith("world/"):
             _, name, size = destination.split("/")
-            for rank in range(int(size)):
-                self.switchboard.send(f"rank/{name}/{rank}", source, payload)
-        else:
+            ranks = [f"rank/{name}/{rank}" for rank in range(int(size))]
+            self.switchboard.send(ranks, source, payload)
+        elif destination:
             self.deliver(destination, source, payload)
 
 
@@ -214,13 +213,12 @@ class Hub(Exchange):
         self,
         launcher: Launcher,
         switchboard: Switchboard,
-        keys: Keys,
         facts: PoolFacts,
         place: RunDirectories,
     ) -> None:
         super().__init__(switchboard)
         self.launcher = launcher
-        self.agents = Agents(launcher, keys, place, self.send)
+        self.agents = Agents(launcher, place, self.send)
         # Only the time in which the hub could listen counts for limits.
         self._now = self.agents.clock.now
         self.nodes: dict[str, NodeState] = {}
@@ -490,8 +488,8 @@ class Hub(Exchange):
                 self._node_lost(node.name, how)
         if not self.launcher.shared_kernel and now >= self._next_beat:
             self._next_beat = now + _BEAT_S
-            for peer in self.agents.known:
-                self.deliver(peer, HUB, BEAT)
+            with self._lock:
+                self.switchboard.send(self.agents.known, HUB, BEAT)
 
     def _agent_lost(self, agent: int, why: str) -> None:
         """Handle an agent that ended or failed: the run ends if the agent served all nodes;

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mnode.backends.registry import choose, chosen
 from pytest_mnode.controller.agents import RunDirectories
@@ -22,11 +23,13 @@ from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.channel import Switchboard, new_keys
+from pytest_mnode.protocol.channel import Switchboard, new_token
 from pytest_mnode.spec import Spec
 
+if TYPE_CHECKING:
+    from pytest_mnode.protocol.router import Keys
+
 _STOP_LIMIT_S = 20.0
-_LONGEST_SOCKET_PATH = 100
 
 
 LOOPBACK = "127.0.0.1"
@@ -55,7 +58,7 @@ class Pool:
     """Owns nodes and hub from construction to `close`. root: root directory of the tests."""
 
     def __init__(self, settings: Settings, spec: Spec, nodes: int, root: Path) -> None:
-        self.run_dir = Path(_short_temporary_directory())
+        self.run_dir = Path(tempfile.mkdtemp(prefix="mnode-"))
         self.kept_logs: Path | None = None
         with contextlib.ExitStack() as undo:  # leaves nothing behind if a step fails
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
@@ -72,13 +75,15 @@ class Pool:
                 log_dir.mkdir()
             else:
                 log_dir = self.kept_logs = new_log_dir(settings.log_dir)
-            secret, self.keys = new_keys()
-            switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, self.keys)
+            self.path, self.token = f"{self.run_dir}/hub", new_token()
+            switchboard = Switchboard(self.path, self.token)
             undo.callback(switchboard.close)
-            self.endpoint = switchboard.endpoint
+            endpoints, keys = _endpoints(self.launcher, switchboard)
             place = RunDirectories(
-                endpoint=switchboard.endpoint,
-                endpoints=_endpoints(self.launcher, switchboard),
+                path=self.path,
+                token=self.token,
+                endpoints=endpoints,
+                keys=keys,
                 run_dir=str(self.run_dir),
                 log_dir=str(log_dir),
                 open_files=before,
@@ -95,7 +100,7 @@ class Pool:
                 fabric=spec.fabric.interfaces if near_nics else (),
                 limits=self.launcher.limits,
             )
-            self.hub = Hub(self.launcher, switchboard, self.keys, facts, place)
+            self.hub = Hub(self.launcher, switchboard, facts, place)
             name = f"client/{os.getpid()}"
             self.client = Client(
                 name, self.hub.local_line(name), settings.limits(nodes), alone=True
@@ -116,16 +121,17 @@ class Pool:
         open_files.give_back(self._open_files)
 
 
-def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
-    """The hub's endpoint by node; empty unless nodes are other machines."""
+def _endpoints(launcher: Launcher, switchboard: Switchboard) -> tuple[dict[str, str], Keys | None]:
+    """The hub's endpoint by node, and their keys; none unless nodes are other machines."""
     if launcher.shared_kernel:
-        return {}
+        return {}, None
     if launcher.relays:
-        ports = launcher.relay(switchboard.listen([LOOPBACK]))
-        return {name: address.endpoint(LOOPBACK, port) for name, port in ports.items()}
+        port, keys = switchboard.listen([LOOPBACK])
+        ports = launcher.relay(port)
+        return {name: address.endpoint(LOOPBACK, port) for name, port in ports.items()}, keys
     here = {node.name: address.towards(node.address) for node in launcher.nodes}
-    port = switchboard.listen(sorted(set(here.values())))
-    return {name: address.endpoint(ours, port) for name, ours in here.items()}
+    port, keys = switchboard.listen(sorted(set(here.values())))
+    return {name: address.endpoint(ours, port) for name, ours in here.items()}, keys
 
 
 def _started(
@@ -165,12 +171,3 @@ def new_log_dir(parent: Path) -> Path:
     raise UsageError(
         f"--mnode-log-dir={parent}: {name} to {name}-999 already exist; choose another directory"
     )
-
-
-def _short_temporary_directory() -> str:
-    """A private directory whose path leaves room for a socket's name (at most 108 bytes in all)."""
-    path = tempfile.mkdtemp(prefix="mnode-")
-    if len(path) <= _LONGEST_SOCKET_PATH - len("/hub"):
-        return path
-    Path(path).rmdir()
-    return tempfile.mkdtemp(prefix="mnode-", dir="/tmp")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.evidence.file import RECORD
-from pytest_mnode.protocol.channel import Keys, connect
+from pytest_mnode.protocol.channel import UnixLine
 
 _INPUT = "mnode"
 """Key of our data in the input that pytest-xdist sends to a worker."""
@@ -23,8 +22,8 @@ _INPUT = "mnode"
 def join(run: Run, workerinput: dict[str, Any]) -> None:
     """In a worker: connect to the hub of the process that started it, if that has one."""
     if (given := workerinput.get(_INPUT)) is not None:
-        name, keys = given["client"], Keys(**given["keys"])
-        line = connect(name, given["endpoint"], keys)
+        name = given["client"]
+        line = UnixLine(name, given["path"], given["token"])
         limits = run.settings.limits(given["nodes"])
         run.client = Client(name, line, limits, number=given["number"])
         run.launcher, run.reason = given["launcher"], given["reason"]
@@ -72,8 +71,8 @@ class XdistController:
         except MnodeError as error:
             raise pytest.UsageError(str(error)) from None
         node.workerinput[_INPUT] = {
-            "endpoint": pool.endpoint,
-            "keys": asdict(pool.keys),
+            "path": pool.path,
+            "token": pool.token,
             "client": f"client/{node.gateway.id}-{os.getpid()}",
             "number": next(self._numbers),
             "nodes": run.nodes,

@@ -1,8 +1,8 @@
-"""The control channel: no data from a process that does not hold the run's key is unpickled.
+"""The control channel: no data from a process that does not hold the run's secret is unpickled.
 
-Processes of this kernel use a Unix socket in the run's own directory. Other machines use zmq with
-CURVE, whose only server is the hub; it accepts exactly one client key. The keys are made per run
-and passed by standard input or through a fork, never in an argument list.
+Processes of this kernel use a Unix socket in a private directory, and show its token. Machines use
+zmq: see `router` and `uplink`. Secrets are made per run and passed by standard input or through a
+fork, never in an argument list.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import contextlib
 import hmac
 import os
 import pickle
+import secrets
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
-import zmq
-from zmq.auth.thread import ThreadAuthenticator
+from pytest_mnode.protocol.socket_path import reachable
 
-from pytest_mnode.errors import ClusterError
-from pytest_mnode.protocol import address as addresses_of
+if TYPE_CHECKING:
+    from pytest_mnode.protocol.router import Keys, Router
 
 _HEADER_BYTES = 4
 _CHUNK_BYTES = 1 << 16
@@ -106,41 +104,27 @@ class Pipe:
             os.close(self.fds.popleft())
 
 
-IPC = "ipc://"
 _NAME_BYTES = 2
-_PORT_TRIES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys that a peer of the hub needs, as Z85 text, without the hub's own secret key."""
-
-    server_public: str
-    client_public: str
-    client_secret: str
-
-
-def new_keys() -> tuple[bytes, Keys]:
-    """The hub's secret key and the keys of its peers, new for every run."""
-    server_public, server_secret = zmq.curve_keypair()
-    client_public, client_secret = zmq.curve_keypair()
-    keys = Keys(server_public.decode(), client_public.decode(), client_secret.decode())
-    return server_secret, keys
+def new_token() -> str:
+    return secrets.token_hex(32)
 
 
 class Switchboard:
-    """The hub's end of the channel: routes messages between peers by name.
+    """Routes messages between peers by name: the hub's end of the channel, and on another machine
+    the agent's end of its ranks' connections.
 
-    Processes of this kernel come to a Unix socket, which costs one system call a message; those of
-    other machines to zmq, where there are any (`listen`).
+    Processes of this kernel come to a Unix socket, which costs one system call a message; machines
+    to zmq, where there are any (`listen`).
     """
 
-    def __init__(self, endpoint: str, server_secret: bytes, keys: Keys) -> None:
-        """endpoint: ipc://PATH."""
-        self.endpoint = endpoint
-        self._server_secret, self._keys = server_secret, keys
+    def __init__(self, path: str, token: str) -> None:
+        """path: of the socket. token: what each peer shows first."""
+        self.path, self.token = path, token
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(endpoint.removeprefix(IPC))
+        with reachable(path) as short:
+            self._listener.bind(short)
         self._listener.listen(socket.SOMAXCONN)
         self._listener.setblocking(False)
         self._epoll = select.epoll()
@@ -150,32 +134,41 @@ class Switchboard:
         self._connections: dict[int, _Connection] = {}
         self._peers: dict[str, _Connection] = {}
         self._arrived: deque[tuple[str, str, bytes]] = deque()
-        self._router: _Router | None = None
+        self._router: Router | None = None
 
-    def listen(self, addresses: Sequence[str]) -> int:
-        """Also listen at these addresses of this machine; returns the one port used for all.
+    def listen(self, addresses: Sequence[str]) -> tuple[int, Keys]:
+        """Also listen at these addresses of this machine, for other machines.
 
-        The system chooses the port. Raises ClusterError if no common port can be bound.
+        Returns the port, one for all addresses, which the system chooses, and the keys of those
+        machines. Raises ClusterError if no common port can be bound.
         """
-        if self._router is None:
-            self._router = _Router(self._server_secret, self._keys)
-            self._epoll.register(self._router.descriptor, select.EPOLLIN)
-        return self._router.listen(addresses)
+        from pytest_mnode.protocol.router import Router
+
+        self._router = Router()
+        self._epoll.register(self._router.descriptor, select.EPOLLIN)
+        return self._router.listen(addresses), self._router.keys
 
     def arrived(self) -> Iterator[tuple[str, str, bytes]]:
-        """(source, destination, payload) of every message that has arrived."""
+        """(source, destination, payload) of every message that has arrived.
+
+        The destination is "" if the source has left.
+        """
         self._read()
         while self._arrived:
             yield self._arrived.popleft()
         if self._router is not None:
             yield from self._router.arrived()
 
-    def send(self, destination: str, source: str, payload: bytes) -> None:
-        """Send to a peer; without effect if it is not connected, or no longer."""
-        if (peer := self._peers.get(destination)) is not None:
-            peer.send(_frame(source, payload))
-        elif self._router is not None:
-            self._router.send(destination, source, payload)
+    def send(self, destinations: Iterable[str], source: str, payload: bytes) -> None:
+        """Send to these peers; without effect for one that is not connected, or no longer."""
+        frame, elsewhere = Pipe.framed(_frame(source, payload)), []
+        for destination in destinations:
+            if (peer := self._peers.get(destination)) is not None:
+                peer.send(frame)
+            else:
+                elsewhere.append(destination)
+        if elsewhere and self._router is not None:
+            self._router.send(elsewhere, source, payload)
 
     def close(self) -> None:
         for connection in [*self._connections.values()]:
@@ -213,7 +206,7 @@ class Switchboard:
             if connection.name:
                 if name:  # otherwise the message is malformed
                     self._arrived.append((connection.name, name, payload))
-            elif name and hmac.compare_digest(payload, self._keys.client_secret.encode()):
+            elif name and hmac.compare_digest(payload, self.token.encode()):
                 connection.name = name
                 self._peers[name] = connection
             else:
@@ -223,6 +216,7 @@ class Switchboard:
     def _drop(self, connection: _Connection) -> None:
         if self._peers.get(connection.name) is connection:
             del self._peers[connection.name]
+            self._arrived.append((connection.name, "", b""))
         del self._connections[connection.pipe.fileno()]
         self._epoll.unregister(connection.pipe.fileno())
         connection.pipe.close()
@@ -231,7 +225,7 @@ class Switchboard:
 class _Connection:
     """The hub's end of a connection from a process of this kernel, which never blocks the hub.
 
-    name: of the peer; "" until its first frame has shown that it holds the key.
+    name: of the peer; "" until its first frame has shown the token.
     """
 
     def __init__(self, end: socket.socket, epoll: select.epoll) -> None:
@@ -244,7 +238,7 @@ class _Connection:
     def send(self, frame: bytes) -> None:
         """Send the frame, if any, as far as there is room; the rest as soon as there is."""
         waited = bool(self._unsent)
-        self._unsent += Pipe.framed(frame) if frame else b""
+        self._unsent += frame
         try:
             sent = self._end.send(self._unsent)
         except BlockingIOError:
@@ -269,63 +263,6 @@ def _parts(frame: bytes) -> tuple[str, bytes]:
     return frame[_NAME_BYTES:end].decode(errors="replace"), frame[end:]
 
 
-class _Router:
-    """The hub's end of the connections of other machines."""
-
-    def __init__(self, server_secret: bytes, keys: Keys) -> None:
-        self.context = zmq.Context(io_threads=1)
-        self._authenticator = ThreadAuthenticator(self.context)
-        self._authenticator.start()
-        only = keys.client_public.encode()
-        provider = SimpleNamespace(callback=lambda domain, key: key == only)  # noqa: ARG005
-        self._authenticator.configure_curve_callback("*", credentials_provider=provider)
-        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
-        self.socket.curve_server = True
-        self.socket.curve_secretkey = server_secret
-        self.socket.curve_publickey = keys.server_public.encode()
-        self.socket.linger = 0
-        # No limit: reports may be large and many, and a dropped one would look like a hung rank.
-        self.socket.sndhwm = 0
-        self.socket.rcvhwm = 0
-        self.descriptor = int(self.socket.getsockopt(zmq.FD))
-        """Readable when a message may have arrived since the socket was last used."""
-
-    def listen(self, addresses: Sequence[str]) -> int:
-        """See Switchboard."""
-        self.socket.ipv6 = True
-        problem = ""
-        for _ in range(_PORT_TRIES):
-            bound: list[str] = []
-            port: int | str = "*"
-            try:
-                for address in addresses:
-                    self.socket.bind(addresses_of.endpoint(address, port))
-                    bound.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
-                    port = int(bound[-1].rpartition(":")[2])
-                return int(port)
-            except zmq.ZMQError as error:  # the port is in use at another of the addresses
-                problem = str(error)
-                for one in bound:
-                    self.socket.unbind(one)
-        raise ClusterError(f"cannot listen at {', '.join(addresses)}: {problem}")
-
-    def arrived(self) -> Iterator[tuple[str, str, bytes]]:
-        """See Switchboard."""
-        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            if len(frames) == 3:  # otherwise the message is malformed
-                source, destination = (name.decode(errors="replace") for name in frames[:2])
-                yield source, destination, frames[2]
-
-    def send(self, destination: str, source: str, payload: bytes) -> None:
-        self.socket.send_multipart([destination.encode(), source.encode(), payload])
-
-    def close(self) -> None:
-        self.socket.close(linger=200)
-        self._authenticator.stop()
-        self.context.term()
-
-
 def waking_pair() -> tuple[socket.socket, socket.socket]:
     """Two sockets: the first becomes readable when `wake` is called with the second."""
     pair = socket.socketpair()
@@ -345,10 +282,10 @@ def forget_wakes(woken: socket.socket) -> None:
 
 
 class Line:
-    """A peer's connection to the hub, made only after a fork: zmq contexts survive none."""
+    """A peer's connection to the hub."""
 
-    source: Any
-    """What a zmq.Poller watches: readable when a message may have arrived."""
+    descriptor: int
+    """Readable when a message may have arrived since `receive` returned None."""
     sender = ""
     """The peer that sent the last message received through a socket."""
 
@@ -387,6 +324,7 @@ class LocalLine(Line):
         self._carry = carry or LocalLine.wait
         self._inbox: deque[bytes] = deque()
         self._woken, self._waker = waking_pair()
+        self.descriptor = self._woken.fileno()
         self._sources: dict[int | None, select.poll] = {}
 
     @property
@@ -428,39 +366,25 @@ class LocalLine(Line):
         self._waker.close()
 
 
-def connect(
-    name: str,
-    endpoint: str,
-    keys: Keys,
-    context: zmq.Context[Any] | None = None,
-    *,
-    reconnects: bool = True,
-) -> Line:
-    """A connection to the hub at ipc://PATH on this machine, else by zmq. Raises OSError.
+class UnixLine(Line):
+    """The connection of a peer of this kernel."""
 
-    context: one that is shared with other peers of this process; None: a context of its own.
-    reconnects: whether zmq connects again by itself, which loses messages without a word.
-    """
-    if endpoint.startswith(IPC):
-        return _UnixLine(name, endpoint, keys)
-    return _ZmqLine(name, endpoint, keys, context, reconnects=reconnects)
-
-
-class _UnixLine(Line):
-    def __init__(self, name: str, endpoint: str, keys: Keys) -> None:
+    def __init__(self, name: str, path: str, token: str) -> None:
+        """Raises OSError."""
         self._pid = os.getpid()
         end = socket.socket(socket.AF_UNIX)
-        end.connect(endpoint.removeprefix(IPC))
+        with reachable(path) as short:
+            end.connect(short)
         self._end = end
         self._unsent: tuple[bytes, list[int]] = b"", []
         """Bytes of frames, and how many of them were sent, by each call."""
         self._lock = threading.RLock()  # a signal's handler may send, too
         self._pipe = Pipe(end)
-        self.source = self._pipe.fileno()
+        self.descriptor = self._pipe.fileno()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
         self._arrived: deque[tuple[str, bytes]] = deque()
-        self.send_bytes(name, keys.client_secret.encode())
+        self.send_bytes(name, token.encode())
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
         """If a signal's handler raises here, the rest of the message precedes the next one."""
@@ -491,47 +415,3 @@ class _UnixLine(Line):
     def close(self) -> None:
         if os.getpid() == self._pid:
             self._pipe.close()
-
-
-class _ZmqLine(Line):
-    def __init__(
-        self,
-        name: str,
-        endpoint: str,
-        keys: Keys,
-        context: zmq.Context[Any] | None,
-        *,
-        reconnects: bool,
-    ) -> None:
-        self._pid = os.getpid()
-        self._own_context = context is None
-        self._context = zmq.Context(io_threads=1) if context is None else context
-        self.source: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self.source.identity = name.encode()
-        self.source.curve_serverkey = keys.server_public.encode()
-        self.source.curve_publickey = keys.client_public.encode()
-        self.source.curve_secretkey = keys.client_secret.encode()
-        self.source.linger = 0
-        self.source.sndhwm = 0
-        self.source.rcvhwm = 0
-        self.source.ipv6 = True
-        if not reconnects:
-            self.source.reconnect_ivl = -1
-        self.source.connect(endpoint)
-
-    def send_bytes(self, destination: str, payload: bytes) -> None:
-        self.source.send_multipart([destination.encode(), payload])
-
-    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
-        wait_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
-        if not self.source.poll(wait_ms):
-            return None
-        sender, payload = self.source.recv_multipart()
-        self.sender = sender.decode()
-        return payload
-
-    def close(self) -> None:
-        if os.getpid() == self._pid:
-            self.source.close(linger=500)
-            if self._own_context:
-                self._context.term()

@@ -224,9 +224,11 @@ class StackTexts:
 class AgentOrder:
     """The order that an agent reads from its standard input, as JSON.
 
+    path, token: of the switchboard that the agent's ranks speak to: the hub's, or the agent's own
+    if its node is another machine, where it makes a directory of its own (run_dir is empty then).
+    endpoint, keys: of the hub, for an agent on another machine.
     run_id: value of the variable RUN in processes that the controller starts on the agent's nodes.
-    remote: the agent's node is another machine, where the agent makes a directory of its own
-    (run_dir is empty then). prefixes: prefixes of the controller's Python, if the nodes run
+    prefixes: prefixes of the controller's Python, if the nodes run
     another one. own_sys_path: sys.path of the agent's own Python.
     incarnation: how many agents of this number were started before; the hub listens only to the
     last one, which has a name of its own.
@@ -236,19 +238,25 @@ class AgentOrder:
     """
 
     agent: int
-    endpoint: str
-    keys: dict[str, str]
     run_dir: str
     log_dir: str
+    path: str = ""
+    token: str = ""
+    endpoint: str = ""
+    keys: dict[str, str] = field(default_factory=dict)
     nodes: tuple[NodeEntry, ...] = ()
     sys_path: tuple[str, ...] = field(default=())
     run_id: str = ""
-    remote: bool = False
     prefixes: tuple[str, ...] = ()
     own_sys_path: tuple[str, ...] = ()
     incarnation: int = 0
     open_files: int | None = None
     silence_s: float = 15.0
+
+    @property
+    def remote(self) -> bool:
+        """Whether the agent's node is another machine."""
+        return bool(self.endpoint)
 
     @property
     def peer(self) -> str:

@@ -7,7 +7,7 @@ import os
 from os import getpid  # a test may replace os.getpid
 from typing import Any, NoReturn
 
-from pytest_mnode.protocol.channel import Keys, connect
+from pytest_mnode.protocol.channel import UnixLine
 from pytest_mnode.protocol.messages import HUB, AgentOrder, Call, Launch
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
 from pytest_mnode.rank.process_group import GroupKeeper, connection
@@ -23,7 +23,7 @@ _CONTRACT = (
 
 
 class Rank:
-    """A rank; created in the rank's own process, because a zmq context does not survive a fork."""
+    """A rank; created in the rank's own process."""
 
     def __init__(self, order: AgentOrder, launch: Launch, world: World) -> None:
         self.launch = launch
@@ -31,7 +31,7 @@ class Rank:
         self.pid = getpid()
         self.groups = GroupKeeper(world, launch.backend, launch.accelerators)
         name = f"rank/{launch.world.id}/{world.rank}"
-        self.line = connect(name, order.endpoint, Keys(**order.keys))
+        self.line = UnixLine(name, order.path, order.token)
         self.reply_to = HUB
         self.ordinal = -1
         self.files = RankFiles(launch.world, world.rank)

@@ -11,17 +11,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import zmq
 
 from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
 from pytest_mnode.agent.agent import Agent
-from pytest_mnode.protocol.channel import Line, Pipe
+from pytest_mnode.protocol.channel import LocalLine, Pipe
 from pytest_mnode.protocol.messages import (
     BEAT,
     AgentOrder,
@@ -41,7 +41,7 @@ from tests.inner import OWN_ADDRESSES
 LIMIT_S = 20.0
 FORK_SERVER_PID = 7
 NODES = tuple(NodeEntry(name, i, "127.0.0.1", None, None) for i, name in enumerate(("n0", "n1")))
-ORDER = AgentOrder(agent=0, endpoint="", keys={}, run_dir="", log_dir="", nodes=NODES)
+ORDER = AgentOrder(agent=0, run_dir="", log_dir="", nodes=NODES)
 WORLD = WorldInfo("w1", Shape(2, 1), ("n0", "n1"))
 
 
@@ -51,33 +51,15 @@ def launch(node_rank: int) -> Launch:
     )
 
 
-class FakeLine:
-    """The agent's connection; `hub` is its other end."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.hub, self.source = (context.socket(zmq.PAIR) for _ in range(2))
-        self.hub.bind("inproc://hub")
-        self.source.connect("inproc://hub")
-
-    def send(self, destination: str, message: Any) -> None:
-        self.send_bytes(destination, pickle.dumps(message))
-
-    def send_bytes(self, _: str, payload: bytes) -> None:
-        self.source.send(payload)
-
-    def receive_bytes(self, _: float) -> bytes | None:
-        return self.source.recv() if self.source.poll(0) else None
-
-
 class World:
     """An agent whose loop the test turns, with all its peers."""
 
     def __init__(self, order: AgentOrder = ORDER) -> None:
-        self.context = zmq.Context()
-        self.line = FakeLine(self.context)
-        self.hub = self.line.hub
+        self.line = LocalLine(lambda _, payload: self.heard.append(payload))
+        self.heard: deque[bytes] = deque()
+        """What the hub has received and the test has not taken."""
         ours, self.fork_server = Pipe.pair()
-        self.agent = Agent(order, cast("Line", self.line), ours, FORK_SERVER_PID)
+        self.agent = Agent(order, self.line, ours, FORK_SERVER_PID)
         self.launchers: dict[str, Pipe] = {}
 
     def turn_until(self, condition: Callable[[], Any]) -> Any:
@@ -93,8 +75,8 @@ class World:
 
     def message(self) -> Any:
         """The next message to the hub that is not a heartbeat."""
-        while self.hub.poll(0):
-            payload = self.hub.recv()
+        while self.heard:
+            payload = self.heard.popleft()
             if payload != BEAT and (message := pickle.loads(payload)) != Collected():
                 return message
         return None
@@ -103,7 +85,7 @@ class World:
         return self.turn_until(self.message)
 
     def order(self, message: Any) -> None:
-        self.hub.send(message if isinstance(message, bytes) else pickle.dumps(message))
+        self.line.put(message if isinstance(message, bytes) else pickle.dumps(message))
 
     def to_fork_server(self) -> list[Any]:
         with contextlib.suppress(BlockingIOError):
@@ -124,7 +106,7 @@ class World:
             end.close()
         for store in self.agent._stores.values():
             store.close()
-        self.context.destroy(linger=0)
+        self.line.close()
 
 
 @pytest.fixture
@@ -289,7 +271,6 @@ def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: b
     assert around.next_message() == Collected(failure="no torch")
     if asked:  # for ranks; the agent reads this before the end of the fork server
         around.order(launch(1))
-        assert around.agent.line.source.poll(int(LIMIT_S * 1000))
     around.fork_server.close()
     around.agent._reap()
     failed = around.next_message()
@@ -329,7 +310,7 @@ def test_silence_of_the_hub_ends_an_agent_on_another_machine(
 ) -> None:
     clock = SimpleNamespace(seconds=100.0)
     around.agent._clock = SimpleNamespace(now=lambda: clock.seconds)  # type: ignore[assignment]
-    around.agent.order = AgentOrder(0, "", {}, "", "", remote=True)
+    around.agent.order = AgentOrder(0, "", "", endpoint="tcp://a:1")
     assert around.agent.turn(), "the agent has no message from the hub yet, and waits"
     around.order(BEAT)
     around.turn_until(lambda: around.agent._heard)
@@ -355,7 +336,7 @@ def test_the_end_of_its_input_ends_the_agent(around: World) -> None:
 LIGHT = """
 import sys
 import pytest_mnode.agent.agent, pytest_mnode.agent.fork_server
-print([name for name in ("torch", "numpy", "pytest", "pydantic") if name in sys.modules])
+print([name for name in ("torch", "numpy", "pytest", "pydantic", "zmq") if name in sys.modules])
 """
 
 

@@ -50,7 +50,7 @@ if os.fork():
     os.close(int(fds.pop(0)))
 else:
     os.close(int(fds.pop(1)))
-fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fds[0])))
+fork_server.main(AgentOrder(0, root, root), Pipe.from_fd(int(fds[0])))
 """
 CUDA = """
     import torch

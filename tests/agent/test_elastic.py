@@ -37,7 +37,7 @@ elastic.WatchfulAgent = Agent
 world = WorldInfo("w1", Shape(1, 1), ("n0",), log_dir=sys.argv[1])
 launch = Launch("n0", world, 0, "127.0.0.1", 1, "gloo", 0, {}, BindingOrder())
 ours, theirs = Pipe.pair()
-elastic.main(AgentOrder(0, "", {}, "", ""), launch, ours, None, lambda *_: None)
+elastic.main(AgentOrder(0, "", ""), launch, ours, None, lambda *_: None)
 
 def ended(used_bytes):
     if (pid := os.fork()) == 0:
@@ -47,7 +47,7 @@ def ended(used_bytes):
 
 made = Watchful.__new__(Watchful)
 ours, made.agent = Pipe.pair()
-made.order, made.launch = AgentOrder(0, "", {}, "", ""), launch
+made.order, made.launch = AgentOrder(0, "", ""), launch
 made._oom_before = elastic.read_oom_kills()
 made._given, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
 made._given.setblocking(False)

@@ -21,7 +21,7 @@ MESSAGES = (Call(0, "import_torch"), Collect((), frozenset(), {}, None, "/", "/"
 def test_any_first_message_is_handled(sent: tuple[object, ...]) -> None:
     """A run that queries its launcher first sends Collect before it requests ranks."""
     agent, theirs = Pipe.pair()
-    server = ForkServer(AgentOrder(0, "", {}, "", ""), theirs)
+    server = ForkServer(AgentOrder(0, "", ""), theirs)
     for message in sent:
         agent.send(message)
     agent.close()  # a dropped message ends the wait by EOFError
@@ -37,7 +37,7 @@ def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
     agent, theirs = Pipe.pair()
     collector, of_collector = Pipe.pair()
     of_collector.close()
-    server = ForkServer(AgentOrder(0, "", {}, "", ""), theirs)
+    server = ForkServer(AgentOrder(0, "", ""), theirs)
     monkeypatch.setattr(server, "_collector", collector)
     monkeypatch.setattr("pytest_mnode.agent.fork_server.take_fds", lambda *_: [])
     message: Any = SimpleNamespace(own_imports=False)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pytest_mnode import processes
-from pytest_mnode.protocol.channel import Switchboard, new_keys
+from pytest_mnode.protocol.channel import Switchboard
 from pytest_mnode.protocol.messages import RUN, AgentOrder
 from tests.inner import clean_env
 from tests.waiting import until
@@ -49,13 +49,20 @@ class RunningAgent:
         for made in (self.run_dir, self.machine):
             made.mkdir()
         (self.run_dir / "file").touch()
-        secret, made_keys = new_keys()
-        self.hub = Switchboard(f"ipc://{directory}/hub", secret, made_keys)
-        endpoint, keys = self.hub.endpoint, dataclasses.asdict(made_keys)
-        own = "" if remote else str(self.run_dir)
+        self.hub = Switchboard(f"{directory}/hub", "token")
         order = AgentOrder(
-            0, endpoint, keys, own, str(directory), run_id=str(self.run_dir), remote=remote
+            0, str(self.run_dir), str(directory), self.hub.path, "token", run_id=str(self.run_dir)
         )
+        if remote:
+            port, keys = self.hub.listen(["127.0.0.1"])
+            order = dataclasses.replace(
+                order,
+                run_dir="",
+                path="",
+                token="",
+                endpoint=f"tcp://127.0.0.1:{port}",
+                keys=dataclasses.asdict(keys),
+            )
         self.program = subprocess.Popen(
             [sys.executable, "-c", AGENT, below],
             cwd=directory,

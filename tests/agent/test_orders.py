@@ -26,8 +26,8 @@ from pytest_mnode.protocol.messages import AgentOrder, NodeEntry
 
 ORDER = AgentOrder(
     agent=1,
-    endpoint="tcp://10.0.0.9:4000",
-    keys={"server_public": "a", "client_public": "b", "client_secret": "c"},
+    path="/run/x/hub",
+    token="secret",
     run_dir="/run/x",
     log_dir="/run/x/logs",
     nodes=(NodeEntry("n1", 1, "10.0.0.1", "fab0", None),),
@@ -36,8 +36,19 @@ ORDER = AgentOrder(
 )
 
 
+ELSEWHERE = replace(
+    ORDER,
+    path="",
+    token="",
+    run_dir="",
+    endpoint="tcp://10.0.0.9:4000",
+    keys={"server_public": "a", "client_public": "b", "client_secret": "c"},
+)
+"""For an agent on another machine."""
+
+
 def test_an_order_survives_its_transfer() -> None:
-    order = replace(ORDER, remote=True, prefixes=("/usr",), own_sys_path=("/opt/lib",))
+    order = replace(ELSEWHERE, prefixes=("/usr",), own_sys_path=("/opt/lib",))
     assert read_order(json.dumps(asdict(order))) == order
     assert order.peer == "agent/1.2"
 
@@ -55,13 +66,15 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_on_another_machine_an_agent_makes_its_own_directory(temporary: Path) -> None:
-    order = settled(replace(ORDER, remote=True, run_dir="", log_dir=""))
+    order = settled(replace(ELSEWHERE, log_dir=""))
     assert Path(order.run_dir).parent == temporary
+    assert order.path == f"{order.run_dir}/ranks"
+    assert order.token
     assert order.log_dir == f"{order.run_dir}/logs"
     assert order.logs_are_temporary
     assert order.own_sys_path == tuple(sys.path)
     shutil.rmtree(order.run_dir)
-    kept = settled(replace(ORDER, remote=True, run_dir="", log_dir=f"{temporary}/kept"))
+    kept = settled(replace(ELSEWHERE, log_dir=f"{temporary}/kept"))
     assert kept.log_dir == f"{temporary}/kept"
     assert not kept.logs_are_temporary
 

@@ -41,7 +41,7 @@ fork_server.Collector = lambda *_, **__: SimpleNamespace(run=stays)
 agent, ours = Pipe.pair()
 agent.send(Call(0, "import_torch"))
 agent.send(Collect((), frozenset({"test_a.py"}), {}, None, "/", "/", (), "/tmp"))
-fork_server.main(AgentOrder(0, "", {}, "", ""), ours)
+fork_server.main(AgentOrder(0, "", ""), ours)
 """
 
 

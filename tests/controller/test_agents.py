@@ -18,7 +18,7 @@ from pytest_mnode.controller import agents
 from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.limits import Limits
-from pytest_mnode.protocol.channel import Keys
+from pytest_mnode.protocol.router import Keys
 from tests.waiting import until
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
@@ -62,9 +62,10 @@ class OneMachine(TwoMachines):
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
     ends = {"n0": "tcp://10.0.0.9:1", "n1": "tcp://10.1.0.9:1"}
-    place = RunDirectories("ipc:///x/hub", ends, str(tmp_path), str(tmp_path), open_files=1024)
+    run = str(tmp_path)
+    place = RunDirectories("/x/hub", "t", run, run, ends, Keys("a", "b", "c"), open_files=1024)
     launcher: Any = TwoMachines(runs)
-    made = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
+    made = Agents(launcher, place, lambda _, __: None)
     made.open()
     try:
         yield made
@@ -84,7 +85,8 @@ def test_each_node_has_its_own_agent(opened: Agents) -> None:
     first, second = agent_settings(opened, 0), agent_settings(opened, 1)
     assert [first["endpoint"], second["endpoint"]] == ["tcp://10.0.0.9:1", "tcp://10.1.0.9:1"]
     assert [node["name"] for node in second["nodes"]] == ["n1"]
-    assert (first["run_dir"], first["log_dir"], first["remote"]) == ("", "", True)
+    assert (first["run_dir"], first["log_dir"], first["path"], first["token"]) == ("",) * 4
+    assert first["keys"] == {"server_public": "a", "client_public": "b", "client_secret": "c"}
     assert first["run_id"] == opened.place_of_run.run_dir
     assert first["open_files"] is None  # its machine has a separate limit
     assert sys.prefix in first["prefixes"]
@@ -171,9 +173,9 @@ def test_messages_to_all_agents_wait_until_each_is_connected(opened: Agents) -> 
 
 
 def test_agents_that_were_started_before_one_could_not_be_are_ended(tmp_path: Path) -> None:
-    place = RunDirectories("", {"n0": "tcp://a:1", "n1": "tcp://b:1"}, "", str(tmp_path))
+    place = RunDirectories("", "", "", str(tmp_path), {"n0": "tcp://a:1", "n1": "tcp://b:1"})
     launcher: Any = TwoMachines({"n0": WELL, "n1": ["/no/such/program"]})
-    made = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
+    made = Agents(launcher, place, lambda _, __: None)
     with pytest.raises(FileNotFoundError) as caught:
         made.open()
     made.close()

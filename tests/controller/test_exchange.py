@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.controller import hub as exchange
 from pytest_mnode.controller.hub import Exchange
-from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, connect, new_keys
+from pytest_mnode.protocol.channel import Line, LocalLine, Switchboard, UnixLine
 from pytest_mnode.protocol.messages import HUB
 
 LIMIT_S = 30.0
@@ -37,13 +37,8 @@ class Held(Exchange):
 
 
 @pytest.fixture
-def keys() -> tuple[bytes, Keys]:
-    return new_keys()
-
-
-@pytest.fixture
-def hub(tmp_path: Path, keys: tuple[bytes, Keys]) -> Iterator[Held]:
-    made = Held(Switchboard(f"ipc://{tmp_path}/hub", *keys))
+def hub(tmp_path: Path) -> Iterator[Held]:
+    made = Held(Switchboard(f"{tmp_path}/hub", "token"))
     made.start()
     yield made
     made.go.set()
@@ -60,8 +55,8 @@ def client(hub: Held) -> Iterator[LocalLine]:
 
 
 @pytest.fixture
-def rank(hub: Held, keys: tuple[bytes, Keys]) -> Iterator[Line]:
-    line = connect(RANK, hub.switchboard.endpoint, keys[1])
+def rank(hub: Held) -> Iterator[Line]:
+    line = UnixLine(RANK, hub.switchboard.path, "token")
     yield line
     line.close()
 

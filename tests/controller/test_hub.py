@@ -29,7 +29,7 @@ from pytest_mnode.launchers.slurm.commands import SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.limits import Limits
-from pytest_mnode.protocol.channel import Keys, LocalLine
+from pytest_mnode.protocol.channel import LocalLine
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
@@ -98,8 +98,9 @@ class Switchboard:
         while self.queued:
             yield self.queued.popleft()
 
-    def send(self, destination: str, source: str, payload: bytes) -> None:
-        self.sent.append(pickle.loads(payload) if payload != BEAT else None)
+    def send(self, destinations: Sequence[str], source: str, payload: bytes) -> None:
+        sent = pickle.loads(payload) if payload != BEAT else None
+        self.sent += [sent] * len(destinations)
 
 
 @pytest.fixture
@@ -108,12 +109,11 @@ def launcher() -> TwoMachines:
 
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
-    place = RunDirectories(
-        "", {"n0": "tcp://a:1", "n1": "tcp://b:1"}, str(directory), str(directory)
-    )
+    ends = {"n0": "tcp://a:1", "n1": "tcp://b:1"}
+    place = RunDirectories("", "", str(directory), str(directory), ends)
     facts = PoolFacts("gloo", 0, str(directory), 1)
     switchboard: Any = Switchboard()
-    return Hub(launcher, switchboard, Keys("a", "b", "c"), facts, place)
+    return Hub(launcher, switchboard, facts, place)
 
 
 @pytest.fixture

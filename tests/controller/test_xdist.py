@@ -8,14 +8,13 @@ from typing import Any
 
 from pytest_mnode.controller.xdist import XdistController, join
 from pytest_mnode.limits import Limits
-from pytest_mnode.protocol.channel import Switchboard, new_keys
+from pytest_mnode.protocol.channel import Switchboard
 
 
 def test_workers_share_no_ordinal(tmp_path: Path) -> None:
     """Otherwise the death of a rank would be charged to the test of another worker."""
-    secret, keys = new_keys()
-    hub = Switchboard(f"ipc://{tmp_path}/hub", secret, keys)
-    pool = SimpleNamespace(endpoint=f"ipc://{tmp_path}/hub", keys=keys)
+    hub = Switchboard(f"{tmp_path}/hub", "token")
+    pool = SimpleNamespace(path=hub.path, token=hub.token)
     settings = SimpleNamespace(limits=lambda _: Limits())
     run: Any = SimpleNamespace(
         nodes=2, launcher="", reason="", settings=settings, make_pool=lambda: pool

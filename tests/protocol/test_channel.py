@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 import zmq
 
-from pytest_mnode.protocol.channel import Keys, LocalLine, Switchboard, connect, new_keys
+from pytest_mnode.protocol.channel import Line, LocalLine, Switchboard, UnixLine, new_token
+from pytest_mnode.protocol.router import Keys
+from pytest_mnode.protocol.uplink import Uplink
+from tests.waiting import until
 
 LONG_S = 20.0
 
@@ -35,22 +38,62 @@ def explode() -> None:
 
 
 @pytest.fixture
-def keys() -> tuple[bytes, Keys]:
-    return new_keys()
-
-
-@pytest.fixture
-def switchboard(tmp_path: Path, keys: tuple[bytes, Keys]) -> Iterator[Switchboard]:
-    board = Switchboard(f"ipc://{tmp_path}/hub", *keys)
+def switchboard(tmp_path: Path) -> Iterator[Switchboard]:
+    board = Switchboard(f"{tmp_path}/hub", new_token())
     yield board
     board.close()
 
 
-@pytest.fixture(params=["of this kernel", "of another machine"])
-def endpoint(request: pytest.FixtureRequest, switchboard: Switchboard) -> str:
+def listen(board: Switchboard) -> tuple[str, Keys]:
+    port, keys = board.listen(["127.0.0.1"])
+    return f"tcp://127.0.0.1:{port}", keys
+
+
+def local(board: Switchboard, name: str) -> UnixLine:
+    return UnixLine(name, board.path, board.token)
+
+
+class Machine:
+    """Another machine with ranks, whose one connection a thread serves as an agent does."""
+
+    def __init__(self, board: Switchboard, directory: Path) -> None:
+        self.ranks = Switchboard(f"{directory}/ranks", new_token())
+        self.uplink = Uplink("agent/0", *listen(board), self.ranks)
+        self.heard: list[bytes] = []
+        self.over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self.over.is_set():
+            if (payload := self.uplink.receive_bytes(0.02)) is not None:
+                self.heard.append(payload)
+
+    def close(self) -> None:
+        self.over.set()
+        self._thread.join()
+        self.uplink.close()
+        self.ranks.close()
+
+
+@pytest.fixture
+def machine(switchboard: Switchboard, tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(switchboard, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["of this kernel", "another machine", "of another machine"])
+def line(request: pytest.FixtureRequest, switchboard: Switchboard) -> Iterator[Line]:
+    """The connection of rank/1."""
     if request.param == "of this kernel":
-        return switchboard.endpoint
-    return f"tcp://127.0.0.1:{switchboard.listen(['127.0.0.1'])}"
+        made: Line = local(switchboard, "rank/1")
+    elif request.param == "another machine":
+        made = Uplink("rank/1", *listen(switchboard))
+    else:
+        made = local(request.getfixturevalue("machine").ranks, "rank/1")
+    yield made
+    made.close()
 
 
 def receive(board: Switchboard, timeout_s: float) -> tuple[str, str, bytes] | None:
@@ -60,25 +103,20 @@ def receive(board: Switchboard, timeout_s: float) -> tuple[str, str, bytes] | No
     return message
 
 
-def test_a_peer_with_the_key_is_answered(
-    switchboard: Switchboard, endpoint: str, keys: tuple[bytes, Keys]
-) -> None:
-    line = connect("rank/1", endpoint, keys[1])
+def test_a_peer_with_the_key_is_answered(switchboard: Switchboard, line: Line) -> None:
     line.send("hub", {"value": 1})
     heard = receive(switchboard, LONG_S)
     assert heard is not None
     assert heard[:2] == ("rank/1", "hub")
     assert pickle.loads(heard[2]) == {"value": 1}
-    switchboard.send("rank/1", "hub", pickle.dumps("answer"))
+    switchboard.send(["rank/2", "rank/1"], "hub", pickle.dumps("answer"))
     assert line.receive(LONG_S) == "answer"
     assert line.receive(0.05) is None
-    line.close()
 
 
 def test_messages_larger_than_any_buffer_arrive_whole_and_in_order(
-    switchboard: Switchboard, endpoint: str, keys: tuple[bytes, Keys]
+    switchboard: Switchboard, line: Line
 ) -> None:
-    line = connect("rank/1", endpoint, keys[1])
     large, messages = b"x" * 3_000_000, 4
 
     def speak() -> None:
@@ -93,7 +131,7 @@ def test_messages_larger_than_any_buffer_arrive_whole_and_in_order(
         assert pickle.loads(heard[2]) == (number, large)
     speaking.join()
     for number in range(messages):  # the peer reads none of them yet, and this does not wait
-        switchboard.send("rank/1", "hub", pickle.dumps((number, large)))
+        switchboard.send(["rank/1"], "hub", pickle.dumps((number, large)))
     answers: list[Any] = []
     reading = threading.Thread(
         target=lambda: answers.extend(line.receive(LONG_S) for _ in range(messages))
@@ -102,13 +140,10 @@ def test_messages_larger_than_any_buffer_arrive_whole_and_in_order(
     while reading.is_alive():
         assert receive(switchboard, 0.02) is None
     assert answers == [(number, large) for number in range(messages)]
-    line.close()
 
 
-def test_a_signal_that_raises_in_a_send_cuts_no_message(
-    switchboard: Switchboard, keys: tuple[bytes, Keys]
-) -> None:
-    line = connect("rank/1", switchboard.endpoint, keys[1])
+def test_a_signal_that_raises_in_a_send_cuts_no_message(switchboard: Switchboard) -> None:
+    line = local(switchboard, "rank/1")
     large = b"x" * 3_000_000
 
     def expire(*_: object) -> None:
@@ -132,23 +167,47 @@ def test_a_signal_that_raises_in_a_send_cuts_no_message(
     line.close()
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_peer_that_left_gets_nothing_and_does_no_harm(
-    switchboard: Switchboard, keys: tuple[bytes, Keys]
+    switchboard: Switchboard, machine: Machine, elsewhere: bool
 ) -> None:
-    switchboard.send("rank/1", "hub", b"not there yet")
-    line = connect("rank/1", switchboard.endpoint, keys[1])
+    switchboard.send(["rank/1"], "hub", b"not there yet")
+    line = local(machine.ranks if elsewhere else switchboard, "rank/1")
     line.send("hub", "last words")
     line.close()
-    heard = receive(switchboard, LONG_S)
-    assert heard is not None
+    heard = [receive(switchboard, LONG_S) for _ in range(2)]
+    assert heard == [("rank/1", "hub", pickle.dumps("last words", 5)), ("rank/1", "", b"")]
     for _ in range(3):
-        switchboard.send("rank/1", "hub", b"x")
+        switchboard.send(["rank/1"], "hub", b"x")
         assert receive(switchboard, 0.02) is None
 
 
-def test_a_peer_whose_hub_has_ended_is_told_so(tmp_path: Path, keys: tuple[bytes, Keys]) -> None:
-    board = Switchboard(f"ipc://{tmp_path}/other", *keys)
-    line = connect("rank/1", board.endpoint, keys[1])
+def test_ranks_of_a_machine_share_its_connection(
+    switchboard: Switchboard, machine: Machine
+) -> None:
+    lines = [local(machine.ranks, f"rank/{number}") for number in range(3)]
+    for number, line in enumerate(lines):
+        line.send("hub", number)
+    machine.uplink.send_bytes("hub", b"beat")
+    heard = {receive(switchboard, LONG_S) for _ in range(4)}
+    ranks = {(f"rank/{number}", "hub", pickle.dumps(number, 5)) for number in range(3)}
+    assert heard == {*ranks, ("agent/0", "hub", b"beat")}
+    switchboard.send(["rank/0", "rank/2"], "client/1", pickle.dumps("go"))
+    switchboard.send(["agent/0"], "hub", b"order")
+    assert [line.receive(LONG_S) for line in (lines[0], lines[2])] == ["go", "go"]
+    assert lines[0].sender == "client/1"
+    assert lines[1].receive(0.05) is None
+    until(lambda: machine.heard, "the agent's own message")
+    assert machine.heard == [b"order"]
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize("folder", ["hub", "d" * 120])
+def test_a_peer_whose_hub_has_ended_is_told_so(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    board = Switchboard(f"{tmp_path}/{folder}/other", "token")
+    line = local(board, "rank/1")
     board.close()
     line.send("hub", "nobody hears this")
     with pytest.raises(EOFError):
@@ -156,10 +215,9 @@ def test_a_peer_whose_hub_has_ended_is_told_so(tmp_path: Path, keys: tuple[bytes
     line.close()
 
 
-def strangers(endpoint: str, keys: Keys) -> list[zmq.Socket[bytes]]:
+def strangers(endpoint: str, keys: Keys, other: Keys) -> list[zmq.Socket[bytes]]:
     """Peers without a key, with another client's key, or with a wrong key of the server."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    _, other = new_keys()
     sockets = []
     for server, public, secret in (
         (None, "", ""),
@@ -179,49 +237,47 @@ def strangers(endpoint: str, keys: Keys) -> list[zmq.Socket[bytes]]:
 
 
 def test_a_peer_without_the_key_is_ignored_and_gets_nothing(
-    switchboard: Switchboard, keys: tuple[bytes, Keys]
+    switchboard: Switchboard, tmp_path: Path
 ) -> None:
-    endpoint = f"tcp://127.0.0.1:{switchboard.listen(['127.0.0.1'])}"
-    sockets = strangers(endpoint, keys[1])
+    endpoint, keys = listen(switchboard)
+    another = Switchboard(f"{tmp_path}/another", new_token())
+    sockets = strangers(endpoint, keys, listen(another)[1])
     for socket in sockets:
-        socket.send_multipart([b"hub", pickle.dumps(Bomb())])
-    local = connect("client/1", switchboard.endpoint, new_keys()[1])
-    local.send("hub", Bomb())
+        socket.send_multipart([b"client/1", b"hub", pickle.dumps(Bomb())])
+    unknown = UnixLine("client/1", switchboard.path, another.token)
+    unknown.send("hub", Bomb())
     assert receive(switchboard, 0.5) is None
-    switchboard.send("client/1", "hub", b"secret")
+    switchboard.send(["client/1"], "hub", b"secret")
     assert not any(socket.poll(200) for socket in sockets)
     with pytest.raises(EOFError):
-        local.receive(LONG_S)
+        unknown.receive(LONG_S)
     assert not Bomb.exploded
     # The switchboard still serves peers with the key.
-    for number, served in enumerate((endpoint, switchboard.endpoint)):
-        line = connect(f"rank/{number}", served, keys[1])
+    for line in (Uplink("rank/1", endpoint, keys), local(switchboard, "rank/1")):
         line.send("hub", "here")
-        heard = receive(switchboard, LONG_S)
-        assert heard is not None
-        assert heard[0] == f"rank/{number}"
+        assert receive(switchboard, LONG_S) == ("rank/1", "hub", pickle.dumps("here", 5))
         line.close()
+    another.close()
     for socket in sockets:
         socket.close()
 
 
-def test_a_malformed_message_is_skipped(
-    switchboard: Switchboard, endpoint: str, keys: tuple[bytes, Keys]
-) -> None:
-    line = connect("rank/3", endpoint, keys[1])
+def test_a_malformed_message_is_skipped(switchboard: Switchboard, line: Line) -> None:
     line.send_bytes("", b"to nobody")
     line.send_bytes("hub", b"the next")
     heard = receive(switchboard, LONG_S)
     while heard is not None and not heard[1]:  # zmq delivers what has three parts
         heard = receive(switchboard, LONG_S)
-    assert heard == ("rank/3", "hub", b"the next")
-    line.close()
+    assert heard == ("rank/1", "hub", b"the next")
 
 
-def test_keys_are_new_in_each_run(keys: tuple[bytes, Keys]) -> None:
-    secret, other = new_keys()
-    assert secret != keys[0]
-    assert other.client_secret != keys[1].client_secret
+def test_keys_are_new_in_each_run(switchboard: Switchboard, tmp_path: Path) -> None:
+    another = Switchboard(f"{tmp_path}/another", new_token())
+    assert another.token != switchboard.token
+    ours, theirs = listen(switchboard)[1], listen(another)[1]
+    assert ours.server_public != theirs.server_public
+    assert ours.client_secret != theirs.client_secret
+    another.close()
 
 
 def test_a_message_to_a_line_of_this_process_ends_its_wait() -> None:
@@ -247,10 +303,10 @@ def test_a_line_of_this_process_waits_no_longer_than_it_may() -> None:
 
 @pytest.mark.parametrize("reconnects", [True, False])
 def test_whether_a_connection_is_made_again_by_itself(reconnects: bool) -> None:
-    _, keys = new_keys()
+    keys = Keys(*(key.decode() for key in (*zmq.curve_keypair(), zmq.curve_keypair()[1])))
     with create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        line = connect("n1", f"tcp://127.0.0.1:{port}", keys, reconnects=reconnects)
+        line = Uplink("n1", f"tcp://127.0.0.1:{port}", keys, reconnects=reconnects)
         server.settimeout(30.0)
         server.accept()[0].close()
         server.settimeout(30.0 if reconnects else 0.5)  # zmq's own interval is 0.1 s

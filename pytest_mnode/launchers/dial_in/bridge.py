@@ -35,12 +35,11 @@ from pytest_mnode.launchers.hosts import compress, expand
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import bridge, wire
-from pytest_mnode.launchers.remote.node_command import reachable
 from pytest_mnode.launchers.remote.node_streams import NodeStream
 from pytest_mnode.launchers.remote.run_all import NAME_PYTHON
 from pytest_mnode.processes import KILLED_S
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.channel import Switchboard, new_keys
+from pytest_mnode.protocol.router import Router
 
 ENDS_S = 6.5
 """Time for the nodes to end what runs there, after which the site's commands are signalled."""
@@ -87,14 +86,12 @@ class DialBridge(bridge.Bridge):
         self.settings = settings
         self._directory = directory
         self._open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        secret, keys = new_keys()
-        with reachable(f"{directory}/dial") as short:
-            self._switchboard = Switchboard(f"ipc://{short}", secret, keys)
+        self._router = Router()
         reached = {host: settings.addresses.get(host, host) for host in settings.hosts}
         addresses = own_addresses(list(reached.values()))
-        port = self._switchboard.listen(addresses)
+        port = self._router.listen(addresses)
         limits_s = settings.silence_s, settings.connect_s
-        self._order = DialOrder(addresses, port, keys, *limits_s, settings.step).text()
+        self._order = DialOrder(addresses, port, self._router.keys, *limits_s, settings.step).text()
         self._known = {host: names_of(host) | names_of(at) for host, at in reached.items()}
         self._streams: dict[str, NodeStream] = {}
         """By the name of the peer."""
@@ -147,7 +144,7 @@ class DialBridge(bridge.Bridge):
 
     async def await_nodes(self) -> list[str]:
         """Host names of the nodes, in the order of their host list. Raises ClusterError."""
-        asyncio.get_running_loop().add_reader(self._switchboard.descriptor, self._read)
+        asyncio.get_running_loop().add_reader(self._router.descriptor, self._read)
         here, since = 0, time.monotonic()
         end = since + self.settings.start_s
         while len(self.at) < self.settings.nodes:
@@ -249,11 +246,11 @@ class DialBridge(bridge.Bridge):
     # Messages.
 
     def _send(self, peer: str, data: bytes) -> None:
-        self._switchboard.send(peer, "bridge", data)
+        self._router.send((peer,), "bridge", data)
         asyncio.get_running_loop().call_soon(self._read)  # its descriptor tells of a change once
 
     def _read(self) -> None:
-        for peer, _, data in self._switchboard.arrived():
+        for peer, _, data in self._router.arrived():
             if (stream := self._streams.get(peer)) is not None:
                 self.nodes.feed(stream, data)
             elif (first := wire.Frames().feed(data)) and first[0][0] == wire.NAMES:
@@ -284,7 +281,7 @@ class DialBridge(bridge.Bridge):
     def end(self) -> None:
         """End what runs on the nodes, then the site's commands."""
         for peer in self._streams:
-            self._switchboard.send(peer, "bridge", wire.frame(wire.HANG_UP))
+            self._router.send((peer,), "bridge", wire.frame(wire.HANG_UP))
         ended = self._wait(ENDS_S if self.at else 0.0)
         for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILLED_S)):
             if not ended:
@@ -293,7 +290,7 @@ class DialBridge(bridge.Bridge):
                         with contextlib.suppress(ProcessLookupError, PermissionError):
                             os.killpg(program.pid, number)
                 ended = self._wait(limit_s)
-        self._switchboard.close()
+        self._router.close()
 
     def _wait(self, limit_s: float) -> bool:
         """Whether all of the site's commands end in time."""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Self
 
 import psutil
-import zmq
 
 from pytest_mnode.launchers.remote import remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.channel import Keys, Line, connect
+from pytest_mnode.protocol.router import Keys
+from pytest_mnode.protocol.uplink import Uplink
 
 _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_TASK_", "FLUX_JOB_")
 """Variables of this program as a task of the site's command, which no command may inherit."""
@@ -97,15 +97,14 @@ def names() -> dict[str, object]:
 class DialedIn(remote_exec.Stdio):
     """The stream over a line to the bridge."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Uplink) -> None:
         self._line = line
-        self._fd = int(line.source.getsockopt(zmq.FD))
         self.greeting = wire.frame(wire.NAMES, 0, json.dumps(names()).encode())
 
     def register(self, poll: select.poll, writes: bool) -> bool:  # noqa: ARG002  it takes all
         """The descriptor tells of a change once, which the line may have noticed already."""
-        poll.register(self._fd, select.POLLIN)
-        return bool(int(self._line.source.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        poll.register(self._line.descriptor, select.POLLIN)
+        return self._line.pending
 
     def read(self) -> bytes | None:
         return self._line.receive_bytes(0)
@@ -120,7 +119,7 @@ def main(file: str) -> None:
     order = read_order(Path(file))
     name = f"node/{uuid.uuid4().hex}"
     # With a gap in its frames the stream is lost: silence then ends both sides.
-    line = connect(name, way_to(order), order.keys, reconnects=False)
+    line = Uplink(name, way_to(order), order.keys, reconnects=False)
     for one in [] if order.step else list(os.environ):
         if one.startswith(_OF_STARTERS) and one not in OF_THE_JOB:
             del os.environ[one]

@@ -17,9 +17,9 @@ from typing import Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.cleanup.client import ENDED, CleanupDaemon
-from pytest_mnode.launchers.remote.node_command import reachable
 from pytest_mnode.launchers.remote.wire import BEAT_S, CHUNK_BYTES, SILENCE_S
 from pytest_mnode.protocol.listening_clock import ListeningClock
+from pytest_mnode.protocol.socket_path import reachable
 
 _SLACK_S = 5.0
 _PEER = (socket.SOL_SOCKET, socket.SO_PEERCRED)

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.launchers.remote.node_command import LOST, reachable
+from pytest_mnode.launchers.remote.node_command import LOST
+from pytest_mnode.protocol.socket_path import reachable
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 CHUNK_BYTES = 1 << 15

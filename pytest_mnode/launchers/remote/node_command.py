@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 
 LOST = 255
 PASSED_ON = (
@@ -26,17 +25,6 @@ PASSED_ON = (
 def as_sent(text: str) -> str:
     """A text whose UTF-8 bytes are the bytes of `text` on this machine, whatever the locale."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
-
-
-@contextlib.contextmanager
-def reachable(path: str) -> Iterator[str]:
-    """The path of a socket, of fewer bytes than the kernel allows, whatever its directory."""
-    folder, _, name = path.rpartition("/")
-    fd = os.open(folder, os.O_PATH)
-    try:
-        yield f"/proc/self/fd/{fd}/{name}"
-    finally:
-        os.close(fd)
 
 
 def request(host: str, argv: list[str], environ: dict[str, str]) -> bytes:
@@ -54,8 +42,8 @@ def main(path: str, host: str, *argv: str) -> int:
     bridge = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     answer = b""
     try:
-        with reachable(path) as short:
-            bridge.connect(short)
+        folder, _, name = path.rpartition("/")  # as protocol.socket_path, which costs an import
+        bridge.connect(f"/proc/self/fd/{os.open(folder, os.O_PATH)}/{name}")
 
         def pass_on(number: int, _: object) -> None:
             with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.dial_in import bridge, node
 from pytest_mnode.launchers.dial_in.bridge import DialBridge, DialSettings
 from pytest_mnode.launchers.dial_in.node import DialOrder
-from pytest_mnode.protocol.channel import new_keys
+from pytest_mnode.protocol.router import Keys
 from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
 from tests.programs import write_program
 from tests.waiting import until
@@ -206,6 +206,6 @@ def test_an_address_that_never_answers_is_given_up() -> None:
             one.setblocking(False)
             one.connect_ex(address)
         with pytest.raises(SystemExit, match=r"cannot connect to port .*: 127\.0\.0\.1: timed out"):
-            node.way_to(DialOrder((address[0],), address[1], new_keys()[1], 5.0, 0.2))
+            node.way_to(DialOrder((address[0],), address[1], Keys("a", "b", "c"), 5.0, 0.2))
         for one in full:
             one.close()

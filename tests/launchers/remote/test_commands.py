@@ -21,6 +21,7 @@ from pytest_mnode import processes
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.remote import bridge_server, node_command
 from pytest_mnode.launchers.remote.node_command import LOST
+from pytest_mnode.protocol.socket_path import reachable
 from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, SLEEPS, Way, ready, run
 from tests.waiting import until
 
@@ -282,7 +283,7 @@ def test_a_request_that_breaks_off_leaves_no_stream_open(way: Way) -> None:
     way(["true"])
     reads, writes = os.pipe()
     with socket.socket(socket.AF_UNIX) as caller, os.fdopen(reads, "rb"):
-        with node_command.reachable(way.streams.socket) as short:
+        with reachable(way.streams.socket) as short:
             caller.connect(short)
         socket.send_fds(caller, [b'{"exec": "n1", '], [writes])
         os.close(writes)
@@ -308,7 +309,7 @@ def test_a_bridge_that_is_out_of_open_files_refuses_commands_and_goes_on(way: Wa
     )
     leave(0)
     with socket.socket(socket.AF_UNIX) as caller:
-        with node_command.reachable(way.streams.socket) as short:
+        with reachable(way.streams.socket) as short:
             caller.connect(short)
         time.sleep(3 * bridge_server.ACCEPT_AGAIN_S)
     resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, limits)
