@@ -223,9 +223,9 @@ def test_what_a_killed_agent_leaves_on_this_machine_is_killed(opened: Agents) ->
 
 
 def test_what_ended_all_nodes_is_named_with_their_agent(tmp_path: Path) -> None:
-    place = RunDirectories("ipc:///x/hub", {}, str(tmp_path), str(tmp_path))
+    place = RunDirectories("/x/hub", "t", str(tmp_path), str(tmp_path))
     launcher: Any = OneMachine({}, shared_kernel=True)
-    one = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
+    one = Agents(launcher, place, lambda _, __: None)
     one.open()
     try:
         until(one.ended, lambda: "its agent runs")
