@@ -31,6 +31,7 @@ from pytest_mnode.logs.causes.table import known_cause
 from pytest_mnode.logs.causes.times import elapsed_s, first_and_last, time_of
 from pytest_mnode.logs.flight_recorder import Dump, dump_causes, read_dump
 from pytest_mnode.logs.nccl_log.text import decoded
+from pytest_mnode.logs.node_names import node_in, node_of_kernel_log
 from pytest_mnode.logs.stacks import located, not_joined
 from pytest_mnode.machine.cpus import format_cpulist
 
@@ -42,14 +43,6 @@ _SAMPLE = 4096
 _DIGITS = re.compile(r"\d+", re.ASCII)
 _NO_TEXT = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
 FLIGHT_RECORDER, STACKS = "flight recorder", "stacks"
-_KERNEL_LOG = re.compile(
-    r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg|console|nvidia-smi|rocm-smi|ibstat)"
-    r"(?:[-_.](?P<after>(?!log\b|txt\b|out\b|gz\b|\d+\b)[\w-]+))?(?:\.\w+)*",
-    re.IGNORECASE,
-)
-_NO_HOST = re.compile(
-    r"(?:var|tmp|logs?|system|kernel|dmesg|output|files|full|errors?|query|topo|nvlink|[qL]|\W*)"
-)
 _NO_NODE = re.compile(
     r"(?i:\D*$|\d|log|out|err|std|part|run|try|step|job|file|train|event|core|nccl|slurm|attempt|"
     r"stage|phase|epoch|e?val|exp|test|debug|shard)"
@@ -418,7 +411,7 @@ def _joined(found: Sequence[Found]) -> Iterator[Found]:
 
 def _on_logged_node(found: Sequence[Found], span: tuple[float, float] | None) -> Iterator[Found]:
     """With the only node whose kernel log shows what ranks report that fit into one node."""
-    logged = [one.cause for one in found if _host_of(one.file) and not one.cause.ranks]
+    logged = [one.cause for one in found if node_of_kernel_log(one.file) and not one.cause.ranks]
     of_kernels = [cause for cause in logged if not _is_far(time_of(cause.line), span)]
     for one in found:
         hosts = {cause.host for cause in of_kernels if cause.name == one.cause.name}
@@ -449,7 +442,7 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
         late = one.cause.name in _OF_AN_END and texts.get(one.file, "").find(line) > end
         elsewhere = end < 0 and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
         survived = late or elsewhere or _WARNED.search(line) is not None
-        return survived or _host_of(one.file) is not None
+        return survived or node_of_kernel_log(one.file) is not None
 
     return _FINISHED if ends and all(map(is_farewell, found)) else None
 
@@ -614,7 +607,7 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail  # a preempted pod has its name
     if by_scheduler or (cause.name == _ENDED and not cause.ranks):
         return replace(cause, host=None)  # it names the first node of the job
-    on = {hosts.get(rank) for rank in cause.ranks} or {_host_of(file) or None}
+    on = {hosts.get(rank) for rank in cause.ranks} or {node_of_kernel_log(file) or None}
     if node and on == {None} and cause.name not in _WAITS:
         on = {node}
     return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
@@ -632,25 +625,14 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
         return one
     hosts = set() if cause.ranks else hosts  # a node may log the ranks of all
     files = {other.file for other in found if other.cause.name == cause.name}
-    if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(path.stem):
+    node = node_in(path.stem)
+    if len(files) == 1 and cause.name not in _OF_OTHERS and not _NO_NODE.match(node):
         stems = [PurePath(file).stem for file in left.texts if file != one.file]
         alike = _DIGITS.sub("0", path.stem) in [_DIGITS.sub("0", stem) for stem in stems]
-        hosts = {*hosts, path.stem} if alike else hosts
-    host = next((part for part in (path.stem, *reversed(path.parts[:-1])) if part in hosts), None)
+        hosts = {*hosts, node} if alike else hosts
+    names = (path.stem, node, *reversed(path.parts[:-1]))
+    host = next((name for name in names if name in hosts), None)
     return replace(one, cause=replace(cause, host=host))
-
-
-def _host_of(file: str) -> str | None:
-    """The node whose kernel log a file is, by its name or folder: dmesg-gpu4.txt, gpu4/dmesg,
-    dmesg/gpu4.log; "" if neither tells. None for other files."""
-    path = PurePath(file)
-    if (found := _KERNEL_LOG.fullmatch(path.name)) is not None:
-        names = [found["after"], found["before"], path.parent.name]
-    elif _KERNEL_LOG.fullmatch(path.parent.name):
-        names = [re.sub(r"\.(?:log|txt|out|gz)\b.*", "", path.name)]
-    else:
-        return None
-    return next((name for name in names if name and not _NO_HOST.fullmatch(name)), "")
 
 
 def _located(first: Found, suspects: tuple[int, ...], left: Left, alike: Sequence[Found]) -> Found:

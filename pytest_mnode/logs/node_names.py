@@ -1,0 +1,62 @@
+"""Nodes by the names of files and folders: dmesg-gpu4.txt, gpu4/dmesg, gpu4-link.txt. Pure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+_KERNEL_LOG = re.compile(
+    r"(?:(?P<before>[\w.-]+?)[-_.])?(?:dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg|console|nvidia-smi|rocm-smi|ibstat)"
+    r"(?:[-_.](?P<after>(?!log\b|txt\b|out\b|gz\b)[\w-]+))?(?:\.\w+)*",
+    re.IGNORECASE,
+)
+_DATE = re.compile(
+    r"(?<!\d)20\d\d[-_.]?\d\d[-_.]?\d\d(?:[T_.-]?\d\d[-_:.h]?\d\d(?:[-_:.]?\d\d)?)?Z?"
+)
+_WORDS = re.compile(
+    # Programs.
+    "dmesg|kern(?:el)?|journal(?:ctl)?|messages|syslog|kmsg|console|nvidia|smi|rocm|ibstat(?:us)?|"
+    "iblinkinfo|perfquery|mlxlink|ethtool|lspci|sysctl|topo|nvlink|net|links?|gids|device|plugin|qx?|"
+    # What, and when.
+    "var|tmp|logs?|txt|out|err|errors?|warn|warnings?|output|files?|full|raw|short|excerpt|filtered|"
+    "tail|grep|iso|system|query|status|state|info|report|nvrm|xid|ecc|before|after|pre|post|during|"
+    "start|begin|end|first|last|prev|previous|new|old|now|current|today|yesterday|night|reboot|"
+    "restart|failure|fault|crash|hang|all|every|cluster|",
+    re.IGNORECASE,
+)
+_OPTION = re.compile("[A-Zq]")
+"""Of dmesg and nvidia-smi. Another letter may end a name: alpha-b."""
+_NO_NODE = re.compile(
+    r"\d*|(?:nodes?|hosts?|gpus?|hcas?|nics?|pods?|workers?|servers?|machines?|ranks?|racks?|users?)|"
+    r"(?:jobs?|runs?|cases?|attempt|try|tries|step|boot|rank|incident|ticket|bug|issue|pid|bundle)"
+    r"[-_.]?\d*|(?:mlx\d|bnxt|irdma|rdmap|ens?\d|eth\d|bond\d|ibp?\d|hsn\d|cxi\d|nvme\d).*",
+    re.IGNORECASE,
+)
+
+
+def node_in(name: str) -> str:
+    """What of the name of a file or a folder may be a node's; "" if nothing is."""
+    parts = re.split(r"([-_.])", _DATE.sub("", name))
+    while len(parts) > 1 and (_WORDS.fullmatch(parts[0]) or len(parts[0]) == 1):
+        del parts[:2]
+    while len(parts) > 1 and (_WORDS.fullmatch(parts[-1]) or _OPTION.fullmatch(parts[-1])):
+        del parts[-2:]
+    found = "".join(parts)
+    return "" if _WORDS.fullmatch(found) or _NO_NODE.fullmatch(found) else found
+
+
+def node_of_kernel_log(file: str) -> str | None:
+    """The node whose kernel log, or output of nvidia-smi or ibstat, a file is, by its name or
+    folder; "" if neither tells. None for other files."""
+    path = PurePath(file)
+    if (found := _KERNEL_LOG.fullmatch(path.name)) is not None:
+        names = [node_in(found[part] or "") for part in ("after", "before")]
+        names = [name for name in names if len(name) > 1]
+        # Of two, a word without a digit is less likely one.
+        names.sort(key=lambda name: not any(map(str.isdigit, name)))
+        names.append(node_in(path.parent.name))
+    elif _KERNEL_LOG.fullmatch(path.parent.name):
+        names = [node_in(re.sub(r"\.(?:log|txt|out|gz)\b.*", "", path.name))]
+    else:
+        return None
+    return next(filter(None, names), "")
