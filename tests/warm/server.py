@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 from pytest_mnode import processes
 from pytest_mnode.agent import agent, fork_server
 from pytest_mnode.processes import made_to_stay
+from pytest_mnode.rank import exit_handlers
 from tests.warm.run import run_module, run_worker, use
 
 _OF_RUNS = (
@@ -91,6 +92,7 @@ def import_all() -> Modules:
                 importlib.import_module(found.name)
         _build(importlib.import_module("pytest_mnode.spec.fields").Section)
     all(fork_server.prepared_step_by_step())  # as collectors do, which then find it done
+    exit_handlers.disown()
     of_runs = {name for name in set(sys.modules) - of_agents if name.startswith("pytest_mnode.")}
     return Modules({name for name in sys.modules if _package(name) in with_torch}, of_runs)
 
