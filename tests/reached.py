@@ -8,7 +8,9 @@ use.
 A file uses what it imports, also inside functions; modules it names in its text, such as programs
 of `-m`; data that it names, or whose folder it names. To declare a use that none of these shows, a
 test names the module in a comment. A test that starts pytest uses the plugin, and of the rooms that
-the plugin imports inside functions those that the test's text mentions.
+the plugin imports inside functions those that the test's text mentions. Tests of the costly stages
+all do, and so would use everything: they use what they import themselves, and of what that imports
+in turn the rooms that their stage is about.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -47,6 +50,18 @@ STAGES = {
     "test": "tests/",
 }
 """Folder of each stage's tests. A test belongs to the first that matches."""
+ABOUT = {
+    stage: re.compile(rf"(?!pytest_mnode/)|pytest_mnode/(?:{rooms})[/.]")
+    for stage, rooms in {
+        "red": "checks|criteria|evidence|faults|gang|machine|measuring|reference_job|spec",
+        "engines": "agent|backends|cluster|controller|fixtures|gang|jobs|launchers|plugin"
+        "|protocol|rank",
+        "machines": "checks|criteria|launchers|machine|measuring",
+    }.items()
+}
+"""Rooms that the tests of costly stages are about. A change elsewhere is held by the many tests of
+its own room, and by all tests once all are due, MOST_DAYS after they last ran."""
+MOST_DAYS = 7.0
 WHOLE = frozenset(
     {
         "tests/engines/kubernetes/test_whole.py",
@@ -117,7 +132,7 @@ class Uses:
 
     @functools.cached_property
     def tests_by_use(self) -> Mapping[str, set[str]]:
-        """Tests that use each file."""
+        """Tests that changes of each file reach."""
         found: dict[str, set[str]] = {}
         for test in self.tests:
             for used in self.of(test):
@@ -125,22 +140,33 @@ class Uses:
         return found
 
     def of(self, test: str) -> set[str]:
-        """All that a test uses, itself included."""
+        """All that a test uses, itself included; of a costly test, what it is about."""
+        about = ABOUT.get(stage_of(test), re.compile(""))
         found, new = {test}, [test]
-        held: list[tuple[str, Condition]] = []
+        held: list[tuple[str, str, Condition]] = []
         while new:
             while new:
                 file = new.pop()
-                held += self.maybe.get(file, [])
-                more = self.certain.get(file, set()) - found
+                held += [(file, used, meets) for used, meets in self.maybe.get(file, [])]
+                used = self.certain.get(file, set()) - found
+                more = {one for one in used if _counts(one, file, about)}
                 found |= more
                 new += more
             told = frozenset(file for file in found if _is_told(file))
-            met = {meets for meets in {meets for _, meets in held} if meets(told)}
-            free = {used for used, meets in held if meets in met} - found
+            met = {meets for meets in {meets for *_, meets in held} if meets(told)}
+            free = {u for f, u, meets in held if meets in met and _counts(u, f, about)} - found
             found |= free
             new += free
         return found
+
+
+def stage_of(test: str) -> str:
+    return next(stage for stage, folder in STAGES.items() if test.startswith(folder))
+
+
+def _counts(used: str, user: str, about: re.Pattern[str]) -> bool:
+    """Whether the tests that are about some rooms run when a file changed that another uses."""
+    return about.match(used) is not None or not user.startswith("pytest_mnode/")
 
 
 def is_test(file: str) -> bool:
@@ -431,7 +457,7 @@ def plan(changed: Iterable[str], graph: Uses) -> Plan:
     chosen -= WHOLE - set(changed)
     found: dict[str, list[str]] = {stage: [] for stage in STAGES}
     for test in sorted(chosen):
-        found[next(s for s, folder in STAGES.items() if test.startswith(folder))].append(test)
+        found[stage_of(test)].append(test)
     of_steps = sorted({f"tests/{step.test}" for step in steps()})
     found["test"] += [test for test in of_steps if test.partition("::")[0] not in chosen]
     return Plan(found)
@@ -467,6 +493,9 @@ def last_passed() -> tuple[str, str | None]:
         git("merge-base", "--is-ancestor", commit, "HEAD")
     except subprocess.CalledProcessError:
         return commit, f"{commit} passed all, and is not an ancestor of HEAD"
+    days = (time.time() - path.stat().st_mtime) / 86_400
+    if days > MOST_DAYS:
+        return commit, f"{commit} passed all {days:.0f} days ago"
     return commit, None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -64,6 +66,21 @@ def chosen(made: Plan) -> set[str]:
             "engines/test_ssh engines/test_slurm_runs worlds/test_raising",
         ),
         ("pytest_mnode/jobs/slurm/on_node.py", "engines/test_jobs", "engines/test_ssh test_table"),
+        (
+            "pytest_mnode/logs/causes/find.py",
+            "logs/test_causes",
+            "engines/test_jobs acceptance/test_loads_turn_red machines/test_rdma",
+        ),
+        (
+            "pytest_mnode/checks/node/mtu.py",  # preflight runs it, which only two stages are about
+            "acceptance/test_preflight_turns_red machines/test_rdma",
+            "engines/test_jobs",
+        ),
+        (
+            "pytest_mnode/controller/worlds.py",
+            "controller/test_session engines/test_ssh",
+            "acceptance/test_loads_turn_red machines/test_rdma",
+        ),
         ("pytest_mnode/agent/agent.py", "worlds/test_raising engines/test_ssh", "test_table"),
         ("pytest_mnode/rank/entry.py", "worlds/test_raising gpu/test_rack", "test_table"),
         ("pytest_mnode/launchers/rack/enter.py", "launchers/test_enter test_cluster", "test_table"),
@@ -203,6 +220,14 @@ def test_a_commit_that_passed_is_built_on(clone: Path) -> None:
     reached.record(first)
     _commit(clone, "second")
     assert reached.last_passed() == (first, None)
+
+
+def test_all_tests_run_if_that_was_long_ago(clone: Path) -> None:
+    reached.record(_git(clone, "rev-parse", "HEAD"))
+    for days, runs_all in ((reached.MOST_DAYS - 0.1, False), (reached.MOST_DAYS + 0.1, True)):
+        then = time.time() - days * 86_400
+        os.utime(reached.passed_file(), (then, then))
+        assert ("days ago" in (reached.last_passed()[1] or "")) is runs_all
 
 
 def test_a_commit_is_not_kept_if_the_working_tree_is_another(clone: Path) -> None:
