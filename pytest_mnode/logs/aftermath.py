@@ -62,6 +62,8 @@ _AT_THE_START = ("rendezvous failed", _JOINED, "host did not accept a connection
 """Launchers and ranks report these where another one did not start, or ended at once."""
 _ENDED = "ended by the launcher"
 _BY_OTHERS = ("store connection lost", "connection closed by peer", "collective timed out")
+_HOLDER = re.compile(r"(\d+) has [\d.]+ GiB$")
+"""Another process that holds memory of a rank's GPU, as ps and nvidia-smi of its node list it."""
 _STUCK = "watchdog stuck"
 _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
@@ -617,6 +619,14 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     """With the host by which the file or its folder is called, if other lines name this host, or if
     no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
     cause, path = one.cause, PurePath(one.file)
+    if (holder := _HOLDER.match(cause.detail or "")) and not cause.host:
+        lists = re.compile(rf"^\W*(?:\d+ +N/A +N/A +)?{holder[1]}\b", re.MULTILINE)
+        nodes = {
+            node_in(PurePath(file).stem) for file, of in left.texts.items() if lists.search(of)
+        }
+        return replace(
+            one, cause=replace(cause, host=nodes.pop() or None if len(nodes) == 1 else None)
+        )
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
     writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
     of_others = cause.ranks and not (writer and int(writer[1]) in cause.ranks)
@@ -631,7 +641,8 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
         alike = _DIGITS.sub("0", path.stem) in [_DIGITS.sub("0", stem) for stem in stems]
         hosts = {*hosts, node} if alike else hosts
     names = (path.stem, node, *reversed(path.parts[:-1]))
-    host = next((name for name in names if name in hosts), None)
+    ends = [host for host in hosts if node and host.endswith(f"-{node}")]
+    host = next((name for name in names if name in hosts), ends[0] if len(ends) == 1 else None)
     return replace(one, cause=replace(cause, host=host))
 
 

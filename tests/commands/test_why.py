@@ -374,6 +374,23 @@ OWN_NAMES = "n4: 127.0.0.1 localhost\nn4: 127.0.1.1  n4\nn4: 10.0.0.3 n3\n"
                 ("ens1", 2, 3, "a", "a", "10.0.0.10"),
             )
         ),
+        # An interface in another network than that of all others is why they do not reach it.
+        *(
+            (
+                {
+                    "a.log": USING.format("a", "ens1", 1),
+                    "b.log": USING.format("b", "ens1", 2) + NO_ROUTE.format("b"),
+                    "c.log": USING.format("c", nic, 10).replace("10.0.0", network),
+                    "d.log": NO_ROUTE.format("a").replace("10.0.0", network),
+                },
+                expected,
+            )
+            for nic, network, expected in (
+                ("docker0", "172.17.0", ("interface differs", "c", None)),
+                ("docker0", "10.0.0", ("host unreachable", None, "c")),
+                ("ens1", "172.17.0", ("host unreachable", None, None)),
+            )
+        ),
         (
             {
                 "a.log": USING.format("a", "virbr0", 1) + NO_ROUTE.format("a"),
@@ -429,6 +446,51 @@ def test_the_node_that_is_meant(
 ) -> None:
     cause = why(capsys, left(tmp_path, files))[1]["cause"]
     assert expected == (cause and (cause["cause"], cause["host"], cause["peer"]))
+
+
+HELD = (
+    "[rank6]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 2 has a "
+    "total capacity of 93.00 GiB of which 1.20 GiB is free. Process 7788 has 21.50 GiB memory in "
+    "use. Including non-PyTorch memory, this process has 70.30 GiB memory in use.\n"
+)
+ROW = "|    2   N/A  N/A      {}      C   /opt/x/python      22016MiB |\n"
+SMIS: dict[str, str | bytes] = {
+    f"smi-elm{n}.txt": ROW.format(pid) for n, pid in ((3, 7), (4, 7788))
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "expected"),
+    [
+        (HELD, SMIS, ("elm4", "7788 has 21.50 GiB")),
+        (HELD, {}, (None, "7788 has 21.50 GiB")),
+        (HELD, SMIS | {"smi-elm5.txt": ROW.format(7788)}, (None, "7788 has 21.50 GiB")),
+        # A monitor, and a container, where a rank's own number is another one.
+        (HELD.replace("21.50 G", "410.00 M"), SMIS, (None, None)),
+        (HELD.partition("Including")[0], SMIS, (None, None)),
+    ],
+)
+def test_the_process_that_holds_the_memory_of_a_gpu(
+    text: str,
+    files: dict[str, str | bytes],
+    expected: tuple[str | None, str | None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cause = why(capsys, left(tmp_path, {"job.log": text, **files}))[1]["cause"]
+    assert (cause["ranks"], cause["host"], cause["detail"]) == ([6], *expected)
+
+
+def test_a_pod_of_another_job_that_was_preempted_explains_no_wait_for_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = (
+        "9m  Normal  Preempted  pod/w-{}  Preempted by pod 11-22 on node elm7\n"
+        "8m  Warning  FailedScheduling  pod/w-3  0/9 nodes are available: 9 Insufficient cpu.\n"
+    )
+    for pod, cause in ((3, "preempted"), (8, "not scheduled")):
+        found = why(capsys, left(tmp_path, {"events": events.format(pod)}))[1]["cause"]
+        assert (found["cause"], found["seen_by_victims"]) == (cause, pod == 3)
 
 
 def test_of_equal_causes_the_earlier_comes_first(
@@ -719,6 +781,7 @@ def test_a_job_that_completed_has_no_cause(
         assert [one["ranks"] for one in found["others"]] == [[1]]
 
 
+NOT_GIVEN = "Name:    w-1\nNode:    pool-b3/\nReason:  UnexpectedAdmissionError\n"
 SRUN = "srun: error: elm{}: task 3: Exited with exit code {}\n"
 FAILED = "KeyError: 'labels'\nRuntimeError: NCCL error: remote process exited or network error\n"
 ENDED = "JOB 7 ON elm4 CANCELLED AT 2026-11-21T02:01:00 DUE TO TIME LIMIT\n"
@@ -750,6 +813,15 @@ PORT_DOWN = "elm3:7:9 [2] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async ev
         (
             {"a": f"elm4: {NO_MODULE}elm3: {NOT_ACCEPTED}"},
             ("library or module missing", "elm4"),
+        ),
+        # A file may have the end of a node's name only.
+        (
+            {"plugin-b3.log": 'err="GPU is lost"\n', "w-1.txt": NOT_GIVEN},
+            ("GPU lost", "pool-b3"),
+        ),
+        (
+            {"plugin-b4.log": 'err="GPU is lost"\n', "w-1.txt": NOT_GIVEN},
+            ("GPU lost", None),
         ),
         # Of ranks too, if they wrote it themselves.
         ({"elm3.log": FELL, "elm4.log": "step 3\n"}, ("Python error", "elm3")),

@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -199,7 +199,7 @@ def causes(text: str | bytes) -> list[Cause]:
     """All causes in `text`, in the order of the table: root causes first."""
     # Of causes with equal weight, the one with more known parts of the culprit comes first.
     found = [one for _, one in Causes({"": text}).found]
-    return sorted(found, key=lambda cause: (cause.order, -cause.known))
+    return sorted(found, key=lambda cause: (not cause.root, cause.order, -cause.known))
 
 
 class Causes:
@@ -264,9 +264,13 @@ class Causes:
         nodes = {name: host for _, name, host, _ in others}
         ended = {one.host for _, one in self.found if one.name in _ENDS_PODS} - {None}
 
+        preempted = {one.host for _, one in self.found if one.name == "preempted"} - {None}
+
         def explained(one: Cause) -> Cause:
-            """A pod that was ended for what it used of its node is lost with its daemons."""
-            if one.name == "node lost" and nodes.get(one.host or "") in ended:
+            """A pod that was ended for what it used of its node is lost with its daemons, and one
+            that was preempted waits for room."""
+            lost = one.name == "node lost" and nodes.get(one.host or "") in ended
+            if lost or (one.name == "not scheduled" and one.host in preempted):
                 return replace(one, kind=replace(one.kind, root=False))
             return replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one
 
@@ -281,9 +285,10 @@ class Causes:
             and (one.name != _ANNOUNCED or (loopbacks and one.by_victim is not warned))
             and (one.name != _SLOWED or slowed)
         ]
-        nics = {host: nic for one in every for (_, host), nic in one.addresses.items()}
+        nics = {host: nic for one in every for (_, host), (nic, _) in one.addresses.items()}
         odd_hosts = odd_ranks(nics)  # all, if none or half of them are
         self.apart = odd_hosts if len(odd_hosts) < len(nics) else ()
+        self.found += _of_interface(every, peers={one.peer for _, one in self.found})
 
 
 def _is_used(port: Cause, found: Sequence[tuple[str, Cause]], with_ibstat: set[str]) -> bool | None:
@@ -310,6 +315,25 @@ def _of_versions(
         kind = known_cause("ranks run different versions")
         first_file = next(iter(versions.values()))
         yield first_file.file, Cause(kind, first_file.version_line, detail=", ".join(texts))
+
+
+def _of_interface(
+    every: Sequence[_Finder], peers: Collection[str | None]
+) -> Iterator[tuple[str, Cause]]:
+    """That others do not reach the only node whose interface and network are not those of all."""
+    networks: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    for one in every:
+        for (ip, host), (nic, line) in one.addresses.items():
+            network = ".".join(ip.split(".")[:2])
+            networks.setdefault((nic, network), {})[host] = one.file, line
+    if len(networks) != 2:
+        return
+    (own, few), (usual, most) = sorted(networks.items(), key=lambda item: len(item[1]))
+    (host, (file, line)), *more = few.items()
+    differs = own[0] != usual[0] and own[1] != usual[1]
+    if differs and not more and len(most) > 1 and host not in most and host in peers:
+        detail = f"{own[0]}, not {usual[0]}"
+        yield file, Cause(known_cause("interface differs"), line, host=host, detail=detail)
 
 
 def _groups(match: re.Match[str]) -> dict[str, str]:
@@ -433,8 +457,8 @@ class _Finder:
         # Hosts on which srun saw a task end by itself, and these tasks.
         self._exited: dict[str, str] = {}
         self.places: dict[int, str] = {}
-        # Interfaces of addresses of ranks and their nodes.
-        self.addresses: dict[tuple[str, str], str] = {}
+        # Interfaces of addresses of ranks and their nodes, and the lines that tell.
+        self.addresses: dict[tuple[str, str], tuple[str, str]] = {}
         # What else names a node, this node, and the lines that tell.
         self.other_names: list[tuple[str, str, str]] = []
         self._all_ended = False
@@ -557,7 +581,7 @@ class _Finder:
             over = ("file system failed", well["server"]), ("node lost", well["node"])
             self._drop(lambda one: (one.name, one.peer or one.host) in over and one.detail is None)
         if _ADDRESS in tells and (used := _ADDRESS.search(line)) and (who := WHO.search(line)):
-            self.addresses[used["ip"], who["host"]] = used["nic"]
+            self.addresses[used["ip"], who["host"]] = used["nic"], line
         if _PLACED in tells and (placed := _PLACED.search(line)) is not None:
             self.places[int(placed["rank"])] = placed["host"]
         if _OTHER_NAME in tells and (other := _OTHER_NAME.search(line)) is not None:
