@@ -36,7 +36,7 @@ def nearest_tests(root: Path, path: str) -> list[str]:
         if distance <= 1 or named or in_room:
             beside = PurePath(file).is_relative_to(mirrored)
             near = distance - beside + 2 * _runs_programs(root, file)
-            found.append((not named, near, file))
+            found.append((not (named and (in_room or distance <= 1)), near, file))
     return [file for *_, file in sorted(found)]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.outcome.failures import raised_in
-from pytest_mnode.outcome.merge import merge
+from pytest_mnode.outcome.merge import _fine, merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
@@ -313,6 +313,26 @@ def test_a_death_after_the_last_report_does_not_pass(ranks: Ranks) -> None:
     ranks.die(1, 1.0, phase="after")
     assert "exited with code 3, in teardown, after its last report" in ranks.failure("call")
     assert ranks.merged()["teardown"].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("reported", "torn_down", "quits", "words"),
+    [
+        (True, TornDown(), False, "passed"),
+        (False, TornDown(), False, "ended the test"),
+        (False, TornDown(), True, "ended the test"),
+        (True, None, False, "ended the test"),
+        (True, None, True, "stopped before it ended the test"),
+        (True, TornDown(absent=True), False, "does not have this test"),
+    ],
+)
+def test_ranks_beside_a_failure(
+    ranks: Ranks, reported: bool, torn_down: TornDown | None, quits: bool, words: str
+) -> None:
+    if not reported:
+        ranks.forget(1, "call", "teardown")
+    ranks.states[1].torn_down, ranks.outcome.quit = torn_down, quits
+    assert _fine(ranks.outcome, 1) == words
 
 
 def test_a_silent_rank_does_not_pass(ranks: Ranks) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 import pytest
 from torch.distributed import DistError
 
-from pytest_mnode.rank.reports import shorten
+from pytest_mnode.rank.reports import problem, shorten
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
 C10D = "distributed/distributed_c10d.py"
@@ -45,3 +45,11 @@ def test_frames_of_torch_are_dropped_where_communication_failed(
     names = [Path(file).name for file in files]
     assert frames == [Path(__file__).name, *names[:shown]]
     assert [Path(entry.path).name for entry in raised.traceback] == frames
+
+
+def test_an_error_that_no_test_catches_has_its_line() -> None:
+    with pytest.raises(pytest.exit.Exception) as raised:
+        pytest.exit("enough")
+    line = f'test_reports.py:{raised.traceback[0].lineno + 1}: pytest.exit("enough")'
+    assert problem(raised.value).splitlines()[-1] == line
+    assert problem(RuntimeError("no traceback")) == "RuntimeError: no traceback"

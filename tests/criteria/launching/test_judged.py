@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from pytest_mnode.criteria.launching.rendezvous import (
     judged_loads,
     table,
 )
-from pytest_mnode.criteria.launching.reports import Met
+from pytest_mnode.criteria.launching.reports import Met, read_nodes
 from pytest_mnode.criteria.launching.starting import Started, judged_image, judged_start
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.launch import StartPromise, StorePromise
@@ -27,6 +28,19 @@ STORE = StorePromise.model_validate({"clients": [64, 256], "within": "5 s"})
 def recorded(one: Started) -> dict[str, Measurement]:
     judged = judged_start(one, START, "criteria.launch.torchrun")
     return {m.name.removeprefix("torchrun: "): m for m in judged}
+
+
+def test_the_lines_of_all_nodes_are_read() -> None:
+    def printed(host: str, *ranks: int) -> str:
+        lines: list[Any] = [{"login": {"node": host, "uid": 7}}]
+        lines += [{"mnode_rank": 1, "node": host, "contract": {"RANK": str(n)}} for n in ranks]
+        return "\n".join(map(json.dumps, lines))
+
+    output = {"node0": printed("host0", 1, 0), "node1": printed("host1", 2), "node2": "no JSON"}
+    reports, logins, hosts = read_nodes(output)
+    assert [(one.node, one.rank) for one in reports] == [("node0", 0), ("node0", 1), ("node1", 2)]
+    assert [one.node for one in logins] == ["host0", "host1"]
+    assert hosts == {"node0": "host0", "node1": "host1", "node2": "node2"}
 
 
 def test_a_correct_job_passes_with_its_user_in_the_note() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -164,6 +165,39 @@ def test_why_nodes_are_missing(
         made.at.clear()
         made.end()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "comes", "within_s", "why"),
+    [
+        ("sleep 300", True, 60.0, ""),
+        ("sleep 300", False, 0.2, "n1 did not dial in: within 0.2 s"),
+        ("ls --bad", False, 60.0, "n1 did not dial in: ls ended with 2"),
+    ],
+)
+def test_a_node_whose_program_is_started_again_is_awaited(
+    tmp_path: Path, command: str, comes: bool, within_s: float, why: str
+) -> None:
+    made: Any = DialBridge(DialSettings(("n1",), 1, [["true"]], "", 5.0, 5.0, 5.0, {}), tmp_path)
+    made.nodes.take("n1", lambda _: None)
+    reads = iter(range(10**6))
+
+    def read() -> None:
+        if next(reads) == 2 and comes:
+            made.nodes.take("n1", lambda _: None)
+
+    made._read = read
+    try:
+        found = asyncio.run(made.open("n1", command.split(), within_s))
+        [program] = made.programs
+        assert (found.startswith(why), bool(found), "n1" in made.at) == (True, bool(why), comes)
+        if why:
+            program.wait(60)
+        else:
+            assert program.poll() is None
+    finally:
+        made.at.clear()
+        made.end()
 
 
 def test_a_bridge_whose_task_fails_ends(tmp_path: Path) -> None:

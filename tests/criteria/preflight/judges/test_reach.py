@@ -326,6 +326,9 @@ def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
     named = "connections to it are filtered on the management network, datagrams pass"
     assert culprits(EveryNodeIsReached, survey, spec) == {"gpu2": f"gpu2: {named}"}
     assert "though datagrams pass" in asked(EveryNodeIsReached, survey, spec)["gpu2"][1].note
+    one_is_cut = cut(survey, [(0, 2)], "management")
+    named = "it sends but cannot receive on the management network"
+    assert culprits(EveryNodeIsReached, one_is_cut, spec) == {"gpu2": f"gpu2: {named}"}
     for index in OTHERS:
         pinged = ProbedPath(2, "management", "eth0", answered=True, sent=12)
         survey = with_path_facts(survey, index, paths=(pinged,))
