@@ -22,6 +22,9 @@ from tests.programs import write_program
 from tests.waiting import until
 
 
+HANGS_S = 60.0
+
+
 def deny(number: int, step: str) -> OSError:
     return OSError(number, os.strerror(number), step)
 
@@ -118,9 +121,10 @@ def test_a_start_that_is_refused_names_the_step() -> None:
     """A rack within a rack, whose limits can be lowered safely."""
     nested = python(NESTED)
     with Rack(1, mode="rootless") as rack:
-        assert on_switch(rack, nested) == "nested\n"
+        assert on_switch(rack, nested, limit_s=HANGS_S) == "nested\n"
         on_switch(rack, ["sh", "-c", "echo 0 > /proc/sys/user/max_uts_namespaces"])
-        assert "node0 did not boot: failed at namespaces: [Errno 28]" in on_switch(rack, nested)
+        refused = on_switch(rack, nested, limit_s=HANGS_S)
+        assert "node0 did not boot: failed at namespaces: [Errno 28]" in refused
 
 
 # Python may be in a directory that only root can enter: a mount namespace makes it accessible.
