@@ -13,6 +13,8 @@ _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_SHIM = "__init__"
+"""File of a frame that Python 3.13 puts below an object's `__init__`, which is no code."""
 _PRINTED_FRAME = re.compile(r"frame #\d+: |#\d+ \S.* from \S.*:\d+$")
 WAIT = "work.wait()"
 """Stands for a collective that was begun before, and whose name the stack does not show."""
@@ -130,7 +132,7 @@ def parse(text: str) -> list[Thread]:
             if ident is not None:
                 threads.append(Thread(ident, tuple(frames)))
             ident, frames = int(match[1], 16), []
-        elif match := _FRAME.match(line):
+        elif (match := _FRAME.match(line)) and match[1] != _SHIM:
             number = int(match[2]) if match[2].isdigit() else None
             frames.append(Frame(match[1], number, match[3]))
     if ident is not None:
@@ -215,7 +217,7 @@ def tidy(text: str) -> str:
             begin = len(kept) + 1
         if match and match[3] == _REPORTS:
             del kept[begin:]
-        if match and match[1].endswith(_RECORDER):
+        if match and (match[1] == _SHIM or match[1].endswith(_RECORDER)):
             continue
         if match and is_hidden(match[1]):
             if kept and kept[-1] != "  …":

@@ -21,7 +21,6 @@ from pytest_mnode.machine import namespaces
 from tests.programs import write_program
 from tests.waiting import until
 
-
 HANGS_S = 60.0
 
 
