@@ -63,10 +63,9 @@ class Pool:
         with contextlib.ExitStack() as undo:  # leaves nothing behind if a step fails
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
             idle_worlds = 1 if spec.accelerators.per_node else 4
-            procs = procs_per_node_of(settings, spec)
-            open_files.check(nodes, procs)
             self.launcher, self.reason = _started(settings, nodes, spec, self.run_dir, root)
             undo.callback(self.launcher.close)
+            procs = _connected(self.launcher, settings, spec)
             # Raised only for this process: programs that connect to nodes keep the earlier limit.
             before = open_files.allow(nodes, procs, idle_worlds)
             undo.callback(open_files.give_back, before)
@@ -134,11 +133,17 @@ def _endpoints(launcher: Launcher, switchboard: Switchboard) -> tuple[dict[str, 
     return {name: address.endpoint(ours, port) for name, ours in here.items()}, keys
 
 
+def _connected(launcher: Launcher, settings: Settings, spec: Spec) -> int:
+    """Ranks of each node that have a connection of their own to this process."""
+    return procs_per_node_of(settings, spec) if launcher.shared_kernel else 0
+
+
 def _started(
     settings: Settings, nodes: int, spec: Spec, run_dir: Path, root: Path
 ) -> tuple[Launcher, str]:
     """A launcher whose nodes are up, and why it was chosen."""
     launcher, reason = choose(settings, nodes, spec, [str(run_dir)], root)
+    open_files.check(nodes, _connected(launcher, settings, spec))
     if not launcher.shared_kernel:
         progress(f"waiting for {count(nodes)} by {launcher.name}")
     try:

@@ -1,7 +1,8 @@
-"""Limit of open files of the controller, to which all ranks of a run have a connection.
+"""Limit of open files of the controller, to which nodes and the ranks of this machine connect.
 
 A hub without a descriptor for one more connection does not notice it, and its ranks would be
-blamed for not answering.
+blamed for not answering. Nodes that are other machines have one connection for all their ranks: for
+them procs_per_node is 0.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def check(nodes: int, procs_per_node: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = least(nodes, procs_per_node)
     if hard != resource.RLIM_INFINITY and needed > hard:
+        ranks = f" with {procs_per_node} ranks each" if procs_per_node else ""
         raise ClusterError(
-            f"{nodes} nodes with {procs_per_node} ranks each need {needed} open files "
-            f"of this process, and this machine allows {hard} (nofile); raise its hard limit here "
-            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or use fewer nodes"
+            f"{nodes} nodes{ranks} need {needed} open files of this process, and this machine "
+            f"allows {hard} (nofile); raise its hard limit here (ulimit -Hn, "
+            "/etc/security/limits.conf, LimitNOFILE=), or use fewer nodes"
         )
 
 

@@ -54,5 +54,8 @@ def test_more_than_this_machine_allows_is_refused(monkeypatch: pytest.MonkeyPatc
         "4096 (nofile); raise its hard limit here (ulimit -Hn, /etc/security/limits.conf, "
         "LimitNOFILE=), or use fewer nodes"
     )
+    open_files.check(1920, 0)
+    with pytest.raises(ClusterError, match="1921 nodes need 4098 open files of this process"):
+        open_files.check(1921, 0)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
     open_files.check(100_000, 8)
