@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from pytest_mnode.checks.devices.matmul import judge_products
-from pytest_mnode.criteria.devices import judge_rates
+from pytest_mnode.criteria.devices import comparisons, judge_rates
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.rank_rates import Comparison, RankRate
+from pytest_mnode.spec import profile_spec
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 
 SLOWEST = "matmul, slowest rank"
@@ -73,6 +74,7 @@ FAST = (*[100.0] * 30, 150.0, 151.0)
             "rank 30 on node30 (150 GFLOP/s, median 100)",
         ),
         (FAST, {"fraction": 0.95, "floor": 95}, Verdict.PASS, ""),
+        (FAST, {"fraction": 0.95, "floor": 100}, Verdict.PASS, ""),
         (FAST, {"fraction": 0.95, "floor": 110}, Verdict.INCONCLUSIVE, "most ranks are slow, or"),
         # They cannot be compared.
         ((100, None, 100), {}, Verdict.INCONCLUSIVE, "rank 1 on node1: cold"),
@@ -134,11 +136,39 @@ def test_noise_larger_than_the_margin_is_inconclusive() -> None:
 def test_beside_a_slow_rank_one_that_may_be_slow_is_a_suspect() -> None:
     names = [Culprit(f"rank {i} on node{i}", f"node{i}") for i in range(4)]
     rows = [RankRate(n, r, "") for n, r in zip(names, (100, 92, 40, 100), strict=True)]
-    culprit = judged(*rows, fraction=0.95)[SLOWEST].culprit
+    found = judged(*rows, fraction=0.95)[SLOWEST]
+    assert (found.value, found.verdict) == (40, Verdict.FAIL)
+    culprit = found.culprit
     assert culprit is not None
     assert culprit == "rank 2 on node2 (40 GFLOP/s, median 100)"
     assert culprit.nodes == {"node2"}
     assert culprit.either == {frozenset(["node1"])}
+
+
+def test_a_rate_that_nobody_asked_for_suspects_no_rank() -> None:
+    rows = tuple(RankRate(f"rank {i}", 50, "", rate) for i, rate in enumerate((55, None)))
+    promise = CopyPromise.model_validate({"at_least_fraction": 0.8})
+    found = judge_rates(Comparison("copy", "GB/s", promise, None, rows, "how"))
+    [alone] = [one for one in found if "alone" in one.name]
+    assert (alone.value, alone.verdict, alone.culprit) == (None, None, None)
+
+
+@pytest.mark.parametrize("floor", [None, 40.0])
+def test_a_node_alone_is_judged_by_its_floor_or_not_at_all(floor: float | None) -> None:
+    promise = CopyPromise.model_validate({"at_least_fraction": 0.8})
+    row = RankRate("node0", 50, "")
+    [found] = judge_rates(Comparison("copy", "GB/s", promise, floor, (row,), "how", of="node"))
+    assert str(found.verdict) == ("inconclusive" if floor is None else "pass")
+    assert ("model_at_least_fraction judges it" in found.note) is (floor is None)
+
+
+def test_comparisons_of_a_spec_share_its_false_alarms() -> None:
+    spec = profile_spec("rack")
+    devices = spec.criteria.devices
+    assert devices is not None
+    assert comparisons(spec) == devices.comparisons > 1
+    none = spec.criteria.model_copy(update={"devices": None})
+    assert comparisons(spec.model_copy(update={"criteria": none})) == 1
 
 
 def test_wrong_rows_of_all_ranks_add_up() -> None:
@@ -152,6 +182,8 @@ def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
     assert found[FLOOR].verdict is Verdict.FAIL
     assert str(found[FLOOR].culprit).count("rank") == 3
     assert recorded(70, None, floor=60)[FLOOR].verdict is Verdict.INCONCLUSIVE
+    found = recorded(50, None, floor=60)
+    assert (found[FLOOR].value, found[FLOOR].verdict) == (50, Verdict.FAIL)
     assert str(recorded(*range(59, 39, -1), floor=60)[FLOOR].culprit).startswith("rank 19 ")
 
 

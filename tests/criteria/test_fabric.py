@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.fabric import curves, judge_busbw
+from pytest_mnode.criteria.fabric import curves, judge_busbw, judge_slow_links
 from pytest_mnode.criteria.nics_used import judge_nics
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
 from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.locating.diagnosis import Diagnosis
+from pytest_mnode.measuring.locating.locate import Effort, SlowLinks
 from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import load_spec
@@ -146,6 +149,7 @@ def test_ring_and_default_algorithm_are_both_recorded() -> None:
         (KIB, 0.17, None, 50.0, None),
         (KIB, 0.17, "60 us", 50.0, Verdict.PASS),
         (KIB, 0.05, "60 us", 194.6, Verdict.FAIL),
+        (KIB, 1.1, "60 us", 0.0, Verdict.PASS),
         (64 * KIB, 0.9, "60 us", None, Verdict.INCONCLUSIVE),  # 3.9 ms of bytes
     ],
 )
@@ -243,11 +247,49 @@ def test_each_algorithm_has_its_curve() -> None:
     ]
 
 
+def test_a_curve_is_expected_to_reach_the_bound_of_its_largest_size() -> None:
+    found = judged([row(64 * KIB, 0.9), row(MIB, 0.9)])
+    promise = found.sweeps[0].promise.model_copy(update={"plateau_from_bytes": 64 * KIB})
+    one = replace(found.sweeps[0], promise=promise)
+    [curve] = curves(replace(found, sweeps=(one,)))
+    assert curve.judged_bytes == (64 * KIB, MIB)
+    assert curve.expected == one.bounds[MIB] != one.bounds[64 * KIB]
+
+
+FOUND = SlowLinks(
+    Diagnosis((), (), (), (1.0,)), None, "a → b", "", Effort(), paths=12, paths_measured=12, nodes=4
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdicts", "share"),
+    [
+        ({}, "pass pass None pass", 0.5),
+        ({"nodes": 16}, "pass pass None pass", 1 - 2 / 16),
+        ({"nodes": 3}, "pass pass pass", None),
+        ({"slowest": ""}, "inconclusive pass inconclusive", None),  # no pair could be tried
+        ({"cut_off": "budget"}, "inconclusive pass None pass", 0.5),
+        ({"unmeasured": "4 of n1"}, "pass inconclusive None pass", 0.5),
+        ({"unmeasured": "4 of n1", "every_path": False}, "pass None None pass", 0.5),
+        ({"paths_measured": 8}, "pass fail None pass", 0.5),
+    ],
+)
+def test_a_search_of_slow_links_is_judged_as_far_as_it_went(
+    changes: dict[str, Any], verdicts: str, share: float | None
+) -> None:
+    found = judge_slow_links(replace(FOUND, **changes))
+    assert " ".join(str(one.verdict) for one in found) == verdicts
+    assert found[0].culprit == changes.get("cut_off")
+    shares = [one.detection.share for one in found if one.detection and "only" in one.name]
+    assert shares == ([] if share is None else [pytest.approx(share)])
+
+
 @pytest.mark.parametrize(
     ("traffic", "value", "verdict"),
     [
         ([{"fab0": 99, "lo": 1}, {"fab0": 98, "mgmt0": 2}], 2.0, Verdict.PASS),
         ([{"fab0": 99, "lo": 1}, {"fab0": 2, "mgmt0": 98}], 98.0, Verdict.FAIL),
+        ([{"fab0": 99, "lo": 1}, {"fab0": 75, "mgmt0": 25}], 25.0, Verdict.FAIL),
         ([{"fab0": 99}, {"fab0": 2}], None, Verdict.INCONCLUSIVE),
         ([{"fab0": 100}, None], 0.0, Verdict.PASS),  # not the root of a broadcast
         ([None, None], None, Verdict.INCONCLUSIVE),
@@ -263,6 +305,9 @@ def test_ranks_that_send_must_use_the_fabric(
     past = judge_busbw(_busbw(*nodes))[-1]
     assert past.name.startswith("off-fabric traffic")
     assert (past.value, past.verdict) == (value and pytest.approx(value), verdict)
+    if verdict is Verdict.FAIL:
+        assert past.culprit is not None
+        assert past.culprit.nodes == {"node1"}
 
 
 @pytest.mark.parametrize(

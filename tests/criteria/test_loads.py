@@ -15,6 +15,7 @@ from pytest_mnode.measuring import under_load
 from pytest_mnode.measuring.under_load import RankLoad, devices_under_load
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import LoadPromise
+from tests.waiting import until
 
 FINE: dict[str, Any] = {
     "temperature_c": 64,
@@ -48,7 +49,14 @@ def judged(promise: dict[str, Any], *, shown: bool = True, **odd: Any) -> dict[s
 def test_a_device_that_was_never_read_is_not_seen(
     monkeypatch: pytest.MonkeyPatch, reading: Reading | None, why: str
 ) -> None:
-    monkeypatch.setattr(under_load, "_reader", lambda *_: ("NVML", lambda: reading, ""))
+    reads = list[Reading | None]()
+
+    def read() -> Reading | None:
+        reads.append(reading)
+        return reading
+
+    monkeypatch.setattr(under_load, "_reader", lambda *_: ("NVML", read, ""))
+    monkeypatch.setattr(under_load, "_work", lambda *_: until(lambda: len(reads) > 1))
     monkeypatch.setattr(under_load, "_LEAST_EVERY_S", 0.001)
     monkeypatch.setattr(under_load, "barrier", lambda _: None)
     monkeypatch.setattr(under_load, "gathered", lambda one: (one,))
@@ -115,6 +123,11 @@ def test_verdicts(
     if verdict == "fail":
         assert found.culprit is not None
         assert found.culprit.nodes == {"node1"}
+
+
+def test_samples_of_the_worst_device_are_its_interval() -> None:
+    found = judged({"temperature_at_most": "95 °C"}, temperature_c=88, temperature_range=(86, 89))
+    assert found["temperature"].interval == (86, 89)
 
 
 def test_why_a_clock_was_held_back_is_said() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.jobs.job import WAIT, Decision, Job, JobEvent, JobSnapshot, decide
+from pytest_mnode.jobs.job import WAIT, Decision, Job, JobEvent, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.torchrun import Start, exit_codes, was_preempted
 from pytest_mnode.launchers.nodes import FREE_PORT
 
@@ -107,6 +107,11 @@ def test_decision_about_a_job(
     given: dict[str, Any], seen: dict[str, Any], decision: Decision
 ) -> None:
     assert decide(Job(["x"], **given), _snapshot(**seen)) == decision
+
+
+@pytest.mark.parametrize(("codes", "ok"), [((0, 0), True), ((0, 1), False), ((137, 137), False)])
+def test_a_job_is_well_if_each_torchrun_is(codes: tuple[int, int], ok: bool) -> None:
+    assert JobResult(dict(zip(ALL, codes, strict=False)), {}).ok is ok
 
 
 def test_nodes_of_the_first_start() -> None:
