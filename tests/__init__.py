@@ -1,0 +1,1 @@
+"""PYTEST_DONT_REWRITE this file, which is imported before pytest can."""

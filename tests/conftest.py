@@ -31,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("untimed")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    from tests.warm import workers
+
+    workers.use(config.invocation_params.args)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Disable the garbage collector: it doubles the time of a worker to collect 8,000 tests."""

@@ -68,7 +68,7 @@ def busy(tmp_path: Path, launcher: str) -> Iterator[Watched]:
 def test_an_interrupted_run_leaves_nothing(busy: Watched) -> None:
     assert len(busy.alive()) > 5
     os.kill(busy.process.pid, signal.SIGINT)
-    output, _ = busy.process.communicate(timeout=30)
+    output = busy.output()
     busy.expect_nothing_left()
     assert "KeyboardInterrupt" in output
     assert busy.process.returncode == pytest.ExitCode.INTERRUPTED
@@ -88,7 +88,7 @@ def test_a_run_whose_agent_is_killed_leaves_nothing(busy: Watched) -> None:
     """The process that guards the ranks dies: the test fails with the reason, and the run ends."""
     [agent] = [int(line.split()[0]) for line in busy.alive() if line.endswith("mnode-agent")]
     os.kill(agent, signal.SIGKILL)
-    output, _ = busy.process.communicate(timeout=60)
+    output = busy.output()
     assert busy.process.returncode not in (0, None)
     assert "test_long" in output
     busy.expect_nothing_left()

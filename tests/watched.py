@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
-import subprocess
 import uuid
 from pathlib import Path
 from typing import Self
 
 import psutil
 
+from tests import warm
 from tests.inner import clean_env, command
 from tests.waiting import until
+from tests.warm.run import MARK
 
 GONE_LIMIT_S = 60.0
 """A limit far below the minutes for which remaining processes would sleep."""
@@ -22,27 +25,32 @@ def interfaces() -> set[str]:
 
 
 class Watch:
-    """What exists of programs that are started with `env`, a variable by which they are found.
+    """What exists of programs that are started with `env`, by which they are found.
 
     Programs have `temporary`, which is made, for their files.
     """
 
     def __init__(self, temporary: Path) -> None:
         temporary.mkdir()
-        self.mark = f"MARK_{uuid.uuid4().hex}"
+        self._mark = temporary / uuid.uuid4().hex
+        self._mark.write_text("mapped by warm runs")
         self.temporary = temporary
-        self.env = {self.mark: "1", "TMPDIR": str(temporary)}
+        self.env = {MARK: str(self._mark), "TMPDIR": str(temporary)}
         self.interfaces = interfaces()
 
     def alive(self) -> list[str]:
+        """The pid and name of each process."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.Error, OSError):
+                if self._is_marked(process) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(f"{process.pid} {process.name()}")
-            except psutil.Error:
-                continue
         return found
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        if process.environ().get(MARK) == str(self._mark):
+            return True
+        return str(self._mark).encode() in Path(f"/proc/{process.pid}/maps").read_bytes()
 
     def left(self) -> list[str]:
         """Processes, temporary files and interfaces that still exist."""
@@ -61,34 +69,35 @@ class Watched(Watch):
         super().__init__(directory / "tmp")
         self.directory = directory
         (directory / "pytest.ini").touch()
-        self.process = subprocess.Popen(
-            command("-q", *args),
-            cwd=directory,
-            env=clean_env() | self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        argv, env = command("-q", *args), clean_env() | self.env
+        with Path(os.devnull).open() as null, self._output.open("wb") as output:
+            self.process = warm.start(argv, directory, env, null.fileno(), output.fileno())
+
+    @property
+    def _output(self) -> Path:
+        return self.temporary / "output"
 
     def wait_until_busy(self, programs: int) -> None:
         def busy() -> bool:
-            assert self.process.poll() is None, self.process.communicate()[0]
+            assert self.process.poll() is None, self._output.read_text()
             return len(list(self.directory.glob("busy*"))) == programs
 
         until(busy, "not all are busy", 60)
 
+    def output(self, limit_s: float = 60.0) -> str:
+        """Output of the run, once it has ended."""
+        self.process.wait(limit_s)
+        return self._output.read_text()
+
     def kill(self) -> None:
         """Kill the controller, and wait until nothing else of the run is there."""
         self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.wait(30)
         self.expect_nothing_left()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+        self.process.kill()
+        self.process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import time
@@ -39,14 +40,14 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, to_all: bool) -> None
     with Watched(tmp_path, *args) as run:
         run.wait_until_busy(2)
         others = psutil.Process(run.process.pid).children(recursive=True) if to_all else []
-        run.process.send_signal(signal.SIGTERM)
+        os.kill(run.process.pid, signal.SIGTERM)
         for one in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.terminate()
         if to_all:
             time.sleep(0.2)
-            run.process.send_signal(signal.SIGTERM)
-        output, _ = run.process.communicate(timeout=60)
+            os.kill(run.process.pid, signal.SIGTERM)
+        output = run.output()
         run.expect_nothing_left()
     assert run.process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert to_all or "[ranks 0-1 of 2 on node0,node1] at test_it.py:" in output, output

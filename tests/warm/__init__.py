@@ -7,6 +7,7 @@ it would have had. So do its cleanup process, workers of pytest-xdist, if it is 
 and their agents. They differ from processes that were executed by what /proc shows of these, their
 arguments and first environment, and by modules that are there already; those of torch are hidden
 from the run until it imports them. Tests of processes and of what they inherit run without.
+tests.warm.workers has the workers of the tests themselves forked, too.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from pathlib import Path
 
 from tests.warm.run import DEFAULTS, same_start
 
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _STATUS = struct.Struct("i")
 _lock = threading.Lock()
-_servers: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
-"""The server, once it was needed; it ends with this process."""
+_servers: list[tuple[socket.socket, subprocess.Popen[bytes] | None]] = []
+"""The server, once it was needed; it ends with the last process that can ask it."""
 
 
 def possible(argv: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -76,13 +77,14 @@ def start(
     terminal: bool = False,
 ) -> Process:
     """terminal: the streams are a terminal, which becomes that of a session of the run."""
+    request = (list(argv), str(directory), dict(env), terminal)
+    return ask(server(), request, stdin, output)
+
+
+def ask(server: socket.socket, request: object, *fds: int) -> Process:
     ours, theirs = socket.socketpair()
-    request = repr((list(argv), str(directory), dict(env), terminal)).encode()
-    with _lock, theirs:
-        server = _started()
-        fds = [theirs.fileno(), stdin, output]
-        socket.send_fds(server, [struct.pack("i", len(request))], fds)
-        server.sendall(request)
+    with theirs:
+        socket.send_fds(server, [repr(request).encode()], [theirs.fileno(), *fds])
     return Process(ours)
 
 
@@ -119,15 +121,21 @@ def _received(server: socket.socket) -> bytes:
     return data
 
 
-def _started() -> socket.socket:
-    if not _servers:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm.server"],
-                cwd=_ROOT,
-                env={**DEFAULTS, **os.environ},
-                stdin=theirs.fileno(),
-            )
-        _servers.append((ours, process))
-    return _servers[0][0]
+def server() -> socket.socket:
+    with _lock:
+        if not _servers:
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.warm.server"],
+                    cwd=ROOT,
+                    env={**DEFAULTS, **os.environ},
+                    stdin=theirs.fileno(),
+                )
+            use_server(ours, process)
+        return _servers[0][0]
+
+
+def use_server(server: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+    """process: of this process, which keeps it."""
+    _servers.append((server, process))

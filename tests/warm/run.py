@@ -18,6 +18,8 @@ DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
 }
 """What agents have unless the user says otherwise."""
+MARK = "MAPPED_BY_RUN"
+"""Names a file that a run and its processes map, as long as they execute nothing."""
 _READ_AT_START = (
     "PYTHON",
     "LD_",
@@ -36,6 +38,7 @@ _ROOT = Path(__file__).parents[2]
 AGENT = ["-m", "pytest_mnode.agent.agent"]
 WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 """As execnet starts a worker of pytest-xdist."""
+FORK_WORKERS = "tests.warm.workers"
 CLEANUP = ["-S", "-E", "-s", str(_ROOT / "pytest_mnode/launchers/cleanup/daemon.py")]
 
 

@@ -9,6 +9,7 @@ import fcntl
 import importlib
 import importlib.util
 import io
+import mmap
 import os
 import pkgutil
 import re
@@ -29,11 +30,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+import pytest
+
 from pytest_mnode import processes
 from pytest_mnode.agent import agent, fork_server
 from pytest_mnode.processes import made_to_stay
 from pytest_mnode.rank import exit_handlers
-from tests.warm.run import run_module, run_worker, use
+from tests.warm.run import FORK_WORKERS, MARK, run_module, run_worker, use
 
 _OF_RUNS = (
     "controller",
@@ -46,6 +49,8 @@ _OF_RUNS = (
 """Packages of pytest_mnode of which runs and their cleanup processes import most modules, and with
 these all others."""
 _LEFT = struct.Struct("i")
+_LONGEST = 1 << 20
+_mapped: list[mmap.mmap] = []
 _exit = os._exit  # before coverage replaces it in a run
 
 
@@ -116,42 +121,56 @@ def main() -> None:
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # at a terminal it is for pytest, and for runs
     modules = import_all()
+    serve(client, partial(execute, modules))
+
+
+def serve(client: socket.socket, run: Callable[..., None]) -> None:
+    """Fork a child for each request, which runs it with the descriptors that came along."""
     while True:
-        head, fds, _, _ = socket.recv_fds(client, _LEFT.size, 3)
-        if not head:
+        request, fds, _, _ = socket.recv_fds(client, _LONGEST, 4)
+        if not request:
             return
-        (size,) = _LEFT.unpack(head)
-        request = ast.literal_eval(client.recv(size, socket.MSG_WAITALL).decode())
         if os.fork() == 0:
             client.close()
-            _exit_after(partial(_start_and_wait, fds, partial(execute, request, modules)))
+            value = ast.literal_eval(request.decode())
+            _exit_after(partial(_start_and_wait, fds, partial(run, value)))
         for fd in fds:
             os.close(fd)
         processes.reap()
 
 
-def _start_and_wait(fds: list[int], run: Callable[[int, int], None]) -> None:
-    reply, stdin, output = socket.socket(fileno=fds[0]), *fds[1:]
+def _start_and_wait(fds: list[int], run: Callable[..., None]) -> None:
+    reply, *others = fds
     pid = os.fork()
     if pid == 0:
-        reply.close()
+        os.close(reply)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _exit_after(partial(run, stdin, output))
-    os.close(stdin)
-    os.close(output)
-    reply.sendall(_LEFT.pack(pid))
-    _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(BrokenPipeError):  # its test is over
-        reply.sendall(_LEFT.pack(status))
+        _exit_after(partial(run, *others))
+    for fd in others:
+        os.close(fd)
+    with socket.socket(fileno=reply) as client:
+        client.sendall(_LEFT.pack(pid))
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(BrokenPipeError):  # its test is over
+            client.sendall(_LEFT.pack(status))
 
 
 Request = tuple[list[str], str, dict[str, str], bool]
 """argv, directory, environment, and whether the streams are a terminal of its own session."""
 
 
-def execute(request: Request, modules: Modules, stdin: int, output: int) -> None:
+def execute(modules: Modules, request: Request, stdin: int, output: int, *others: int) -> None:
     """Become the run, whose agent, cleanup process and workers wait in children."""
     argv, directory, env, terminal = request
+    os.chdir(directory)
+    _set_environment(env)
+    if argv[2] == FORK_WORKERS:
+        requests, server = (socket.socket(fileno=fd) for fd in (stdin, *others))
+        fork_workers(requests, server, output, argv[3:])
+        return
+    if MARK in env:
+        with Path(env[MARK]).open() as file:
+            _mapped.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
     if terminal:
         os.setsid()
         fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
@@ -163,8 +182,6 @@ def execute(request: Request, modules: Modules, stdin: int, output: int) -> None
             one.reconfigure(line_buffering=True, write_through=False)
     os.close(stdin)
     os.close(output)
-    os.chdir(directory)
-    _set_environment(env)
     workers = sum(int(word[2:]) for word in argv if re.fullmatch(r"-n\d", word))
     _run(modules, null, workers, partial(run_module, argv[2], argv[3:]))
 
@@ -182,6 +199,38 @@ def _run(modules: Modules, null: int, workers: int, body: Callable[[], None]) ->
     use(ours[0], ours[1], ours[2:])
     sys.meta_path.insert(0, Hidden(modules.with_torch))
     _forget_tests()
+    _to_end(body)
+
+
+def fork_workers(
+    requests: socket.socket, server: socket.socket, stderr: int, args: list[str]
+) -> None:
+    """Import all tests, then fork workers; they have the server of this process too."""
+    for one in (requests, server):
+        one.set_inheritable(False)
+    null = os.open(os.devnull, os.O_RDWR)
+    _streams(null, null, stderr)
+    _forget_tests()
+    pytest.main([*args, "-n0", "--collect-only"], plugins=[_OnlyImports()])
+    importlib.import_module("tests.warm").use_server(server)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(requests, become_forked_worker)
+
+
+class _OnlyImports:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self) -> list[pytest.Item]:
+        return []
+
+
+def become_forked_worker(request: None, stdin: int, output: int) -> None:
+    _streams(stdin, output)
+    os.close(stdin)
+    os.close(output)
+    _to_end(run_worker)
+
+
+def _to_end(body: Callable[[], None]) -> None:
     try:
         body()
     finally:
