@@ -11,8 +11,9 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from pytest_mnode.criteria.failover import course_of, judge_failover
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.criteria.failover import _of_ports, course_of, judge_failover
+from pytest_mnode.intervals import Interval
+from pytest_mnode.measurement import Measurement, Verdict, at_least
 from pytest_mnode.measuring.failover import PortFailover
 from pytest_mnode.spec.traffic import FailoverPromise
 
@@ -86,6 +87,27 @@ def test_the_course_of_a_port() -> None:
         assert rate is not None
         assert (rate.low, rate.high) == pytest.approx((1.0, 1.0))
     assert course_of(replace(GOOD, down_s=0.01), 1.0) is None
+    faster = course_of(port((40, 0.05), (300, 0.04)), 1.0)
+    assert faster is not None
+    assert faster.pause_s == 0
+
+
+def test_the_rate_after_it_is_up_leaves_out_the_time_to_recover() -> None:
+    course = course_of(port((40, 0.05), (100, 0.05), (5, 0.2), (100, 0.05)), 1.0)
+    assert course is not None
+    assert course.after is not None
+    assert course.after.low == pytest.approx(1.0)
+
+
+def test_the_worst_port_surely_breaks_the_bound() -> None:
+    """One whose interval is wide may seem worse."""
+    sure = replace(GOOD, node="node0")
+    rates = [(GOOD, Interval(0.1, 2.0)), (sure, Interval(0.7, 0.8))]
+    [one] = _of_ports("rate", "", "k", at_least(0.9), rates, PROMISE)
+    assert (one.verdict, one.interval) == (Verdict.FAIL, (0.7, 0.8))
+    assert one.culprit is not None
+    assert one.culprit.nodes == {"node0"}
+    assert one.culprit.either == {frozenset({"node1"})}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +118,7 @@ def test_the_course_of_a_port() -> None:
             replace(GOOD, sent={"eth0": (10, 0), "eth1": (4_000_000, 0)}),
             "no port of the node carried",
         ),
+        (replace(GOOD, sent={"eth0": (0, 0), "eth1": (0, 0)}), "no port of the node carried"),
         (replace(GOOD, calls=()), "no call"),
     ],
 )
@@ -105,7 +128,8 @@ def test_what_shows_nothing_is_inconclusive(one: PortFailover, word: str) -> Non
     assert word in found[EACH].note
     spare = replace(GOOD, port="eth1", sent={"eth0": (4_000_000, 0), "eth1": (10, 0)})
     assert judged(GOOD, spare).keys() == {PAUSE, DOWN, AFTER, SUMS}, "one that takes over is idle"
-    assert judged(replace(GOOD, sent=None)).keys() == {PAUSE, DOWN, AFTER, SUMS}
+    for sent in (None, {"eth1": (10, 0)}):  # nobody counted
+        assert judged(replace(GOOD, sent=sent)).keys() == {PAUSE, DOWN, AFTER, SUMS}
 
 
 def noisy(spread: float, down: float, seed: int) -> PortFailover:
@@ -150,6 +174,7 @@ def test_noise_is_no_loss_of_rate(
     ("calls_s", "up_s", "verdict"),
     [
         ((1, 4.9), 6.92, None),  # one call says nothing of a rate
+        ((1, 0.08), 2.06, None),  # nor does a time too short for two
         ((2, 2.4), 6.82, Verdict.FAIL),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from pytest_mnode.criteria.workload import (
     resumed,
 )
 from pytest_mnode.errors import SpecError
+from pytest_mnode.jobs.job import Job, JobResult
 from pytest_mnode.jobs.torchrun import before_restart
 from pytest_mnode.logs.aftermath import Left, answer
 from pytest_mnode.logs.causes import Cause
@@ -270,6 +272,32 @@ def test_a_slow_link_is_named_for_communicating(
     assert "AllReduce of 64 MB over 16 ranks at 38 GB/s, median of 812, node1 comes" in one.note
     assert "by 2 traces of two steps" in one.note
     assert "ms a step: rank 9 91+20, rank 8 92+20, rank 7 93+20, rank 6 94+20, rank 3" in one.note
+
+
+@pytest.mark.parametrize(
+    ("kill", "steps", "killed"), [(True, 5, [3]), (True, 4, []), (False, 5, [])]
+)
+def test_the_last_rank_is_killed_once(kill: bool, steps: int, killed: list[int]) -> None:
+    done: list[int] = []
+
+    def kill_rank(*, rank: int) -> None:
+        done.append(rank)
+
+    running = SimpleNamespace(kill=kill_rank, close=lambda: None)
+
+    def wait(*given: Any) -> JobResult:
+        for _ in range(2):
+            given[-1]()
+        return JobResult({"n0": 0, "n1": 0}, {"n0": "", "n1": ""})
+
+    notes = SimpleNamespace(steps=lambda: steps, wait=wait, files=dict)
+    cluster = SimpleNamespace(launch=lambda _: running)
+    resume = {"after_step": 5, "within": "9 s", "lost_steps_at_most": 1}
+    asked = promise(resume=resume, restarts=1)
+    job: Any = Job(asked.command, nodes=("n0", "n1"), procs_per_node=2)
+    found = workload._run(cluster, asked, job, notes, "", kill=kill, keep=None)  # type: ignore[arg-type]
+    assert done == killed
+    assert (found.killed_s is not None) is bool(killed)
 
 
 KILLED = {"killed_s": 50.0, "resumed_s": 80.0}

@@ -100,6 +100,26 @@ def test_lost_datagrams_are_counted_apart_for_each_direction() -> None:
     assert asyncio.run(counted()) == (100, 100)
 
 
+def test_a_size_that_our_own_interface_rejects_is_no_loss() -> None:
+    async def sent(number: int) -> tuple[int, int]:
+        """Pings that are waited for, and that are left when they are over."""
+        probe: Any = UdpProbe("127.0.0.1", None, b"a run 00", 0)
+        probe._socket = Mock(wraps=probe._socket)
+        probe._socket.sendto.side_effect = OSError(number, os.strerror(number))
+        with probe.pings(("127.0.0.1", 9), [100, 1500]) as pings:
+            waiting = len(pings)
+            assert len(probe._waiting) == waiting
+        return waiting, len(probe._waiting)
+
+    assert asyncio.run(sent(errno.EMSGSIZE)) == (0, 0)
+    assert asyncio.run(sent(errno.ENOBUFS)) == (2, 0)
+
+
+def test_packets_leave_by_the_interface_of_their_rail() -> None:
+    with open_socket(socket.SOCK_DGRAM, "127.0.0.1", "lo") as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, datagrams._SO_BINDTODEVICE, 16) == b"lo\0"
+
+
 def test_a_loopback_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_LOOPBACK_LIMIT_S", 0.05)
     with contextlib.ExitStack() as stack:
@@ -139,6 +159,11 @@ def test_segments_for_which_the_other_end_asks_are_what_tcp_sends(  # noqa: PLR0
         server.listen()
         client.connect(server.getsockname())
         assert tcp._largest_packet(client) in sent
+
+
+def test_packets_of_a_socket_without_facts_are_unknown() -> None:
+    with socket.socket(socket.AF_UNIX) as no_tcp:
+        assert tcp._largest_packet(no_tcp) is None
 
 
 def test_a_connection_on_loopback_has_no_problem_or_says_it() -> None:

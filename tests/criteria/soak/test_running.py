@@ -10,7 +10,8 @@ import pytest
 
 from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.soak import running
-from pytest_mnode.criteria.soak.found import Kept, Measured, Plan, Rate, kept_in
+from pytest_mnode.criteria.soak.asking import _other
+from pytest_mnode.criteria.soak.found import Kept, Measured, Plan, Rate, Round, kept_in
 from pytest_mnode.criteria.soak.running import Soak
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import NodeLostError, RankError
@@ -228,3 +229,19 @@ def test_an_interruption_keeps_all_rounds_before(clock: Clock, flaps: set[int]) 
     soak, kept = soaked(Cluster(clock, {4: interrupt}))
     assert len(kept.rounds) == len(soak.rounds) == 3
     assert (soak.cut, soak.interrupted, kept.ended_s) == ("interrupted (SIGTERM)", True, None)
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "for_s", "nodes", "why"),
+    [
+        (None, 100.0, NODES, ""),
+        (100.0, 200.0, NODES, ""),
+        (100.0, 100.0, NODES, "that of this report lasted as long as it should, 100 s"),
+        (None, 100.0, ("node0", "node2"), "that of this report had other nodes (node1, node2)"),
+    ],
+)
+def test_a_soak_goes_on_if_it_is_the_same(
+    ended_s: float | None, for_s: float, nodes: tuple[str, ...], why: str
+) -> None:
+    kept = Kept((Round(1, 1.8e9, 10.0, NODES),), 100.0, ended_s)
+    assert _other(kept, nodes, for_s) == why

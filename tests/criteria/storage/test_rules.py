@@ -69,7 +69,7 @@ def test_the_rate_of_all_is_until_the_slowest_has_ended() -> None:
     assert write.verdict is PASS
     assert write.known == pytest.approx(10, rel=0.01)
     assert write.headline is not None
-    assert write.headline.before == "checkpoint of 70b, write:"
+    assert (write.headline.before, write.headline.order) == ("checkpoint of 70b, write:", 0)
     assert judged["checkpoint of 70b, write by the slowest node"].known == pytest.approx(
         2.5, rel=0.01
     )
@@ -79,6 +79,56 @@ def test_the_rate_of_all_is_until_the_slowest_has_ended() -> None:
     read = judged["checkpoint of 70b, read by all nodes together, 0.5 of its size"]
     assert read.verdict is None
     assert read.known == pytest.approx(20, rel=0.01)
+    assert read.headline is not None
+    assert read.headline.order == 1, "a rate that is promised comes before it"
+
+
+def test_only_repeats_of_all_nodes_count() -> None:
+    rows = [
+        *repeats("write", [3, 3, 3, 3], [9, 9, 9], unit=1),
+        row("write", 0, node="n3", repeat=1),
+    ]
+    rows.append(row("write alone", 5, node="n1", repeat=2))
+    assert rates(rows).repeats("write") == [dict.fromkeys(NODES, 3)]
+    assert rates(rows).repeats("write alone") == [{"n1": 5}]
+
+
+def test_a_single_repeat_is_recorded_where_nothing_is_promised() -> None:
+    one = rules.rate(rates(repeats("write", [3, 3, 3, 3])), "write", "w", "k", None, per=GB)
+    assert (one.known, one.verdict) == (12, None)
+
+
+def test_two_nodes_cannot_tell_which_of_them_is_slow() -> None:
+    rows = [*five("write", 3, 1), *five("read", 3, 3), *CLEAN[:2]]
+    judged = found(
+        rules.judge_checkpoint(rates(rows, NODES[:2]), point(write_at_least="9 GB/s"), 8, 8)
+    )
+    assert not any("of the median" in name for name in judged)
+    write = judged["checkpoint of 70b, write by all nodes together"]
+    assert write.verdict is FAIL
+    assert sure_and_suspects(write) == (set(), {frozenset(NODES[:2])})
+
+
+def test_a_path_that_cannot_be_used_is_the_reason_for_all_else() -> None:
+    unusable, unread = row(UNUSABLE, why="ENOENT", node="n1"), row("write", None, node="n2")
+    assert rates([unread, unusable]).missing("write") == "n1: ENOENT"
+    assert rates([unread]).missing("write") == "n2: not read"
+    of_nobody = row(UNUSABLE, why="no directory")
+    one = rules.rate(rates([of_nobody]), "write", "w", "k", GB)
+    assert (one.verdict, one.note, one.culprit) == (UNSURE, "no directory", None)
+
+
+@pytest.mark.parametrize(
+    ("hows", "words"),
+    [
+        ([], ""),
+        (["direct"] * 4, "direct"),
+        (["direct", "cached", "direct", "cached"], "direct on n0, n2; cached on n1, n3"),
+    ],
+)
+def test_how_it_was_measured_on_nodes_that_differ(hows: list[str], words: str) -> None:
+    rows = [row("write how", how, node=node) for how, node in zip(hows, NODES, strict=False)]
+    assert rates(rows).how("write") == words
 
 
 @pytest.mark.parametrize(
@@ -116,6 +166,12 @@ def test_a_node_slower_than_its_peers(last: float, spread: float, verdict: Verdi
         assert one.culprit.nodes == {"n3"}
         assert one.culprit.parts.devices == (("n3", "/p"),)
         assert not one.culprit.either
+
+
+def test_all_nodes_slower_than_their_peers_are_named() -> None:
+    rows = five("read", 3, 3, 1, 1.2)
+    one = rules.peers(rates(rows), "read", "r", 0.7, "k")
+    assert sure_and_suspects(one) == ({"n2", "n3"}, set())
 
 
 def test_a_node_that_may_be_slower_than_its_peers_is_suspected_beside_one_that_is() -> None:
@@ -216,6 +272,11 @@ def test_pages_of_another_content_suspect_writer_and_reader() -> None:
     one = rules.wrong_pages(rates([*rows, full]))
     assert (one.verdict, one.culprit) == (UNSURE, None), "nobody else is to blame"
     assert "n0 did not write all: ENOSPC" in one.note
+    first = row("wrong pages", 5, node="n3", peer="n0")
+    one = rules.wrong_pages(rates([first, row("wrong pages", 7, node="n2", peer="n1"), full]))
+    assert (one.verdict, one.known) == (FAIL, 7)
+    assert one.culprit is not None
+    assert one.culprit.either == {frozenset({"n2", "n1"}), frozenset({"n3"})}
 
 
 def test_small_files_and_random_reads() -> None:
