@@ -46,12 +46,13 @@ KINDS = {
 """Processes by the beginning of their names; the controller and jobs are known otherwise."""
 ALL_KINDS = ("controller", *KINDS, "job")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+_IMPORTER = ("the process that imports torch and the tests", "node0")
 WORDS = {
     "clean-up": ("clean-up", "cleanup"),
-    "rack": ("rack", "node0"),
-    "agent": ("agent", "node0"),
-    "fork server": ("fork server", "node0"),
-    "collector": ("collector", "node0"),
+    "rack": ("the rack's first process", "the rack has ended", "the rack is down"),
+    "agent": ("its agent", "no message for"),
+    "fork server": _IMPORTER,
+    "collector": _IMPORTER,
 }
 """Any of these names a process that serves all nodes; others are named by their rank or node."""
 _STOPPED_S = 3.0
@@ -246,7 +247,8 @@ def name_of(kind: str, process: psutil.Process, run: Run) -> str:
 def is_named(kind: str, name: str, number: signal.Signals, code: int, output: str) -> bool:
     if kind == "controller":
         return code == -number or f"KeyboardInterrupt: {number.name}" in output
-    ended = output[output.find("= FAILURES") if "= FAILURES" in output else 0 :]
+    heads = [head for head in ("= ERRORS", "= FAILURES") if head in output]
+    ended = output[min(map(output.find, heads), default=0) :]
     words = (name,) if name else WORDS.get(kind, ("node0", "node1"))
     return any(word in ended for word in words)
 

@@ -67,7 +67,9 @@ def test_everything_that_is_left_is_seen(tmp_path: Path) -> None:
         ("elastic", "node1", 1, "= FAILURES\nlost node0", False),
         ("controller", "", -9, "", True),
         ("controller", "", 0, "", False),
-        ("agent", "", 1, "= FAILURES\nE  the agent of node0 was killed", True),
+        ("agent", "", 1, "= FAILURES\nnode0 … node1: its agent killed by SIGKILL", True),
+        ("rack", "", 1, "mnode: launcher rack\n= ERRORS\nnode0: its agent was killed", False),
+        ("rack", "", 1, "= ERRORS\nnode0: lost: the rack's first process ended", True),
     ],
 )
 def test_what_names_a_victim(kind: str, name: str, code: int, output: str, named: bool) -> None:
