@@ -69,6 +69,9 @@ _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
 _BY_SCHEDULER = ("time limit", "preempted", "cancelled")
 _OF_NODES = ("node lost", "node drained")
+_SLOW = ("GPU slowed down", "PCIe link degraded", "fewer CPUs")
+_DIFFERS = (*_SLOW, "MTU differs", "link degraded", "link errors")
+"""Of nodes compared, logs/causes/compared.py: no line tells that a job met these."""
 _OF_OTHERS = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
 """Who writes these is not whom they are about."""
 _OF_A_PROGRAM = (
@@ -275,6 +278,9 @@ def answer(left: Left) -> Answer:
     named = {one.cause.name for one in kept if one.cause.known}
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
     aside = _aside(kept, awaited, read.failed, left)
+    if any(one.cause.name in (*_WAITS, *_OF_AN_END) for one in kept):
+        # What is slow ends no wait of minutes, and no rank.
+        aside += [one for one in kept if one.cause.name in _SLOW and not one.cause.ranks]
     kept = [one for one in kept if one not in aside]
     elsewhere = [one for one in kept if _is_elsewhere(one, read.every_host, left.texts)]
     kept = [one for one in kept if one not in elsewhere]
@@ -302,7 +308,8 @@ def answer(left: Left) -> Answer:
     named_hosts |= {*read.hosts.values()}
     placed = first and _on_host_of_file(first, named_hosts, found, left)
     shown = placed and _located(placed, suspects, left, alike)
-    dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
+    undated = (*_BY_SCHEDULER, *_SLOW)
+    dated = [one for one in aside if not one.cause.ranks and one.cause.name not in undated]
     return Answer(
         shown,
         (*(one for one in roots if one not in (first, *alike)), *aside, *elsewhere, *earlier),
@@ -443,6 +450,7 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
         line, end = one.cause.line, ends.get(one.file, -1)
         late = one.cause.name in _OF_AN_END and texts.get(one.file, "").find(line) > end
         elsewhere = end < 0 and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
+        elsewhere |= one.cause.name in _DIFFERS
         survived = late or elsewhere or _WARNED.search(line) is not None
         return survived or node_of_kernel_log(one.file) is not None
 

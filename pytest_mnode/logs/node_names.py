@@ -26,6 +26,8 @@ _WORDS = re.compile(
 )
 _OPTION = re.compile("[A-Zq]")
 """Of dmesg and nvidia-smi. Another letter may end a name: alpha-b."""
+_AFTER = re.compile(r"(?<=\d)(?:[-_.][a-zA-Z]{2,})+$")
+"""Of elm4-routes, elm4.ec2.internal."""
 _NO_NODE = re.compile(
     r"\d*|(?:nodes?|hosts?|gpus?|hcas?|nics?|pods?|workers?|servers?|machines?|ranks?|racks?|users?)|"
     r"(?:jobs?|runs?|cases?|attempt|try|tries|step|boot|rank|incident|ticket|bug|issue|pid|bundle)"
@@ -41,8 +43,9 @@ def node_in(name: str) -> str:
         del parts[:2]
     while len(parts) > 1 and (_WORDS.fullmatch(parts[-1]) or _OPTION.fullmatch(parts[-1])):
         del parts[-2:]
-    found = "".join(parts)
-    return "" if _WORDS.fullmatch(found) or _NO_NODE.fullmatch(found) else found
+    found = _AFTER.sub("", "".join(parts))
+    word = found.rstrip("0123456789") if len(found) > 3 else found
+    return "" if _WORDS.fullmatch(word) or _NO_NODE.fullmatch(found) else found
 
 
 def node_of_kernel_log(file: str) -> str | None:

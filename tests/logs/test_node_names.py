@@ -28,6 +28,8 @@ def test_the_node_of_a_kernel_log(file: str, node: str | None) -> None:
     ("name", "node"),
     [
         ("elm4-link", "elm4"),
+        *(("elm4-routes", "elm4"), ("elm4.site.internal", "elm4"), ("row4-elm4", "row4-elm4")),
+        *(("smi12", ""), ("q05", "q05"), ("2026-10-03", "")),
         ("plugin-elm4", "elm4"),
         ("elm-b", "elm-b"),
         ("rank_3", ""),

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_mnode.logs.causes.collectives import Collectives
+from pytest_mnode.logs.causes.compared import differing, is_comparable
 from pytest_mnode.logs.causes.culprits import (
     DEVICE,
     HOST,
@@ -285,10 +286,16 @@ class Causes:
             and (one.name != _ANNOUNCED or (loopbacks and one.by_victim is not warned))
             and (one.name != _SLOWED or slowed)
         ]
-        nics = {host: nic for one in every for (_, host), (nic, _) in one.addresses.items()}
-        odd_hosts = odd_ranks(nics)  # all, if none or half of them are
-        self.apart = odd_hosts if len(odd_hosts) < len(nics) else ()
+        self.apart = self._compare(every, dict(zip(texts, whole, strict=True)))
+
+    def _compare(self, every: Sequence[_Finder], texts: Mapping[str, str]) -> Collection[str]:
+        """Find what differs between nodes; returns hosts with another interface than most."""
         self.found += _of_interface(every, peers={one.peer for _, one in self.found})
+        nics = {host: nic for one in every for (_, host), (nic, _) in one.addresses.items()}
+        printed = {n: "\n".join(_lines(text)) for n, text in texts.items() if is_comparable(text)}
+        self.found += differing(printed, {*nics.values()})
+        odd_hosts = odd_ranks(nics)  # all, if none or half of them are
+        return odd_hosts if len(odd_hosts) < len(nics) else ()
 
 
 def _is_used(port: Cause, found: Sequence[tuple[str, Cause]], with_ibstat: set[str]) -> bool | None:

@@ -1,0 +1,239 @@
+"""Values that one node has unlike the others; and those that look odd, and accuse nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pytest_mnode.logs.aftermath import Found, Left, answer
+
+Culprit = tuple[str, str | None, str | None]
+SMI = """\
+==============NVSMI LOG==============
+GPU 00000000:{at}:00.0
+    PCI
+        GPU Link Info
+            PCIe Generation
+                Max                   : 5
+                Current               : {gen}
+            Link Width
+                Max                   : 16x
+                Current               : {width}x
+    Clocks Event Reasons
+        Idle                          : {idle}
+        SW Power Cap                  : Active
+        HW Slowdown                   : {slowed}
+            HW Thermal Slowdown       : {slowed}
+    Utilization
+        Gpu                           : {busy} %
+    Clocks
+        SM                            : {mhz} MHz
+    Max Clocks
+        SM                            : 1980 MHz
+"""
+GPU: Mapping[str, object] = {
+    **{"at": "1A", "gen": 5, "width": 16, "idle": "Not Active", "slowed": "Not Active"},
+    **{"busy": 99, "mhz": 1740},
+}
+AT_REST = {"gen": 1, "idle": "Active", "busy": 0, "mhz": 345}
+
+
+def smi(change: Mapping[str, object], at: str = "1A") -> str:
+    return SMI.format(**{**GPU, "at": at, **change})
+
+
+def smis(*changes: Mapping[str, object]) -> dict[str, str]:
+    """Of nodes with two GPUs each, of which the second one is as usual."""
+    return {
+        f"elm{n}.nvidia-smi-q": smi(change) + smi({}, "9B") for n, change in enumerate(changes, 3)
+    }
+
+
+HOT = {"slowed": "Active", "mhz": 610}
+OF_HOT: Culprit = ("GPU slowed down", "elm4", "00000000:1A:00.0")
+NARROW: Culprit = ("PCIe link degraded", "elm4", "00000000:1A:00.0")
+AER = [
+    f"[{s}.1] nvidia 0000:1a:00.0: PCIe Bus Error: severity=Correctable, type=Physical Layer\n"
+    for s in range(30)
+]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (smis({}, HOT, {}, {}), OF_HOT),
+        (smis({}, {"mhz": 610}, {}, {}), None),  # a power cap
+        (smis({}, {"slowed": "Active"}, {}, {}), None),  # at full clock
+        (smis(HOT, HOT, HOT, {}), None),  # a hot room
+        (smis({}, HOT | {"busy": 0}, {}, {}), None),
+        (smis({}, {"width": 8}, {}, {}), NARROW),
+        (smis(*[{"width": 8}] * 4), None),
+        (smis({}, AT_REST, {}, {}), None),
+        (smis({}, {"gen": 3}, {}, {}), None),  # it may have been at rest a moment ago
+        ({**smis({}, {"gen": 3}, {}, {}), "elm4-dmesg.txt": "".join(AER)}, NARROW),
+        ({**smis({}, {"gen": 3}, {}, {}), "elm4-dmesg.txt": "".join(AER[:3])}, None),
+        ({**smis({}, {"gen": 3}, {}, {}), "elm5-dmesg.txt": "".join(AER)}, None),
+    ],
+)
+def test_gpus(files: dict[str, str], expected: Culprit | None) -> None:
+    assert culprit(files) == expected
+
+
+def culprit(files: Mapping[str, str]) -> Culprit | None:
+    found: Found | None = answer(Left(files)).cause
+    return (found.cause.name, found.cause.host, found.cause.device) if found else None
+
+
+LSPCI = (
+    "17:00.0 3D controller: NVIDIA Corporation GB1 (rev a1)\n"
+    "\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16, ASPM L1\n"
+    "\t\tLnkSta:\tSpeed {0}GT/s, Width x{1}\n"
+    "17:02.0 PCI bridge: Intel Corporation Device 352a\n"
+    "\t\tLnkCap:\tPort #2, Speed 32GT/s, Width x16, ASPM L1\n"
+    "\t\tLnkSta:\tSpeed 32GT/s, Width x{2}\n"
+)
+IBSTAT = (
+    "CA 'mlx5_2'\n\tPort 1:\n\t\tState: {0}\n\t\tPhysical state: LinkUp\n\t\tRate: {1}\n"
+    "CA 'mlx5_8'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: 100\n"
+)
+ETHTOOL = (
+    "$ ethtool -S ens5np0\nNIC statistics:\n     rx_discards_phy: {1}\n"
+    "     rx_crc_errors_phy: {0}\n     link_down_events_phy: 3\n"
+)
+PERFQUERY = "# elm{0} mlx5_2 port 1\nPortSelect:......1\nSymbolErrorCounter:......{1}\n"
+IP = (
+    "1: lo: <LOOPBACK,UP> mtu 65536 qdisc\n2: eno1: <BROADCAST,UP,LOWER_UP> mtu {1} qdisc mq\n"
+    "3: ens5np0: <BROADCAST,{2}LOWER_UP> mtu {0} qdisc mq state UP\n"
+)
+AFFINITY = "pid 71's current affinity list: {0}\npid 72's current affinity list: {1}\n"
+LINKS = (
+    "Switch: 0x1 MF0;leaf4:MQM9700/U1:\n"
+    '  7  1[  ] ==( 4X 106.25 Gbps Active/  LinkUp)==>  21  1[  ] "elm3 mlx5_2" ( )\n'
+    '  7  2[  ] ==( {0} 106.25 Gbps Active/  LinkUp)==>  22  1[  ] "elm4 mlx5_2" ( {1})\n'
+    '  7  3[  ] ==( 4X 106.25 Gbps Active/  LinkUp)==>  23  1[  ] "elm5 mlx5_2" ( )\n'
+    '  7  4[  ] ==(    Down/ Polling)==>  [  ] "" ( )\n'
+)
+
+
+def of_nodes(kind: str, *values: tuple[object, ...]) -> dict[str, str]:
+    return {f"elm{n}.facts.txt": kind.format(*one) for n, one in enumerate(values, 3)}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            of_nodes(LSPCI, (32, 16, 16), (32, 8, 16), (32, 16, 16)),
+            ("PCIe link degraded", "elm4", "17:00.0"),
+        ),
+        (of_nodes(LSPCI, (32, 16, 16), (2.5, 16, 16), (32, 16, 16)), None),
+        (of_nodes(LSPCI, (32, 8, 8), (32, 8, 8), (32, 8, 8)), None),
+        (of_nodes(LSPCI, (32, 16, 16), (32, 16, 1), (32, 16, 16)), None),  # an empty slot
+        (
+            of_nodes(IBSTAT, *[("Active", r) for r in (400, 200, 400)]),
+            ("link degraded", "elm4", "mlx5_2"),
+        ),
+        (of_nodes(IBSTAT, *[("Active", r) for r in (400, 400, 400)]), None),
+        (of_nodes(IBSTAT, *[("Active", r) for r in (400, 200)]), None),  # either may be right
+        (of_nodes(IBSTAT, ("Active", 400), ("Down", 10), ("Active", 400)), None),
+        ({"links": LINKS.format("2X", "Could be 4X")}, ("link degraded", "elm4", "mlx5_2")),
+        ({"links": LINKS.format("4X", "")}, None),
+        (of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)), ("link errors", "elm4", "ens5np0")),
+        (of_nodes(ETHTOOL, (0, 1), (31, 1), (2, 1)), None),
+        (of_nodes(ETHTOOL, (0, 1), (0, 88_123), (2, 1)), None),  # lost for want of buffers
+        (of_nodes(ETHTOOL, *[(65_535, 1)] * 3), None),
+        # A counter that did not move while the job ran.
+        (
+            {
+                **of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)),
+                **{f"b/{f}": t for f, t in of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)).items()},
+            },
+            None,
+        ),
+        (
+            {"perfquery": "".join(PERFQUERY.format(n, c) for n, c in ((3, 0), (4, 931), (5, 4)))},
+            ("link errors", "elm4", "mlx5_2"),
+        ),
+        (
+            of_nodes(IP, *[(m, 1500, "UP,") for m in (9000, 1500, 9000)]),
+            ("MTU differs", "elm4", "ens5np0"),
+        ),
+        (of_nodes(IP, *[(9000, m, "UP,") for m in (1500, 1400, 1500)]), None),  # no large packets
+        (of_nodes(IP, (9000, 1500, "UP,"), (1500, 1500, ""), (9000, 1500, "UP,")), None),  # down
+        (of_nodes(IP, *[(m, 1500, "UP,") for m in (9000, 1500, 4200)]), None),
+        (
+            {
+                **of_nodes(IP, *[(m, 1500, "UP,") for m in (9000, 1500, 9000)]),
+                "a": "elm3:7:8 [0] NCCL INFO Bootstrap : Using eno1:10.0.0.3<0>\n",
+            },
+            None,
+        ),
+        (
+            {
+                "a": "".join(
+                    f"elm{n}: 3: ib0: <UP> mtu {m} qdisc\n"
+                    for n, m in ((3, 4092), (4, 2044), (5, 4092))
+                )
+            },
+            ("MTU differs", "elm4", "ib0"),
+        ),
+        (
+            of_nodes(AFFINITY, *[("0-31", "32-63"), ("0-1", "0-1"), ("0-31", "32-63")]),
+            ("fewer CPUs", "elm4", None),
+        ),
+        # A rank that is listed alone, and binding to as many CPUs.
+        (
+            {
+                **of_nodes("# {0}\n" + AFFINITY.replace("{0}", "0-7"), *[("", "8-31")] * 3),
+                "elm4.facts.txt": "pid 9's current affinity list: 0-11\n",
+            },
+            None,
+        ),
+        (of_nodes(AFFINITY, *[("0-31", "32-63"), ("0-15", "16-31"), ("0-31", "32-63")]), None),
+    ],
+)
+def test_nodes(files: dict[str, str], expected: Culprit | None) -> None:
+    assert culprit(files) == expected
+
+
+WATCHDOG = (
+    "[rank{0}]:[E ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran "
+    "for 600029 milliseconds before timing out.\n"
+)
+WAITS = {"job.out": "".join(map(WATCHDOG.format, range(4)))}
+
+
+def test_what_is_slow_ends_no_wait_of_minutes() -> None:
+    """An MTU does."""
+    found = answer(Left({**smis({}, HOT, {}, {}), **WAITS}))
+    assert found.cause
+    assert found.cause.cause.name == "collective timed out"
+    assert [(one.cause.name, one.cause.host) for one in found.others] == [OF_HOT[:2]]
+    assert not any("time zone" in line for line in found.missing)
+    mtus = of_nodes(IP, *[(m, 1500, "UP,") for m in (9000, 1500, 9000)])
+    assert culprit({**mtus, **WAITS}) == ("MTU differs", "elm4", "ens5np0")
+
+
+def test_what_broke_comes_before_what_differs() -> None:
+    files = of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1))
+    fell = "[81.2] NVRM: Xid (PCI:0000:9b:00): 79, pid=17, GPU has fallen off the bus.\n"
+    assert culprit({**files, "elm3/dmesg": fell}) == ("GPU lost", "elm3", "0000:9b:00")
+    raised = {"job.log": "[rank1]: KeyError: 'labels'\n"}
+    assert culprit({**files, **raised}) == ("Python error", None, None)
+    ended = {"job.log": "Training completed\n"}
+    assert culprit({**files, **ended}) is None
+
+
+def test_errors_of_a_link_are_why_others_do_not_reach_its_node() -> None:
+    files = of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1))
+    lost = (
+        "elm{0}:7:9 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.4<48> with status=12 "
+        "opcode=0 len=0 vendor err 129\n"
+    )
+    job = {"job.log": lost.format(3)}
+    assert culprit({**files, **job}) == ("link errors", "elm4", "ens5np0")
+    found = culprit(job)
+    assert found
+    assert found[0] == "RDMA peer did not answer"
