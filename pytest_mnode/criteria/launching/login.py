@@ -54,11 +54,13 @@ def main(plan: dict[str, Any]) -> NoReturn:
     if uid != os.geteuid():
         base |= {"HOME": home, "USER": user}
     ended: list[int] = []
+    logs = tempfile.mkdtemp(prefix="mnode-logs-", dir=home if made else None)
+    os.chown(logs, uid, uid)
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, interrupted)
         children = {
-            start([word.replace("{home}", home) for word in one["argv"]], base | one["env"], uid)
+            start([word.replace("{logs}", logs) for word in one["argv"]], base | one["env"], uid)
             for one in plan["processes"]
         }
         ended = wait_for(children)
@@ -68,8 +70,7 @@ def main(plan: dict[str, Any]) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         kill_descendants()
-        if made:
-            shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(home if made else logs, ignore_errors=True)
     sys.exit(next((code for code in ended if code), 0))
 
 

@@ -135,7 +135,7 @@ TORCHRUN = ("python", "-m", "torch.distributed.run")
 class Process:
     """A process on a node. env: variables to add to those of the login.
 
-    In argv, {home} stands for the user's home on that node.
+    In argv, {logs} stands for a directory of the user on that node, which is removed afterwards.
     """
 
     argv: tuple[str, ...]
@@ -215,7 +215,7 @@ def _torchrun(job: LaunchJob, place: Placement, number: int) -> Sequence[str]:
         *("--node-rank", str(number)),
         *("--master-addr", place.address, "--master-port", str(place.port)),
         # By default, torchrun leaves a folder of logs in /tmp.
-        *("--log-dir", "{home}/torchrun"),
+        *("--log-dir", "{logs}"),
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,17 +116,21 @@ def test_variables_of_a_job_are_in_no_argument_list() -> None:
         process.communicate(timeout=30)
 
 
-def test_home_is_put_into_argv_and_is_the_working_directory() -> None:
-    show = 'test "$0" = "$HOME/x" && test "$PWD" = "$HOME"'
-    code, out = run(plan([SHELL, "-c", show, "{home}/x"]))
+def test_home_is_the_working_directory_and_gets_no_logs() -> None:
+    show = 'test "$PWD" = "$HOME" && touch "$0/x" && echo "$0"'
+    code, out = run(plan([SHELL, "-c", show, "{logs}"]))
+    logs = Path(out.splitlines()[-1])
     assert code == 0, out
+    assert logs.parent == Path(tempfile.gettempdir())
+    assert not logs.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 class TestAsNobody:
     def test_runs_unprivileged_with_a_home_that_is_removed(self) -> None:
         show = 'id -u; echo "$HOME"; touch "$HOME/file" && echo wrote; cat /proc/self/status'
-        code, out = run(plan([SHELL, "-c", show], unprivileged=True, must_run=[SHELL]))
+        command = [SHELL, "-c", f'touch "$0/x" || exit 9; {show}', "{logs}"]
+        code, out = run(plan(command, unprivileged=True, must_run=[SHELL]))
         lines = out.splitlines()
         assert (code, lines[1], lines[3]) == (0, "65534", "wrote")
         assert [line.split()[1] for line in lines if line.startswith("CapEff")] == ["0" * 16]

@@ -41,7 +41,7 @@ def test_one_torchrun_per_node() -> None:
     [process] = made["n2"]
     assert " ".join(process.argv) == (
         "python -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --node-rank 1 "
-        "--master-addr 10.0.0.4 --master-port 29512 --log-dir {home}/torchrun train.py --x"
+        "--master-addr 10.0.0.4 --master-port 29512 --log-dir {logs} train.py --x"
     )
     assert process.env == {"A": "1", "GLOO_SOCKET_IFNAME": "own0", "NCCL_SOCKET_IFNAME": "=fab0"}
 
@@ -62,7 +62,7 @@ def test_one_torchrun_per_node() -> None:
 )
 def test_torchrun_gets_no_option_of_the_interpreter(command: str, words: str) -> None:
     [process] = started("torchrun", command=command.split())["n3"]
-    assert " ".join(process.argv).endswith(f" --log-dir {{home}}/torchrun {words}")
+    assert " ".join(process.argv).endswith(f" --log-dir {{logs}} {words}")
 
 
 def test_deepspeed_variables_if_it_is_not_installed() -> None:
