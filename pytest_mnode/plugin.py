@@ -334,6 +334,7 @@ def _make_ready(run: Run, session: pytest.Session, items: list[pytest.Item]) -> 
     try:
         if here:
             run.make_pool()
+            run.require_rack(items)
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
     if run.client is not None:

@@ -135,6 +135,17 @@ class Run:
             self.client = self.pool.client
         return self.pool
 
+    def require_rack(self, items: Sequence[pytest.Item]) -> None:
+        """Raise UsageError if plain processes would be judged by the promises of the rack."""
+        settings = self.settings
+        replaced = settings.launcher == "auto" and self.launcher == "local" and not settings.spec
+        if replaced and any(item.get_closest_marker("criterion") for item in items):
+            raise UsageError(
+                f"{self.reason}; plain processes have none of what {self.spec_path.name} promises: "
+                "allow user namespaces, run as root, or name your cluster and its spec; "
+                "--mnode-launcher=local judges them all the same"
+            )
+
     def _inject_faults(self, pool: Pool) -> None:
         """Inject the faults of --mnode-fault, which last as long as the rack."""
         from pytest_mnode.faults import inject

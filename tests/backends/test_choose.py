@@ -55,6 +55,14 @@ def test_plain_processes_if_no_rack_is_possible() -> None:
 
 
 @pytest.mark.usefixtures("_no_rack")
+def test_plain_processes_are_not_judged_by_the_racks_promises(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.criterion\ndef test_one(world): pass")
+    result = pytester.runpytest_inprocess("--mnode-nodes=2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: no rack: {NO}; plain processes have none of what *"])
+
+
+@pytest.mark.usefixtures("_no_rack")
 def test_a_requested_rack_is_not_replaced() -> None:
     with pytest.raises(UsageError, match=f"--mnode-launcher=rack: {NO}; use local"):
         choose(Settings(launcher="rack"), 2, SPEC, [], HERE)
