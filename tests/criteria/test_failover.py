@@ -93,7 +93,7 @@ def test_the_course_of_a_port() -> None:
 
 
 def test_the_rate_after_it_is_up_leaves_out_the_time_to_recover() -> None:
-    course = course_of(port((40, 0.05), (100, 0.05), (5, 0.2), (100, 0.05)), 1.0)
+    course = course_of(port((40, 0.05), (100, 0.05), (8, 0.125), (20, 0.05)), 1.0)
     assert course is not None
     assert course.after is not None
     assert course.after.low == pytest.approx(1.0)

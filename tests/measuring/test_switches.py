@@ -58,6 +58,7 @@ def test_a_missing_program_names_its_package(
 LINK = PortLink("leaf1", 12, "4X", "106.25 Gbps", "Active", "LinkUp", "a mlx5_0", 1)
 MASTER = SubnetManager(1, "0x1", 14, "MASTER")
 STANDBY = SubnetManager(1, "0x1", 14, "STANDBY")
+MOVED = SubnetManager(2, "0x1", 14, "MASTER")
 NONE: Errors = {}
 
 
@@ -71,6 +72,7 @@ NONE: Errors = {}
         ({"errors_at_most": 0}, Switches("a", None, (NONE, "cut short"), (None, None), None), "inconclusive", "cut short"),
         ({"subnet_manager": "stable"}, Switches("a", None, (None, None), (MASTER, MASTER), None), "pass", ""),
         ({"subnet_manager": "stable"}, Switches("a", None, (None, None), (MASTER, STANDBY), None), "fail", "STANDBY"),
+        ({"subnet_manager": "stable"}, Switches("a", None, (None, None), (MASTER, MOVED), None), "fail", "LID 2"),
         ({"ibdiagnet": "clean"}, Switches("a", None, (None, None), (None, None), Diagnosis({"PM": 0}, (), None)), "pass", ""),
         ({"adaptive_routing": "on"}, Switches("a", None, (None, None), (None, None), Diagnosis({"PM": 0}, (), None)), "inconclusive", "says nothing"),
         ({"adaptive_routing": "on"}, Switches("a", None, (None, None), (None, None), Diagnosis({"PM": 0}, (), 3)), "pass", ""),
@@ -83,3 +85,12 @@ def test_each_promise_is_judged(
     [one] = judge_switches(found, SwitchesPromise.model_validate(promise), ["a", "b"])
     assert one.verdict == verdict
     assert words in str(one)
+
+
+def test_ports_without_new_errors_are_not_named() -> None:
+    before: Errors = {("leaf1", 3, "PortRcvErrors"): 1, ("leaf1", 4, "PortRcvErrors"): 5}
+    found = Switches(
+        "a", None, (before, before | {("leaf1", 3, "PortRcvErrors"): 3}), (None, None), None
+    )
+    [one] = judge_switches(found, SwitchesPromise.model_validate({"errors_at_most": 0}), ["a"])
+    assert (one.value, one.culprit) == (2, "leaf1 port 3 (PortRcvErrors +2)")

@@ -300,6 +300,7 @@ def test_isolated_cpus(tmp_path: Path) -> None:
     on_isolated = judge_cpus(machine, rank(cpus="8-11"))
     assert on_isolated.verdict is PASS
     assert "CPUs 8-11 are isolated: the kernel does not spread threads" in on_isolated.note
+    assert "isolated" not in judge_cpus(machine, rank(cpus="8")).note
 
 
 def test_on_one_numa_node_any_binding_passes_with_a_note(tmp_path: Path) -> None:

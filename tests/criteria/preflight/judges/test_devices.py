@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
-from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures
+from pytest_mnode.checks.node.kernel_log import KernelLogHasNoFailures, _device
 from pytest_mnode.checks.node.pcie import PcieLinksAreFull, pci_links
 from pytest_mnode.criteria.preflight.survey_check import judged
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
-from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.machine.pci import PciFunction, PciTree, full_address
 from pytest_mnode.measurement import Verdict
 from tests.criteria.preflight.made import (
     H100,
@@ -256,3 +256,17 @@ def test_the_kernel_log(
     assert {m.culprit for m in found} - {None} == ({culprit} if culprit else set())
     assert note in " ".join(m.note for m in found)
     assert judged(KernelLogHasNoFailures, survey, promising("{interfaces: {}}"), "gpu1") == []
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("0000:17:00", "0000:17:00 (accelerator 3)"),  # of an Xid
+        ("0000:18:00", "0000:18:00"),
+        ("nvme0", "nvme0"),
+    ],
+)
+def test_a_device_of_the_kernel_log_has_the_number_of_its_accelerator(
+    address: str, name: str
+) -> None:
+    assert _device(address, {full_address("0000:17:00.0"): 3, None: 4}) == name
