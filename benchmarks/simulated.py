@@ -160,7 +160,7 @@ class Case:
 def locate(fabric: Fabric, time_is_up: Callable[[Fabric, Round], bool] | None = None) -> Case:
     """Search the fabric to the end, or until `time_is_up` is true before a round."""
     rates = Rates(fabric.nodes, fabric.rails, BOUND_MBITS_S)
-    steps = search(rates)
+    steps = search(rates, every_path=True, day=0)
     complete: bool | None = None
     readings: list[Reading] | None = None
     try:

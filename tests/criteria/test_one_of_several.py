@@ -590,7 +590,7 @@ def _located(slow: Callable[[Bad, int, int], bool]) -> Ask:
         found = diagnose(rates)
         spec = promising("{reachable: {}}", "ethernet", "fab0, fab1, fab2, fab3")
         faults = len(found.nodes) + len(found.paths)
-        named = culprits(found, Names.of(NAMES, spec, 4))
+        named = culprits(found, Names.of(NAMES, spec, 4, nvlink=False))
         return [Measurement("slow nodes and paths", faults, "", equals(0), "", named)]
 
     return ask
@@ -699,7 +699,7 @@ def _links() -> list[Measurement]:
     for a, b in itertools.permutations(range(COUNT), 2):
         rate = 0.0 if COUNT - 1 in (a, b) else 48.0 if 0 in (a, b) else 190.0
         rates.add([Reading(a, b, 0, rate, True)] * CONFIRMED_BY * REPEATS)
-    names = Names.of(NAMES, promising("{rdma: {}}"), 1)
+    names = Names.of(NAMES, promising("{rdma: {}}"), 1, nvlink=False)
     return judge_slow_links(conclude(rates, names, None, Effort(), None, every_path=False))
 
 

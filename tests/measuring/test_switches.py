@@ -89,8 +89,7 @@ def test_each_promise_is_judged(
 
 def test_ports_without_new_errors_are_not_named() -> None:
     before: Errors = {("leaf1", 3, "PortRcvErrors"): 1, ("leaf1", 4, "PortRcvErrors"): 5}
-    found = Switches(
-        "a", None, (before, before | {("leaf1", 3, "PortRcvErrors"): 3}), (None, None), None
-    )
+    after: Errors = {**before, ("leaf1", 3, "PortRcvErrors"): 3}
+    found = Switches("a", None, (before, after), (None, None), None)
     [one] = judge_switches(found, SwitchesPromise.model_validate({"errors_at_most": 0}), ["a"])
     assert (one.value, one.culprit) == (2, "leaf1 port 3 (PortRcvErrors +2)")

@@ -284,7 +284,7 @@ def collectives(
     """
     right = _expected_in(groups, expected)
     name = f"{label or _label(right)}: wrong values inside groups"
-    return _exchanged(name, _named(groups), right, world, device)
+    return _exchanged(name, _named(groups), right, world, device, at_once=False)
 
 
 def together(
@@ -386,7 +386,7 @@ def _exchanged(
     world: World,
     device: torch.device,
     *,
-    at_once: bool = False,
+    at_once: bool,
 ) -> Measurement:
     """Run collectives in the groups that all members will join, and judge the values received."""
     refused = refusals(_declared(groups, world), expected)

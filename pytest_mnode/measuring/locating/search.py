@@ -53,7 +53,7 @@ class _TimeIsUp(Exception):
     """The caller has no time for another round."""
 
 
-def search(rates: Rates, *, every_path: bool = True, day: int = 0) -> Search:
+def search(rates: Rates, *, every_path: bool, day: int) -> Search:
     """Yield rounds to measure; send back their readings, or None when the budget is spent.
 
     `rates` collects the readings; `diagnose(rates)` judges them at any time. The same readings

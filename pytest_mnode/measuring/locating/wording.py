@@ -37,7 +37,7 @@ class Names:
     nics: int | None = None
 
     @classmethod
-    def of(cls, nodes: Sequence[str], spec: Spec, rails: int, *, nvlink: bool = False) -> Self:
+    def of(cls, nodes: Sequence[str], spec: Spec, rails: int, *, nvlink: bool) -> Self:
         """Names from the spec: a rail has the names of its NICs if listed there, else a number.
 
         The list's order need not be that of the accelerators: see `as_used`. nvlink: whether as

@@ -31,7 +31,7 @@ def _rates(rule: Rule, nodes: int = 4, rails: int = 1, times_alone: int = SURE) 
 
 def _words(rates: Rates) -> str | None:
     names = [f"node{i}" for i in range(rates.nodes)]
-    return culprits(diagnose(rates), Names.of(names, SPEC, rates.rails))
+    return culprits(diagnose(rates), Names.of(names, SPEC, rates.rails, nvlink=False))
 
 
 def _named(rates: Rates) -> str | None:
@@ -166,10 +166,10 @@ def test_culprits_by_rail(rule: Rule, words: str) -> None:
 
 def test_nics_listed_in_the_spec_are_named() -> None:
     fabric = SPEC.fabric.model_copy(update={"interfaces": ("mlx5_0", "mlx5_3")})
-    naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2)
+    naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2, nvlink=False)
     assert (naming.on([1]), naming.on([0, 1])) == ("mlx5_3", "mlx5_0+mlx5_3")
     fabric = SPEC.fabric.model_copy(update={"interfaces": ("mlx5_?", "eth0")})
-    naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2)
+    naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2, nvlink=False)
     assert naming.on([1]) == "mlx5_?+eth0 rail 1"
 
 

@@ -373,7 +373,7 @@ def test_links_without_a_reading_never_pass(
         )
         return MeasuredRound(readings, 0.0)
 
-    effort = module.run(search(rates), measure, 20.0)
+    effort = module.run(search(rates, every_path=True, day=0), measure, 20.0)
     found = module.conclude(rates, Names(names, "fab0", ("fab0",), None), None, effort, None)
     assert found.faults is None
     assert found.silent == silent

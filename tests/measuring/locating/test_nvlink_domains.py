@@ -91,7 +91,7 @@ def test_tables_of_nics_and_of_nvlink_have_their_own_paths_and_bounds() -> None:
 def test_domains_need_not_follow_the_order_of_nodes() -> None:
     """Nodes of two racks in turns, whose third node has a slow NIC."""
     rates = Rates(8, 1, 85.0, [node % 2 for node in range(8)], 850.0)
-    steps = search(rates)
+    steps = search(rates, every_path=True, day=0)
     step = next(steps, None)
     while step is not None:
         readings = [
