@@ -26,11 +26,13 @@ from pytest_mnode.checks.data.in_ranks import (
     shard_of,
     sharded,
     sum_over_ranks,
+    worker_socket_error,
 )
 from pytest_mnode.checks.data.readings import (
     Reading,
     judge_resumed,
     judge_shards,
+    judge_sockets,
     padding_of,
     tail_of,
 )
@@ -57,6 +59,10 @@ def shards(
 ) -> list[Measurement]:
     """Judge whether every sample is read by one rank, once, in each of two epochs."""
     samples, ranks = samples_of(promise, world), world.size
+    if workers:
+        errors = gathered((At(world.rank, world.node), worker_socket_error()))
+        if not (sockets := judge_sockets(f"{workers} workers", errors)).passed:
+            return [sockets]
     loader, sampler = sharded(
         samples, world, batch=promise.batch, workers=workers, drop_last=drop_last, seed=SEED
     )

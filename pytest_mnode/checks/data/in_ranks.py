@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 import random
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -25,6 +29,7 @@ from pytest_mnode.checks.data.readings import Reading, SamplerFacts
 from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import gathered
+from pytest_mnode.processes import last_line
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.randomness import random_states, set_random_states
 
@@ -78,6 +83,23 @@ def shard_of(
         length = samples + -samples % ranks
         order = (order * (length // max(1, samples) + 1))[:length]
     return order[rank::ranks]
+
+
+_SOCKET_BYTES = 107
+"""Of a socket's path (sun_path). A worker's has 32 more bytes than TMPDIR."""
+_OPENS = "from multiprocessing.connection import Listener; Listener(family='AF_UNIX').close()"
+
+
+def worker_socket_error() -> str:
+    """Why a loader's worker could not open its socket below TMPDIR; "" if it could."""
+    size = len(os.fsencode(tempfile.gettempdir()))
+    if size + len("/pymp-xxxxxxxx/listener-xxxxxxxx") <= _SOCKET_BYTES:
+        return ""
+    # Some versions of Python use another directory then.
+    done = subprocess.run(
+        [sys.executable, "-c", _OPENS], capture_output=True, text=True, check=False, timeout=60
+    )
+    return f"{last_line(done.stderr)}; TMPDIR has {size} bytes" if done.returncode else ""
 
 
 def _indices_in(batch: Any) -> list[int]:

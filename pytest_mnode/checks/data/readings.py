@@ -189,6 +189,20 @@ class _Odd:
     log_chance: float
 
 
+def judge_sockets(label: str, errors: Sequence[tuple[At, str]]) -> Measurement:
+    """Whether loader workers can pass tensors on; otherwise their ranks wait for ever.
+
+    errors: of `in_ranks.worker_socket_error`, by rank.
+    """
+    texts = [(at, error) for at, error in errors if error]
+    return Measurement.none_allowed(
+        f"{label}: ranks whose loader workers cannot open a socket below TMPDIR",
+        texts_by_who(texts, len(errors)),
+        "multiprocessing.resource_sharer",
+        count=len(texts),
+    )
+
+
 def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measurement]:
     """Judge whether every epoch is shuffled, and differently from earlier ones.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pytest_mnode.checks.data import (
     padding_of,
     tail_of,
 )
+from pytest_mnode.checks.data.readings import judge_sockets
 from pytest_mnode.checks.judged import unlike_most
 from pytest_mnode.measurement import Measurement
 
@@ -379,3 +381,23 @@ def test_thousands_of_ranks_that_are_all_wrong_are_judged_in_seconds() -> None:
     twice = judged(same[0], 64)[TWICE]
     assert str(twice.culprit).startswith("rank 0 on node0 and rank 1 on node1 both read samples")
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(("size", "text"), [(75, ""), (76, "OSError: x; TMPDIR has 76 bytes")])
+def test_a_socket_is_opened_where_tmpdir_is_long(
+    monkeypatch: pytest.MonkeyPatch, size: int, text: str
+) -> None:
+    from pytest_mnode.checks.data import in_ranks
+
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (size - 1))
+    monkeypatch.setattr(in_ranks, "_OPENS", "raise OSError('x')")
+    assert in_ranks.worker_socket_error() == text
+    monkeypatch.setattr(in_ranks, "_OPENS", "")
+    assert in_ranks.worker_socket_error() == ""
+
+
+def test_ranks_whose_workers_have_no_sockets_are_named() -> None:
+    at = [At(rank, f"node{rank}") for rank in range(2)]
+    assert judge_sockets("", [(one, "") for one in at]).passed
+    found = judge_sockets("", [(at[0], ""), (at[1], "too long")])
+    assert (found.value, found.culprit) == (1, "rank 1 on node1: too long")
