@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -64,6 +65,19 @@ def test_a_device_that_was_never_read_is_not_seen(
     world = World(0, 1, 0, 1, "n0", ("n0",))
     [found] = devices_under_load(promise, world, torch.device("cpu"))
     assert (found.why, found.seen is None) == (why, bool(why))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_a_device_that_cannot_work_has_the_reason(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(under_load, "_reader", lambda *_: ("", None, "no NVML"))
+    monkeypatch.setattr(under_load, "_work", Mock(side_effect=kind("out of memory\nC++ stack")))
+    monkeypatch.setattr(under_load, "barrier", lambda _: None)
+    monkeypatch.setattr(under_load, "gathered", lambda one: (one,))
+    world = World(0, 1, 0, 1, "n0", ("n0",))
+    [found] = devices_under_load(LoadPromise.model_validate({}), world, torch.device("cpu"))
+    assert (found.seen, found.why) == (None, "out of memory")
 
 
 HOT = {"temperature_c": 91, "temperature_range": (91, 91)}

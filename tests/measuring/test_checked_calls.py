@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring.checked_calls import Spots, chosen_calls
+from pytest_mnode.measuring.checked_calls import Spots, Timed, chosen_calls
 from pytest_mnode.spec.bandwidth import Collective
 
 
@@ -32,6 +33,18 @@ def test_faults_of_any_period_are_found() -> None:
     for every in range(2, 60):
         looked_at = [chosen_calls(1000, 1e-4, turn) for turn in range(13, 18)]
         assert any(call % every == 0 for chosen in looked_at for call in chosen), every
+
+
+def test_all_calls_of_a_repeat_run_and_those_chosen_are_checked() -> None:
+    timed: Any = Timed.__new__(Timed)
+    timed.chosen, timed.spots, timed._prepared, timed._calls = {2, 5}, Mock(), Mock(), 10
+    timed()
+    assert timed._prepared.run_scratch.call_count == 9
+    assert timed._prepared.run.call_count == 1
+    assert timed.spots.mock_calls == [
+        *(call.set(0), call.keep(0), call.set(1), call.keep(1)),
+        call.restore(),
+    ]
 
 
 def test_repeats_set_different_cells(monkeypatch: pytest.MonkeyPatch) -> None:

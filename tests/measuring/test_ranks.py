@@ -80,3 +80,20 @@ def test_this_machine_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trace_leaves_no_file(tmp_path: Path) -> None:
     ranks.traced(lambda: torch.ones(1), 1, CPU, str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("each_s", "calls"), [(0.001, 50), (0.03, 2), (1.0, 2), (0.0, ranks._MOST_CALLS)]
+)
+def test_calls_fill_their_time(monkeypatch: pytest.MonkeyPatch, each_s: float, calls: int) -> None:
+    done = list[int]()
+
+    def elapsed_s(_: object, calls: int, __: object) -> float:
+        done.append(calls)
+        return each_s * calls
+
+    monkeypatch.setattr(ranks, "elapsed_s", elapsed_s)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
+    found = ranks.slowest_call_s(lambda: None, 0.05, torch.device("cpu"), repeats=3)
+    assert done == [1, 2, calls, calls, calls]
+    assert found == pytest.approx(each_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -381,3 +382,9 @@ def test_nodes_of_an_old_switch_are_only_suspected(
     assert "".join(culprits) == suspects
     assert all(one.either == {frozenset([name])} for name, one in culprits.items())
     assert all("leaf" in one for one in culprits.values())
+
+
+def test_a_library_that_does_not_load_says_why() -> None:
+    read = versions._live("nccl", Mock(side_effect=OSError("libnccl.so.2: no such file")))
+    [one] = read(Path("/"))
+    assert (one.value, one.why) == (None, "libnccl.so.2: no such file")

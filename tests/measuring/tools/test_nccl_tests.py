@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -218,6 +219,16 @@ def test_a_program_is_run_until_its_busbw_is_decided(
     line = Platform(fabric.kind, fabric.line_rate_bits_s, 8, 8)
     found = nccl_tests.run_until_decided(nodes, "all_reduce", nccl_tests.DEFAULT, BUSBW, 8, line)
     assert len(found) == runs
+
+
+def test_a_run_that_cannot_be_used_is_the_last(
+    nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter((cycles_of(390.0), replace(cycles_of(390.0), why="it hung")))
+    monkeypatch.setattr(nccl_tests, "run", lambda *_: next(made))
+    line = Platform(fabric.kind, fabric.line_rate_bits_s, 8, 8)
+    found = nccl_tests.run_until_decided(nodes, "all_reduce", nccl_tests.DEFAULT, BUSBW, 8, line)
+    assert [one.why for one in found] == ["", "it hung"]
 
 
 def test_cycles_with_equal_rates_are_separate() -> None:
