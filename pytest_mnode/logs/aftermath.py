@@ -18,6 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from os import SEEK_END
 from pathlib import Path, PurePath
@@ -115,6 +116,7 @@ _OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
 _LABEL = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: (?!\S+: <))", re.MULTILINE)
 """`ip addr` numbers its interfaces alike."""
+_OWN_LABEL = re.compile(r"\[rank(\d{1,7})\]:")
 _DUMPS = (
     "TORCH_FR_BUFFER_SIZE=2000 (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -623,6 +625,23 @@ def _placed(cause: Cause, file: str, hosts: Mapping[int, str], left: Left) -> Ca
     return replace(cause, host=next(iter(on))) if len(on) == 1 and not cause.host else cause
 
 
+def _by_files_of_nodes(texts: Mapping[str, str]) -> dict[int, str]:
+    """Nodes by ranks, if files whose names differ in their number only have ranks of their own."""
+    kinds: dict[str, list[tuple[str, set[int]]]] = {}
+    for file, text in texts.items():
+        node = node_in(PurePath(file).stem)
+        if not _NO_NODE.match(node) and (ranks := {*map(int, _OWN_LABEL.findall(text))}):
+            kinds.setdefault(_DIGITS.sub("", file), []).append((node, ranks))
+    return {
+        rank: node
+        for files in kinds.values()
+        if len(files) > 1
+        and sum(len(of) for _, of in files) == len({*chain(*(f[1] for f in files))})
+        for node, ranks in files
+        for rank in ranks
+    }
+
+
 def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: Left) -> Found:
     """With the host by which the file or its folder is called, if other lines name this host, or if
     no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
@@ -639,6 +658,10 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
     of_others = cause.ranks and not (writer and int(writer[1]) in cause.ranks)
     of_peer = cause.peer is not None and cause.name in _OF_PEERS
+    by_rank = _by_files_of_nodes(left.texts) if cause.ranks and not cause.by_victim else {}
+    on = {by_rank.get(rank) for rank in cause.ranks}
+    if len(on) == 1 and not cause.host and None not in on:
+        return replace(one, cause=replace(cause, host=on.pop()))
     if of_others or of_peer or cause.host or cause.by_victim or by_scheduler:
         return one
     hosts = set() if cause.ranks else hosts  # a node may log the ranks of all

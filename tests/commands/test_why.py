@@ -635,6 +635,40 @@ def test_different_versions_of_nccl_explain_a_misread_message(
     assert (found["cause"], found["seen_by_victims"]) == ("ranks' collectives differ", True)
 
 
+def test_the_node_with_another_version_of_nccl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warns = "NCCL WARN Mismatched NCCL version detected : rank 0 version 22809 rank 4 version 22503"
+    for number, host in ((2, None), (3, "elm5")):
+        files: dict[str, str | bytes] = {
+            f"elm{n}.log": f"NCCL version 2.28.9+cuda13.0\nelm{n}:7:8 [0] init.cc:88 {warns}\n"
+            for n in range(3, 2 + number)
+        }
+        files["elm5.log"] = "NCCL version 2.25.3+cuda12.8\n"
+        found = why(capsys, left(tmp_path / str(number), files))[1]["cause"]
+        assert (found["cause"], found["host"]) == ("ranks run different versions", host)
+
+
+def test_files_of_nodes_tell_where_ranks_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def logs(*every: tuple[int, ...]) -> dict[str, str | bytes]:
+        """Of nodes, whose ranks wait, and of rank 2 that does not."""
+        waits = WATCHDOG + GROUP
+        late = GROUP.replace("Timeout at NCCL work: 2, l", "L")
+        return {
+            f"elm{n}.log": "".join(
+                late.format(rank=r, last=1) if r == 2 else waits.format(rank=r, last=2)
+                for r in ranks
+            )
+            for n, ranks in enumerate(every, 3)
+        }
+
+    for every, host in (([(0, 1), (2, 3)], "elm4"), ([(0, 1, 2), (2, 3)], None)):
+        found = why(capsys, left(tmp_path / str(host), logs(*every)))[1]["cause"]
+        assert (found["cause"], found["ranks"], found["host"]) == ("rank did not join", [2], host)
+
+
 def test_an_exception_has_the_rank_in_its_group_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

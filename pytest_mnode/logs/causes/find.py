@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any
 
 from pytest_mnode.logs.causes.collectives import Collectives
@@ -34,6 +35,7 @@ from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
 from pytest_mnode.logs.nccl_log.text import as_printed, decoded, plain_text
+from pytest_mnode.logs.node_names import node_in
 from pytest_mnode.logs.training import step_in
 
 _LONGEST = 1000
@@ -273,7 +275,8 @@ class Causes:
             lost = one.name == "node lost" and nodes.get(one.host or "") in ended
             if lost or (one.name == "not scheduled" and one.host in preempted):
                 return replace(one, kind=replace(one.kind, root=False))
-            return replace(one, ranks=odd, host=None) if _OF_TWO.search(one.detail or "") else one
+            is_of_two = _OF_TWO.search(one.detail or "")
+            return replace(one, ranks=odd, host=_with_odd_version(every)) if is_of_two else one
 
         with_ibstat = {host for _, name, host, _ in others if name.startswith("lid=")}
         self.earlier += [
@@ -322,6 +325,13 @@ def _of_versions(
         kind = known_cause("ranks run different versions")
         first_file = next(iter(versions.values()))
         yield first_file.file, Cause(kind, first_file.version_line, detail=", ".join(texts))
+
+
+def _with_odd_version(every: Sequence[_Finder]) -> str | None:
+    """The only node whose file names another version of NCCL than two or more others."""
+    versions = {node_in(PurePath(one.file).stem): one.version for one in every if one.version}
+    odd = odd_ranks(versions) if len(versions) > 2 else ()
+    return odd[0] if len(odd) == 1 and odd[0] else None
 
 
 def _of_interface(
