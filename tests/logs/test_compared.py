@@ -93,6 +93,12 @@ LSPCI = (
     "\t\tLnkCap:\tPort #2, Speed 32GT/s, Width x16, ASPM L1\n"
     "\t\tLnkSta:\tSpeed 32GT/s, Width x{2}\n"
 )
+NIC = "".join(
+    f"{at}:00.0 Infiniband controller: Mellanox MT2910\n"
+    f"\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16\n\t\tLnkSta:\tSpeed 32GT/s, Width x{width}\n"
+    for at, width in (("18", 16), ("3a", 16), ("5d", 16), ("9a", 16), ("c1", "{0}"))
+)
+PORTS = [("Active", 400, 200), ("Active", 200, 400), ("Active", 400, 200)]
 IBSTAT = (
     "CA 'mlx5_2'\n\tPort 1:\n\t\tState: {0}\n\t\tPhysical state: LinkUp\n\t\tRate: {1}\n"
     "CA 'mlx5_8'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: 100\n"
@@ -128,6 +134,12 @@ def of_nodes(kind: str, *values: tuple[object, ...]) -> dict[str, str]:
             ("PCIe link degraded", "elm4", "17:00.0"),
         ),
         (of_nodes(LSPCI, (32, 16, 16), (2.5, 16, 16), (32, 16, 16)), None),
+        (
+            of_nodes(NIC, *[(16,)] * 2, (8,), *[(16,)] * 2),
+            ("PCIe link degraded", "elm5", "c1:00.0"),
+        ),
+        (of_nodes(NIC, *[(8,)] * 4), None),  # of each node, this slot
+        (of_nodes(NIC, (8,)), None),
         (of_nodes(LSPCI, (32, 8, 8), (32, 8, 8), (32, 8, 8)), None),
         (of_nodes(LSPCI, (32, 16, 16), (32, 16, 1), (32, 16, 16)), None),  # an empty slot
         (
@@ -137,6 +149,11 @@ def of_nodes(kind: str, *values: tuple[object, ...]) -> dict[str, str]:
         (of_nodes(IBSTAT, *[("Active", r) for r in (400, 400, 400)]), None),
         (of_nodes(IBSTAT, *[("Active", r) for r in (400, 200)]), None),  # either may be right
         (of_nodes(IBSTAT, ("Active", 400), ("Down", 10), ("Active", 400)), None),
+        # Devices of a node have others' names.
+        (
+            of_nodes(IBSTAT + IBSTAT.replace("mlx5_2", "mlx5_4").replace("{1}", "{2}"), *PORTS),
+            None,
+        ),
         ({"links": LINKS.format("2X", "Could be 4X")}, ("link degraded", "elm4", "mlx5_2")),
         ({"links": LINKS.format("4X", "")}, None),
         (of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)), ("link errors", "elm4", "ens5np0")),

@@ -37,6 +37,31 @@ _OF_DEVICE = re.compile(
     r"GPU (?P<device3>[\dA-F]{4,8}:[\dA-F:]{5}\.\d)$|"
     r"(?P<device4>(?:[\da-f]{4}:)?[\da-f]{2}:[\da-f]{2}\.[0-7]) (?P<kind>[\w /]+: .+)"
 )
+_TELL = (
+    *("$ ", "# ", "== ", "-- ", "** ", "> ", " mtu ", "LnkC", "LnkS", "Slowdown", "Product Name"),
+    *(
+        "tate:",
+        "ate:",
+        "_allowed_list",
+        "affinity list",
+        "Counter:",
+        "Errors:",
+        "_phy:",
+        "PCIe Bus",
+    ),
+    *(
+        "CA '",
+        "device '",
+        "GPU ",
+        "Gpu ",
+        " SM ",
+        "Max ",
+        "Current ",
+        *(f".{n} " for n in range(8)),
+    ),
+)
+"""Most lines of a log have none of these."""
+_PRODUCT = re.compile(r"Product Name\s*: (.+)")
 _VALUES = (
     r"(?P<own>[\w.-]+)(?:@\S+)?: <[^>]*\bUP\b[^>]*> mtu (?P<mtu>\d+)",
     r"(?P<own>[\w.-]+): flags=\d+<[^>]*\bUP\b[^>]*> +mtu (?P<mtu>\d+)",
@@ -53,6 +78,7 @@ _VALUES = (
     r".*?\S+ (?P<own>[\da-f:]{7,13}\.\d): (?:AER: )?PCIe Bus Error: severity=(?P<corrected>Corr)",
 )
 _VALUE = [re.compile(one) for one in _VALUES]
+_IS_GPU = re.compile(r"3D |VGA |Display |Processing |$|NVIDIA |AMD ")
 _SEVERAL = ("cpus", "slowed", "corrected")
 """Of these, a device or a node has several."""
 MOST_ERRORS = 100
@@ -126,7 +152,9 @@ def facts_of(file: str, text: str) -> Iterator[Fact]:
     times: dict[tuple[str, ...], int] = {}
     lines = text.splitlines()
     for before, line in zip(["", *lines], lines, strict=False):
-        if line == before:  # logged twice
+        if line == before or not any(
+            map(line.__contains__, _TELL)
+        ):  # logged twice, or of no concern
             continue
         labels, body = split_prefix(line)
         here, body = labels.get("pdsh"), body.strip()
@@ -137,6 +165,8 @@ def facts_of(file: str, text: str) -> Iterator[Fact]:
             name := node_in(named["node"])
         ):
             node, device, kind = name, first(DEVICE, body) or "", ""
+        if product := _PRODUCT.match(body):
+            kind = product[1]
         if of := _OF_DEVICE.match(body):
             groups = _groups(of)
             device, kind = groups["device"], groups.get("kind", "")
@@ -176,12 +206,21 @@ def _by_device(facts: Iterable[Fact]) -> Iterator[Sequence[Fact]]:
     return (list(of.values()) for of in found.values())
 
 
-def _unlike_most(facts: Sequence[Fact]) -> tuple[Sequence[Fact], int]:
-    """Those whose value is not that of most, if they are few, and the value of most."""
-    values = [one.number for one in facts]
-    usual = max(values, key=values.count)
-    odd = [one for one in facts if one.number != usual]
-    return (odd if _few(odd, [usual] * values.count(usual)) else []), usual
+def _unlike_most(facts: Iterable[Fact]) -> Iterator[tuple[Fact, int]]:
+    """Those whose value is not that of most of their name, if they are few, and the value of most.
+    A node whose devices have the values of another's only names them in another order."""
+    every = list(facts)
+    sets: dict[str, list[int]] = {}
+    for one in every:
+        sets.setdefault(one.node, []).append(one.number)
+    counts = Counter(tuple(sorted(numbers)) for numbers in sets.values())
+    for like in _by_device(every):
+        values = [one.number for one in like]
+        usual = max(values, key=values.count)
+        odd = [one for one in like if one.number != usual]
+        if _few(odd, [usual] * values.count(usual)):
+            own = (one for one in odd if counts[tuple(sorted(sets[one.node]))] <= len(odd))
+            yield from ((one, usual) for one in own)
 
 
 def _links_below(texts: Mapping[str, str]) -> Iterator[tuple[str, Cause]]:
@@ -209,11 +248,9 @@ def _links_below(texts: Mapping[str, str]) -> Iterator[tuple[str, Cause]]:
 
 
 def _slower_ports(facts: Iterable[Fact]) -> Iterator[tuple[str, Cause]]:
-    for ports in _by_device(facts):
-        odd, usual = _unlike_most(ports)
-        for one in odd:
-            if one.number < usual:
-                yield one.cause("link degraded", f"{one.value} Gbit/s, others {usual}")
+    for one, usual in _unlike_most(facts):
+        if one.number < usual:
+            yield one.cause("link degraded", f"{one.value} Gbit/s, others {usual}")
 
 
 def _ports_with_errors(facts: Iterable[Fact]) -> Iterator[tuple[str, Cause]]:
@@ -235,11 +272,9 @@ def _ports_with_errors(facts: Iterable[Fact]) -> Iterator[tuple[str, Cause]]:
 
 def _other_mtu(facts: Iterable[Fact], used: Collection[str]) -> Iterator[tuple[str, Cause]]:
     """Of interfaces that NCCL uses, or without its logs, of those with large packets."""
-    for interfaces in _by_device(facts):
-        odd, usual = _unlike_most(interfaces)
-        for one in odd:
-            if one.device in used or (not used and one.number < usual and usual > 1500):
-                yield one.cause("MTU differs", f"{one.value}, others {usual}")
+    for one, usual in _unlike_most(facts):
+        if one.device in used or (not used and one.number < usual and usual > 1500):
+            yield one.cause("MTU differs", f"{one.value}, others {usual}")
 
 
 def _slowed_gpus(facts: Mapping[str, Sequence[Fact]]) -> Iterator[tuple[str, Cause]]:
@@ -283,9 +318,13 @@ def _narrow_slots(facts: Mapping[str, Sequence[Fact]]) -> Iterator[tuple[str, Ca
                 rate = f"rate {speed.value} of {cap.value}, {count} corrected errors"
                 below = f"{below}, {rate}" if below else rate
         kinds.setdefault((one.kind, lanes), []).append((one, below))
-    for every in kinds.values():
+    for (kind, _), every in kinds.items():
         narrow = [(one, below) for one, below in every if below]
         for one, below in narrow if _few(narrow, every[len(narrow) :]) else ():
+            # A slot of every node may have fewer lanes.
+            like = [b for other, b in every if other.device == one.device and other != one]
+            if 2 * sum(map(bool, like)) > len(like) or not (like or _IS_GPU.match(kind)):
+                continue
             yield one.cause("PCIe link degraded", below)
 
 
