@@ -114,6 +114,7 @@ _END = re.compile(
 _OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "exits s")
 """Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
+_ADDRESS = re.compile(r"[\d.]*|[\da-f]*:[\da-f:.]*")
 _LABEL = re.compile(r"(?:^|\[[rR]ank ?)(\d{1,7})(?:\]|: (?!\S+: <))", re.MULTILINE)
 """`ip addr` numbers its interfaces alike."""
 _OWN_LABEL = re.compile(r"\[rank(\d{1,7})\]:")
@@ -280,7 +281,7 @@ def answer(left: Left) -> Answer:
     named = {one.cause.name for one in kept if one.cause.known}
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
     aside = _aside(kept, awaited, read.failed, left)
-    if any(one.cause.name in (*_WAITS, *_OF_AN_END) for one in kept):
+    if any(one.cause.name in (*_WAITS, *_OF_AN_END, *_BY_RDMA, *_AT_THE_START) for one in kept):
         # What is slow ends no wait of minutes, and no rank.
         aside += [one for one in kept if one.cause.name in _SLOW and not one.cause.ranks]
     kept = [one for one in kept if one not in aside]
@@ -482,6 +483,12 @@ def _is_of_another(one: Found, waiting: Sequence[Found]) -> bool:
     if one.cause.ranks and (ranks := _ranks(waiting)):
         return ranks.isdisjoint(one.cause.ranks)
     hosts = {other.cause.host for other in waiting}
+    if one.cause.name in _DIFFERS:
+        lost = [other.cause.peer or "" for other in waiting if other.cause.name in _BY_RDMA]
+        names = {peer.partition(".")[0] for peer in lost if not _ADDRESS.fullmatch(peer)}
+        here = (one.cause.host or "").partition(".")[0]
+        unknown = not (names or one.cause.host in hosts)
+        return bool(lost) and (hosts == {one.cause.host} or here in names or unknown)
     if one.cause.host and hosts and None not in hosts:
         return one.cause.host not in hosts
     of_start = [other.file for other in waiting if other.cause.name in _AT_THE_START]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -239,18 +239,33 @@ def test_what_broke_comes_before_what_differs() -> None:
     assert culprit({**files, "elm3/dmesg": fell}) == ("GPU lost", "elm3", "0000:9b:00")
     raised = {"job.log": "[rank1]: KeyError: 'labels'\n"}
     assert culprit({**files, **raised}) == ("Python error", None, None)
+    late = {"job.log": "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"}
+    assert culprit({**files, **late}) == ("rendezvous failed", None, None)
+    assert culprit({**smis({}, HOT, {}, {}), **late}) == ("rendezvous failed", None, None)
     ended = {"job.log": "Training completed\n"}
     assert culprit({**files, **ended}) is None
 
 
-def test_errors_of_a_link_are_why_others_do_not_reach_its_node() -> None:
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([(3, "10.0.0.4")], ("link errors", "elm4")),
+        ([(3, "elm4.site"), (5, "elm4.site")], ("link errors", "elm4")),
+        ([(4, "elm5")], ("link errors", "elm4")),
+        # They do not reach a third one.
+        ([(3, "elm5")], ("RDMA peer did not answer", "elm3")),
+        ([(3, "elm5"), (4, "elm5")], ("RDMA peer did not answer", "elm3")),
+        ([(3, "10.0.0.5"), (4, "10.0.0.5")], ("RDMA peer did not answer", "elm3")),
+    ],
+)
+def test_errors_of_a_link_are_why_a_node_is_not_reached(
+    reports: Sequence[tuple[int, str]], expected: tuple[str, str | None]
+) -> None:
     files = of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1))
     lost = (
-        "elm{0}:7:9 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.4<48> with status=12 "
+        "elm{0}:7:9 [0] NCCL WARN NET/IB : Got completion from peer {1}<48> with status=12 "
         "opcode=0 len=0 vendor err 129\n"
     )
-    job = {"job.log": lost.format(3)}
-    assert culprit({**files, **job}) == ("link errors", "elm4", "ens5np0")
-    found = culprit(job)
+    found = culprit({**files, "job.log": "".join(lost.format(*one) for one in reports)})
     assert found
-    assert found[0] == "RDMA peer did not answer"
+    assert found[:2] == expected
