@@ -21,7 +21,7 @@ from pytest_mnode.evidence import check as evidence_check
 from pytest_mnode.evidence.check import CHECKS, Check, catalogue, check
 from pytest_mnode.evidence.reading import CheckRows, ReadOrder, read, read_all
 from pytest_mnode.evidence.row import MeasuredRows, Row, of_rank, row
-from pytest_mnode.evidence.rules import Rows, Unread
+from pytest_mnode.evidence.rules import Rows, Unread, difference
 from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict, at_least
 from pytest_mnode.measuring import ranks
@@ -111,6 +111,27 @@ def test_what_is_no_number_is_not_left_out(odd: Row) -> None:
     assert rows.at_most("x", 4).verdict is Verdict.FAIL
     [nan] = read(ReadOrder("test_odd", __name__, "Odd")).rows
     assert (nan.value, nan.why) == (None, "read nan")
+
+
+def test_devices_above_a_bound_are_named_and_their_values_noted() -> None:
+    rows = Rows("a", KEY, None, {"a": [row("x", value, device=f"d{value}") for value in (4, 5, 6)]})
+    found = rows.at_most("x", 4)
+    assert (found.value, found.culprit, found.note) == (6, "a d5, d6", "a: d5: 5; d6: 6")
+
+
+@pytest.mark.parametrize(
+    ("values", "usual", "tied"),
+    [
+        ({"a": "1", "b": "2", "c": "3"}, "2", True),
+        ({"a": "1", "b": "2", "c": "2"}, "2", False),
+        ({"a": "2", "b": "2", "c": "3"}, None, False),
+    ],
+)
+def test_a_node_differs_from_most_or_from_all_others(
+    values: dict[str, str], usual: str | None, tied: bool
+) -> None:
+    found = difference(values, "a")
+    assert (found and (found.usual, found.tied)) == (None if usual is None else (usual, tied))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.checks.node.accelerators import AcceleratorsAreAsPromised
 from pytest_mnode.machine.model import read_accelerators
-from pytest_mnode.machine.nvidia_smi import parse_query, read_nvidia_smi
+from pytest_mnode.machine.nvidia_smi import _sections, parse_query, read_nvidia_smi
 from pytest_mnode.machine.nvml import Accelerator
 from tests.criteria.preflight.made import asked, everyone, healthy, promising, with_facts
 from tests.programs import write_program
@@ -264,3 +264,9 @@ def test_it_is_asked_where_nvml_does_not_answer(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     [gpu] = read_accelerators(tmp_path)
     assert [gpu] == list(read_nvidia_smi().found or ())
+
+
+def test_the_first_of_two_fields_of_one_name_counts() -> None:
+    lines = ["GPU 00000000:17:00.0", "    ECC", "        Total : 1", "        Total : 2"]
+    [(address, fields)] = _sections(lines)
+    assert (address, fields) == ("00000000:17:00.0", {("ECC", "Total"): "1"})
