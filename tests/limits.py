@@ -195,8 +195,6 @@ LIMITS: Mapping[str, str] = {
         "launchers/kubernetes/test_broken_off.py::test_a_delete_is_given_up_at_its_limit",
     "launchers/kubernetes/bridge.py PULL_S":
         "launchers/kubernetes/test_start.py::test_the_longest_pull_has_a_limit",
-    "launchers/kubernetes/launcher.py RELAY_S":
-        "launchers/kubernetes/test_silence.py::test_a_bridge_that_starts_no_relay",
     "launchers/kubernetes/launcher.py REPLACED_S":
         "launchers/kubernetes/test_silence.py::test_a_pod_that_nothing_replaces",
     "launchers/kubernetes/launcher.py _SLACK_S":
@@ -209,8 +207,6 @@ LIMITS: Mapping[str, str] = {
         "test_the_output_of_a_pod_that_runs_on_is_read_again",
     "launchers/kubernetes/pod_streams.py _END_S":
         "launchers/kubernetes/test_silence.py::test_a_watch_whose_thread_never_ends_is_closed",
-    "launchers/kubernetes/relay.py OPEN_S":
-        "launchers/kubernetes/test_silence.py::test_a_pod_that_opens_no_port",
     "launchers/power.py ANSWER_S":
         "test_silent_nodes.py::test_a_node_that_never_answers[recovery]",
     "launchers/rack/cgroups.py EMPTY_LIMIT_S":
@@ -345,7 +341,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "launchers/kubernetes/bridge.py POLL_NODES_S",
         "launchers/kubernetes/pod_streams.py _AGAIN_S",
         "launchers/kubernetes/pod_streams.py _LONGEST_S",
-        "launchers/kubernetes/relays.py AGAIN_S",
         "launchers/remote/launcher.py _TRY_AGAIN_S",
         "launchers/remote/run_all.py _FIRST_POLL_S",
         "launchers/remote/run_all.py _MOST_POLL_S",
@@ -366,7 +361,6 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "agent/agent.py _BEAT_S",
         "controller/hub.py _BEAT_S",
         "gang/heartbeat_rank.py EVERY_S",
-        "launchers/kubernetes/relay.py BEAT_S",
         "launchers/remote/wire.py BEAT_S",
     ),
     "how long something is done, whoever answers": (

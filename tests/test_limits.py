@@ -132,7 +132,6 @@ FOR_EVER = {
         "launchers/kubernetes/pod_streams.py asyncio.run_coroutine_threadsafe(work, self._loop)"
         ".result",
         "launchers/kubernetes/pod_streams.py ended.wait",
-        "launchers/kubernetes/relay.py self._open.wait",
         "launchers/remote/bridge_server.py event.wait",
     ),
     "a pod's main process: its command's end is that of the pod": (

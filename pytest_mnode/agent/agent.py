@@ -27,7 +27,7 @@ from pytest_mnode.agent.orders import read_order, settled, sys_path_here
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.address import family_of
-from pytest_mnode.protocol.channel import Line, Pipe, Switchboard, UnixLine
+from pytest_mnode.protocol.channel import Line, Pipe, Switchboard, UnixLine, Uplink
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
     BEAT,
@@ -108,16 +108,20 @@ def main() -> None:
         return
     order = settled(read_order(line))
     open_files.give_back(order.open_files)
-    if order.remote:
-        import pytest_mnode.protocol.uplink  # noqa: F401  zmq, as this Python finds it
+    reads, writes = _own_streams()
     sys.path[:] = sys_path_here(order.sys_path, order)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends an agent
     processes.set_name("mnode-agent")
     processes.adopt_orphans()
-    server, pid = _fork_server(order)  # before zmq, which does not survive a fork
+    server, pid = _fork_server(order, reads, writes)
     try:
-        agent = Agent(order, _line(order), server, pid)
+        if order.remote:
+            ranks = Switchboard(order.path, order.token)
+            agent = Agent(order, Uplink(order.peer, reads, writes, ranks), server, pid)
+        else:
+            line = UnixLine(order.peer, order.path, order.token)
+            agent = Agent(order, line, server, pid, reads)
         agent.serve()
         agent.end_fork_server()
     finally:
@@ -130,36 +134,47 @@ def main() -> None:
             shutil.rmtree(order.run_id, ignore_errors=True)
 
 
-def _fork_server(order: AgentOrder) -> tuple[Pipe, int]:
-    """Pipe to the fork server, which waits until ranks are needed, and the fork server's pid."""
+def _own_streams() -> tuple[int, int]:
+    """The standard input and output, which nothing else uses from now on: what is printed goes to
+    the log."""
+    reads, writes, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return reads, writes
+
+
+def _fork_server(order: AgentOrder, *streams: int) -> tuple[Pipe, int]:
+    """Pipe to the fork server, which waits until ranks are needed, and the fork server's pid.
+
+    streams: the agent's own, which the fork server and its ranks do not hold open.
+    """
     ours, theirs = Pipe.pair()
     agent_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         ours.close()
+        for fd in streams:
+            os.close(fd)
         processes.die_with_parent(agent_pid)
         processes.run_and_exit(lambda: fork_server.main(order, theirs))
     theirs.close()
     return ours, pid
 
 
-def _line(order: AgentOrder) -> Line:
-    """The connection to the hub; one for all ranks of this machine, if that is not the hub's."""
-    if not order.remote:
-        return UnixLine(order.peer, order.path, order.token)
-    from pytest_mnode.protocol.router import Keys
-    from pytest_mnode.protocol.uplink import Uplink
-
-    ranks = Switchboard(order.path, order.token)
-    return Uplink(order.peer, order.endpoint, Keys(**order.keys), ranks)
-
-
 class Agent:
     """Serves the hub for the nodes of this kernel."""
 
     def __init__(
-        self, order: AgentOrder, line: Line, fork_server: Pipe, fork_server_pid: int
+        self,
+        order: AgentOrder,
+        line: Line,
+        fork_server: Pipe,
+        fork_server_pid: int,
+        input_fd: int = -1,
     ) -> None:
+        """input_fd: what ends with the controller, unless the line does."""
+        self._input_fd = input_fd
         self.order = order
         self.line = line
         self.fork_server = fork_server
@@ -174,11 +189,12 @@ class Agent:
         self._heard: float | None = None
         self._next_beat = 0.0
         self._poll = select.poll()
-        for source in (0, line.descriptor, fork_server.fileno()):
-            self._poll.register(source, select.POLLIN)
+        for source in (input_fd, line.descriptor, fork_server.fileno()):
+            if source >= 0:
+                self._poll.register(source, select.POLLIN)
 
     def serve(self) -> None:
-        """Serve until standard input ends, or a hub on another machine is silent."""
+        """Serve until the controller is gone, or a hub on another machine is silent."""
         while self.turn():
             self._reap()
 
@@ -193,7 +209,7 @@ class Agent:
         if now >= self._next_beat:
             self.line.send_bytes(HUB, BEAT)
             self._next_beat = now + _BEAT_S
-        try:  # just before the wait, since its descriptor may not tell of what is there already
+        try:
             while (payload := self.line.receive_bytes(0)) is not None:
                 self._heard = self._clock.now()
                 self._from_hub(payload)
@@ -201,7 +217,7 @@ class Agent:
             return False
         wait_s = _ENDING_TURN_S if self.ending else max(0.0, self._next_beat - time.monotonic())
         ready = {source for source, _ in self._poll.poll(int(wait_s * 1000) + 1)}
-        if 0 in ready and not os.read(0, 4096):
+        if self._input_fd in ready and not os.read(self._input_fd, 4096):
             return False
         heard = self._heard if self.order.remote else None
         if heard is not None and self._clock.now() > heard + self.order.silence_s:

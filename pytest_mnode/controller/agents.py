@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -21,9 +22,6 @@ from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import RUN, AgentOrder, NodeEntry
 from pytest_mnode.protocol.rank_files import agent_log
-
-if TYPE_CHECKING:
-    from pytest_mnode.protocol.router import Keys
 
 _STOP_LIMIT_S = 10.0
 _MOST_CHARS = 300
@@ -39,19 +37,16 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class RunDirectories:
-    """Directories of a run on this machine, and the ways to its hub.
+    """Directories of a run on this machine, and its hub's socket there (path, token).
 
-    path, token: of the hub's socket. endpoints: the hub's endpoint by node, if nodes are other
-    machines; keys: theirs. open_files: limit of open files of this machine's processes except this
-    one; None if that limit is no lower than this process's.
+    open_files: limit of open files of this machine's processes except this one; None if that limit
+    is no lower than this process's.
     """
 
     path: str
     token: str
     run_dir: str
     log_dir: str
-    endpoints: Mapping[str, str] = field(default_factory=dict)
-    keys: Keys | None = None
     open_files: int | None = None
 
     @property
@@ -70,18 +65,22 @@ class _Agent:
     known: bool = False
 
 
+class Channel(Protocol):
+    """The hub's end of the channel; see `Exchange`."""
+
+    def send(self, destination: str, message: Any) -> None: ...
+
+    def take_machine(self, name: str, reads: int, writes: int) -> None: ...
+
+    def drop(self, name: str) -> None: ...
+
+
 class Agents:
     """The agents of a run: one if all nodes share a kernel, else one per node."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        place: RunDirectories,
-        send: Callable[[str, Any], None],
-    ) -> None:
-        """send: sends a message to an agent, given its name on the switchboard."""
+    def __init__(self, launcher: Launcher, place: RunDirectories, channel: Channel) -> None:
         self.launcher = launcher
-        self._send = send
+        self._channel = channel
         self._standing: list[Any] = []
         """Messages for every agent, including agents that are started later."""
         self.place_of_run = place
@@ -122,12 +121,17 @@ class Agents:
 
     def drop(self, number: int) -> None:
         """End an agent that is silent or whose node is lost."""
-        self.serving.pop(self._agents[number].peer, None)
-        program = self._agents[number].program
-        if program.stdin is not None:
-            with contextlib.suppress(OSError):
-                program.stdin.close()
-        end_programs([program])
+        agent = self._agents[number]
+        self.serving.pop(agent.peer, None)
+        self._hang_up(agent)
+        end_programs([agent.program])
+
+    def _hang_up(self, agent: _Agent) -> None:
+        """End an agent's standard input, which ends the agent."""
+        self._channel.drop(agent.peer)
+        assert agent.program.stdin is not None
+        with contextlib.suppress(OSError):
+            agent.program.stdin.close()
 
     def _start(self, number: int, incarnation: int) -> _Agent:
         argv = [sys.executable, "-m", "pytest_mnode.agent.agent"]
@@ -143,8 +147,9 @@ class Agents:
         with log.open("ab") as file:
             program = subprocess.Popen(
                 command,
+                bufsize=0,
                 stdin=subprocess.PIPE,
-                stdout=file,
+                stdout=subprocess.PIPE if order.remote else file,
                 stderr=file,
                 env=env,
                 start_new_session=True,  # Ctrl-C must reach only the controller
@@ -152,8 +157,11 @@ class Agents:
         assert program.stdin is not None
         with contextlib.suppress(OSError):  # it ended at once; its exit status tells why
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
-            program.stdin.flush()
         self.serving[order.peer] = number
+        if program.stdout is not None:
+            with program.stdin, program.stdout:
+                ends = os.dup(program.stdout.fileno()), os.dup(program.stdin.fileno())
+            self._channel.take_machine(order.peer, *ends)
         return _Agent(program, log, self.clock.now(), order.peer, incarnation)
 
     def _order(self, number: int, incarnation: int) -> AgentOrder:
@@ -166,13 +174,12 @@ class Agents:
             incarnation=incarnation,
             path="" if remote else place.path,
             token="" if remote else place.token,
-            endpoint=place.endpoints.get(first.name, ""),
-            keys=asdict(place.keys) if place.keys else {},
             run_dir="" if remote else place.run_dir,
             log_dir="" if own_logs else place.log_dir,
             nodes=tuple(self.entry(node) for node in self.nodes[number]),
             sys_path=tuple(sys.path),
             run_id=place.run_dir,
+            remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
             open_files=None if remote else place.open_files,
             silence_s=self.launcher.limits.agent_silence_s,
@@ -191,7 +198,7 @@ class Agents:
         """Send to every agent, to a new one after its first message: it is unreachable before."""
         self._standing.append(message)
         for peer in self.known:
-            self._send(peer, message)
+            self._channel.send(peer, message)
 
     def heard(self, number: int) -> None:
         """Note that an agent is alive."""
@@ -199,7 +206,7 @@ class Agents:
         agent.heard, first = self.clock.now(), not agent.known
         agent.known = True
         for message in self._standing if first else ():
-            self._send(agent.peer, message)
+            self._channel.send(agent.peer, message)
 
     def silent(self) -> dict[int, str]:
         """Agents that sent nothing for longer than they may, each with a text for the user."""
@@ -211,9 +218,6 @@ class Agents:
             limit = limits.first_word_s if first else limits.agent_silence_s
             if now - agent.heard > limit:
                 found[number] = f"no message for {limit:.0f} s"
-                if first:
-                    endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
-                    found[number] += f"; check that no firewall blocks {endpoint} on this machine"
         return found
 
     def ended(self) -> dict[int, str]:
@@ -249,10 +253,8 @@ class Agents:
     def close(self) -> None:
         """End all agents by closing their standard input; kill those that miss the limit."""
         programs = [agent.program for agent in self._agents]
-        for program in programs:
-            if program.stdin is not None:
-                with contextlib.suppress(OSError):
-                    program.stdin.close()
+        for agent in self._agents:
+            self._hang_up(agent)
         end = time.monotonic() + _STOP_LIMIT_S
         for program in programs:
             with contextlib.suppress(subprocess.TimeoutExpired):

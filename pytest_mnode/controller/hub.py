@@ -184,6 +184,16 @@ class Exchange:
         """Send a message from the hub."""
         self.deliver(destination, HUB, pickle.dumps(message))
 
+    def take_machine(self, name: str, reads: int, writes: int) -> None:
+        """See Switchboard."""
+        with self._lock:
+            self.switchboard.take_machine(name, reads, writes)
+
+    def drop(self, name: str) -> None:
+        """See Switchboard."""
+        with self._lock:
+            self.switchboard.drop(name)
+
     def deliver(self, destination: str, source: str, payload: bytes) -> None:
         local = self._local.get(destination)
         if local is not None:
@@ -218,7 +228,7 @@ class Hub(Exchange):
     ) -> None:
         super().__init__(switchboard)
         self.launcher = launcher
-        self.agents = Agents(launcher, place, self.send)
+        self.agents = Agents(launcher, place, self)
         # Only the time in which the hub could listen counts for limits.
         self._now = self.agents.clock.now
         self.nodes: dict[str, NodeState] = {}

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_mnode.backends.registry import choose, chosen
 from pytest_mnode.controller.agents import RunDirectories
@@ -22,17 +21,10 @@ from pytest_mnode.launchers.node import Launcher, count
 from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
 from pytest_mnode.progress import progress
-from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Switchboard, new_token
 from pytest_mnode.spec import Spec
 
-if TYPE_CHECKING:
-    from pytest_mnode.protocol.router import Keys
-
 _STOP_LIMIT_S = 20.0
-
-
-LOOPBACK = "127.0.0.1"
 
 
 def backend_of(settings: Settings, spec: Spec) -> str:
@@ -77,12 +69,9 @@ class Pool:
             self.path, self.token = f"{self.run_dir}/hub", new_token()
             switchboard = Switchboard(self.path, self.token)
             undo.callback(switchboard.close)
-            endpoints, keys = _endpoints(self.launcher, switchboard)
             place = RunDirectories(
                 path=self.path,
                 token=self.token,
-                endpoints=endpoints,
-                keys=keys,
                 run_dir=str(self.run_dir),
                 log_dir=str(log_dir),
                 open_files=before,
@@ -118,19 +107,6 @@ class Pool:
         self.client.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         open_files.give_back(self._open_files)
-
-
-def _endpoints(launcher: Launcher, switchboard: Switchboard) -> tuple[dict[str, str], Keys | None]:
-    """The hub's endpoint by node, and their keys; none unless nodes are other machines."""
-    if launcher.shared_kernel:
-        return {}, None
-    if launcher.relays:
-        port, keys = switchboard.listen([LOOPBACK])
-        ports = launcher.relay(port)
-        return {name: address.endpoint(LOOPBACK, port) for name, port in ports.items()}, keys
-    here = {node.name: address.towards(node.address) for node in launcher.nodes}
-    port, keys = switchboard.listen(sorted(set(here.values())))
-    return {name: address.endpoint(ours, port) for name, ours in here.items()}, keys
 
 
 def _connected(launcher: Launcher, settings: Settings, spec: Spec) -> int:

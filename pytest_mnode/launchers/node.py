@@ -116,8 +116,6 @@ class Launcher:
     shared_dir: Path | None = None
     """A directory shared by all nodes and this machine, known after `start`; None if there is none,
     or if the nodes share this kernel."""
-    relays = False
-    """Whether nodes cannot connect to this machine, so that `relay` forwards their connections."""
     unused: Sequence[str] = ()
     """Names of hosts that the user gave but the run does not need."""
     job_id: int | None = None
@@ -164,13 +162,6 @@ class Launcher:
     def rank_start(self, node: Node) -> RankStart:  # noqa: ARG002
         """Settings of the ranks that a node starts from now on."""
         return RankStart()
-
-    def relay(self, port: int) -> dict[str, int]:  # noqa: ARG002
-        """Loopback port of each node that leads to `port` on this machine's loopback, by node name.
-
-        Raises ClusterError.
-        """
-        raise ClusterError(f"{self.name}: nodes connect to this machine themselves")
 
     def ask(self, request: LauncherRequest) -> Any:
         """Carry out a request. Raises ClusterError if this launcher cannot, or if it fails."""

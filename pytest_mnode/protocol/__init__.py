@@ -1,5 +1,5 @@
 """Messages between the processes of a run: frozen dataclasses, pickled, over a Unix
-socket on one kernel, and over encrypted zmq between machines.
+socket on one kernel, and over its agent's standard streams from another machine.
 
 messages: between the hub, its clients, agents and ranks; nearly all are a Call. A pickle is loaded
 only after its sender was authenticated. The messages have no slots because thousands of them arrive

@@ -1,8 +1,9 @@
 """The control channel: no data from a process that does not hold the run's secret is unpickled.
 
-Processes of this kernel use a Unix socket in a private directory, and show its token. Machines use
-zmq: see `router` and `uplink`. Secrets are made per run and passed by standard input or through a
-fork, never in an argument list.
+Processes of this kernel use a Unix socket in a private directory, and show its token, which is made
+per run and passed by standard input or through a fork, never in an argument list. Another machine
+has one connection for all its processes: the standard input and output of its agent, which the run
+itself has started.
 """
 
 from __future__ import annotations
@@ -18,16 +19,41 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pytest_mnode.protocol.socket_path import reachable
 
-if TYPE_CHECKING:
-    from pytest_mnode.protocol.router import Keys, Router
-
 _HEADER_BYTES = 4
+_NAME_BYTES = 2
+_SPACE = " "
+"""Between destinations, none of which has one."""
+_MARK = b"\0mnode-agent\0"
+"""Precedes the first frame of an agent's output: what its Python prints before is no frame."""
 _CHUNK_BYTES = 1 << 16
 _MOST_FDS = 16
+
+
+class Frames:
+    """Takes the bytes of a stream, in pieces of any size, and gives the messages in them."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that these bytes complete."""
+        self._data += data
+        found = []
+        while (whole := self._whole()) is not None:
+            found.append(whole)
+        return found
+
+    def _whole(self) -> bytes | None:
+        end = _HEADER_BYTES + int.from_bytes(self._data[:_HEADER_BYTES], "big")
+        if len(self._data) < max(end, _HEADER_BYTES):
+            return None
+        whole = bytes(self._data[_HEADER_BYTES:end])
+        del self._data[:end]
+        return whole
 
 
 class Pipe:
@@ -35,7 +61,7 @@ class Pipe:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._data = bytearray()
+        self._frames = Frames()
         self.fds: deque[int] = deque()
         """Received descriptors that were not taken yet, in order of arrival."""
 
@@ -84,27 +110,12 @@ class Pipe:
         for fd in fds:
             os.set_inheritable(fd, False)
             self.fds.append(fd)
-        self._data += data
-        found = []
-        while (whole := self._whole()) is not None:
-            found.append(whole)
-        return found
-
-    def _whole(self) -> bytes | None:
-        end = _HEADER_BYTES + int.from_bytes(self._data[:_HEADER_BYTES], "big")
-        if len(self._data) < max(end, _HEADER_BYTES):
-            return None
-        whole = bytes(self._data[_HEADER_BYTES:end])
-        del self._data[:end]
-        return whole
+        return self._frames.feed(data)
 
     def close(self) -> None:
         self._end.close()
         while self.fds:
             os.close(self.fds.popleft())
-
-
-_NAME_BYTES = 2
 
 
 def new_token() -> str:
@@ -115,8 +126,7 @@ class Switchboard:
     """Routes messages between peers by name: the hub's end of the channel, and on another machine
     the agent's end of its ranks' connections.
 
-    Processes of this kernel come to a Unix socket, which costs one system call a message; machines
-    to zmq, where there are any (`listen`).
+    Processes of this kernel come to a Unix socket, which costs one system call a message.
     """
 
     def __init__(self, path: str, token: str) -> None:
@@ -132,21 +142,20 @@ class Switchboard:
         self.descriptor = self._epoll.fileno()
         """Readable when a message may have arrived since the last `arrived`."""
         self._connections: dict[int, _Connection] = {}
+        """By their descriptors."""
         self._peers: dict[str, _Connection] = {}
         self._arrived: deque[tuple[str, str, bytes]] = deque()
-        self._router: Router | None = None
 
-    def listen(self, addresses: Sequence[str]) -> tuple[int, Keys]:
-        """Also listen at these addresses of this machine, for other machines.
+    def take_machine(self, name: str, reads: int, writes: int) -> None:
+        """Also serve another machine by two pipes, the output and the input of its agent `name`;
+        the descriptors are closed with the connection."""
+        made = _Connection(reads, writes, self._epoll, name, _MARK)
+        self._connections[reads] = self._connections[writes] = self._peers[name] = made
 
-        Returns the port, one for all addresses, which the system chooses, and the keys of those
-        machines. Raises ClusterError if no common port can be bound.
-        """
-        from pytest_mnode.protocol.router import Router
-
-        self._router = Router()
-        self._epoll.register(self._router.descriptor, select.EPOLLIN)
-        return self._router.listen(addresses), self._router.keys
+    def drop(self, name: str) -> None:
+        """End the connection of a peer, if it has one."""
+        if (connection := self._peers.get(name)) is not None:
+            self._drop(connection)
 
     def arrived(self) -> Iterator[tuple[str, str, bytes]]:
         """(source, destination, payload) of every message that has arrived.
@@ -156,54 +165,57 @@ class Switchboard:
         self._read()
         while self._arrived:
             yield self._arrived.popleft()
-        if self._router is not None:
-            yield from self._router.arrived()
 
     def send(self, destinations: Iterable[str], source: str, payload: bytes) -> None:
-        """Send to these peers; without effect for one that is not connected, or no longer."""
-        frame, elsewhere = Pipe.framed(_frame(source, payload)), []
+        """Send to these peers, once to each machine; without effect for one that is not connected,
+        or no longer."""
+        frame, machines = b"", dict[_Connection, list[str]]()
         for destination in destinations:
-            if (peer := self._peers.get(destination)) is not None:
-                peer.send(frame)
+            peer = self._peers.get(destination)
+            if peer is None:
+                continue
+            if peer.is_machine:
+                machines.setdefault(peer, []).append(destination)
             else:
-                elsewhere.append(destination)
-        if elsewhere and self._router is not None:
-            self._router.send(elsewhere, source, payload)
+                frame = frame or Pipe.framed(_frame(source, payload))
+                peer.send(frame)
+        for machine, names in machines.items():
+            machine.send(_carried(source, _SPACE.join(names), payload))
 
     def close(self) -> None:
-        for connection in [*self._connections.values()]:
+        for connection in {*self._connections.values()}:
             self._drop(connection)
         self._epoll.close()
         self._listener.close()
-        if self._router is not None:
-            self._router.close()
 
     def _read(self) -> None:
         for number, events in self._epoll.poll(0):
             if number == self._listener.fileno():
                 self._accept()
             elif (connection := self._connections.get(number)) is not None:
-                if events & select.EPOLLOUT:
+                if events & select.EPOLLOUT or number != connection.reads:
                     connection.send(b"")
-                if events & ~select.EPOLLOUT:
+                if events & ~select.EPOLLOUT and number == connection.reads:
                     self._take(connection)
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 end, _ = self._listener.accept()
-                end.setblocking(False)
-                self._connections[end.fileno()] = _Connection(end, self._epoll)
+                fd = end.detach()
+                self._connections[fd] = _Connection(fd, fd, self._epoll)
 
     def _take(self, connection: _Connection) -> None:
         try:
-            frames = connection.pipe.receive()
+            frames = connection.receive()
         except EOFError:
             self._drop(connection)
             return
         for frame in frames:
             name, payload = _parts(frame)
-            if connection.name:
+            if connection.is_machine:
+                self._take_carried(connection, name, *_parts(payload))
+            elif connection.name:
                 if name:  # otherwise the message is malformed
                     self._arrived.append((connection.name, name, payload))
             elif name and hmac.compare_digest(payload, self.token.encode()):
@@ -213,42 +225,93 @@ class Switchboard:
                 self._drop(connection)
                 return
 
+    def _take_carried(
+        self, machine: _Connection, source: str, destination: str, payload: bytes
+    ) -> None:
+        if destination:
+            self._peers[source] = machine
+        else:
+            self._peers.pop(source, None)
+        self._arrived.append((source, destination, payload))
+
     def _drop(self, connection: _Connection) -> None:
-        if self._peers.get(connection.name) is connection:
-            del self._peers[connection.name]
-            self._arrived.append((connection.name, "", b""))
-        del self._connections[connection.pipe.fileno()]
-        self._epoll.unregister(connection.pipe.fileno())
-        connection.pipe.close()
+        names = [connection.name]
+        if connection.is_machine:
+            names = [name for name, peer in self._peers.items() if peer is connection]
+        for name in names:
+            if self._peers.get(name) is connection:
+                del self._peers[name]
+                self._arrived.append((name, "", b""))
+        for fd in {connection.reads, connection.writes}:
+            del self._connections[fd]
+        connection.close()
 
 
 class _Connection:
-    """The hub's end of a connection from a process of this kernel, which never blocks the hub.
+    """A connection that never blocks its user: a socket, or two pipes of a machine.
 
     name: of the peer; "" until its first frame has shown the token.
     """
 
-    def __init__(self, end: socket.socket, epoll: select.epoll) -> None:
-        self.pipe = Pipe(end)
-        self.name = ""
-        self._end, self._epoll = end, epoll
+    def __init__(
+        self, reads: int, writes: int, epoll: select.epoll, name: str = "", mark: bytes = b""
+    ) -> None:
+        """mark: what precedes the first frame."""
+        self.reads, self.writes = reads, writes
+        self.name = name
+        self.is_machine = reads != writes
+        self._epoll = epoll
+        self._mark, self._before = mark, b""
+        self._frames = Frames()
         self._unsent = bytearray()
-        epoll.register(end, select.EPOLLIN)
+        for fd in (reads, writes):
+            os.set_blocking(fd, False)
+        epoll.register(reads, select.EPOLLIN)
 
-    def send(self, frame: bytes) -> None:
-        """Send the frame, if any, as far as there is room; the rest as soon as there is."""
-        waited = bool(self._unsent)
-        self._unsent += frame
+    def receive(self) -> list[bytes]:
+        """The messages that have arrived. Raises EOFError at the end of the stream."""
         try:
-            sent = self._end.send(self._unsent)
+            data = os.read(self.reads, _CHUNK_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError
+        if self._mark:
+            self._before += data
+            _, mark, data = self._before.partition(self._mark)
+            if not mark:
+                return []
+            self._mark, self._before = b"", b""
+        return self._frames.feed(data)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as far as there is room; the rest as soon as there is."""
+        waited = bool(self._unsent)
+        self._unsent += data
+        try:
+            sent = os.write(self.writes, self._unsent) if self._unsent else 0
         except BlockingIOError:
             sent = 0
         except OSError:  # it ended, which `receive` shows
             sent = len(self._unsent)
         del self._unsent[:sent]
-        if waited != bool(self._unsent):
-            out = select.EPOLLOUT if self._unsent else 0
-            self._epoll.modify(self._end, select.EPOLLIN | out)
+        waits = bool(self._unsent)
+        if waited == waits:
+            return
+        if not self.is_machine:
+            self._epoll.modify(self.reads, select.EPOLLIN | (select.EPOLLOUT if waits else 0))
+        elif waits:
+            self._epoll.register(self.writes, select.EPOLLOUT)
+        else:
+            self._epoll.unregister(self.writes)
+
+    def close(self) -> None:
+        for fd in {self.reads, self.writes}:
+            if fd == self.reads or self._unsent:
+                self._epoll.unregister(fd)
+            os.close(fd)
 
 
 def _frame(name: str, payload: bytes) -> bytes:
@@ -261,6 +324,11 @@ def _parts(frame: bytes) -> tuple[str, bytes]:
     """The inverse of `_frame`; no name if the frame is malformed."""
     end = _NAME_BYTES + int.from_bytes(frame[:_NAME_BYTES], "big")
     return frame[_NAME_BYTES:end].decode(errors="replace"), frame[end:]
+
+
+def _carried(source: str, destinations: str, payload: bytes) -> bytes:
+    """A message in the stream of a machine."""
+    return Pipe.framed(_frame(source, _frame(destinations, payload)))
 
 
 def waking_pair() -> tuple[socket.socket, socket.socket]:
@@ -415,3 +483,48 @@ class UnixLine(Line):
     def close(self) -> None:
         if os.getpid() == self._pid:
             self._pipe.close()
+
+
+class Uplink(Line):
+    """A machine's connection to the hub, for its agent and all of its ranks."""
+
+    def __init__(self, name: str, reads: int, writes: int, ranks: Switchboard) -> None:
+        """name: of the agent. reads, writes: its own standard input and output."""
+        self._name, self._ranks = name, ranks
+        self._epoll = select.epoll()
+        self._hub = _Connection(reads, writes, self._epoll)
+        self._hub.send(_MARK)
+        self._epoll.register(ranks.descriptor, select.EPOLLIN)
+        self.descriptor = self._epoll.fileno()
+        self._arrived: deque[tuple[str, bytes]] = deque()
+
+    def send_bytes(self, destination: str, payload: bytes) -> None:
+        self._hub.send(_carried(self._name, destination, payload))
+
+    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
+        """Also carries the messages of the ranks, both ways. Raises EOFError if the hub ended."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._carry()
+            if self._arrived:
+                self.sender, payload = self._arrived.popleft()
+                return payload
+            left_s = None if end is None else end - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            self._epoll.poll(left_s)
+
+    def _carry(self) -> None:
+        self._hub.send(b"".join(_carried(*message) for message in self._ranks.arrived()))
+        for frame in self._hub.receive():
+            source, rest = _parts(frame)
+            names, payload = _parts(rest)
+            destinations = names.split(_SPACE)
+            if self._name in destinations:
+                self._arrived.append((source, payload))
+            else:
+                self._ranks.send(destinations, source, payload)
+
+    def close(self) -> None:
+        self._hub.close()
+        self._epoll.close()

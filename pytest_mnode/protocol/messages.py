@@ -226,7 +226,7 @@ class AgentOrder:
 
     path, token: of the switchboard that the agent's ranks speak to: the hub's, or the agent's own
     if its node is another machine, where it makes a directory of its own (run_dir is empty then).
-    endpoint, keys: of the hub, for an agent on another machine.
+    remote: the agent's node is another machine: its standard input and output lead to the hub.
     run_id: value of the variable RUN in processes that the controller starts on the agent's nodes.
     prefixes: prefixes of the controller's Python, if the nodes run
     another one. own_sys_path: sys.path of the agent's own Python.
@@ -242,21 +242,15 @@ class AgentOrder:
     log_dir: str
     path: str = ""
     token: str = ""
-    endpoint: str = ""
-    keys: dict[str, str] = field(default_factory=dict)
     nodes: tuple[NodeEntry, ...] = ()
     sys_path: tuple[str, ...] = field(default=())
     run_id: str = ""
+    remote: bool = False
     prefixes: tuple[str, ...] = ()
     own_sys_path: tuple[str, ...] = ()
     incarnation: int = 0
     open_files: int | None = None
     silence_s: float = 15.0
-
-    @property
-    def remote(self) -> bool:
-        """Whether the agent's node is another machine."""
-        return bool(self.endpoint)
 
     @property
     def peer(self) -> str:

@@ -59,7 +59,7 @@ class World:
         self.heard: deque[bytes] = deque()
         """What the hub has received and the test has not taken."""
         ours, self.fork_server = Pipe.pair()
-        self.agent = Agent(order, self.line, ours, FORK_SERVER_PID)
+        self.agent = Agent(order, self.line, ours, FORK_SERVER_PID, input_fd=0)
         self.launchers: dict[str, Pipe] = {}
 
     def turn_until(self, condition: Callable[[], Any]) -> Any:
@@ -310,7 +310,7 @@ def test_silence_of_the_hub_ends_an_agent_on_another_machine(
 ) -> None:
     clock = SimpleNamespace(seconds=100.0)
     around.agent._clock = SimpleNamespace(now=lambda: clock.seconds)  # type: ignore[assignment]
-    around.agent.order = AgentOrder(0, "", "", endpoint="tcp://a:1")
+    around.agent.order = AgentOrder(0, "", "", remote=True)
     assert around.agent.turn(), "the agent has no message from the hub yet, and waits"
     around.order(BEAT)
     around.turn_until(lambda: around.agent._heard)

@@ -54,19 +54,12 @@ class RunningAgent:
             0, str(self.run_dir), str(directory), self.hub.path, "token", run_id=str(self.run_dir)
         )
         if remote:
-            port, keys = self.hub.listen(["127.0.0.1"])
-            order = dataclasses.replace(
-                order,
-                run_dir="",
-                path="",
-                token="",
-                endpoint=f"tcp://127.0.0.1:{port}",
-                keys=dataclasses.asdict(keys),
-            )
+            order = dataclasses.replace(order, run_dir="", path="", token="", remote=True)
         self.program = subprocess.Popen(
             [sys.executable, "-c", AGENT, below],
             cwd=directory,
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             env={**clean_env(), "TMPDIR": str(self.machine)},
         )
         assert self.program.stdin is not None
@@ -122,6 +115,21 @@ def test_the_directory_of_the_run_is_removed(tmp_path: Path) -> None:
     agent.end()
     assert not agent.run_dir.exists()
     assert agent.machine.exists()
+
+
+def test_ranks_have_no_part_in_the_agents_own_streams(tmp_path: Path) -> None:
+    """What a rank reads or prints is no message of the hub, and none holds the connection open."""
+    agent = RunningAgent(tmp_path, remote=True)
+    pids = agent.program.pid, agent.fork_server()
+    in_agent, below = [
+        {one.name: str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()} for pid in pids
+    ]
+    assert [in_agent["0"], below["0"]] == [os.devnull, os.devnull]
+    assert below["1"] == below["2"]
+    pipe = f"pipe:[{os.fstat(agent.program.stdin.fileno()).st_ino}]"  # type: ignore[union-attr]
+    assert pipe in in_agent.values()
+    assert pipe not in below.values()
+    agent.end()
 
 
 @pytest.mark.parametrize("here", [False, True], ids=["another machine", "the controller's"])

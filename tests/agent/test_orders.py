@@ -36,14 +36,7 @@ ORDER = AgentOrder(
 )
 
 
-ELSEWHERE = replace(
-    ORDER,
-    path="",
-    token="",
-    run_dir="",
-    endpoint="tcp://10.0.0.9:4000",
-    keys={"server_public": "a", "client_public": "b", "client_secret": "c"},
-)
+ELSEWHERE = replace(ORDER, path="", token="", run_dir="", remote=True)
 """For an agent on another machine."""
 
 

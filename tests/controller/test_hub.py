@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import threading
 from collections import deque
@@ -98,6 +99,15 @@ class Switchboard:
         while self.queued:
             yield self.queued.popleft()
 
+    pipes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def take_machine(self, name: str, *pipes: int) -> None:
+        self.pipes[name] = pipes
+
+    def drop(self, name: str) -> None:
+        for fd in self.pipes.pop(name, ()):
+            os.close(fd)
+
     def send(self, destinations: Sequence[str], source: str, payload: bytes) -> None:
         sent = pickle.loads(payload) if payload != BEAT else None
         self.sent += [sent] * len(destinations)
@@ -109,8 +119,7 @@ def launcher() -> TwoMachines:
 
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
-    ends = {"n0": "tcp://a:1", "n1": "tcp://b:1"}
-    place = RunDirectories("", "", str(directory), str(directory), ends)
+    place = RunDirectories("", "", str(directory), str(directory))
     facts = PoolFacts("gloo", 0, str(directory), 1)
     switchboard: Any = Switchboard()
     return Hub(launcher, switchboard, facts, place)

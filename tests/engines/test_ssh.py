@@ -64,9 +64,8 @@ CONTROLLER = """
 
     def pytest_collection_finish(session):
         if RUN in session.config.stash and session.config.stash[RUN].pool is not None:
-            keys = session.config.stash[RUN].pool.keys
             path = pathlib.Path(session.config.rootpath, "secret")
-            path.write_text(keys.client_secret)
+            path.write_text(session.config.stash[RUN].pool.token)
 
     def pytest_runtest_logreport(report):
         if report.failed:

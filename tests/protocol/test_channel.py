@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from socket import create_server
 from typing import Any
 
 import pytest
-import zmq
 
-from pytest_mnode.protocol.channel import Line, LocalLine, Switchboard, UnixLine, new_token
-from pytest_mnode.protocol.router import Keys
-from pytest_mnode.protocol.uplink import Uplink
+from pytest_mnode.protocol.channel import (
+    Line,
+    LocalLine,
+    Switchboard,
+    UnixLine,
+    Uplink,
+    new_token,
+)
 from tests.waiting import until
 
 LONG_S = 20.0
@@ -44,11 +48,6 @@ def switchboard(tmp_path: Path) -> Iterator[Switchboard]:
     board.close()
 
 
-def listen(board: Switchboard) -> tuple[str, Keys]:
-    port, keys = board.listen(["127.0.0.1"])
-    return f"tcp://127.0.0.1:{port}", keys
-
-
 def local(board: Switchboard, name: str) -> UnixLine:
     return UnixLine(name, board.path, board.token)
 
@@ -58,21 +57,26 @@ class Machine:
 
     def __init__(self, board: Switchboard, directory: Path) -> None:
         self.ranks = Switchboard(f"{directory}/ranks", new_token())
-        self.uplink = Uplink("agent/0", *listen(board), self.ranks)
+        (up, to_hub), (from_hub, down) = os.pipe(), os.pipe()
+        os.write(to_hub, b"what Python prints as it starts\n")
+        board.take_machine("agent/0", up, down)
+        self.uplink = Uplink("agent/0", from_hub, to_hub, self.ranks)
         self.heard: list[bytes] = []
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
-        while not self.over.is_set():
-            if (payload := self.uplink.receive_bytes(0.02)) is not None:
-                self.heard.append(payload)
+        with contextlib.suppress(EOFError):
+            while not self.over.is_set():
+                if (payload := self.uplink.receive_bytes(0.02)) is not None:
+                    self.heard.append(payload)
 
     def close(self) -> None:
         self.over.set()
         self._thread.join()
-        self.uplink.close()
+        with contextlib.suppress(OSError):
+            self.uplink.close()
         self.ranks.close()
 
 
@@ -83,15 +87,13 @@ def machine(switchboard: Switchboard, tmp_path: Path) -> Iterator[Machine]:
     made.close()
 
 
-@pytest.fixture(params=["of this kernel", "another machine", "of another machine"])
+@pytest.fixture(params=["of this kernel", "of another machine"])
 def line(request: pytest.FixtureRequest, switchboard: Switchboard) -> Iterator[Line]:
     """The connection of rank/1."""
-    if request.param == "of this kernel":
-        made: Line = local(switchboard, "rank/1")
-    elif request.param == "another machine":
-        made = Uplink("rank/1", *listen(switchboard))
-    else:
-        made = local(request.getfixturevalue("machine").ranks, "rank/1")
+    at = switchboard
+    if request.param == "of another machine":
+        at = request.getfixturevalue("machine").ranks
+    made = local(at, "rank/1")
     yield made
     made.close()
 
@@ -215,69 +217,60 @@ def test_a_peer_whose_hub_has_ended_is_told_so(tmp_path: Path, folder: str) -> N
     line.close()
 
 
-def strangers(endpoint: str, keys: Keys, other: Keys) -> list[zmq.Socket[bytes]]:
-    """Peers without a key, with another client's key, or with a wrong key of the server."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    sockets = []
-    for server, public, secret in (
-        (None, "", ""),
-        (keys.server_public, other.client_public, other.client_secret),
-        (other.server_public, keys.client_public, keys.client_secret),
-    ):
-        socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.identity = b"client/1"
-        if server is not None:
-            socket.curve_serverkey = server.encode()
-            socket.curve_publickey = public.encode()
-            socket.curve_secretkey = secret.encode()
-        socket.connect(endpoint)
-        sockets.append(socket)
-    return sockets
-
-
-def test_a_peer_without_the_key_is_ignored_and_gets_nothing(
-    switchboard: Switchboard, tmp_path: Path
+def test_a_machine_that_left_gets_nothing_nor_do_its_ranks(
+    switchboard: Switchboard, machine: Machine
 ) -> None:
-    endpoint, keys = listen(switchboard)
-    another = Switchboard(f"{tmp_path}/another", new_token())
-    sockets = strangers(endpoint, keys, listen(another)[1])
-    for socket in sockets:
-        socket.send_multipart([b"client/1", b"hub", pickle.dumps(Bomb())])
-    unknown = UnixLine("client/1", switchboard.path, another.token)
+    line = local(machine.ranks, "rank/1")
+    line.send("hub", "hello")
+    assert receive(switchboard, LONG_S) == ("rank/1", "hub", pickle.dumps("hello", 5))
+    switchboard.drop("agent/0")
+    switchboard.send(["agent/0", "rank/1"], "hub", b"x")
+    assert {receive(switchboard, LONG_S) for _ in range(2)} == {
+        ("agent/0", "", b""),
+        ("rank/1", "", b""),
+    }
+    machine._thread.join(LONG_S)
+    assert not machine._thread.is_alive(), "the end of its input tells the machine"
+    line.close()
+
+
+def test_what_a_dead_machine_does_not_read_is_dropped(
+    switchboard: Switchboard, machine: Machine
+) -> None:
+    machine.uplink.send_bytes("hub", b"beat")
+    assert receive(switchboard, LONG_S) == ("agent/0", "hub", b"beat")
+    machine.over.set()
+    machine._thread.join()
+    switchboard.send(["agent/0"], "hub", b"x" * 3_000_000)  # more than the pipe holds
+    machine.uplink.close()
+    assert receive(switchboard, LONG_S) == ("agent/0", "", b"")
+
+
+def test_a_peer_without_the_token_is_ignored_and_gets_nothing(switchboard: Switchboard) -> None:
+    unknown = UnixLine("client/1", switchboard.path, new_token())
     unknown.send("hub", Bomb())
     assert receive(switchboard, 0.5) is None
     switchboard.send(["client/1"], "hub", b"secret")
-    assert not any(socket.poll(200) for socket in sockets)
     with pytest.raises(EOFError):
         unknown.receive(LONG_S)
     assert not Bomb.exploded
-    # The switchboard still serves peers with the key.
-    for line in (Uplink("rank/1", endpoint, keys), local(switchboard, "rank/1")):
-        line.send("hub", "here")
-        assert receive(switchboard, LONG_S) == ("rank/1", "hub", pickle.dumps("here", 5))
-        line.close()
-    another.close()
-    for socket in sockets:
-        socket.close()
+    line = local(switchboard, "rank/1")  # the switchboard still serves peers with the token
+    line.send("hub", "here")
+    assert receive(switchboard, LONG_S) == ("rank/1", "hub", pickle.dumps("here", 5))
+    line.close()
 
 
 def test_a_malformed_message_is_skipped(switchboard: Switchboard, line: Line) -> None:
     line.send_bytes("", b"to nobody")
     line.send_bytes("hub", b"the next")
     heard = receive(switchboard, LONG_S)
-    while heard is not None and not heard[1]:  # zmq delivers what has three parts
+    while heard is not None and not heard[1]:  # a machine delivers what has three parts
         heard = receive(switchboard, LONG_S)
     assert heard == ("rank/1", "hub", b"the next")
 
 
-def test_keys_are_new_in_each_run(switchboard: Switchboard, tmp_path: Path) -> None:
-    another = Switchboard(f"{tmp_path}/another", new_token())
-    assert another.token != switchboard.token
-    ours, theirs = listen(switchboard)[1], listen(another)[1]
-    assert ours.server_public != theirs.server_public
-    assert ours.client_secret != theirs.client_secret
-    another.close()
+def test_tokens_are_new_in_each_run() -> None:
+    assert new_token() != new_token()
 
 
 def test_a_message_to_a_line_of_this_process_ends_its_wait() -> None:
@@ -299,17 +292,3 @@ def test_a_line_of_this_process_waits_no_longer_than_it_may() -> None:
     assert line.receive(0.1) is None
     assert 0.1 <= time.monotonic() - began < LONG_S / 2
     line.close()
-
-
-@pytest.mark.parametrize("reconnects", [True, False])
-def test_whether_a_connection_is_made_again_by_itself(reconnects: bool) -> None:
-    keys = Keys(*(key.decode() for key in (*zmq.curve_keypair(), zmq.curve_keypair()[1])))
-    with create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        line = Uplink("n1", f"tcp://127.0.0.1:{port}", keys, reconnects=reconnects)
-        server.settimeout(30.0)
-        server.accept()[0].close()
-        server.settimeout(30.0 if reconnects else 0.5)  # zmq's own interval is 0.1 s
-        with nullcontext() if reconnects else pytest.raises(TimeoutError):
-            server.accept()[0].close()
-        line.close()

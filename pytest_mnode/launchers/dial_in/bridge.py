@@ -30,6 +30,7 @@ import psutil
 
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.launchers.cleanup import child
+from pytest_mnode.launchers.dial_in.connections import Router
 from pytest_mnode.launchers.dial_in.node import DialOrder
 from pytest_mnode.launchers.hosts import compress, expand
 from pytest_mnode.launchers.node import count
@@ -39,7 +40,6 @@ from pytest_mnode.launchers.remote.node_streams import NodeStream
 from pytest_mnode.launchers.remote.run_all import NAME_PYTHON
 from pytest_mnode.processes import KILLED_S
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.router import Router
 
 ENDS_S = 6.5
 """Time for the nodes to end what runs there, after which the site's commands are signalled."""
@@ -246,11 +246,11 @@ class DialBridge(bridge.Bridge):
     # Messages.
 
     def _send(self, peer: str, data: bytes) -> None:
-        self._router.send((peer,), "bridge", data)
+        self._router.send(peer, data)
         asyncio.get_running_loop().call_soon(self._read)  # its descriptor tells of a change once
 
     def _read(self) -> None:
-        for peer, _, data in self._router.arrived():
+        for peer, data in self._router.arrived():
             if (stream := self._streams.get(peer)) is not None:
                 self.nodes.feed(stream, data)
             elif (first := wire.Frames().feed(data)) and first[0][0] == wire.NAMES:
@@ -281,7 +281,7 @@ class DialBridge(bridge.Bridge):
     def end(self) -> None:
         """End what runs on the nodes, then the site's commands."""
         for peer in self._streams:
-            self._router.send((peer,), "bridge", wire.frame(wire.HANG_UP))
+            self._router.send(peer, wire.frame(wire.HANG_UP))
         ended = self._wait(ENDS_S if self.at else 0.0)
         for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILLED_S)):
             if not ended:

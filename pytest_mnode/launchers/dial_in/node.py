@@ -18,11 +18,10 @@ from typing import Self
 
 import psutil
 
+from pytest_mnode.launchers.dial_in.connections import Dealer, Keys
 from pytest_mnode.launchers.remote import remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
 from pytest_mnode.protocol import address
-from pytest_mnode.protocol.router import Keys
-from pytest_mnode.protocol.uplink import Uplink
 
 _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_TASK_", "FLUX_JOB_")
 """Variables of this program as a task of the site's command, which no command may inherit."""
@@ -97,7 +96,7 @@ def names() -> dict[str, object]:
 class DialedIn(remote_exec.Stdio):
     """The stream over a line to the bridge."""
 
-    def __init__(self, line: Uplink) -> None:
+    def __init__(self, line: Dealer) -> None:
         self._line = line
         self.greeting = wire.frame(wire.NAMES, 0, json.dumps(names()).encode())
 
@@ -107,10 +106,10 @@ class DialedIn(remote_exec.Stdio):
         return self._line.pending
 
     def read(self) -> bytes | None:
-        return self._line.receive_bytes(0)
+        return self._line.receive()
 
     def write(self, data: bytearray) -> int:
-        self._line.send_bytes("bridge", bytes(data))
+        self._line.send(bytes(data))
         return len(data)
 
 
@@ -118,8 +117,7 @@ def main(file: str) -> None:
     remote_exec.adopt_orphans(b"mnode-node")
     order = read_order(Path(file))
     name = f"node/{uuid.uuid4().hex}"
-    # With a gap in its frames the stream is lost: silence then ends both sides.
-    line = Uplink(name, way_to(order), order.keys, reconnects=False)
+    line = Dealer(name, way_to(order), order.keys)
     for one in [] if order.step else list(os.environ):
         if one.startswith(_OF_STARTERS) and one not in OF_THE_JOB:
             del os.environ[one]

@@ -2,6 +2,5 @@
 
 The launcher runs in the controller. The bridge is one program per run, held by the cleanup daemon:
 it creates the run's objects, watches its pods, carries commands to them over exec streams, and
-deletes the objects in the end. pod_wait and pod_relay run in pods. manifest and pods are
-values.
+deletes the objects in the end. pod_wait runs in pods. manifest and pods are values.
 """

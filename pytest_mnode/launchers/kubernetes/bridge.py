@@ -4,8 +4,7 @@ Creates the run's object, watches its pods, holds a stream to a program in each,
 object on SIGTERM. SOCKET appears once the object exists. The launcher also gets {"owner": …}, a
 reference to the object; and changes of pods: {"pods": {host: {"node", "address", "pod"}}},
 {"problem": …}, {"waiting": text}, {"lost": host, "why": …}, {"back": host, …}. A stream that has
-ended is {"broken": host, "why": …}. The reply to the request {"relay": port} is {"relays": {host:
-port}}.
+ended is {"broken": host, "why": …}; it is opened again while its pod exists.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
-from pytest_mnode.launchers.kubernetes import pod_relay
 from pytest_mnode.launchers.kubernetes.api import (
     Api,
     ApiError,
@@ -33,7 +31,6 @@ from pytest_mnode.launchers.kubernetes.api import (
 )
 from pytest_mnode.launchers.kubernetes.manifest import GROUPS, PodsOfRun, pods_of_run
 from pytest_mnode.launchers.kubernetes.pods import PodState
-from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote import bootstrap, bridge
@@ -68,7 +65,6 @@ class BridgeSettings:
     manifest: dict[str, Any]
     run_id: str
     nodes: int
-    python: str
     wait: list[str]
     wait_s: float
     alive: str
@@ -125,7 +121,9 @@ class KubernetesBridge(bridge.Bridge):
         )
         self.pods = RunPods(settings.nodes, replaced=self.run.replaces)
         self.owner: dict[str, str] = {}
-        self._relays: Relays | None = None
+        self._argv: Sequence[str] = ()
+        self._trying: dict[str, asyncio.Task[str]] = {}
+        """The last try to open a host's stream, by host."""
         self._carried: dict[str, asyncio.Task[None]] = {}
         """What carries a host's stream, by host."""
 
@@ -201,10 +199,6 @@ class KubernetesBridge(bridge.Bridge):
             self.tell(event)
             if "lost" in event:
                 self.nodes.lose(event["lost"], event["why"])
-            if self._relays is not None and "lost" in event:
-                self._relays.end(event["lost"])
-            if self._relays is not None and "back" in event:
-                self._relays.start(event["back"])
 
     async def _look(self, name: str) -> None:
         """Read a pod once more, ahead of the watch; does nothing if the API server is away."""
@@ -254,7 +248,14 @@ class KubernetesBridge(bridge.Bridge):
     # Streams.
 
     async def open(self, host: str, argv: Sequence[str], within_s: float) -> str:
-        """See Bridge. argv: of the program in the pod."""
+        """See Bridge. argv: of the program in the pod. Joins a try that is under way."""
+        self._argv, trying = argv, self._trying.get(host)
+        if trying is None or trying.done():
+            trying = asyncio.ensure_future(self._try(host, argv, within_s))
+            self._trying[host] = trying
+        return await trying
+
+    async def _try(self, host: str, argv: Sequence[str], within_s: float) -> str:
         pod, loop = self.pods.hosts.get(host), asyncio.get_running_loop()
         if pod is None or pod.over:
             return pod.over if pod else f"no pod {host}"
@@ -267,7 +268,7 @@ class KubernetesBridge(bridge.Bridge):
                 up.set_result("")
 
         stream = PodStream(greet, lambda data: self.nodes.feed(self.nodes.at[host], data))
-        stream.sent.put_nowait(bootstrap.source(self.settings.silence_s))
+        stream.sent.put_nowait(bootstrap.source(self.settings.silence_s, self.settings.alive))
         self.drop(host)
         task = self._carried[host] = self.do(self._carry(host, pod.name, argv, stream, up))
         try:
@@ -289,8 +290,10 @@ class KubernetesBridge(bridge.Bridge):
         """Run the program in a pod until its stream ends."""
         try:
             command = await Exec.start(self.api, pod, self.run.container, argv)
-            code, why = await command.run(stream)
-            why = why_over(code, [*stream.lines(), why], greeted=stream.greeted)
+            code, error = await command.run(stream)
+            why = why_over(code, [*stream.lines(), error], greeted=stream.greeted)
+            if stream.greeted and not error:
+                await self._look(pod)  # if the pod ends, that is the reason: the watch may be late
         except ApiError as error:
             why = str(error)
         if not up.done():
@@ -307,6 +310,16 @@ class KubernetesBridge(bridge.Bridge):
         """See Bridge. Whether the pod is lost is the watch's to say."""
         self.tell({"broken": host, "why": why})
         self.drop(host)
+        self.do(self._reopen(host))
+
+    async def _reopen(self, host: str) -> None:
+        """Open a stream again that broke: without one, its pod would end after a while."""
+        uid = self.pods.hosts[host].uid
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            if not self.nodes.at[host].lost or not self.pods.is_there(host, uid):
+                return
+            await self.open(host, self._argv, self.settings.connect_s)
 
     # Connections.
 
@@ -315,28 +328,6 @@ class KubernetesBridge(bridge.Bridge):
         self.tell({"owner": self.owner})
         if self.pods.up:
             self.tell(self.pods.event())
-
-    def obey(self, order: Mapping[str, Any]) -> None:
-        """See Bridge. Starts relays, too."""
-        if "relay" not in order:
-            super().obey(order)
-            return
-        settings, port = self.settings, int(order["relay"])
-        start = partial(Exec.start, self.api, container=self.run.container)
-        argv = pod_relay.argv(settings.python, settings.alive)
-        self._relays = Relays(
-            self.pods,
-            start,
-            argv,
-            port,
-            look=self._look,
-            report=self.tell,
-        )
-        self.do(self._start_relays(self._relays))
-
-    async def _start_relays(self, relays: Relays) -> None:
-        await asyncio.gather(*map(relays.start, self.pods.hosts))
-        self.tell({"relays": relays.ports})
 
     async def serve(self, path: Path) -> None:
         """See Bridge. Deletes the object at once when it is told to end."""

@@ -30,7 +30,6 @@ from pytest_mnode.spec import Spec
 
 SILENCE_S = 120.0
 """Silence of the run after which its pods end."""
-RELAY_S = 45.0
 DELETE_S = 9.0
 REPLACED_S = 60.0
 """Time in which a Job replaces a lost pod: its controller waits 10 s and more."""
@@ -46,7 +45,6 @@ class Kubernetes(RemoteLauncher):
     """
 
     name = "kubernetes"
-    relays = True
     starts_late = "the Python of its container is slow to start, or hangs"
 
     def __init__(
@@ -73,7 +71,6 @@ class Kubernetes(RemoteLauncher):
         self._lost: dict[str, str] = {}
         self._moved: dict[str, str] = {}
         """By lost host, where its new pod is, if that is on another node."""
-        self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
         self._pods: Mapping[str, Any] = {}
         """Node, address and pod, by host, once all run."""
@@ -119,20 +116,6 @@ class Kubernetes(RemoteLauncher):
         """The program in a pod."""
         return [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
 
-    def relay(self, port: int) -> dict[str, int]:
-        with self._news:
-            self._bridge.ask(relay=port)
-            self._news.wait_for(lambda: self._relay_ports is not None or self._bridge_why, RELAY_S)
-            if self._relay_ports is None:
-                why = self._bridge_why or f"no relay within {RELAY_S:g} s"
-                raise ClusterError(f"kubernetes: pods cannot reach this machine: {why}")
-            ports = self._relay_ports
-        names = {host: name for name, host in self._hosts_by_name.items()}
-        lost = {name: self._lost.get(h, "") for h, name in names.items() if h not in ports}
-        if lost:
-            raise unusable_nodes(lost, len(names), self.name)
-        return {names[host]: port for host, port in ports.items()}
-
     def _bridge_settings(self) -> BridgeSettings:
         alive = f"/tmp/.mnode-{self._run_id}"
         text = Path(pod_wait.__file__).read_text()
@@ -142,7 +125,6 @@ class Kubernetes(RemoteLauncher):
             manifest=self._manifest,
             run_id=self._run_id,
             nodes=self._count,
-            python=self.python,
             wait=[
                 *(self.python, "-I", "-S", "-c", text, alive),
                 *(f"{self._settings.k8s_wait_s + PULL_S + SILENCE_S:g}", f"{SILENCE_S:g}"),
@@ -202,8 +184,6 @@ class Kubernetes(RemoteLauncher):
                     self._problem = f": {why}"
                 case {"waiting": text}:
                     progress(f"pods are not up yet: {text}")
-                case {"relays": ports}:
-                    self._relay_ports = ports
                 case {"ended": why}:
                     self._bridge_why = f"the connection to the API server ended: {why}"
             self._news.notify_all()
@@ -221,7 +201,7 @@ class Kubernetes(RemoteLauncher):
                     self._lose(host, self._bridge_why)
 
     def _back(self, host: str, node: str, pod: str, address: str) -> None:
-        """A new pod of a host, or one that reaches this machine again."""
+        """A new pod of a host."""
         name = next(name for name, its_host in self._hosts_by_name.items() if its_host == host)
         if name != node:
             self._moved[host] = f"its new pod {pod} is on {node}"

@@ -1,7 +1,7 @@
 """The main process of a run's pod: waits until the run is over, or has been silent for too long.
 
 Only the standard library; its source is an argument of the image's Python. Arguments: the path of a
-file that pod_relay touches while the run lives, and two limits of silence in seconds after which
+file that remote_exec touches while the run lives, and two limits of silence in seconds after which
 the run is over: until the first touch, while the run waits for other pods, and from then on.
 """
 

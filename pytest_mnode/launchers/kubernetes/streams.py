@@ -54,7 +54,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
                 proxy=api.proxy,
                 additional_headers=await asyncio.to_thread(api.headers),
                 open_timeout=api.connect_s,
-                ping_interval=None,  # the relayed data has heartbeats of its own
+                ping_interval=None,  # what it carries has heartbeats of its own
                 max_size=None,
                 compression=None,
                 origin=api.host,  # type: ignore[arg-type]  # watches and logs want one
@@ -88,7 +88,7 @@ class Exec:
         return cls(await connected(api, path, (_V5, _V4)))
 
     async def run(self, streams: Streams) -> tuple[int, str]:
-        """Relay until the command has ended; its exit status, and the error if it has none."""
+        """Carry data until the command has ended; its exit status, and the error if it has none."""
         feeding = asyncio.create_task(self._feed(streams))
         try:
             return await self._show(streams)

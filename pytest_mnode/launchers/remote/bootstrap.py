@@ -18,16 +18,17 @@ _FUTURE = b"from __future__ import annotations\n"
 """Python accepts this import only at the beginning of a text."""
 
 
-def source(silence_s: float = wire.SILENCE_S) -> bytes:
+def source(silence_s: float = wire.SILENCE_S, alive: str = wire.ALIVE) -> bytes:
     """Bytes that BOOTSTRAP reads: a line that reads the program, then the program.
 
     silence_s: how long the stream may carry nothing before the program ends its commands.
+    alive: see wire.ALIVE.
     """
     text = _FUTURE
     for module in (listening_clock, wire, command_process, remote_exec):
         text += Path(module.__file__ or "").read_bytes().replace(_FUTURE, b"")
         if module is wire:
-            text += f"SILENCE_S = {silence_s!r}\n".encode()
+            text += f"SILENCE_S = {silence_s!r}\nALIVE = {alive!r}\n".encode()
     read = (
         f"b=b''\nwhile len(b)<{len(text)}:\n c=f.read({len(text)}-len(b))\n"
         " if not c:raise SystemExit\n b+=c\nexec(compile(b,'remote_exec','exec'))"

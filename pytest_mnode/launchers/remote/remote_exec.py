@@ -5,6 +5,7 @@ arrive: an order for each command (arguments, variables, directory), then its in
 heartbeats. Frames go back: the output of commands, heartbeats and exit statuses. Each command has a
 process above it (`keep`), which ends it with its descendants. When the stream ends, or is silent
 for too long, inputs end, commands get SIGTERM, and after GRACE_S their descendants are killed.
+A file is touched while bytes arrive, so that others on the node see whether the run lives.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if __package__:  # on a node, the sources of these modules may precede this one
         kill,
     )
     from pytest_mnode.launchers.remote.wire import (
+        ALIVE,
         BEAT,
         BEAT_S,
         CHUNK_BYTES,
@@ -42,6 +44,7 @@ if __package__:  # on a node, the sources of these modules may precede this one
         SIGNAL,
         SILENCE_S,
         TAKEN,
+        UNUSABLE,
         Frames,
         frame,
         taken,
@@ -54,6 +57,10 @@ DRAIN_S = 2.0
 PIPE_BYTES = 1 << 20
 """Most that a pipe holds, unless root has raised pipe-max-size."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class UnusableError(Exception):
+    """Why this node cannot be used."""
 
 
 def kill_all(limit_s: float = 5.0) -> None:
@@ -334,10 +341,15 @@ class Stdio:
 
 
 class RemoteExec:
-    """The commands of this node; `serve` runs until the stream is over, and nothing is left."""
+    """The commands of this node; `serve` runs until the stream is over, and nothing is left.
 
-    def __init__(self, stream: Stdio, silence_s: float = SILENCE_S) -> None:
+    alive: the file to touch; "" for none. Raises UnusableError if it cannot be written.
+    """
+
+    def __init__(self, stream: Stdio, silence_s: float = SILENCE_S, alive: str = ALIVE) -> None:
         self.stream, self.silence_s = stream, silence_s
+        self.alive, self.touched = alive, -BEAT_S
+        self.touch()
         self.frames = Frames()
         self.out = bytearray(stream.greeting)
         self.commands: dict[int, Command] = {}
@@ -420,6 +432,7 @@ class RemoteExec:
             self.hang_up()
             return
         self.heard = self.clock.now()
+        self.touch()
         for kind, number, payload in self.frames.feed(data):
             command = self.commands.get(number)
             if kind == ORDER:
@@ -438,6 +451,21 @@ class RemoteExec:
                 command.ahead -= int.from_bytes(payload, "big")
             elif kind == HANG_UP:
                 command.hang_up()
+
+    def touch(self) -> None:
+        """At most once per BEAT_S."""
+        if not self.alive or time.monotonic() < self.touched + BEAT_S:
+            return
+        self.touched = time.monotonic()
+        try:
+            with open(self.alive, "a"):  # noqa: PTH123  pathlib would cost its import
+                os.utime(self.alive)
+        except OSError as error:
+            folder = os.path.dirname(self.alive)  # noqa: PTH120
+            raise UnusableError(
+                f"cannot write {self.alive}: {error.strerror}; mount a writable volume, such as an "
+                f"emptyDir, at {folder}"
+            ) from None
 
     def start(self, number: int, order: dict[str, object]) -> None:
         try:
@@ -479,6 +507,9 @@ def main() -> None:
     try:
         RemoteExec(Stdio()).serve()
         status = 0
+    except UnusableError as error:
+        os.write(2, f"{error}\n".encode(errors="replace"))
+        status = UNUSABLE
     except BaseException as error:  # the other end reports the last line of a stream that ended
         os.write(2, f"mnode-node: {type(error).__name__}: {error}\n".encode(errors="replace"))
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 from pytest_mnode.launchers.cleanup import child
 from pytest_mnode.launchers.remote import bootstrap, bridge
 from pytest_mnode.launchers.remote.openssh import was_dropped, why_no_connection
-from pytest_mnode.launchers.remote.wire import CHUNK_BYTES, HANG_UP, HELLO, frame
+from pytest_mnode.launchers.remote.wire import CHUNK_BYTES, HANG_UP, HELLO, UNUSABLE, frame
 from pytest_mnode.processes import KILLED_S, end_programs
 
 AT_ONCE = 32
@@ -188,6 +188,8 @@ def why_over(code: int | None, printed: Sequence[str], *, greeted: bool) -> str:
     last = why_no_connection(printed)
     if greeted:
         return f"the connection was lost{': ' * bool(last)}{last}"
+    if code == UNUSABLE:
+        return last
     if code == 255:
         return last or "ssh ended and printed nothing"
     how = f"status {code}" if code is not None else "no status"

@@ -18,6 +18,10 @@ no end sends more than ROOM_BYTES ahead of it."""
 BEAT_S = 1.0
 SILENCE_S = 6.0
 """Unless --mnode-silence-limit says otherwise; longer than a busy machine delays a process."""
+ALIVE = ""
+"""Path on the node of a file that is touched while bytes arrive; "" for none."""
+UNUSABLE = 73
+"""Exit status of a node's program that cannot serve; the last line that it prints says why."""
 ROOM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 _HEAD_BYTES = 9

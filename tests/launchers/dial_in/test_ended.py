@@ -19,8 +19,8 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.dial_in import bridge, node
 from pytest_mnode.launchers.dial_in.bridge import DialBridge, DialSettings
+from pytest_mnode.launchers.dial_in.connections import Keys
 from pytest_mnode.launchers.dial_in.node import DialOrder
-from pytest_mnode.protocol.router import Keys
 from tests.launchers.dial_in.sites import ONHOST, SITES, Make, each, programs_of
 from tests.programs import write_program
 from tests.waiting import until

@@ -51,7 +51,7 @@ def use_kubeconfig(
 
 def settings(scratch: Path, **changes: Any) -> BridgeSettings:
     """Settings for one pod."""
-    plain = BridgeSettings("", "", MANIFEST, "r", 1, "python3", [], 9.0, "/x", str(scratch), LEFT)
+    plain = BridgeSettings("", "", MANIFEST, "r", 1, [], 9.0, "", str(scratch), LEFT)
     return replace(plain, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Objects of a run, commands in its pods, and ports to them end with the run."""
+"""Objects of a run, and commands in its pods, end with the run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.launchers.kubernetes import bridge
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 from pytest_mnode.launchers.kubernetes.pods import PodState
-from pytest_mnode.launchers.kubernetes.relays import Relays
-from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote import node_command
 from pytest_mnode.launchers.remote.bootstrap import BOOTSTRAP
@@ -124,22 +122,6 @@ def test_an_object_is_deleted_before_streams_are_closed(
     assert done == ["deleted", "closed", "closed"]
 
 
-class Endless:
-    """A command in a pod that ends only when it is cancelled."""
-
-    def __init__(self) -> None:
-        self.runs, self.cancelled = asyncio.Event(), False
-
-    async def run(self, _: object) -> tuple[int, str]:
-        self.runs.set()
-        try:
-            await asyncio.sleep(LIMIT_S)
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        return 0, ""
-
-
 class Pod:
     """A program in a pod, in place of Exec; it is the node's program of this machine."""
 
@@ -220,30 +202,6 @@ def test_a_pod_without_python_is_named(in_pod: Any) -> None:
         return why
 
     assert asyncio.run(call()) == "the server is gone"
-
-
-def test_a_relay_ends_with_its_pod() -> None:
-    """Also one whose program has not opened a port yet."""
-
-    async def keep() -> bool:
-        command = Endless()
-        pods = RunPods(1)
-        pods.heard(POD)
-
-        async def start_exec(*, pod: str, argv: Sequence[str]) -> Any:
-            return command
-
-        async def look(_: str) -> None: ...
-
-        relays = Relays(pods, start_exec, ["relay"], 1, look=look, report=lambda _: None)
-        tried = relays.start("0")
-        await command.runs.wait()
-        relays.end("0")
-        await tried
-        await asyncio.sleep(0.05)
-        return command.cancelled  # the end of the loop cancels it, too
-
-    assert asyncio.run(asyncio.wait_for(keep(), LIMIT_S))
 
 
 def test_the_bridge_ends_with_the_launcher(tmp_path: Path) -> None:

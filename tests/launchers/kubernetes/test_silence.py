@@ -15,7 +15,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.kubernetes import api as api_module
-from pytest_mnode.launchers.kubernetes import launcher, pod_streams, relay, streams
+from pytest_mnode.launchers.kubernetes import launcher, pod_streams, streams
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 from pytest_mnode.launchers.remote import launcher as remote_launcher
@@ -34,8 +34,7 @@ def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         api_module: ("REQUEST_S", "WATCH_S"),
         api_module.Api: ("connect_s",),
         pod_streams: ("_END_S",),
-        relay: ("OPEN_S",),
-        launcher: ("REQUEST_S", "RELAY_S", "_SLACK_S", "REPLACED_S"),
+        launcher: ("REQUEST_S", "_SLACK_S", "REPLACED_S"),
         remote_launcher: ("_SLACK_S",),
     }
     for module, names in limits.items():
@@ -74,15 +73,6 @@ def test_a_watch_that_falls_silent_ends(serve: Serve) -> None:
     assert list(Api().watch(PATH, {})) == [("ADDED", pod("a"))]
 
 
-def test_a_pod_that_opens_no_port() -> None:
-    async def wait() -> None:
-        never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        await relay.Relay(1).opened(never)
-
-    with pytest.raises(OSError, match=r"its Python opened no port within 0\.2 s"):
-        asyncio.run(wait())
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """A launcher whose bridge reads what it is told."""
@@ -90,11 +80,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
     made.launcher._bridge._events, bridge = socket.socketpair()
     with made.launcher._bridge._events, bridge:
         yield made
-
-
-def test_a_bridge_that_starts_no_relay(run: Run) -> None:
-    with pytest.raises(ClusterError, match=r"cannot reach this machine: no relay within 0\.2 s"):
-        run.launcher.relay(1)
 
 
 def test_a_bridge_that_reports_no_pod(run: Run) -> None:

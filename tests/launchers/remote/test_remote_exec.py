@@ -20,8 +20,10 @@ from pytest_mnode.launchers import node_env as node_env_module
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.launchers.remote.node_streams import NodeStreams
+from pytest_mnode.launchers.remote.stdio_bridge import why_over
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END
+from tests.waiting import until
 
 SET = {"NCCL_DEBUG": "INFO"}
 PASSED = {"NCCL_IB_HCA": "mlx5_9", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"}
@@ -130,6 +132,42 @@ def test_a_crash_of_the_remote_end_is_told_and_is_no_success() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith(b"mnode-node: JSONDecodeError: Expecting value")
+
+
+def test_a_file_is_touched_while_bytes_arrive_and_not_without(tmp_path: Path) -> None:
+    alive, frames, beats = tmp_path / "alive", wire.Frames(), 0
+    pipe = subprocess.PIPE
+    with subprocess.Popen(REMOTE_END, stdin=pipe, stdout=pipe) as program:
+        assert program.stdin is not None
+        assert isinstance(program.stdout, io.BufferedReader)
+        program.stdin.write(bootstrap.source(600.0, str(alive)))
+        program.stdin.flush()
+        assert program.stdout.readline() == wire.HELLO
+        assert alive.exists()
+        os.utime(alive, (0, 0))
+        while beats < 3:
+            beats += len(frames.feed(program.stdout.read1()))
+        assert alive.stat().st_mtime == 0
+        program.stdin.write(wire.frame(wire.BEAT))
+        program.stdin.flush()
+        until(lambda: alive.stat().st_mtime > 0)
+        program.stdin.close()
+
+
+def test_a_node_whose_file_system_is_read_only_says_so() -> None:
+    done = subprocess.run(
+        REMOTE_END,
+        input=bootstrap.source(alive="/proc/mnode-alive"),
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (wire.UNUSABLE, b"")
+    printed = done.stderr.decode()
+    assert printed.startswith("cannot write /proc/mnode-alive: ")
+    assert printed.endswith("; mount a writable volume, such as an emptyDir, at /proc\n")
+    line = printed.strip()
+    assert why_over(done.returncode, [line], greeted=False) == line
 
 
 def test_a_command_ends_with_its_input_although_its_output_is_still_read() -> None:
