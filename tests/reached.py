@@ -300,6 +300,8 @@ def _add_imports(found: Uses, modules: Mapping[str, str]) -> None:
         lazy = _in_functions(file) if of_package else set[int]()
         for name in graph.find_modules_directly_imported_by(module) & modules.keys():
             used = modules[name]
+            if COMMON.match(file) and used.startswith("tests/warm/"):
+                continue  # it starts tests of any kind, and is no part of what they test
             lines = graph.get_import_details(importer=module, imported=name)
             inside = all(line["line_number"] in lazy for line in lines)
             if fixtures and (names := _given_on(file, name)):

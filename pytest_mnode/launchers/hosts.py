@@ -202,6 +202,13 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     return parse_hosts(text, str(path))
 
 
+def _words(line: str) -> list[str]:
+    """Raises ValueError for a quote that is not closed."""
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split, lexer.escape = True, ""
+    return list(lexer)
+
+
 def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     """Hosts of a hostfile's text.
 
@@ -213,7 +220,7 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     for number, read in enumerate(text.splitlines(), 1):
         place = f"{where}:{number}"
         try:
-            words = shlex.split(_BLANKS.sub("=", read), comments=True)
+            words = _words(_BLANKS.sub("=", read))
         except ValueError as error:  # "No closing quotation"
             raise UsageError(f"{place}: {str(error).lower()}; {ACCEPTED}") from None
         if not words:
