@@ -33,7 +33,7 @@ class Limits:
 
     @property
     def first_word_s(self) -> float:
-        """For an agent's first message. Its connection to the hub is one of its own."""
+        """For an agent's first message: to start, and two ways over the node's stream."""
         return self.start_s + 2 * self.connect_s
 
     @property

@@ -116,11 +116,13 @@ def reap() -> list[tuple[int, int]]:
 
 
 def kill_descendants(limit_s: float = 5.0) -> None:
-    """SIGKILL and reap everything below this process (which adopts orphans), within `limit_s`."""
-    end = time.monotonic() + limit_s
+    """SIGKILL and reap everything below this process, also what is an orphan then, within
+    `limit_s`."""
+    end, killed = time.monotonic() + limit_s, set[int]()
     while time.monotonic() < end:
         below = descendants(os.getpid())
-        if not below:
+        killed.update(below)
+        if not below and all(map(has_ended, killed)):
             return
         for pid in below:
             kill(pid)

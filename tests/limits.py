@@ -500,11 +500,11 @@ GIVEN: Mapping[str, str] = {
     "limits.py Limits.silence_s":
         "launchers/remote/test_commands.py::test_silence_ends_both_sides",
     "limits.py Limits.start_s":
-        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+        "controller/test_agents.py::test_a_silent_agent_is_found",
     "limits.py Limits.agent_silence_s":
-        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+        "controller/test_agents.py::test_a_silent_agent_is_found",
     "limits.py Limits.first_word_s":
-        "controller/test_agents.py::test_a_silent_agent_names_the_endpoint_to_check",
+        "controller/test_agents.py::test_a_silent_agent_is_found",
     "limits.py Limits.imported_s":
         "controller/test_hub.py::test_a_node_whose_ranks_never_come_is_named",
     "limits.py Limits.ranks_s":

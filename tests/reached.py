@@ -54,9 +54,9 @@ ABOUT = {
     stage: re.compile(rf"(?!pytest_mnode/)|pytest_mnode/(?:{rooms})[/.]")
     for stage, rooms in {
         "red": "checks|criteria|evidence|faults|gang|machine|measuring|reference_job|spec",
-        "engines": "agent|backends|cluster|controller|fixtures|gang|jobs|launchers|plugin"
-        "|protocol|rank",
-        "machines": "checks|criteria|launchers|machine|measuring",
+        "engines": "agent|backends|cluster|controller|discover|env_reads|fixtures|gang|jobs"
+        "|launchers|limits|machine|outcome|plugin|protocol|rank|report_record",
+        "machines": "checks|criteria|evidence|launchers|machine|measuring|spec",
     }.items()
 }
 """Rooms that the tests of costly stages are about. A change elsewhere is held by the many tests of

@@ -103,10 +103,10 @@ _FINALIZERS_S = 3.0
 
 
 def main() -> None:
-    line = sys.stdin.readline()
-    if not line:
+    text = _first_line()
+    if not text:
         return
-    order = settled(read_order(line))
+    order = settled(read_order(text))
     open_files.give_back(order.open_files)
     reads, writes = _own_streams()
     sys.path[:] = sys_path_here(order.sys_path, order)
@@ -117,7 +117,7 @@ def main() -> None:
     server, pid = _fork_server(order, reads, writes)
     try:
         if order.remote:
-            ranks = Switchboard(order.path, order.token)
+            ranks = _ranks(order)
             agent = Agent(order, Uplink(order.peer, reads, writes, ranks), server, pid)
         else:
             line = UnixLine(order.peer, order.path, order.token)
@@ -132,6 +132,14 @@ def main() -> None:
         # On another machine, commands may have made files at the path of the controller's run_dir.
         if order.remote and not Path(order.run_id, "hub").exists():
             shutil.rmtree(order.run_id, ignore_errors=True)
+
+
+def _first_line() -> str:
+    """The first line of standard input; what follows it is the hub's, and stays there."""
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line.decode()
 
 
 def _own_streams() -> tuple[int, int]:
@@ -162,6 +170,14 @@ def _fork_server(order: AgentOrder, *streams: int) -> tuple[Pipe, int]:
     return ours, pid
 
 
+def _ranks(order: AgentOrder) -> Switchboard:
+    """Raises SystemExit, in one line, if this machine's directory takes no socket."""
+    try:
+        return Switchboard(order.path, order.token)
+    except OSError as error:
+        sys.exit(f"{order.path}: {error.strerror}; name a local directory: --mnode-env=TMPDIR=/tmp")
+
+
 class Agent:
     """Serves the hub for the nodes of this kernel."""
 
@@ -187,6 +203,7 @@ class Agent:
         self._fork_server_status: int | None = None
         self._clock = ListeningClock()
         self._heard: float | None = None
+        self._received = 0
         self._next_beat = 0.0
         self._poll = select.poll()
         for source in (input_fd, line.descriptor, fork_server.fileno()):
@@ -211,10 +228,11 @@ class Agent:
             self._next_beat = now + _BEAT_S
         try:
             while (payload := self.line.receive_bytes(0)) is not None:
-                self._heard = self._clock.now()
                 self._from_hub(payload)
         except EOFError:
             return False
+        if self.line.received != self._received:  # also a part of a message
+            self._received, self._heard = self.line.received, self._clock.now()
         wait_s = _ENDING_TURN_S if self.ending else max(0.0, self._next_beat - time.monotonic())
         ready = {source for source, _ in self._poll.poll(int(wait_s * 1000) + 1)}
         if self._input_fd in ready and not os.read(self._input_fd, 4096):

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,6 +64,7 @@ class _Agent:
     peer: str
     incarnation: int
     known: bool = False
+    received: int = 0
 
 
 class Channel(Protocol):
@@ -70,7 +72,11 @@ class Channel(Protocol):
 
     def send(self, destination: str, message: Any) -> None: ...
 
-    def take_machine(self, name: str, reads: int, writes: int) -> None: ...
+    def take_machine(
+        self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
+    ) -> None: ...
+
+    def received(self, name: str) -> int: ...
 
     def drop(self, name: str) -> None: ...
 
@@ -88,8 +94,7 @@ class Agents:
         self.nodes: list[tuple[Node, ...]] = []
         self._agents: list[_Agent] = []
         self.serving: dict[str, int] = {}
-        """Numbers of the agents that serve their nodes, by their names on the switchboard. An agent
-        of a lost node may still be heard once its network is back."""
+        """Numbers of the agents that serve their nodes, by their names on the switchboard."""
         self._own_id = uuid.uuid4().hex
 
     @property
@@ -161,7 +166,7 @@ class Agents:
         if program.stdout is not None:
             with program.stdin, program.stdout:
                 ends = os.dup(program.stdout.fileno()), os.dup(program.stdin.fileno())
-            self._channel.take_machine(order.peer, *ends)
+            self._channel.take_machine(order.peer, *ends, partial(_append, log))
         return _Agent(program, log, self.clock.now(), order.peer, incarnation)
 
     def _order(self, number: int, incarnation: int) -> AgentOrder:
@@ -195,7 +200,7 @@ class Agents:
         )
 
     def tell_all(self, message: Any) -> None:
-        """Send to every agent, to a new one after its first message: it is unreachable before."""
+        """Send to every agent, to a new one after its first message."""
         self._standing.append(message)
         for peer in self.known:
             self._channel.send(peer, message)
@@ -212,6 +217,9 @@ class Agents:
         """Agents that sent nothing for longer than they may, each with a text for the user."""
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
+            received = self._channel.received(agent.peer)
+            if agent.known and received != agent.received:  # also a part of a long message
+                agent.received, agent.heard = received, now
             remote = not self.launcher.shared_kernel
             first = remote and not agent.known
             limits = self.launcher.limits
@@ -269,3 +277,8 @@ class Agents:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(RUN) == self._own_id:
                     process.kill()
+
+
+def _append(log: Path, data: bytes) -> None:
+    with log.open("ab") as file:
+        file.write(data)

@@ -76,8 +76,7 @@ class Exchange:
         self._calls: deque[Callable[[], None]] = deque()
         self._local: dict[str, LocalLine] = {}
         self._lock = threading.RLock()
-        """Guards the switchboard. A user of it must also read what has arrived, because its
-        descriptor does not signal again what had arrived at its last use."""
+        """Guards the switchboard."""
         self._woken, self._waker = waking_pair()
         self._client_carries = False
         self._sleeps = False
@@ -184,10 +183,17 @@ class Exchange:
         """Send a message from the hub."""
         self.deliver(destination, HUB, pickle.dumps(message))
 
-    def take_machine(self, name: str, reads: int, writes: int) -> None:
+    def take_machine(
+        self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
+    ) -> None:
         """See Switchboard."""
         with self._lock:
-            self.switchboard.take_machine(name, reads, writes)
+            self.switchboard.take_machine(name, reads, writes, printed)
+
+    def received(self, name: str) -> int:
+        """See Switchboard."""
+        with self._lock:
+            return self.switchboard.received(name)
 
     def drop(self, name: str) -> None:
         """See Switchboard."""

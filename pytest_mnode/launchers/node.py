@@ -134,8 +134,9 @@ class Launcher:
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         """Local commands, one per node, that together run `argv` once on every node.
 
-        A command keeps the caller's working directory and standard streams, and its exit status is
-        that of `argv` (128 + signal if a signal ended it). Its environment follows the rule of
+        A command keeps the caller's working directory and standard streams, of which input and
+        output carry any bytes (no terminal, and the errors apart), and its exit status is that of
+        `argv` (128 + signal if a signal ended it). Its environment follows the rule of
         `node_env`: start it with `env.command(…)`. Raises NodeLostError if a node is off.
         """
         raise NotImplementedError

@@ -146,16 +146,25 @@ class Switchboard:
         self._peers: dict[str, _Connection] = {}
         self._arrived: deque[tuple[str, str, bytes]] = deque()
 
-    def take_machine(self, name: str, reads: int, writes: int) -> None:
+    def take_machine(
+        self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
+    ) -> None:
         """Also serve another machine by two pipes, the output and the input of its agent `name`;
-        the descriptors are closed with the connection."""
-        made = _Connection(reads, writes, self._epoll, name, _MARK)
+        the descriptors are closed with the connection.
+
+        printed: takes what its Python prints before the agent speaks.
+        """
+        made = _Connection(reads, writes, self._epoll, name, printed)
         self._connections[reads] = self._connections[writes] = self._peers[name] = made
 
     def drop(self, name: str) -> None:
         """End the connection of a peer, if it has one."""
         if (connection := self._peers.get(name)) is not None:
             self._drop(connection)
+
+    def received(self, name: str) -> int:
+        """How many bytes have come over the connection of a peer; 0 if it has none."""
+        return connection.received if (connection := self._peers.get(name)) else 0
 
     def arrived(self) -> Iterator[tuple[str, str, bytes]]:
         """(source, destination, payload) of every message that has arrived.
@@ -254,14 +263,20 @@ class _Connection:
     """
 
     def __init__(
-        self, reads: int, writes: int, epoll: select.epoll, name: str = "", mark: bytes = b""
+        self,
+        reads: int,
+        writes: int,
+        epoll: select.epoll,
+        name: str = "",
+        printed: Callable[[bytes], object] | None = None,
     ) -> None:
-        """mark: what precedes the first frame."""
+        """printed: takes what comes before _MARK, if that precedes the first frame."""
         self.reads, self.writes = reads, writes
         self.name = name
         self.is_machine = reads != writes
+        self.received = 0
         self._epoll = epoll
-        self._mark, self._before = mark, b""
+        self._printed, self._before = printed, b""
         self._frames = Frames()
         self._unsent = bytearray()
         for fd in (reads, writes):
@@ -277,13 +292,18 @@ class _Connection:
         except OSError:
             data = b""
         if not data:
+            if self._printed is not None:
+                self._printed(self._before)
             raise EOFError
-        if self._mark:
-            self._before += data
-            _, mark, data = self._before.partition(self._mark)
-            if not mark:
+        self.received += len(data)
+        if self._printed is not None:
+            printed, mark, data = (self._before + data).partition(_MARK)
+            if not mark:  # its beginning may be there
+                self._printed(printed[: -len(_MARK)])
+                self._before = printed[-len(_MARK) :]
                 return []
-            self._mark, self._before = b"", b""
+            self._printed(printed)
+            self._printed = None
         return self._frames.feed(data)
 
     def send(self, data: bytes) -> None:
@@ -354,6 +374,8 @@ class Line:
 
     descriptor: int
     """Readable when a message may have arrived since `receive` returned None."""
+    received = 0
+    """Bytes that have come from the hub on another machine, which show that it is there."""
     sender = ""
     """The peer that sent the last message received through a socket."""
 
@@ -499,13 +521,15 @@ class Uplink(Line):
         self._arrived: deque[tuple[str, bytes]] = deque()
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
+        self._carry_up()  # what a rank has sent before it ended precedes the news of its end
         self._hub.send(_carried(self._name, destination, payload))
 
     def receive_bytes(self, timeout_s: float | None) -> bytes | None:
         """Also carries the messages of the ranks, both ways. Raises EOFError if the hub ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            self._carry()
+            self._carry_up()
+            self._carry_down()
             if self._arrived:
                 self.sender, payload = self._arrived.popleft()
                 return payload
@@ -514,9 +538,13 @@ class Uplink(Line):
                 return None
             self._epoll.poll(left_s)
 
-    def _carry(self) -> None:
+    def _carry_up(self) -> None:
         self._hub.send(b"".join(_carried(*message) for message in self._ranks.arrived()))
-        for frame in self._hub.receive():
+
+    def _carry_down(self) -> None:
+        frames = self._hub.receive()
+        self.received = self._hub.received
+        for frame in frames:
             source, rest = _parts(frame)
             names, payload = _parts(rest)
             destinations = names.split(_SPACE)

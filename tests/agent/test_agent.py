@@ -85,6 +85,7 @@ class World:
         return self.turn_until(self.message)
 
     def order(self, message: Any) -> None:
+        self.line.received += 1
         self.line.put(message if isinstance(message, bytes) else pickle.dumps(message))
 
     def to_fork_server(self) -> list[Any]:
@@ -330,6 +331,17 @@ def test_the_end_of_its_input_ends_the_agent(around: World) -> None:
     threading.Timer(0.05, os.close, [write]).start()
     while around.agent.turn():
         pass
+    os.close(read)
+
+
+def test_what_follows_the_order_stays_for_the_hubs_connection(around: World) -> None:
+    read, write = os.pipe()
+    os.dup2(read, 0)
+    os.write(write, b"the order\nthe first message")
+    assert agent_module._first_line() == "the order\n"
+    assert os.read(0, 100) == b"the first message"
+    os.close(write)
+    assert agent_module._first_line() == ""
     os.close(read)
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,19 @@ class Channel:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
         self.pipes: dict[str, tuple[int, ...]] = {}
+        self.bytes: dict[str, int] = {}
+        self.printed: dict[str, Callable[[bytes], object]] = {}
+
+    def received(self, name: str) -> int:
+        return self.bytes.get(name, 0)
 
     def send(self, destination: str, message: Any) -> None:
         self.sent.append((destination, message))
 
-    def take_machine(self, name: str, *pipes: int) -> None:
-        self.pipes[name] = pipes
+    def take_machine(
+        self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
+    ) -> None:
+        self.pipes[name], self.printed[name] = (reads, writes), printed
 
     def drop(self, name: str) -> None:
         for fd in self.pipes.pop(name, ()):
@@ -130,13 +137,22 @@ def test_an_ended_agent_reports_its_reason(opened: Agents, how: str) -> None:
     assert opened.ended() == {1: how}
 
 
-def test_a_silent_agent_names_the_endpoint_to_check(opened: Agents) -> None:
+def test_a_silent_agent_is_found(opened: Agents) -> None:
     opened.launcher.limits = Limits(start_s=0.02, connect_s=0.015)
     opened.heard(0)
     time.sleep(0.1)
     assert opened.silent() == {1: "no message for 0 s"}
-    opened.launcher.limits = Limits(silence_s=0.02)
+    opened.launcher.limits = Limits(start_s=0.02, connect_s=0.015, silence_s=0.02)
     assert opened.silent()[0] == "no message for 0 s"
+    opened._channel.bytes["agent/0.0"] = 7  # type: ignore[attr-defined]
+    # Which are of a long message.
+    assert list(opened.silent()) == [1]
+
+
+def test_what_an_agents_python_prints_is_in_its_log(opened: Agents) -> None:
+    agent_settings(opened, 1)
+    opened._channel.printed["agent/1.0"](b"\nmodule load: no such\n")  # type: ignore[attr-defined]
+    assert opened.last_words(1) == "module load: no such"
 
 
 @pytest.mark.parametrize("opened", [{"n0": WELL, "n1": ["sleep", "600"]}], indirect=True)

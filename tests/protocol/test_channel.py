@@ -59,7 +59,8 @@ class Machine:
         self.ranks = Switchboard(f"{directory}/ranks", new_token())
         (up, to_hub), (from_hub, down) = os.pipe(), os.pipe()
         os.write(to_hub, b"what Python prints as it starts\n")
-        board.take_machine("agent/0", up, down)
+        self.printed: list[bytes] = []
+        board.take_machine("agent/0", up, down, self.printed.append)
         self.uplink = Uplink("agent/0", from_hub, to_hub, self.ranks)
         self.heard: list[bytes] = []
         self.over = threading.Event()
@@ -201,6 +202,7 @@ def test_ranks_of_a_machine_share_its_connection(
     assert lines[1].receive(0.05) is None
     until(lambda: machine.heard, "the agent's own message")
     assert machine.heard == [b"order"]
+    assert b"".join(machine.printed) == b"what Python prints as it starts\n"
     for line in lines:
         line.close()
 
@@ -215,6 +217,47 @@ def test_a_peer_whose_hub_has_ended_is_told_so(tmp_path: Path, folder: str) -> N
     with pytest.raises(EOFError):
         line.receive(LONG_S)
     line.close()
+
+
+def test_what_a_rank_sent_precedes_the_news_of_its_end(
+    switchboard: Switchboard, tmp_path: Path
+) -> None:
+    """Which the agent may have before it reads the rank's last message."""
+    ranks = Switchboard(f"{tmp_path}/ranks", new_token())
+    (up, to_hub), (from_hub, down) = os.pipe(), os.pipe()
+    switchboard.take_machine("agent/0", up, down, bytes)
+    uplink, rank = Uplink("agent/0", from_hub, to_hub, ranks), local(ranks, "rank/1")
+    for _ in range(2):  # takes the connection, and its token
+        assert uplink.receive_bytes(0) is None
+    rank.send("hub", "a report")
+    uplink.send("hub", "a death")
+    heard = [receive(switchboard, LONG_S) for _ in range(2)]
+    assert [message and pickle.loads(message[2]) for message in heard] == ["a report", "a death"]
+    rank.close()
+    uplink.close()
+    ranks.close()
+
+
+@pytest.mark.parametrize("cut", [1, 9, 13, 14, 15, 40])
+def test_frames_begin_after_the_mark_however_the_bytes_come(
+    switchboard: Switchboard, tmp_path: Path, cut: int
+) -> None:
+    ranks = Switchboard(f"{tmp_path}/ranks", new_token())
+    (aside, to_aside), (up, to_hub), (from_hub, down) = os.pipe(), os.pipe(), os.pipe()
+    uplink, printed = Uplink("agent/0", from_hub, to_aside, ranks), list[bytes]()
+    uplink.send_bytes("hub", b"beat")
+    sent = b"printed\n" + os.read(aside, 1000)
+    switchboard.take_machine("agent/0", up, down, printed.append)
+    os.write(to_hub, sent[:cut])
+    assert receive(switchboard, 0.02) is None or cut == len(sent)
+    os.write(to_hub, sent[cut:])
+    assert receive(switchboard, LONG_S) == ("agent/0", "hub", b"beat")
+    assert b"".join(printed) == b"printed\n"
+    assert switchboard.received("agent/0") == len(sent)
+    uplink.close()
+    ranks.close()
+    for fd in (aside, to_hub):
+        os.close(fd)
 
 
 def test_a_machine_that_left_gets_nothing_nor_do_its_ranks(

@@ -54,11 +54,14 @@ def main(plan: dict[str, Any]) -> NoReturn:
     if uid != os.geteuid():
         base |= {"HOME": home, "USER": user}
     ended: list[int] = []
-    logs = tempfile.mkdtemp(prefix="mnode-logs-", dir=home if made else None)
-    os.chown(logs, uid, uid)
+    logs = ""
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, interrupted)
+        if any("{logs}" in word for one in plan["processes"] for word in one["argv"]):
+            logs = tempfile.mkdtemp(prefix="mnode-logs-", dir=home if made else None)
+            if uid != os.geteuid():
+                os.chown(logs, uid, uid)
         children = {
             start([word.replace("{logs}", logs) for word in one["argv"]], base | one["env"], uid)
             for one in plan["processes"]
@@ -70,7 +73,8 @@ def main(plan: dict[str, Any]) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         kill_descendants()
-        shutil.rmtree(home if made else logs, ignore_errors=True)
+        for folder in filter(None, (home if made else "", logs)):
+            shutil.rmtree(folder, ignore_errors=True)
     sys.exit(next((code for code in ended if code), 0))
 
 

@@ -122,8 +122,10 @@ class KubernetesBridge(bridge.Bridge):
         self.pods = RunPods(settings.nodes, replaced=self.run.replaces)
         self.owner: dict[str, str] = {}
         self._argv: Sequence[str] = ()
-        self._trying: dict[str, asyncio.Task[str]] = {}
-        """The last try to open a host's stream, by host."""
+        self._trying: dict[tuple[str, str], asyncio.Task[str]] = {}
+        """The last try to open a host's stream, by host and uid of its pod."""
+        self._reopening: dict[str, asyncio.Task[None]] = {}
+        """What opens a host's broken stream again, by host."""
         self._carried: dict[str, asyncio.Task[None]] = {}
         """What carries a host's stream, by host."""
 
@@ -249,10 +251,12 @@ class KubernetesBridge(bridge.Bridge):
 
     async def open(self, host: str, argv: Sequence[str], within_s: float) -> str:
         """See Bridge. argv: of the program in the pod. Joins a try that is under way."""
-        self._argv, trying = argv, self._trying.get(host)
+        pod = self.pods.hosts.get(host)
+        of = host, pod.uid if pod else ""
+        self._argv, trying = argv, self._trying.get(of)
         if trying is None or trying.done():
             trying = asyncio.ensure_future(self._try(host, argv, within_s))
-            self._trying[host] = trying
+            self._trying[of] = trying
         return await trying
 
     async def _try(self, host: str, argv: Sequence[str], within_s: float) -> str:
@@ -310,7 +314,8 @@ class KubernetesBridge(bridge.Bridge):
         """See Bridge. Whether the pod is lost is the watch's to say."""
         self.tell({"broken": host, "why": why})
         self.drop(host)
-        self.do(self._reopen(host))
+        if (reopening := self._reopening.get(host)) is None or reopening.done():
+            self._reopening[host] = self.do(self._reopen(host))
 
     async def _reopen(self, host: str) -> None:
         """Open a stream again that broke: without one, its pod would end after a while."""

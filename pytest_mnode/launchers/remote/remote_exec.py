@@ -432,7 +432,8 @@ class RemoteExec:
             self.hang_up()
             return
         self.heard = self.clock.now()
-        self.touch()
+        with contextlib.suppress(UnusableError):  # it could be written, and may be again
+            self.touch()
         for kind, number, payload in self.frames.feed(data):
             command = self.commands.get(number)
             if kind == ORDER:

@@ -188,7 +188,7 @@ def why_over(code: int | None, printed: Sequence[str], *, greeted: bool) -> str:
     last = why_no_connection(printed)
     if greeted:
         return f"the connection was lost{': ' * bool(last)}{last}"
-    if code == UNUSABLE:
+    if code == UNUSABLE and last:
         return last
     if code == 255:
         return last or "ssh ended and printed nothing"

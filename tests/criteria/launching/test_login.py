@@ -19,6 +19,7 @@ import pytest
 
 from pytest_mnode.criteria.launching import login
 from pytest_mnode.criteria.launching.reports import read_output
+from tests.inner import need_rack
 from tests.waiting import until
 
 PROGRAM = str(Path(login.__file__))
@@ -123,6 +124,13 @@ def test_home_is_the_working_directory_and_gets_no_logs() -> None:
     assert code == 0, out
     assert logs.parent == Path(tempfile.gettempdir())
     assert not logs.exists()
+
+
+def test_a_group_may_have_another_number_than_its_user() -> None:
+    need_rack()  # it needs user namespaces, too
+    within = ("unshare", "--user", "--map-user=1000", "--map-group=100")
+    code, out = run(plan([SHELL, "-c", "id -u; id -g", "{logs}"]), *within)
+    assert (code, out.splitlines()[1:]) == (0, ["1000", "100"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
