@@ -3,7 +3,8 @@
 # make test          formatting, lint, types, unit tests, tests on the rack
 # make check         formatting, lint and types alone
 # make cases         unit tests and tests on the rack alone
-# make test-bare     those of them that may start other programs, where these are absent
+# make test-bare     those of them that may start other programs, where these are absent, in workers
+#                    that nothing was imported in before
 # make test-odd      a few of them as other users and under other conditions: tests/odd.py lists them
 # make test-versions a few of them with the oldest and newest versions of Python, torch and pytest
 # make test-red      the acceptance suite on racks with a fault: each criterion turns red
@@ -80,7 +81,7 @@ PROGRAMS := faults\.inject|injected|need_program|nft|faketime|gdb|ssh|srun|sallo
 STARTS := subprocess|tests\.(inner|scenario|programs|watched)|pytester|[Rr]ack|PATH
 BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' $(if $(TESTS),$(filter %.py,$(TESTS)) /dev/null,tests) | grep -vE '^tests/(acceptance|engines|machines|gpu)/' | xargs grep -lE '$(STARTS)' /dev/null)
 test-bare: environment
-	$(if $(BARE),env -u CI .ci/bare $(PYTEST) -rs $(BARE) $(AGAIN:||=|| env -u CI .ci/bare))
+	$(if $(BARE),env -u CI COLD_WORKERS=1 .ci/bare $(PYTEST) -rs $(BARE) $(AGAIN:||=|| env -u CI .ci/bare))
 
 # Conditions that do not meet are tried together. Tests of what meets paths, users and addresses.
 ODD := quoted,home,locale,path ordinary,long,noipv6 nouserns,background container,long busy

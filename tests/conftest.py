@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Generator
 from types import ModuleType
@@ -33,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    if "COLD_WORKERS" in os.environ:  # a missing import shows in a process that has none
+        return
     from tests.warm import workers
 
     workers.use(config.invocation_params.args)
