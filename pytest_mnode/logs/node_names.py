@@ -21,13 +21,20 @@ _WORDS = re.compile(
     "var|tmp|logs?|txt|out|err|errors?|warn|warnings?|output|files?|full|raw|short|excerpt|filtered|"
     "tail|grep|iso|system|query|status|state|info|report|nvrm|xid|ecc|before|after|pre|post|during|"
     "start|begin|end|first|last|prev|previous|new|old|now|current|today|yesterday|night|reboot|"
-    "restart|failure|fault|crash|hang|all|every|cluster|",
+    "restart|failure|fault|crash|hang|all|every|cluster|"
+    "counters?|stats?|audit|snapshot|samples?|facts|affinity|cpuset|",
     re.IGNORECASE,
 )
-_OPTION = re.compile("[A-Zq]")
-"""Of dmesg and nvidia-smi. Another letter may end a name: alpha-b."""
+_OPTION = re.compile("[A-Zq]|t[0-9]{1,2}")
+"""Of dmesg and nvidia-smi, or the number of a time. Another letter may end a name: alpha-b."""
+_DAY = re.compile(
+    "(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?|"
+    "(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)[0-9]{0,2}",
+    re.IGNORECASE,
+)
 _AFTER = re.compile(r"(?<=\d)(?:[-_.][a-zA-Z]{2,})+$")
 """Of elm4-routes, elm4.ec2.internal."""
+_NO_PART = re.compile(f"{_DAY.pattern}|{_WORDS.pattern}", re.IGNORECASE)
 _NO_NODE = re.compile(
     r"\d*|(?:nodes?|hosts?|gpus?|hcas?|nics?|pods?|workers?|servers?|machines?|ranks?|racks?|users?)|"
     r"(?:jobs?|runs?|cases?|attempt|try|tries|step|boot|rank|incident|ticket|bug|issue|pid|bundle)"
@@ -39,13 +46,14 @@ _NO_NODE = re.compile(
 def node_in(name: str) -> str:
     """What of the name of a file or a folder may be a node's; "" if nothing is."""
     parts = re.split(r"([-_.])", _DATE.sub("", name))
-    while len(parts) > 1 and (_WORDS.fullmatch(parts[0]) or len(parts[0]) == 1):
+    while len(parts) > 1 and (_NO_PART.fullmatch(parts[0]) or len(parts[0]) == 1):
         del parts[:2]
-    while len(parts) > 1 and (_WORDS.fullmatch(parts[-1]) or _OPTION.fullmatch(parts[-1])):
+    while len(parts) > 1 and (_NO_PART.fullmatch(parts[-1]) or _OPTION.fullmatch(parts[-1])):
         del parts[-2:]
     found = _AFTER.sub("", "".join(parts))
     word = found.rstrip("0123456789") if len(found) > 3 else found
-    return "" if _WORDS.fullmatch(word) or _NO_NODE.fullmatch(found) else found
+    no_name = _WORDS.fullmatch(word) or _DAY.fullmatch(found) or _OPTION.fullmatch(found)
+    return "" if no_name or _NO_NODE.fullmatch(found) else found
 
 
 def node_of_kernel_log(file: str) -> str | None:

@@ -29,6 +29,15 @@ def test_the_node_of_a_kernel_log(file: str, node: str | None) -> None:
     [
         ("elm4-link", "elm4"),
         *(("elm4-routes", "elm4"), ("elm4.site.internal", "elm4"), ("row4-elm4", "row4-elm4")),
+        *(
+            ("wed", ""),
+            ("Monday", ""),
+            ("oct3", ""),
+            ("counters-t2", ""),
+            ("elm4-t2", "elm4"),
+            ("mon-elm4", "elm4"),
+        ),
+        *(("sun01", "sun01"), ("T", "")),
         *(("smi12", ""), ("q05", "q05"), ("2026-10-03", "")),
         ("plugin-elm4", "elm4"),
         ("elm-b", "elm-b"),
