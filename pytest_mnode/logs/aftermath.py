@@ -70,8 +70,8 @@ _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
 _BY_SCHEDULER = ("time limit", "preempted", "cancelled")
 _OF_NODES = ("node lost", "node drained")
-_SLOW = ("GPU slowed down", "PCIe link degraded", "fewer CPUs")
-_DIFFERS = (*_SLOW, "MTU differs", "link degraded", "link errors")
+_SLOW = ("GPU slowed down", "PCIe link degraded", "fewer CPUs", "link degraded")
+_DIFFERS = (*_SLOW, "MTU differs", "link errors")
 """Of nodes compared, logs/causes/compared.py: no line tells that a job met these."""
 _OF_OTHERS = (*_WAITS, *_AT_THE_START, *_BY_SCHEDULER, *_OF_NODES)
 """Who writes these is not whom they are about."""
@@ -281,12 +281,11 @@ def answer(left: Left) -> Answer:
     named = {one.cause.name for one in kept if one.cause.known}
     kept = [one for one in kept if one.cause.known or one.cause.name not in named]
     aside = _aside(kept, awaited, read.failed, left)
-    if any(one.cause.name in (*_WAITS, *_OF_AN_END, *_BY_RDMA, *_AT_THE_START) for one in kept):
-        # What is slow ends no wait of minutes, and no rank.
-        aside += [one for one in kept if one.cause.name in _SLOW and not one.cause.ranks]
     kept = [one for one in kept if one not in aside]
     elsewhere = [one for one in kept if _is_elsewhere(one, read.every_host, left.texts)]
     kept = [one for one in kept if one not in elsewhere]
+    differ = [one for one in kept if one.cause.name in _DIFFERS and not one.cause.ranks]
+    kept = [one for one in kept if one not in differ]
     waiting = [one for one in kept if _is_for_another(one.cause)]
     roots = [
         one
@@ -301,21 +300,26 @@ def answer(left: Left) -> Answer:
     if roots and roots[0] in waiting:
         roots.sort(key=lambda one: not _is_of_another(one, waiting))
     rest = [one for one in kept if one not in roots]
-    completed = _completed(left.texts, found)
+    completed = _completed(left.texts, [one for one in found if one not in differ])
     first = None if completed else next(iter([*roots, *rest]), None)
     if first and first.cause.name in _OF_AN_END and _were_told_to_end(found, left.texts):
         first = next((one for one in rest if one.cause.name == _ENDED), first)
     suspects = _suspects(first, rest, waiting, read, left) if first else ()
+    was_ended = completed or any(one.cause.name in _BY_SCHEDULER for one in (*kept, *aside))
+    for one in differ if not was_ended else ():
+        if _explains(one, first, roots, suspects):
+            first, suspects = one, ()
+            break
     alike = _alike(first, kept, found, read, left) if first else []
     named_hosts = {name for one in kept for name in (one.cause.host, one.cause.peer) if name}
     named_hosts |= {*read.hosts.values()}
     placed = first and _on_host_of_file(first, named_hosts, found, left)
     shown = placed and _located(placed, suspects, left, alike)
-    undated = (*_BY_SCHEDULER, *_SLOW)
-    dated = [one for one in aside if not one.cause.ranks and one.cause.name not in undated]
+    dated = [one for one in aside if not one.cause.ranks and one.cause.name not in _BY_SCHEDULER]
+    others = (one for one in (*roots, *differ) if one not in (first, *alike))
     return Answer(
         shown,
-        (*(one for one in roots if one not in (first, *alike)), *aside, *elsewhere, *earlier),
+        (*others, *aside, *elsewhere, *earlier),
         tuple(one for one in rest if one is not first),
         (completed,)
         if completed
@@ -324,6 +328,31 @@ def answer(left: Left) -> Answer:
         suspects,
         tuple(sorted(_ranks(alike))) or tuple(sorted(one.cause.host or "" for one in alike)),
     )
+
+
+def _explains(
+    one: Found, first: Found | None, roots: Sequence[Found], suspects: Collection[int]
+) -> bool:
+    """Whether a difference between nodes, which is weak evidence, may be the cause: nothing else is
+    known; or it loses packets, and ranks only wait for nobody in particular, or for this node.
+
+    first, roots, suspects: without differences.
+    """
+    cause, lost = one.cause, [other.cause for other in roots]
+    if first is None or suspects or cause.name in _SLOW:
+        return first is None and cause.root
+    if first.cause.name == "collective timed out":
+        return cause.root
+    if first.cause.name not in _BY_RDMA or any(other.name not in _BY_RDMA for other in lost):
+        return False
+    here, *by = [(host or "").partition(".")[0] for host in (cause.host, *(c.host for c in lost))]
+    peers = {other.peer or "" for other in lost}
+    named = {peer.partition(".")[0] for peer in peers if not _ADDRESS.fullmatch(peer)}
+    if named or {*by} == {here}:
+        return {*by} == {here} or named == {here}
+    # The node with errors is the one that several like it do not reach.
+    kinds = {_DIGITS.sub("", name) for name in (here, *by)}
+    return len({*by}) > 1 and here not in by and len(kinds) == 1 == len(peers - {""})
 
 
 def _suspects(
@@ -453,7 +482,6 @@ def _completed(texts: Mapping[str, str], found: Sequence[Found]) -> str | None:
         line, end = one.cause.line, ends.get(one.file, -1)
         late = one.cause.name in _OF_AN_END and texts.get(one.file, "").find(line) > end
         elsewhere = end < 0 and one.cause.name in (*_BY_SCHEDULER, *_OF_NODES)
-        elsewhere |= one.cause.name in _DIFFERS
         survived = late or elsewhere or _WARNED.search(line) is not None
         return survived or node_of_kernel_log(one.file) is not None
 
@@ -483,12 +511,6 @@ def _is_of_another(one: Found, waiting: Sequence[Found]) -> bool:
     if one.cause.ranks and (ranks := _ranks(waiting)):
         return ranks.isdisjoint(one.cause.ranks)
     hosts = {other.cause.host for other in waiting}
-    if one.cause.name in _DIFFERS:
-        lost = [other.cause.peer or "" for other in waiting if other.cause.name in _BY_RDMA]
-        names = {peer.partition(".")[0] for peer in lost if not _ADDRESS.fullmatch(peer)}
-        here = (one.cause.host or "").partition(".")[0]
-        unknown = not (names or one.cause.host in hosts)
-        return bool(lost) and (hosts == {one.cause.host} or here in names or unknown)
     if one.cause.host and hosts and None not in hosts:
         return one.cause.host not in hosts
     of_start = [other.file for other in waiting if other.cause.name in _AT_THE_START]

@@ -183,6 +183,17 @@ _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
 _ADDRESS = re.compile(
     r"NCCL INFO (?:Bootstrap|NET/\w+) ?: ?Using .*?(?P<nic>[\w.-]+):(?P<ip>\d+\.\d+\.\d+\.\d+)<"
 )
+_NAMED_BY_NET = re.compile(r"\[\d+\]([\w.-]+)")
+_CARRIES = (
+    (re.compile(r"NCCL INFO NET/IB ?: ?Using (.+)"), _NAMED_BY_NET),
+    (re.compile(r"NCCL INFO Using network (?!Socket)(.+)"), re.compile(r"^\S+")),
+    (re.compile(r"NCCL INFO NET/Socket ?: ?Using (.+)"), _NAMED_BY_NET),
+    (
+        re.compile(r"NCCL_SOCKET_IFNAME\b[^=\n]{0,30}?(?:=|to )[\"']?=?([\w.,-]+)"),
+        re.compile(r"[\w.-]+"),
+    ),
+)
+"""Lines of the network that is used, the weightiest first, and the devices in them."""
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)|retrying \(")
 _STEP_WAITS = re.compile(r"srun: Job (?:(?P<waits>\d+) )?step creation \w+ disabled")
@@ -295,10 +306,24 @@ class Causes:
         """Find what differs between nodes; returns hosts with another interface than most."""
         self.found += _of_interface(every, peers={one.peer for _, one in self.found})
         nics = {host: nic for one in every for (_, host), (nic, _) in one.addresses.items()}
-        printed = {n: "\n".join(_lines(text)) for n, text in texts.items() if is_comparable(text)}
-        self.found += differing(printed, {*nics.values()})
+        printed = {
+            name: "\n".join(_lines(text)) if is_comparable(text) else ""
+            for name, text in texts.items()
+        }
+        hosts = {*nics, *self.hosts.values()} - {None}
+        self.found += differing(printed, _carry_data(texts.values()) or {*nics.values()}, hosts)
         odd_hosts = odd_ranks(nics)  # all, if none or half of them are
         return odd_hosts if len(odd_hosts) < len(nics) else ()
+
+
+def _carry_data(texts: Collection[str]) -> Collection[str]:
+    """How the names of devices begin that carry data, as far as NCCL's logs or settings tell; or a
+    network of which they do not tell the devices."""
+    for line, name in _CARRIES:
+        lines = (of for text in texts for of in line.findall(text))
+        if found := {device for of in lines for device in name.findall(of)}:
+            return found
+    return ()
 
 
 def _is_used(port: Cause, found: Sequence[tuple[str, Cause]], with_ibstat: set[str]) -> bool | None:
