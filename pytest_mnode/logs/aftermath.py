@@ -46,7 +46,8 @@ _NO_TEXT = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
 FLIGHT_RECORDER, STACKS = "flight recorder", "stacks"
 _NO_NODE = re.compile(
     r"(?i:\D*$|\d|log|out|err|std|part|run|try|step|job|file|train|event|core|nccl|slurm|attempt|"
-    r"stage|phase|epoch|e?val|exp|test|debug|shard)"
+    r"stage|phase|epoch|e?val|exp|test|debug|shard|seed|model|conf|cfg|fold|trial|sweep|layer|torch|"
+    r"cuda|llama|qwen|gpt|bert|(?:v|py|lr|bs)[-_.]?\d)"
 )
 """Files of the same beginning are not of several nodes."""
 _ROW = re.compile(r"^\S+ +NotReady\b| \d{4}-\d\d-\d\dT[\d:]{8} +\S+$")
@@ -65,6 +66,7 @@ _ENDED = "ended by the launcher"
 _BY_OTHERS = ("store connection lost", "connection closed by peer", "collective timed out")
 _HOLDER = re.compile(r"(\d+) has [\d.]+ GiB$")
 """Another process that holds memory of a rank's GPU, as ps and nvidia-smi of its node list it."""
+_RANKS_OWN = re.compile(r"--local[-_]rank\b")
 _STUCK = "watchdog stuck"
 _OF_AN_END = (_ENDED, "store connection lost", "connection closed by peer")
 """If nothing else is known, the rank that a launcher saw fail first may be the cause."""
@@ -109,9 +111,19 @@ _COMPLETED = "nothing failed: Slurm's accounting says that all steps completed"
 _FINISHED = "nothing failed: training ended; ranks warn of others that are gone, or kernels of more"
 _END = re.compile(
     r"(?i:\btraining (?:is |has )?(?:completed?|finished|done|ended)\b)|`Trainer\.fit` stopped|"
+    r"(?i:\bjob (?:has )?(?:finished|completed|ended) (?:successfully|with (?:exit )?code 0\b))|"
     r"'train_runtime':|\[exiting program (?:at|after) |\bProcess \d+ exits successfully"
 )
-_OF_ENDS = ("raining", "RAINING", "Trainer.fit", "train_runtime", "exiting p", "exits s")
+_OF_ENDS = (
+    "raining",
+    "RAINING",
+    "uccessfully",
+    "code 0",
+    "Trainer.fit",
+    "train_runtime",
+    "exiting p",
+    "exits s",
+)
 """Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")
 _ADDRESS = re.compile(r"[\d.]*|[\da-f]*:[\da-f:.]*")
@@ -676,13 +688,14 @@ def _on_host_of_file(one: Found, hosts: set[str], found: Sequence[Found], left: 
     no other file shows the cause, and others differ in their number only: gpu3.log, gpu4.log."""
     cause, path = one.cause, PurePath(one.file)
     if (holder := _HOLDER.match(cause.detail or "")) and not cause.host:
-        lists = re.compile(rf"^\W*(?:\d+ +N/A +N/A +)?{holder[1]}\b", re.MULTILINE)
-        nodes = {
-            node_in(PurePath(file).stem) for file, of in left.texts.items() if lists.search(of)
-        }
-        return replace(
-            one, cause=replace(cause, host=nodes.pop() or None if len(nodes) == 1 else None)
-        )
+        lists = re.compile(rf"^\W*(\d+ +N/A +N/A +)?{holder[1]}\b(.*)", re.MULTILINE)
+        rows = [(file, *row) for file, of in left.texts.items() for row in lists.findall(of)]
+        if any(_RANKS_OWN.search(command) for *_, command in rows):
+            return replace(one, cause=replace(cause, kind=known_cause(cause.name), detail=None))
+        nodes = {node_in(PurePath(file).stem) for file, by_smi, _ in rows if by_smi}
+        nodes = nodes or {node_in(PurePath(file).stem) for file, *_ in rows}
+        host = nodes.pop() if len(nodes) == 1 else None
+        return replace(one, cause=replace(cause, host=host or None))
     by_scheduler = cause.name in _BY_SCHEDULER and not cause.detail
     writer = None if RANK_OF_FILE.search(one.file) else _LABEL.search(cause.line)
     of_others = cause.ranks and not (writer and int(writer[1]) in cause.ranks)

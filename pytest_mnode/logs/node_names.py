@@ -43,7 +43,7 @@ _NO_NODE = re.compile(
     r"\d*|(?:nodes?|hosts?|gpus?|hcas?|nics?|pods?|workers?|servers?|machines?|ranks?|racks?|users?)|"
     r"(?:jobs?|runs?|cases?|attempt|try|tries|step|boot|rank|incident|ticket|bug|issue|pid|bundle)"
     r"[-_.]?\d*|(?:slurm|r|v|t|(?:local|global|node)[-_]?rank|task|proc|[tpdce]p|numa|netns|day|test|phase|"
-    r"seed|exp|epoch|part|sample|round|llama|torch|nccl|cuda|user|stage|shard)[-_.]?\d+|(?:mlx\d|bnxt|irdma|rdmap|ens?\d|eth\d|bond\d|ibp?\d|hsn\d|cxi\d|nvme\d).*",
+    r"seed|epoch|part|sample|user)[-_.]?\d+|(?:mlx\d|bnxt|irdma|rdmap|ens?\d|eth\d|bond\d|ibp?\d|hsn\d|cxi\d|nvme\d).*",
     re.IGNORECASE,
 )
 
@@ -54,12 +54,10 @@ _NUMBERED = re.compile(r"\d|[-_.][a-z]$")
 def node_in(name: str) -> str:
     """What of the name of a file or a folder may be a node's; "" if nothing is."""
     parts = re.split(r"([-_.])", _DATE.sub("", name))
-    while len(parts) > 1 and _NO_PART.fullmatch(parts[0]):
+    while len(parts) > 1 and (_NO_PART.fullmatch(parts[0]) or _OPTION.fullmatch(parts[0])):
         if _OF_NAMES.fullmatch(parts[0]) and any(map(str.isdigit, "".join(parts[1:]))):
             break
         del parts[:2]
-        if len(parts) > 1 and _OPTION.fullmatch(parts[0]):
-            del parts[:2]
     while len(parts) > 1 and (_NO_PART.fullmatch(parts[-1]) or _OPTION.fullmatch(parts[-1])):
         del parts[-2:]
     found = _AFTER.sub("", _DOMAIN.sub("", "".join(parts)))

@@ -107,7 +107,7 @@ ETHTOOL = (
     "$ ethtool -S ens5np0\nNIC statistics:\n     rx_discards_phy: {1}\n"
     "     rx_crc_errors_phy: {0}\n     link_down_events_phy: 3\n"
 )
-PERFQUERY = "# elm{0} mlx5_2 port 1\nPortSelect:......1\nSymbolErrorCounter:......{1}\n"
+PERFQUERY = "# node elm{0} mlx5_2 port 1\nPortSelect:......1\nSymbolErrorCounter:......{1}\n"
 IP = (
     "1: lo: <LOOPBACK,UP> mtu 65536 qdisc\n2: eno1: <BROADCAST,UP,LOWER_UP> mtu {1} qdisc mq\n"
     "3: ens5np0: <BROADCAST,{2}LOWER_UP> mtu {0} qdisc mq state UP\n"
@@ -124,6 +124,15 @@ LINKS = (
 
 def of_nodes(kind: str, *values: tuple[object, ...]) -> dict[str, str]:
     return {f"elm{n}.facts.txt": kind.format(*one) for n, one in enumerate(values, 3)}
+
+
+def twice(*counts: tuple[int, int]) -> dict[str, str]:
+    """Counters before and after: in files that sort the other way round."""
+    return {
+        f"{when}/{file}": text
+        for at, when in enumerate(("before", "after"))
+        for file, text in of_nodes(ETHTOOL, *((of[at], 1) for of in counts)).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -156,20 +165,22 @@ def of_nodes(kind: str, *values: tuple[object, ...]) -> dict[str, str]:
         ),
         ({"links": LINKS.format("2X", "Could be 4X")}, ("link degraded", "elm4", "mlx5_2")),
         ({"links": LINKS.format("4X", "")}, None),
-        (of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)), ("link errors", "elm4", "ens5np0")),
+        # Counted since the node started, in no one knows how many days.
+        (of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)), None),
+        (twice((0, 0), (17, 88_123), (2, 2)), ("link errors", "elm4", "ens5np0")),
         (of_nodes(ETHTOOL, (0, 1), (31, 1), (2, 1)), None),
         (of_nodes(ETHTOOL, (0, 1), (0, 88_123), (2, 1)), None),  # lost for want of buffers
         (of_nodes(ETHTOOL, *[(65_535, 1)] * 3), None),
-        # A counter that did not move while the job ran.
+        # A counter that did not move while the job ran, or was cleared.
+        (twice((0, 0), (88_123, 88_123), (2, 2)), None),
+        (twice((0, 0), (88_123, 3), (2, 2)), None),
+        (of_nodes(ETHTOOL + ETHTOOL, (0, 1), (88_123, 1), (2, 1)), None),
         (
             {
-                **of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)),
-                **{f"b/{f}": t for f, t in of_nodes(ETHTOOL, (0, 1), (88_123, 1), (2, 1)).items()},
+                "perfquery": "".join(
+                    PERFQUERY.format(n, c) for n, c in ((3, 0), (4, 31), (5, 4), (4, 931))
+                )
             },
-            None,
-        ),
-        (
-            {"perfquery": "".join(PERFQUERY.format(n, c) for n, c in ((3, 0), (4, 931), (5, 4)))},
             ("link errors", "elm4", "mlx5_2"),
         ),
         (
@@ -189,7 +200,7 @@ def of_nodes(kind: str, *values: tuple[object, ...]) -> dict[str, str]:
         (
             {
                 "a": "".join(
-                    f"elm{n}: 3: ib0: <UP> mtu {m} qdisc\n"
+                    f"elm{n}: 3: ib0: <UP,LOWER_UP> mtu {m} qdisc\n"
                     for n, m in ((3, 4092), (4, 2044), (5, 4092))
                 )
             },
@@ -222,15 +233,208 @@ WATCHDOG = (
 WAITS = {"job.out": "".join(map(WATCHDOG.format, range(4)))}
 
 
+MTUS = of_nodes(IP, *[(m, 1500, "UP,") for m in (9000, 1500, 9000)])
+OF_MTU: Culprit = ("MTU differs", "elm4", "ens5np0")
+RATES = of_nodes(IBSTAT, *[("Active", rate) for rate in (400, 200, 400)])
+OF_RATE: Culprit = ("link degraded", "elm4", "mlx5_2")
+USES = "elm3:7:8 [0] NCCL INFO {}\n"
+
+
+def called(name: str, files: Mapping[str, str]) -> dict[str, str]:
+    """The same with another name of the odd node."""
+    return {file.replace("elm4", name): text for file, text in files.items()}
+
+
+def of_models(*names: str) -> dict[str, str]:
+    """Of GPUs, of which the second one is slowed down."""
+    changes = ({}, HOT, {})
+    return {
+        f"elm{n}": smi(change).replace("    PCI\n", f"    Product Name : {name}\n    PCI\n")
+        for n, (name, change) in enumerate(zip(names, changes, strict=True), 3)
+    }
+
+
+def with_log(files: Mapping[str, str], *lines: str) -> dict[str, str]:
+    return {**files, "job.log": "".join(f"{line}\n" for line in lines)}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (called("elm9", RATES), ("link degraded", "elm9", "mlx5_2")),
+        (called("stor1", RATES), None),
+        (called("stor1", MTUS), None),
+        (called("login4", of_nodes(AFFINITY, *[(c, c) for c in ("0-9", "0", "0-9", "0-9")])), None),
+        # It has another port, too, and so other names of ports.
+        (
+            {
+                **RATES,
+                "elm4.facts.txt": RATES["elm4.facts.txt"] + IBSTAT.replace("mlx5", "bnxt_re"),
+            },
+            None,
+        ),
+        # Lines name the ports or interfaces that carry data.
+        (
+            with_log(
+                RATES, USES.format("NET/IB : Using [0]mlx5_2:1/IB [RO]; OOB eno1:10.0.0.3<0>")
+            ),
+            OF_RATE,
+        ),
+        (
+            with_log(
+                RATES, USES.format("NET/IB : Using [0]mlx5_8:1/IB [RO]; OOB eno1:10.0.0.3<0>")
+            ),
+            None,
+        ),
+        (with_log(MTUS, USES.format("NET/Socket : Using [0]ens5np0:10.0.0.3<0>")), OF_MTU),
+        (with_log(MTUS, USES.format("Bootstrap : Using ens5np0:10.0.0.3<0>")), OF_MTU),
+        (
+            with_log(
+                MTUS,
+                USES.format("Bootstrap : Using ens5np0:10.0.0.3<0>"),
+                USES.format("NET/IB : Using [0]mlx5_2:1/RoCE [RO]; OOB ens5np0:10.0.0.3<0>"),
+            ),
+            None,
+        ),
+        (with_log(MTUS, USES.format("Using network Libfabric")), None),
+        (with_log(MTUS, "export NCCL_SOCKET_IFNAME=ens5"), OF_MTU),
+        (with_log(MTUS, "export NCCL_SOCKET_IFNAME=^docker,lo"), OF_MTU),
+        (with_log(MTUS, "export NCCL_SOCKET_IFNAME=ib0"), None),
+        # Larger packets than the others send none too large.
+        (
+            with_log(
+                of_nodes(IP, *[(m, 1500, "UP,") for m in (1500, 9000, 1500)]),
+                USES.format("NET/Socket : Using [0]ens5np0:10.0.0.3<0>"),
+            ),
+            None,
+        ),
+        *(
+            ({file: text.replace("ens5np0", name) for file, text in MTUS.items()}, None)
+            for name in ("cni0", "vethab12@if2", "docker0", "br-91c2")
+        ),
+        (
+            {file: text.replace("UP,LOWER", "NO-CARRIER,UP,LOW") for file, text in MTUS.items()},
+            None,
+        ),
+        # Mended meanwhile, whichever file comes first.
+        ({**MTUS, "elm4/after.txt": MTUS["elm3.facts.txt"]}, None),
+        ({**MTUS, "elm4/after.txt": MTUS["elm4.facts.txt"]}, OF_MTU),
+        # Headings of something else than nodes, unless they say so or a file has this name.
+        *(
+            (
+                {"all": "".join(f"# {what}{n}\n{text}" for n, text in enumerate(MTUS.values()))},
+                culprit_,
+            )
+            for what, culprit_ in (
+                *(("test", None), ("gpu", None), ("netns", None)),
+                ("node gpu", ("MTU differs", "gpu1", "ens5np0")),
+            )
+        ),
+        (
+            {"cn1": "".join(f"# node gpu{n}\n{text}" for n, text in enumerate(MTUS.values()))},
+            None,
+        ),
+        *(
+            ({f"{what}{n}.txt": text for n, text in enumerate(MTUS.values())}, None)
+            for what in ("day", "slurm-88", "r", "local_rank", "seed", "numa", "tp")
+        ),
+        # CPUs of ranks and of a daemon.
+        *(
+            (
+                {
+                    f"elm{n}": f"Name:\t{name}\nCpus_allowed_list:\t{cpus}\n"
+                    for n, (name, cpus) in enumerate((*[("python", "0-63")] * 3, odd))
+                },
+                culprit_,
+            )
+            for odd, culprit_ in (
+                (("sshd", "0-3"), None),
+                (("python", "0-3"), ("fewer CPUs", "elm3", None)),
+            )
+        ),
+        (
+            of_nodes(
+                "pid {0}'s current affinity list: {1}\n", (1, "0-63"), (1, "0-63"), (81, "0-3")
+            ),
+            None,
+        ),
+        # Counters of a port that is down, or that has counted to its end.
+        *(
+            (
+                of_nodes(
+                    "CA 'mlx5_2'\n\t\tState: {0}\nPortSelect:.1\nSymbolErrorCounter:.{1}\n"
+                    "PortSelect:.1\nSymbolErrorCounter:.{2}\n",
+                    *(("Active", 0, 0), (state, 0, count), ("Active", 0, 0)),
+                ),
+                culprit_,
+            )
+            for state, count, culprit_ in (
+                ("Active", 8_123, ("link errors", "elm4", "mlx5_2")),
+                *(("Down", 8_123, None), ("Active", 65_535, None)),
+            )
+        ),
+        # At rest, a link may have fewer lanes, and GPUs of another model another clock.
+        (of_nodes(LSPCI, (32, 16, 16), (2.5, 4, 16), (32, 16, 16)), None),
+        (smis({}, AT_REST | {"width": 1, "gen": 5}, {}, {}), None),
+        (of_models("A1", "A1", "A1"), OF_HOT),
+        (of_models("A1", "B1", "A1"), None),
+        (with_log(RATES, "Job finished with exit code 0"), None),
+    ],
+)
+def test_what_differs_by_design_or_no_longer_accuses_nobody(
+    files: dict[str, str], expected: Culprit | None
+) -> None:
+    assert culprit(files) == expected
+
+
+@pytest.mark.parametrize("differ", [MTUS, RATES, twice((0, 0), (17, 88_123), (2, 2))])
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ["srun: error: elm5: task 1: Segmentation fault (core dumped)"],
+            ("crashed", "elm5", None),
+        ),
+        (["srun: error: elm5: task 1: Killed"], ("killed", "elm5", None)),
+        (
+            ["srun: error: elm5: task 1: Exited with exit code 1"],
+            ("ended by the launcher", "elm5", None),
+        ),
+        (
+            ["elm3:7:9 [0] NCCL WARN socketProgress: Connection closed by remote peer elm5<4444>"],
+            ("connection closed by peer", "elm3", None),
+        ),
+        (
+            ["slurmstepd: error: *** JOB 1 ON elm3 CANCELLED AT 2026-11-30T10:00:00 ***"],
+            ("cancelled", None, None),
+        ),
+        (
+            [
+                WAITS["job.out"],
+                "slurmstepd: error: *** JOB 1 ON elm3 CANCELLED AT 2026-11-30T10:00:00 ***",
+            ],
+            ("collective timed out", None, None),
+        ),
+    ],
+)
+def test_what_a_log_tells_of_a_node_comes_before_what_differs(
+    differ: dict[str, str], lines: Sequence[str], expected: Culprit
+) -> None:
+    found = answer(Left(with_log(differ, *lines)))
+    assert found.cause
+    assert (found.cause.cause.name, found.cause.cause.host) == expected[:2]
+    assert "elm4" in [one.cause.host for one in found.others]
+
+
 def test_what_is_slow_ends_no_wait_of_minutes() -> None:
     """An MTU does."""
+    assert culprit({**RATES, **WAITS}) == ("collective timed out", None, None)
     found = answer(Left({**smis({}, HOT, {}, {}), **WAITS}))
     assert found.cause
     assert found.cause.cause.name == "collective timed out"
     assert [(one.cause.name, one.cause.host) for one in found.others] == [OF_HOT[:2]]
     assert not any("time zone" in line for line in found.missing)
-    mtus = of_nodes(IP, *[(m, 1500, "UP,") for m in (9000, 1500, 9000)])
-    assert culprit({**mtus, **WAITS}) == ("MTU differs", "elm4", "ens5np0")
+    assert culprit({**MTUS, **WAITS}) == OF_MTU
 
 
 def test_what_broke_comes_before_what_differs() -> None:
@@ -249,7 +453,8 @@ def test_what_broke_comes_before_what_differs() -> None:
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
-        ([(3, "10.0.0.4")], ("link errors", "elm4")),
+        ([(3, "10.0.0.4")], ("RDMA peer did not answer", "elm3")),  # of whom nothing tells
+        ([(3, "10.0.0.4"), (5, "10.0.0.4")], ("link errors", "elm4")),
         ([(3, "elm4.site"), (5, "elm4.site")], ("link errors", "elm4")),
         ([(4, "elm5")], ("link errors", "elm4")),
         # They do not reach a third one.

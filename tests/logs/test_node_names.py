@@ -18,6 +18,10 @@ from pytest_mnode.logs.node_names import node_in, node_of_kernel_log
         *(("worker-0/dmesg", "worker-0"), ("node/dmesg", ""), ("node-3-dmesg.txt", "node-3")),
         *(("elm4-dmesg-nvrm.txt", "elm4"), ("elm-b.dmesg.txt", "elm-b"), ("b/dmesg", "b")),
         *(("nvidia-smi-topo-m.txt", ""), ("nvidia-smi/elm4.txt", "elm4"), ("train.log", None)),
+        *(("dmesg-oom.txt", ""), ("journalctl-slurmd.log", ""), ("nvidia-smi-dmon.txt", "")),
+        *(("train_console.log", ""), ("monday/dmesg", ""), ("user1/dmesg", "")),
+        *(("cluster-a-n3-dmesg.txt", "cluster-a-n3"), ("b-node1-dmesg.txt", "b-node1")),
+        ("ip-10-0-1-6.ec2.internal.dmesg.txt", "ip-10-0-1-6"),
     ],
 )
 def test_the_node_of_a_kernel_log(file: str, node: str | None) -> None:
@@ -41,6 +45,9 @@ def test_the_node_of_a_kernel_log(file: str, node: str | None) -> None:
         *(("smi12", ""), ("q05", "q05"), ("2026-10-03", "")),
         ("plugin-elm4", "elm4"),
         ("elm-b", "elm-b"),
+        *((name, name) for name in ("cluster-a-n3", "a-node1", "new-gpu3", "net-elm4")),
+        ("ip-10-0-1-6.ec2.internal", "ip-10-0-1-6"),
+        *((name, "") for name in ("slurm-883", "day3", "local_rank0", "r0", "numa3", "v2")),
         ("rank_3", ""),
         ("eth0", ""),
     ],

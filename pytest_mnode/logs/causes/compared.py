@@ -66,7 +66,7 @@ _TELL = (
 """Most lines of a log have none of these."""
 _PRODUCT = re.compile(r"Product Name\s*: (.+)")
 _VALUES = (
-    r"(?P<own>[\w.-]+)(?:@\S+)?: <(?!NO-)[^>]*\bLOWER_UP\b[^>]*> mtu (?P<mtu>\d+)",
+    r"(?P<own>[\w.-]+)(?:@\S+)?: <(?!NO-)(?=[^>]*\bUP\b)[^>]*\bLOWER_UP\b[^>]*> mtu (?P<mtu>\d+)",
     r"(?P<own>[\w.-]+): flags=\d+<[^>]*\bRUNNING\b[^>]*> +mtu (?P<mtu>\d+)",
     r"[Ss]tate:\s+(?:\d: )?(?P<state>\w+)",
     r"[Rr]ate:\s+(?P<rate>\d+)",
@@ -179,13 +179,14 @@ def _names(file: str) -> tuple[str, str]:
     return PurePath(file).stem, PurePath(file).parent.name
 
 
-def _named(body: str, names: Collection[str]) -> str:
-    """The node of a prompt, or of a heading, if it is one of these or says so."""
+def _named(body: str, names: Collection[str] | None) -> str:
+    """The node of a prompt; or, if names may be, of a heading that is one of these or says so."""
     if prompt := _PROMPT.match(body):
         return node_in(prompt["node"])
-    heading = _HEADING.match(body) if names else None
-    name = node_in(heading["node"]) if heading else ""
-    return name if heading and (heading["says"] or name in names) else ""
+    if names is None or (heading := _HEADING.match(body)) is None:
+        return ""
+    name = node_in(heading["node"])
+    return name if heading["says"] or name in names else ""
 
 
 def facts_of(file: str, text: str, names: Collection[str]) -> Iterator[Fact]:
@@ -205,7 +206,7 @@ def facts_of(file: str, text: str, names: Collection[str]) -> Iterator[Fact]:
         if link := _IP_LINK.match(line.strip()):
             here, body = link["node"], link["row"]
         node = here or node
-        if name := _named(body, () if of_file else names):
+        if name := _named(body, None if of_file else names):
             node, device, kind, process, active = name, first(DEVICE, body) or "", "", "", None
         if product := _PRODUCT.match(body):
             kind = product[1]
