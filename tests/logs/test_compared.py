@@ -247,7 +247,7 @@ def called(name: str, files: Mapping[str, str]) -> dict[str, str]:
 
 def of_models(*names: str) -> dict[str, str]:
     """Of GPUs, of which the second one is slowed down."""
-    changes = ({}, HOT, {})
+    changes: Sequence[Mapping[str, object]] = ({}, HOT, {})
     return {
         f"elm{n}": smi(change).replace("    PCI\n", f"    Product Name : {name}\n    PCI\n")
         for n, (name, change) in enumerate(zip(names, changes, strict=True), 3)
@@ -313,7 +313,7 @@ def with_log(files: Mapping[str, str], *lines: str) -> dict[str, str]:
             for name in ("cni0", "vethab12@if2", "docker0", "br-91c2")
         ),
         (
-            {file: text.replace("UP,LOWER", "NO-CARRIER,UP,LOW") for file, text in MTUS.items()},
+            {file: text.replace("UP,LOWER_UP", "UP") for file, text in MTUS.items()},
             None,
         ),
         # Mended meanwhile, whichever file comes first.

@@ -66,7 +66,7 @@ _TELL = (
 """Most lines of a log have none of these."""
 _PRODUCT = re.compile(r"Product Name\s*: (.+)")
 _VALUES = (
-    r"(?P<own>[\w.-]+)(?:@\S+)?: <(?!NO-)(?=[^>]*\bUP\b)[^>]*\bLOWER_UP\b[^>]*> mtu (?P<mtu>\d+)",
+    r"(?P<own>[\w.-]+)(?:@\S+)?: <(?=[^>]*\bUP\b)[^>]*\bLOWER_UP\b[^>]*> mtu (?P<mtu>\d+)",
     r"(?P<own>[\w.-]+): flags=\d+<[^>]*\bRUNNING\b[^>]*> +mtu (?P<mtu>\d+)",
     r"[Ss]tate:\s+(?:\d: )?(?P<state>\w+)",
     r"[Rr]ate:\s+(?P<rate>\d+)",
