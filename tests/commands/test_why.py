@@ -465,6 +465,9 @@ SMIS: dict[str, str | bytes] = {
         (HELD, SMIS, ("elm4", "7788 has 21.50 GiB")),
         (HELD, {}, (None, "7788 has 21.50 GiB")),
         (HELD, SMIS | {"smi-elm5.txt": ROW.format(7788)}, (None, "7788 has 21.50 GiB")),
+        (HELD, SMIS | {"ps-elm5.txt": " 7788 root kworker\n"}, ("elm4", "7788 has 21.50 GiB")),
+        # A rank of the job, too.
+        (HELD, {"ps-elm5.txt": " 7788 python train.py --local-rank 2\n"}, (None, None)),
         # A monitor, and a container, where a rank's own number is another one.
         (HELD.replace("21.50 G", "410.00 M"), SMIS, (None, None)),
         (HELD.partition("Including")[0], SMIS, (None, None)),
@@ -860,6 +863,10 @@ PORT_DOWN = "elm3:7:9 [2] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async ev
         # Of ranks too, if they wrote it themselves.
         ({"elm3.log": FELL, "elm4.log": "step 3\n"}, ("Python error", "elm3")),
         ({"elm3.log": FELL, "job.log": "step 3\n"}, ("Python error", None)),
+        *(
+            ({f"{what}3.log": FELL, f"{what}4.log": "[rank0]: step 3\n"}, ("Python error", None))
+            for what in ("seed", "llama", "torch2")
+        ),
         # What hung until the scheduler ended it.
         ({"a": PORT_DOWN + ENDED}, ("port went down", "elm3")),
         ({"a": ENDED + PORT_DOWN}, ("time limit", None)),

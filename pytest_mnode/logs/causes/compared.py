@@ -90,8 +90,6 @@ _SEVERAL = ("cpus", "slowed", "corrected")
 """Of these, a device or a node has several."""
 _SAMPLED = ("mtu", "rate", "errors")
 """Of these, a device that is named again is read again."""
-_NO_RATES = (("rate", None), ("rate", False))
-"""Of ports that are not seen to be active."""
 _SATURATED = ("255", "65535")
 _EARLIER = re.compile(r"(?:^|[^a-z])(?:before|pre|start|old|prev\w*|first)(?![a-z])", re.IGNORECASE)
 _LATER = re.compile(r"(?:^|[^a-z])(?:after|post|end|new|now|last)(?![a-z])", re.IGNORECASE)
@@ -224,8 +222,13 @@ def facts_of(file: str, text: str, names: Collection[str]) -> Iterator[Fact]:
             for name, value in groups.items():
                 if name == "state":
                     active = value.lower() == "active"
-                is_old = name == "errors" and (active is False or value in _SATURATED)
-                if is_old or (name, active) in _NO_RATES or (name == "mtu" and _VIRTUAL.match(own)):
+                tells_nothing = {
+                    "state": True,
+                    "rate": not active,
+                    "errors": active is False or value in _SATURATED,
+                    "mtu": bool(_VIRTUAL.match(own)),
+                }
+                if tells_nothing.get(name):
                     continue
                 # Blocks that do not name their device are numbered.
                 key = (name, counter, node, own)
