@@ -115,14 +115,8 @@ _END = re.compile(
     r"'train_runtime':|\[exiting program (?:at|after) |\bProcess \d+ exits successfully"
 )
 _OF_ENDS = (
-    "raining",
-    "RAINING",
-    "uccessfully",
-    "code 0",
-    "Trainer.fit",
-    "train_runtime",
-    "exiting p",
-    "exits s",
+    *("raining", "RAINING", "uccessfully", "code 0", "Trainer.fit", "train_runtime"),
+    *("exiting p", "exits s"),
 )
 """Each line that matches has one of these: most have none."""
 _WARNED = re.compile(r"\[W[\d ]|NCCL WARN ")

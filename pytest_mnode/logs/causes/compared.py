@@ -42,26 +42,8 @@ _OF_DEVICE = re.compile(
 )
 _TELL = (
     *("$ ", "# ", "== ", "-- ", "** ", "> ", " mtu ", "LnkC", "LnkS", "Slowdown", "Name"),
-    *(
-        "tate:",
-        "ate:",
-        "_allowed_list",
-        "affinity list",
-        "Counter:",
-        "Errors:",
-        "_phy:",
-        "PCIe Bus",
-    ),
-    *(
-        "CA '",
-        "device '",
-        "GPU ",
-        "Gpu ",
-        " SM ",
-        "Max ",
-        "Current ",
-        *(f".{n} " for n in range(8)),
-    ),
+    *("ate:", "_allowed_list", "affinity list", "Counter:", "Errors:", "_phy:", "PCIe Bus", "GPU "),
+    *("CA '", "device '", "Gpu ", " SM ", "Max ", "Current ", *(f".{n} " for n in range(8))),
 )
 """Most lines of a log have none of these."""
 _PRODUCT = re.compile(r"Product Name\s*: (.+)")
@@ -151,8 +133,7 @@ def differing(
         for fact in facts_of(file, text, names):
             facts.setdefault(fact.name, []).append(fact)
     for name in ("mtu", "rate") if used else ():
-        carry = [one for one in facts.get(name, ()) if one.device.startswith(tuple(used))]
-        facts[name] = carry
+        facts[name] = [f for f in facts.get(name, ()) if f.device.startswith(tuple(used))]
     found = (
         *_links_below(printed),
         *_slower_ports(facts.get("rate", ())),
@@ -195,9 +176,8 @@ def facts_of(file: str, text: str, names: Collection[str]) -> Iterator[Fact]:
     times: dict[tuple[str, ...], int] = {}
     lines = text.splitlines()
     for before, line in zip(["", *lines], lines, strict=False):
-        if line == before or not any(
-            map(line.__contains__, _TELL)
-        ):  # logged twice, or of no concern
+        # Logged twice, or of no concern.
+        if line == before or not any(map(line.__contains__, _TELL)):
             continue
         labels, body = split_prefix(line)
         here, body = labels.get("pdsh"), body.strip()
