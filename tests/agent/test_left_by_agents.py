@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -69,8 +70,11 @@ class RunningAgent:
 
     def fork_server(self) -> int:
         """Its pid; 0 before it has started."""
-        below = psutil.Process(self.program.pid).children()
-        return next((one.pid for one in below if one.name() == "mnode-fork"), 0)
+        for one in psutil.Process(self.program.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # another child, which ends at once
+                if one.name() == "mnode-fork":
+                    return one.pid
+        return 0
 
     def end(self) -> None:
         assert self.program.stdin is not None

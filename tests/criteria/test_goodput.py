@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -256,3 +256,49 @@ def test_what_was_not_noted_is_unattributed(files: Mapping[str, bytes]) -> None:
 def test_programs_that_a_rank_starts_do_not_count() -> None:
     other = {"rank0.999.jsonl": b'["begin", 1000001.0, ""]\n'}
     assert made(other, notes(0, 0, 10), wall=15).steps == 10
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "seconds"), [(1, 6, 2), (0, 9, 6), (2, 5, 0), (9, 12, 0), (6, 7, 1), (0, 5, 2)]
+)
+def test_spans_count_as_far_as_they_are_within(begin: float, end: float, seconds: float) -> None:
+    assert RankNotes(0, spans={"save": [(0, 2), (5, 9)]}).during("save", begin, end) == seconds
+
+
+def noted(rank: int = 0, *, saved: tuple[float, float] | None = None, **times: Any) -> RankNotes:
+    spans = {"save": [saved]} if saved else {}
+    return RankNotes(rank, "n0", spans=spans, **{"began": 0.0, "forward": 10.0} | times)
+
+
+def test_a_checkpoint_after_the_last_step_is_no_part_of_the_end() -> None:
+    found = ledger([[noted(steps=[12.0, 14.0], saved=(15.0, 18.0))]], 0.0, 20.0)
+    assert (found.parts["checkpointing"], found.parts["ending"]) == (3.0, 3.0)
+
+
+def test_a_job_that_hangs_before_its_first_step_stalls() -> None:
+    found = ledger([[noted()]], 0.0, 70.0, hung=True)
+    assert (found.parts["starting"], found.parts["stalled"]) == (10.0, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "hung", "known"),
+    [
+        ({}, False, True),
+        ({"began": -1.5}, False, False),
+        ({"last": 21.5}, False, False),
+        ({"last": 21.5}, True, True),  # it is ended after its last look
+    ],
+)
+def test_a_rank_that_lives_outside_of_the_job_has_another_clock(
+    times: dict[str, Any], hung: bool, known: bool
+) -> None:
+    found = ledger([[noted(steps=[12.0, 14.0], **times)]], 0.0, 20.0, hung=hung)
+    assert ("clocks" not in found.unseen("goodput")) is known
+
+
+def test_ranks_and_steps_of_all_starts_count() -> None:
+    first = [noted(rank, steps=[12.0]) for rank in (0, 1)]
+    again = [noted(began=15.0, forward=20.0, steps=[22.0, 24.0, 26.0])]
+    found = ledger([first, again], 0.0, 30.0, last_step=2)
+    assert (found.ranks, found.starts, found.steps) == (2, 2, 4)
+    assert found.lost == 1, "those of the last start are not done twice"

@@ -14,6 +14,9 @@ from pytest_mnode.checks.groups import Layout
 from pytest_mnode.criteria.nics_used import judge_nics, partly
 from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.traffic import (
+    SLOW_PATH,
+    _hot,
+    _late,
     chart,
     judge_bisection,
     judge_congestion,
@@ -536,3 +539,53 @@ def test_a_nic_that_carried_nothing_is_named_where_loads_use_each(
     assert found.source.endswith(source)
     assert found.culprit is not None
     assert found.culprit.parts.devices == (("n1", name.format(0)),)
+
+
+EDGE = SLOW_PATH * 100
+
+
+@pytest.mark.parametrize(
+    ("rates", "nodes", "paths"),
+    [
+        ({"ab": EDGE, "ba": 100}, set(), set()),
+        ({"ab": 1, "ba": 1}, set(), set()),  # all are slow
+        ({"ab": 1, "cb": 100}, set(), {"ab"}),
+        ({"ab": 1, "ac": 1, "cb": 100, "bc": 100}, {"a"}, set()),
+        ({"ba": 1, "ca": 1, "bc": 100, "cb": 100}, {"a"}, set()),
+        ({"ab": 1, "ac": 1, "ad": 100, "cb": 100, "bc": 100}, set(), {"ab", "ac"}),
+    ],
+)
+def test_a_node_is_slow_if_all_its_partners_are_fast_with_others(
+    rates: dict[str, float], nodes: set[str], paths: set[str]
+) -> None:
+    found = slow_paths({(path[0], path[1]): (rate, 100.0) for path, rate in rates.items()})
+    assert (found.nodes if found else set()) == nodes
+    assert {"".join(path) for path in found.parts.paths} == paths if found else not paths
+
+
+def ranks_of(nodes: int) -> World:
+    return World(0, nodes, 0, 1, "n0", tuple(f"n{i}" for i in range(nodes)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hot", "suspect"),
+    [(3, [0, 0, 1], "n0"), (3, [0, 0, 1, 2], ""), (2, [0, 0, 0], ""), (3, [0, 0], "")],
+)
+def test_the_node_that_is_hot_in_most_slow_calls_is_suspected(
+    nodes: int, hot: list[int], suspect: str
+) -> None:
+    found = _late(hot, ranks_of(nodes))
+    assert (found.either if found else set()) == ({frozenset([suspect])} if suspect else set())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "calls", "sure", "suspects"),
+    [(3, 3, {"n2"}, set()), (3, 2, set(), {frozenset(["n2"])}), (2, 3, set(), set())],
+)
+def test_the_node_whose_experts_take_longest_is_named_after_some_calls(
+    nodes: int, calls: int, sure: set[str], suspects: set[frozenset[str]]
+) -> None:
+    hot = [*range(nodes)] * calls
+    times = [9.0 if rank == nodes - 1 else 1.0 for rank in hot]
+    found = _hot(tuple(times), tuple(hot), ranks_of(nodes))
+    assert ({*found.nodes}, {*found.either}) == (sure, suspects) if found else not sure | suspects
