@@ -24,8 +24,3 @@ def towards(address: str) -> str:
 def family_of(address: str) -> socket.AddressFamily:
     """Socket family of a numeric address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def endpoint(address: str, port: int | str) -> str:
-    """zmq endpoint of a numeric address and a port."""
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"

@@ -399,7 +399,7 @@ class Line:
 
 
 class LocalLine(Line):
-    """The connection of a peer in the hub's own process: queues, without a socket or encryption.
+    """The connection of a peer in the hub's own process: queues, without a socket.
 
     Messages are still pickled, so that no object is shared by accident.
     """

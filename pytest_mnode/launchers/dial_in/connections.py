@@ -14,7 +14,6 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.protocol import address as addresses_of
 
 _PORT_TRIES = 10
 
@@ -58,7 +57,7 @@ class Router:
             port: int | str = "*"
             try:
                 for address in addresses:
-                    self._socket.bind(addresses_of.endpoint(address, port))
+                    self._socket.bind(endpoint_of(address, port))
                     bound.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
                     port = int(bound[-1].rpartition(":")[2])
                 return int(port)
@@ -117,6 +116,11 @@ class Dealer:
     def close(self) -> None:
         self._socket.close(linger=500)
         self._context.term()
+
+
+def endpoint_of(address: str, port: int | str) -> str:
+    """zmq's name of a numeric address and a port."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def _without_limit(socket: zmq.Socket[bytes]) -> None:

@@ -18,10 +18,9 @@ from typing import Self
 
 import psutil
 
-from pytest_mnode.launchers.dial_in.connections import Dealer, Keys
+from pytest_mnode.launchers.dial_in.connections import Dealer, Keys, endpoint_of
 from pytest_mnode.launchers.remote import remote_exec, wire
 from pytest_mnode.launchers.remote.command_process import OF_A_TASK, OF_THE_JOB
-from pytest_mnode.protocol import address
 
 _OF_STARTERS = (*OF_A_TASK, "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "FLUX_TASK_", "FLUX_JOB_")
 """Variables of this program as a task of the site's command, which no command may inherit."""
@@ -78,7 +77,7 @@ def way_to(order: DialOrder) -> str:
         except OSError as error:
             reasons.append(f"{one}: {error.strerror or error}")
         else:
-            return address.endpoint(one, order.port)
+            return endpoint_of(one, order.port)
     there = f"port {order.port} of the machine of pytest"
     sys.exit(f"{socket.gethostname()}: cannot connect to {there}: {'; '.join(reasons)}")
 
