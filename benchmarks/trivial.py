@@ -55,6 +55,7 @@ writes to, are nearly half.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -66,25 +67,29 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Numbers of tests per run, of quick and of slow peers; rounds: repeats of each run."""
+    """Numbers of tests per run, of quick and of slow peers; rounds: repeats of each run.
+
+    within_s: the last run ends by then; runs for which no time is left are named.
+    """
 
     rounds: int
     quick: int
     slow: int
+    within_s: float = float("inf")
     ranks: tuple[int, ...] = (2, 4)
 
 
 FULL = Plan(rounds=3, quick=100, slow=8)
-QUICK = Plan(rounds=1, quick=30, slow=6)
+QUICK = Plan(rounds=1, quick=30, slow=4, within_s=110.0)
 WARM = peers.mnode("warm")
 PEERS: Sequence[tuple[peers.Peer, bool]] = (
     (WARM, True),
-    (peers.mnode("group"), True),
-    (peers.mnode("fresh"), True),
     (peers.CONTINUOUS, True),
     (peers.adopted(peers.CONTINUOUS.name, "with_continuous.py"), True),
-    (peers.PROCESSES, False),
+    (peers.mnode("group"), True),
+    (peers.mnode("fresh"), True),
     (peers.adopted(peers.PROCESSES.name, "with_processes.py"), True),
+    (peers.PROCESSES, False),
     (peers.TORCHRUN, False),
 )
 
@@ -97,18 +102,22 @@ class _Row:
 
 
 def measure(plan: Plan) -> str:
-    """The table, for a terminal."""
-    rows = {
-        (n, peer.name): _Row(peer.missing, missing=bool(peer.missing))
-        for n in plan.ranks
-        for peer, _ in PEERS
-    }
-    for _, ranks, (peer, is_quick) in itertools.product(range(plan.rounds), plan.ranks, PEERS):
+    """The table, for a terminal. Each run is printed as it is measured, slow peers last."""
+    end = time.monotonic() + plan.within_s
+    runs = [(n, peer, is_quick) for n in plan.ranks for peer, is_quick in PEERS]
+    rows = {(n, peer.name): _Row(peer.missing, missing=bool(peer.missing)) for n, peer, _ in runs}
+    runs.sort(key=lambda run: not run[2])
+    for _, (ranks, peer, is_quick) in itertools.product(range(plan.rounds), runs):
         row = rows[ranks, peer.name]
-        if not peer.missing:
-            periods, problem = _periods(peer, ranks, plan.quick if is_quick else plan.slow)
+        if time.monotonic() >= end:
+            row.problem = row.problem or f"not begun: {plan.within_s:g} s were over"
+        elif not row.missing:
+            tests = plan.quick if is_quick else plan.slow
+            periods, problem = _periods(peer, ranks, tests, end)
             row.periods += periods
             row.problem = row.problem or problem
+            took = f"{table.ms(periods)} ms" if periods else problem
+            print(f"{ranks}  {peer.name}: {took}", flush=True)
     head = ("ranks, way", "median ms", "10–90 % ms", "tests", "to warm", "")
     body = []
     for (ranks, name), row in rows.items():
@@ -119,19 +128,23 @@ def measure(plan: Plan) -> str:
     return table.terminal("Time per trivial distributed test", head, body)
 
 
-def _periods(peer: peers.Peer, ranks: int, tests: int) -> tuple[list[float], str]:
+def _periods(peer: peers.Peer, ranks: int, tests: int, end: float) -> tuple[list[float], str]:
     """Seconds from body to body, and the problem of a failed run or ""."""
     begins: list[float] = []
+
+    def run(tests: int) -> peers.Ran:
+        return peer.run(ranks, tests, min(_LIMIT_S, max(0.0, end - time.monotonic())))
+
     if peer.one_test_a_command:
         warm_up = 0
         for _ in range(tests // 2 + 1):
-            ran = peer.run(ranks, 1, _LIMIT_S)
+            ran = run(1)
             begins += ran.times("begin")
             if ran.finished.code != 0:
                 return [], f"torchrun ended with {ran.finished.code}"
     else:
         warm_up = min(_WARM_UP, tests // 3)
-        ran = peer.run(ranks, tests, _LIMIT_S)
+        ran = run(tests)
         begins = ran.times("begin")
         if ran.finished.code != 0 or len(begins) != tests:
             tail = ran.finished.output.strip().splitlines()[-1:] or ["no output"]
