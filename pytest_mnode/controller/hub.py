@@ -160,7 +160,6 @@ class Exchange:
                 return
             with self._lock:
                 self._route(name, destination, payload)
-                self._read()
 
         line = self._local[name] = LocalLine(to_hub, self._carry)
         return line
