@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import math
 import os
 import pickle
 import secrets
@@ -42,18 +43,18 @@ class Frames:
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that these bytes complete."""
         self._data += data
-        found = []
-        while (whole := self._whole()) is not None:
-            found.append(whole)
-        return found
+        found: list[bytes] = []
+        while True:
+            end = _HEADER_BYTES + int.from_bytes(self._data[:_HEADER_BYTES], "big")
+            if len(self._data) < end:
+                return found
+            found.append(bytes(self._data[_HEADER_BYTES:end]))
+            del self._data[:end]
 
-    def _whole(self) -> bytes | None:
-        end = _HEADER_BYTES + int.from_bytes(self._data[:_HEADER_BYTES], "big")
-        if len(self._data) < max(end, _HEADER_BYTES):
-            return None
-        whole = bytes(self._data[_HEADER_BYTES:end])
-        del self._data[:end]
-        return whole
+
+def _framed(payload: bytes) -> bytes:
+    """The bytes of a message in a stream."""
+    return len(payload).to_bytes(_HEADER_BYTES, "big") + payload
 
 
 class Pipe:
@@ -82,15 +83,10 @@ class Pipe:
         self.send_bytes(pickle.dumps(message), fds)
 
     def send_bytes(self, payload: bytes, fds: Sequence[int] = ()) -> None:
-        data = self.framed(payload)
+        data = _framed(payload)
         if fds:
             data = data[socket.send_fds(self._end, [data], fds) :]
         self._end.sendall(data)
-
-    @staticmethod
-    def framed(payload: bytes) -> bytes:
-        """The bytes of a message in the stream."""
-        return len(payload).to_bytes(_HEADER_BYTES, "big") + payload
 
     def has_room(self) -> bool:
         """Whether a short message can be sent at once."""
@@ -186,7 +182,7 @@ class Switchboard:
             if peer.is_machine:
                 machines.setdefault(peer, []).append(destination)
             else:
-                frame = frame or Pipe.framed(_frame(source, payload))
+                frame = frame or _framed(_frame(source, payload))
                 peer.send(frame)
         for machine, names in machines.items():
             machine.send(_carried(source, _SPACE.join(names), payload))
@@ -348,7 +344,7 @@ def _parts(frame: bytes) -> tuple[str, bytes]:
 
 def _carried(source: str, destinations: str, payload: bytes) -> bytes:
     """A message in the stream of a machine."""
-    return Pipe.framed(_frame(source, _frame(destinations, payload)))
+    return _framed(_frame(source, _frame(destinations, payload)))
 
 
 def waking_pair() -> tuple[socket.socket, socket.socket]:
@@ -362,6 +358,11 @@ def waking_pair() -> tuple[socket.socket, socket.socket]:
 def wake(waker: socket.socket) -> None:
     with contextlib.suppress(OSError):  # full, so a wake is pending anyway; or closed
         waker.send(b"x")
+
+
+def _ms(seconds: float | None) -> int | None:
+    """The limit of a poll, no shorter than this time; None: no limit."""
+    return None if seconds is None else math.ceil(seconds * 1000)
 
 
 def forget_wakes(woken: socket.socket) -> None:
@@ -379,6 +380,10 @@ class Line:
     sender = ""
     """The peer that sent the last message received through a socket."""
 
+    def __init__(self) -> None:
+        self._arrived: deque[tuple[str, bytes]] = deque()
+        """Senders and messages."""
+
     def send(self, destination: str, message: Any) -> None:
         self.send_bytes(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
@@ -391,6 +396,20 @@ class Line:
         return None if payload is None else pickle.loads(payload)
 
     def receive_bytes(self, timeout_s: float | None) -> bytes | None:
+        """As `receive`. Raises EOFError if the hub has ended, unless it is in this process."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s = timeout_s
+        while not self._arrived:
+            self._await(left_s)
+            if end is not None and (left_s := max(0.0, end - time.monotonic())) == 0:
+                break
+        if not self._arrived:
+            return None
+        self.sender, payload = self._arrived.popleft()
+        return payload
+
+    def _await(self, wait_s: float | None) -> None:
+        """Wait until a message may have arrived, and take it, or until `wait_s` has passed."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -410,46 +429,36 @@ class LocalLine(Line):
         carry: Callable[[LocalLine, float | None], None] | None = None,
     ) -> None:
         """carry: called instead of `wait`, with the same arguments."""
+        super().__init__()
         self._to_hub = to_hub
         self._carry = carry or LocalLine.wait
-        self._inbox: deque[bytes] = deque()
         self._woken, self._waker = waking_pair()
         self.descriptor = self._woken.fileno()
-        self._sources: dict[int | None, select.poll] = {}
 
     @property
     def is_empty(self) -> bool:
-        return not self._inbox
+        return not self._arrived
 
     def put(self, payload: bytes, *, wakes: bool = True) -> None:
         """Queue a message for this peer. wakes: the caller is not the receiving thread."""
-        self._inbox.append(payload)
+        self._arrived.append(("", payload))
         if wakes:
             wake(self._waker)
 
     def wait(self, wait_s: float | None, descriptor: int | None = None) -> None:
         """Wait until a message was put, `descriptor` is readable, or `wait_s` seconds passed."""
-        wait_ms = None if wait_s is None else int(wait_s * 1000 + 0.999)
-        sources, woken = self._sources.get(descriptor), self._woken.fileno()
-        if sources is None:
-            sources = self._sources[descriptor] = select.poll()
-            for source in (woken, descriptor):
-                if source is not None:
-                    sources.register(source, select.POLLIN)
-        if any(source == woken for source, _ in sources.poll(wait_ms)):
+        sources = select.poll()
+        sources.register(self.descriptor, select.POLLIN)
+        if descriptor is not None:
+            sources.register(descriptor, select.POLLIN)
+        if any(source == self.descriptor for source, _ in sources.poll(_ms(wait_s))):
             forget_wakes(self._woken)
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
         self._to_hub(destination, payload)
 
-    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        left_s = timeout_s
-        while not self._inbox:
-            self._carry(self, left_s)
-            if end is not None and (left_s := max(0.0, end - time.monotonic())) == 0:
-                break
-        return self._inbox.popleft() if self._inbox else None
+    def _await(self, wait_s: float | None) -> None:
+        self._carry(self, wait_s)
 
     def close(self) -> None:
         self._woken.close()
@@ -461,6 +470,7 @@ class UnixLine(Line):
 
     def __init__(self, name: str, path: str, token: str) -> None:
         """Raises OSError."""
+        super().__init__()
         self._pid = os.getpid()
         end = socket.socket(socket.AF_UNIX)
         with reachable(path) as short:
@@ -473,14 +483,13 @@ class UnixLine(Line):
         self.descriptor = self._pipe.fileno()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
-        self._arrived: deque[tuple[str, bytes]] = deque()
         self.send_bytes(name, token.encode())
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
         """If a signal's handler raises here, the rest of the message precedes the next one."""
         with self._lock:
             data, sent = self._unsent
-            self._unsent = data[sum(sent) :] + Pipe.framed(_frame(destination, payload)), []
+            self._unsent = data[sum(sent) :] + _framed(_frame(destination, payload)), []
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the hub has ended
                 while left := self._left():
                     # One call of C, so that no handler raises before the number is kept.
@@ -491,16 +500,9 @@ class UnixLine(Line):
         data, sent = self._unsent
         return memoryview(data)[sum(sent) :]
 
-    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
-        """Raises EOFError if the hub has ended."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._arrived:
-            left_s = None if end is None else max(0.0, end - time.monotonic())
-            if not self._poll.poll(None if left_s is None else int(left_s * 1000 + 0.999)):
-                return None
+    def _await(self, wait_s: float | None) -> None:
+        if self._poll.poll(_ms(wait_s)):
             self._arrived += map(_parts, self._pipe.receive())
-        self.sender, payload = self._arrived.popleft()
-        return payload
 
     def close(self) -> None:
         if os.getpid() == self._pid:
@@ -512,31 +514,23 @@ class Uplink(Line):
 
     def __init__(self, name: str, reads: int, writes: int, ranks: Switchboard) -> None:
         """name: of the agent. reads, writes: its own standard input and output."""
+        super().__init__()
         self._name, self._ranks = name, ranks
         self._epoll = select.epoll()
         self._hub = _Connection(reads, writes, self._epoll)
         self._hub.send(_MARK)
         self._epoll.register(ranks.descriptor, select.EPOLLIN)
         self.descriptor = self._epoll.fileno()
-        self._arrived: deque[tuple[str, bytes]] = deque()
 
     def send_bytes(self, destination: str, payload: bytes) -> None:
         self._carry_up()  # what a rank has sent before it ended precedes the news of its end
         self._hub.send(_carried(self._name, destination, payload))
 
-    def receive_bytes(self, timeout_s: float | None) -> bytes | None:
-        """Also carries the messages of the ranks, both ways. Raises EOFError if the hub ended."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+    def _await(self, wait_s: float | None) -> None:
+        """Also carries the messages of the ranks, both ways."""
+        if self._epoll.poll(wait_s):
             self._carry_up()
             self._carry_down()
-            if self._arrived:
-                self.sender, payload = self._arrived.popleft()
-                return payload
-            left_s = None if end is None else end - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return None
-            self._epoll.poll(left_s)
 
     def _carry_up(self) -> None:
         self._hub.send(b"".join(_carried(*message) for message in self._ranks.arrived()))

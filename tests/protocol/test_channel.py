@@ -64,6 +64,7 @@ class Machine:
         self.uplink = Uplink("agent/0", from_hub, to_hub, self.ranks)
         self.heard: list[bytes] = []
         self.over = threading.Event()
+        self.closed = False
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -73,12 +74,16 @@ class Machine:
                 if (payload := self.uplink.receive_bytes(0.02)) is not None:
                     self.heard.append(payload)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.over.set()
         self._thread.join()
-        with contextlib.suppress(OSError):
+
+    def close(self) -> None:
+        self.stop()
+        if not self.closed:
+            self.closed = True
             self.uplink.close()
-        self.ranks.close()
+            self.ranks.close()
 
 
 @pytest.fixture
@@ -282,10 +287,9 @@ def test_what_a_dead_machine_does_not_read_is_dropped(
 ) -> None:
     machine.uplink.send_bytes("hub", b"beat")
     assert receive(switchboard, LONG_S) == ("agent/0", "hub", b"beat")
-    machine.over.set()
-    machine._thread.join()
+    machine.stop()
     switchboard.send(["agent/0"], "hub", b"x" * 3_000_000)  # more than the pipe holds
-    machine.uplink.close()
+    machine.close()
     assert receive(switchboard, LONG_S) == ("agent/0", "", b"")
 
 
