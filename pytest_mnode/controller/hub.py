@@ -15,14 +15,20 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from pytest_mnode.controller.agents import Agents, RunDirectories
-from pytest_mnode.controller.leases import Leases, NodesRequest, NodeState
-from pytest_mnode.controller.requests import Asked, Requests, Withdrawn, change
+from pytest_mnode.controller.leases import (
+    Asked,
+    Leases,
+    NodesRequest,
+    NodeState,
+    Withdrawn,
+    change,
+)
 from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError, WorldError
 from pytest_mnode.launchers.node import Launcher
@@ -215,6 +221,51 @@ class Exchange:
             self.switchboard.send(ranks, source, payload)
         elif destination:
             self.deliver(destination, source, payload)
+
+
+class Requests:
+    """The requests of clients that wait: the hub has no event loop, but once it has read all
+    messages, it lets every request go on, in the order in which they came.
+
+    answer: sends a value, or an error, to the client that asked.
+    """
+
+    def __init__(self, answer: Callable[[Asked, Any], None]) -> None:
+        self._answer = answer
+        self._waiting: dict[Asked, Coroutine[Any, Any, Any]] = {}
+
+    def begin(self, asked: Asked, request: Coroutine[Any, Any, Any]) -> None:
+        """Raises an error of the request that is no MnodeError, once it is answered."""
+        self._waiting[asked] = request
+        self._step(asked, request.send, None)
+
+    def go_on(self) -> None:
+        """Let every request go on. Raises as `begin`; the others go on at the next call."""
+        for asked, request in list(self._waiting.items()):
+            self._step(asked, request.send, None)
+
+    def withdraw(self, client: str, seq: int | None = None) -> None:
+        """End a client's requests. seq: only this one."""
+        for asked, request in list(self._waiting.items()):
+            if asked.is_of(client, seq):
+                self._step(asked, request.throw, Withdrawn())
+
+    def _step(self, asked: Asked, step: Callable[[Any], object], value: object) -> None:
+        try:
+            step(value)
+        except StopIteration as end:
+            answer = end.value
+        except Withdrawn:
+            del self._waiting[asked]
+            return
+        except Exception as error:
+            answer = error
+        else:
+            return
+        del self._waiting[asked]
+        self._answer(asked, answer)
+        if isinstance(answer, Exception) and not isinstance(answer, MnodeError):
+            raise answer
 
 
 _SUSPICION_S = 0.3

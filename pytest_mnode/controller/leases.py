@@ -1,19 +1,42 @@
 """Leases of nodes to clients, granted whole and first come, first served.
 
 A client requests one lease at a time and holds none while it waits, so there is no deadlock. The
-queue is strict, so small requests do not starve a large one. Pure: no sockets, no clocks.
+queue is strict, so small requests do not starve a large one. A request, also one for a world, is a
+coroutine that waits until it can be answered. Pure: no sockets, no clocks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import types
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.controller.requests import Asked, change
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.protocol.messages import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client, and the number of its call that waits for an answer."""
+
+    client: str
+    seq: int
+
+    def is_of(self, client: str, seq: int | None) -> bool:
+        """Whether it is of this client, and if given the call `seq`."""
+        return self.client == client and seq in (None, self.seq)
+
+
+class Withdrawn(Exception):
+    """Raised in a request that its client no longer waits for; it may go on all the same."""
+
+
+@types.coroutine
+def change() -> Generator[None]:
+    """Wait until something may have changed in the hub."""
+    yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.requests import Asked, change
+from pytest_mnode.controller.leases import Asked, Leases, NodeState, change
 from pytest_mnode.errors import NodeLostError, WorldError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.limits import Limits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_mnode.controller.leases import Leases, NodesRequest, NodeState
-from pytest_mnode.controller.requests import Asked, Requests
+from pytest_mnode.controller.hub import Requests
+from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
 from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.protocol.messages import Answer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_mnode.controller.requests import Asked
+from pytest_mnode.controller.leases import Asked
 from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.messages import Call, Death, PartLost
 from tests.controller.desk import Desk

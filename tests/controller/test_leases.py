@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.controller.leases import Leases, NodesRequest, NodeState
-from pytest_mnode.controller.requests import Asked, Requests
+from pytest_mnode.controller.hub import Requests
+from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
 from pytest_mnode.errors import NodeLostError
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.protocol.messages import Lease
