@@ -325,6 +325,20 @@ def test_silence_of_the_hub_ends_an_agent_on_another_machine(
     assert "no message from the controller for 15 s" in capfd.readouterr().err
 
 
+def test_a_turn_waits_for_an_event_until_the_next_beat(
+    around: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_ms: list[int] = []
+    poll = SimpleNamespace(poll=lambda wait_ms: waits_ms.append(wait_ms) or ())
+    monkeypatch.setattr(around.agent, "_poll", poll)
+    around.agent._next_beat = time.monotonic() + 100
+    assert around.agent.turn()
+    monkeypatch.setattr(agent_module, "_BEAT_S", 0.0)
+    around.agent._next_beat = 0.0
+    assert around.agent.turn()
+    assert waits_ms == [pytest.approx(100_000, abs=9_000), 1]
+
+
 def test_the_end_of_its_input_ends_the_agent(around: World) -> None:
     read, write = os.pipe()
     os.dup2(read, 0)

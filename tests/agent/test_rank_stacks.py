@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +26,30 @@ if os.fork():
     print(flush=True)
 time.sleep(60)
 """
+
+
+def test_stacks_are_awaited_until_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, own, dump = tmp_path / "stacks", os.getpid(), "File a.py, line 1\n"
+    timers: list[threading.Timer] = []
+
+    def dumps_later(*_: object) -> None:
+        timers.append(threading.Timer(0.03, path.write_text, [dump]))
+        timers[-1].start()
+
+    monkeypatch.setattr(processes, "kill", dumps_later)
+    monkeypatch.setattr(processes, "descendants", lambda _: [own])
+    monkeypatch.setattr(rank_stacks, "_writes_stacks", lambda _: True)
+    for limit in ("_LIMIT_S", "_CHILD_LIMIT_S"):
+        monkeypatch.setattr(rank_stacks, limit, 60.0)
+    files: Any = {3: SimpleNamespace(stacks=path)}
+    with soon():
+        assert rank_stacks._python_stacks(files, {3: own}) == {3: dump}
+        found = rank_stacks._stacks_of_children(path, 1)
+    assert found.endswith(f":\n{dump}")
+    for timer in timers:
+        timer.join()
 
 
 @pytest.mark.parametrize("silent", ["_LIMIT_S", "_CHILD_LIMIT_S"])

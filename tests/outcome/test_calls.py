@@ -205,6 +205,18 @@ def test_ranks_that_wait_for_each_other(calls: list[list[Call]], odd: str) -> No
     assert is_deadlock(dict(enumerate(calls)), []) is bool(odd)
 
 
+def test_the_odd_ranks_of_a_deadlock_come_first() -> None:
+    most = [made("barrier")] * 3
+    assert line([*most[1:], made(of("1 0,2"))]).startswith(
+        "[2] waits in barrier as call 1 of group 1"
+    )
+    two = [made(of("1 0,3-4"))] * 2
+    assert line([*most, *two]).startswith("[3, 4] wait in barrier as call 1 of group 1")
+    text = line([*most, made(of("1 0,3")), made(of("2 0,4"))])
+    assert text.startswith("[3, 4] rank 3 waits in barrier as call 1 of group 1")
+    assert text.index("ranks 0-2 wait in") < text.index("rank 4 waits in")
+
+
 @pytest.mark.parametrize(
     ("state", "deadlocked"), [(INSIDE, True), (PENDING, True), (RETURNED, False), (RAISED, False)]
 )

@@ -118,6 +118,7 @@ def test_a_peer_with_the_key_is_answered(switchboard: Switchboard, line: Line) -
     assert heard[:2] == ("rank/1", "hub")
     assert pickle.loads(heard[2]) == {"value": 1}
     switchboard.send(["rank/2", "rank/1"], "hub", pickle.dumps("answer"))
+    assert select.select([line.descriptor], [], [], LONG_S)[0]
     assert line.receive(LONG_S) == "answer"
     assert line.receive(0.05) is None
 
@@ -234,7 +235,9 @@ def test_what_a_rank_sent_precedes_the_news_of_its_end(
     uplink, rank = Uplink("agent/0", from_hub, to_hub, ranks), local(ranks, "rank/1")
     for _ in range(2):  # takes the connection, and its token
         assert uplink.receive_bytes(0) is None
+    assert not select.select([uplink.descriptor], [], [], 0)[0]
     rank.send("hub", "a report")
+    assert select.select([uplink.descriptor], [], [], LONG_S)[0]
     uplink.send("hub", "a death")
     heard = [receive(switchboard, LONG_S) for _ in range(2)]
     assert [message and pickle.loads(message[2]) for message in heard] == ["a report", "a death"]

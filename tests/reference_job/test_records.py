@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -99,6 +100,20 @@ def test_a_server_that_does_not_store_a_record_is_an_error(
     with pytest.raises(MnodeError, match="rank 1: no record written: Disk quota exceeded"):
         file.append(END)
     file.close()
+
+
+def test_a_record_that_a_full_disk_cuts_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _file(tmp_path)
+    opened = file._file
+    monkeypatch.setattr(
+        file, "_file", Mock(wraps=opened, write=lambda line: opened.write(line[:40]))
+    )
+    with pytest.raises(MnodeError, match=r"rank 1: a record was cut at 40 of \d+ B"):
+        file.append(END)
+    file.close()
+    assert opened.closed
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
