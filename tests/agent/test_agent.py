@@ -329,8 +329,12 @@ def test_a_turn_waits_for_an_event_until_the_next_beat(
     around: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_ms: list[int] = []
-    poll = SimpleNamespace(poll=lambda wait_ms: waits_ms.append(wait_ms) or ())
-    monkeypatch.setattr(around.agent, "_poll", poll)
+
+    def poll(wait_ms: int) -> list[tuple[int, int]]:
+        waits_ms.append(wait_ms)
+        return []
+
+    monkeypatch.setattr(around.agent, "_poll", SimpleNamespace(poll=poll))
     around.agent._next_beat = time.monotonic() + 100
     assert around.agent.turn()
     monkeypatch.setattr(agent_module, "_BEAT_S", 0.0)

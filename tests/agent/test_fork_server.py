@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from functools import partial
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.fork_server import ForkServer
+from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.messages import AgentOrder, Call, Collect
 
@@ -44,6 +48,49 @@ def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
     server._launch(message, own=lambda *_: None)
     for pipe in (agent, theirs, collector):
         pipe.close()
+
+
+def test_ranks_that_import_for_themselves_hold_no_pipe_of_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, theirs = Pipe.pair()
+    collector, of_collector = Pipe.pair()
+    forked: list[Any] = []
+
+    def fork(*_: object) -> Call:
+        forked.append(_[-1])
+        return Call(0, "forked", ("n0", "w1", 7))
+
+    monkeypatch.setattr(fork_server, "fork_launcher", fork)
+    server = ForkServer(AgentOrder(0, "", ""), theirs)
+    message: Any = SimpleNamespace(own_imports=True)
+    for has in (None, collector):
+        monkeypatch.setattr(server, "_collector", has)
+        server._launch(message, own=lambda *_: None)
+    assert forked == [[], [collector]]
+    assert [pickle.loads(one).args[2] for one in agent.receive()] == [7, 7]
+    for pipe in (agent, theirs, collector, of_collector):
+        pipe.close()
+
+
+def test_torch_is_prepared_before_the_forks_or_why_it_is_not_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pytest_mnode.rank import binding, entry, exit_handlers
+
+    done: list[str] = []
+    steps = ((exit_handlers, "disown"), (entry, "prepare"), (binding, "memories"))
+    for module, step in steps:
+        monkeypatch.setattr(module, step, partial(done.append, step))
+    monkeypatch.setattr(fork_server, "import_modules", lambda: done.append("imports"))
+    server = ForkServer(AgentOrder(0, "", ""), Pipe.pair()[0])
+    server.import_torch()
+    assert done == ["imports", "disown", "prepare", "memories"]
+    broken = Mock(side_effect=ImportError("libnccl.so.2: cannot open shared object file"))
+    monkeypatch.setattr(fork_server, "import_modules", broken)
+    with pytest.raises(WorldError, match=r"torch cannot be imported by .*: libnccl\.so"):
+        server.import_torch()
+    server.agent.close()
 
 
 def test_files_of_modules_are_noted_before_the_next_forks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import syslog
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,8 +21,10 @@ from pytest_mnode.backends.slurm import SlurmBackend
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm import files, on_node, queued, sbatch
+from pytest_mnode.jobs.slurm.files import Plan, Status
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
+from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.cleanup import leftovers, queue_cleanup
 from pytest_mnode.launchers.cleanup.leftovers import Cleanup
 from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, clean_up
@@ -362,3 +366,55 @@ def test_a_requeue_that_slurm_never_makes_ends_the_job(
     )
     assert on_node.batch(job.write(programs)) == 75
     assert (programs / "scontrol.asked").read_text().splitlines()[-1] == "requeue 7"
+
+
+@pytest.fixture
+def torchrun(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Status]]:
+    """Runs on_node's task with a shell's text in place of torchrun; SIGTERM ends no test."""
+    monkeypatch.setenv("SLURMD_NODENAME", "s0")
+    monkeypatch.delenv("TMPDIR", raising=False)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    made = Plan("mnode-1", Job(("job",)), {"s0": files.JobNode("n0", "127.0.0.1", None)})
+    plan = made.write(programs)
+    start = files.write_start(programs, Start("mnode-1", ("n0",), 1, "127.0.0.1", 1))
+
+    def run(text: str) -> Status:
+        monkeypatch.setattr(Start, "argv", lambda *_: ["sh", "-c", text])
+        code = on_node.task(plan, start)
+        status = files.read_status(programs, "n0", 1)
+        assert status is not None
+        assert status.code == code
+        return status
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_how_torchrun_ended_is_written(torchrun: Callable[[str], Status], programs: Path) -> None:
+    assert torchrun("echo $TMPDIR; exit 3") == Status(3, preempted=False, sigterm=False)
+    assert files.read_sigterm(programs, "n0", 1) is None
+    assert torchrun("echo more") == Status(0, preempted=False, sigterm=False)
+    assert torchrun("kill -9 $$").code == 128 + 9
+    assert files.log_of(programs, "n0", 1).read_text() == f"{programs}\nmore\n"
+
+
+def test_a_sigterm_is_noted_once_while_torchrun_goes_on(
+    torchrun: Callable[[str], Status], programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/tmp/own")
+    times = iter((1000.0, 1001.0))
+    monkeypatch.setattr(on_node, "time", SimpleNamespace(time=lambda: next(times)))
+    write = Mock(wraps=files.write_sigterm)
+    monkeypatch.setattr(files, "write_sigterm", write)
+    noted = shlex.quote(f"{programs}/n0.1.sigterm")
+    text = f"""
+        echo $TMPDIR $$
+        kill -TERM $PPID
+        while ! [ -e {noted} ]; do sleep 0.01; done
+        kill -TERM $PPID
+        exec sleep 0.15"""
+    assert torchrun(text) == Status(0, preempted=False, sigterm=True)
+    folder, pid = files.log_of(programs, "n0", 1).read_text().split()
+    assert folder == "/tmp/own"
+    assert files.read_sigterm(programs, "n0", 1) == (int(pid), 1000.0)
+    write.assert_called_once()

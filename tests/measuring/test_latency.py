@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import combinations
 from pathlib import Path
 from runpy import run_path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from pytest_mnode.criteria.fabric import judge_latencies
-from pytest_mnode.measuring.latency import Latencies
+from pytest_mnode.measuring import ranks as ranks_module
+from pytest_mnode.measuring.latency import Latencies, _exchanged_s
+from pytest_mnode.measuring.locating import pairs as pairs_module
 from tests.measuring.sweeps import CPU, SPEC, WORLD
 
 BASE_S = 40e-6
@@ -41,6 +47,35 @@ def test_one_slow_path_and_differences_of_distance_blame_no_node() -> None:
     assert Latencies(8, 3, 20e-6, far).slow == []
     path = {**_of(4, {}).by_pair, (0, 1): 0.01}
     assert Latencies(8, 3, 20e-6, path).slow == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "peer", "order"), [(5, 7, ["isend", "irecv"]), (7, 5, ["irecv", "isend"])]
+)
+def test_pairs_exchange_messages_in_both_directions_by_turns(
+    rank: int, peer: int, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of nodes with two ranks each; the device has nothing else to do when the clock starts."""
+    seconds = [100.0, 100.0, *range(1, 11)]
+    done: list[object] = []
+    now = [0.0]
+
+    class Transfer:
+        def __init__(self, call: Any, message: object, to: int) -> None:
+            self._call = call.__name__, to
+
+        def finish(self) -> None:
+            done.append(self._call)
+            now[0] += seconds[done.count("idle") - 1]
+
+    monkeypatch.setattr(pairs_module, "Transfer", Transfer)
+    monkeypatch.setattr(ranks_module, "finish", lambda _: done.append("idle"))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    world: Any = SimpleNamespace(rank=rank, local_size=2)
+    message = torch.zeros(8, dtype=torch.uint8)
+    assert _exchanged_s(world, message, [(0, 1), (2, 3)], CPU) == 5.5
+    assert done == ["idle", *((call, peer) for call in order)] * 12
+    assert _exchanged_s(world, message, [(0, 1)], CPU) == 0.0
 
 
 def test_two_nodes_leave_the_question_open_and_certify_the_rest() -> None:

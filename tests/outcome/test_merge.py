@@ -357,8 +357,9 @@ def test_a_rank_that_gave_no_stack(ranks: Ranks, stack: str | None) -> None:
         assert "no stack could be read: its process is stopped (SIGSTOP)" in text
 
 
-def test_time_that_no_rank_reported_belongs_to_the_failed_phase(ranks: Ranks) -> None:
-    for rank in range(4):
+@pytest.mark.parametrize("stuck", [3, 4])
+def test_time_that_no_rank_reported_belongs_to_the_failed_phase(ranks: Ranks, stuck: int) -> None:
+    for rank in range(stuck):
         ranks.stick(rank, "")
     ranks.outcome.timed_out, ranks.outcome.limit_s = "call", 2.0
     assert sum(r.duration for r in ranks.merged().values()) == pytest.approx(3.0)

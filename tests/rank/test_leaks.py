@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_mnode import processes
 from pytest_mnode.rank import leaks
 from pytest_mnode.rank.leaks import LeakCheck, Resources, lines
 from pytest_mnode.rank.wide_fixtures import WideFixtures
@@ -205,6 +207,22 @@ def test_a_child_that_is_about_to_end_is_no_leak(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(time, "sleep", end)
         assert not leaks.leaked_since(before, None)[0].children
+
+
+def test_processes_that_libraries_keep_are_no_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = {
+        1: "python -c from multiprocessing.resource_tracker import main;main(5)",
+        2: "python -c from multiprocessing.forkserver import main; main(7, 8)",
+        3: "python /lib/torch/_inductor/compile_worker/__main__.py --workers=4",
+        4: "python -m joblib.externals.loky.backend.popen_loky_posix --process-name",
+        5: "python -m serve",
+        6: "ended",
+    }
+    monkeypatch.setattr(os, "waitid", lambda *_: None)
+    monkeypatch.setattr(processes, "children", lambda _: list(commands))
+    monkeypatch.setattr(processes, "has_ended", lambda pid: commands[pid] == "ended")
+    monkeypatch.setattr(leaks, "_command", commands.get)
+    assert leaks._children() == [5]
 
 
 def _of_module(name: str) -> type[threading.Thread]:

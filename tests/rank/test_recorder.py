@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from pytest_mnode.rank.recorder import Recorder
+from pytest_mnode.rank.recorder import Recorder, _is_complete
 
 
 @pytest.fixture
@@ -49,3 +49,26 @@ def test_a_thread_that_calls_breaks_no_summary(tmp_path: Path, group_of_one: Non
         thread.join(10)
         recorder.stop()
     assert not thread.is_alive()
+
+
+ON_CPU, ON_DEVICE = torch.ones(1), torch.ones(1, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "complete"),
+    [
+        ("barrier", {}, True),
+        ("all_reduce", {"tensor": ON_CPU}, True),
+        ("all_reduce", {"tensor": ON_CPU, "async_op": True}, False),
+        ("all_reduce", {"tensor": ON_DEVICE}, False),
+        ("all_gather", {"tensor_list": [ON_CPU] * 2}, True),
+        ("all_gather", {"tensor_list": [ON_DEVICE] * 2}, False),
+        ("all_gather", {"tensor_list": []}, True),
+        ("send", {"tensor": ON_DEVICE}, False),
+        ("isend", {"tensor": ON_CPU}, False),
+    ],
+)
+def test_a_call_ends_when_it_returns_only_on_cpus_and_without_a_handle(
+    name: str, named: dict[str, object], complete: bool
+) -> None:
+    assert bool(_is_complete(name, named)) is complete

@@ -12,6 +12,7 @@ from pytest_mnode.criteria.storage import rules, semantics
 from pytest_mnode.criteria.storage.in_ranks import UNUSABLE, WAITED
 from pytest_mnode.criteria.storage.meeting import UNSEEN
 from pytest_mnode.criteria.storage.rules import Rates
+from pytest_mnode.detection import estimate
 from pytest_mnode.evidence.row import Row, row
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.storage import (
@@ -166,6 +167,19 @@ def test_a_node_slower_than_its_peers(last: float, spread: float, verdict: Verdi
         assert one.culprit.nodes == {"n3"}
         assert one.culprit.parts.devices == (("n3", "/p"),)
         assert not one.culprit.either
+
+
+def test_the_slowest_of_several_nodes_is_that_of_several_looks() -> None:
+    values = [2.0, 2.1, 2.2, 1.9, 2.05]
+    one = rules.peers(
+        rates(repeats("read", *([3, 3, 3, v] for v in values))), "read", "r", 0.5, "k"
+    )
+    shares = [[value / 3] for value in values]
+    alone, of_four = (estimate(shares, rules._LOOKS * nodes) for nodes in (1, len(NODES)))
+    assert alone is not None
+    assert of_four is not None
+    assert one.interval == pytest.approx(of_four.interval)
+    assert one.interval != pytest.approx(alone.interval)
 
 
 def test_all_nodes_slower_than_their_peers_are_named() -> None:
