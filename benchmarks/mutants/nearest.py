@@ -9,6 +9,8 @@ from pathlib import Path, PurePath
 
 ENGINE = {"agent", "controller", "outcome", "protocol", "rank"}
 """Rooms that only work together: tests/worlds is for all of them."""
+_WHOLE_ENGINE = "tests/worlds/test_worlds.py"
+"""Comes early for each module of ENGINE, because few of them work alone."""
 _ELSEWHERE = {"acceptance", "engines", "gpu", "machines"}
 """Tests that need an engine, a GPU, virtual machines or the whole suite."""
 _FAR = 9
@@ -36,7 +38,8 @@ def nearest_tests(root: Path, path: str) -> list[str]:
         if distance <= 1 or named or in_room:
             beside = PurePath(file).is_relative_to(mirrored)
             near = distance - beside + 2 * _runs_programs(root, file)
-            found.append((not (named and (in_room or distance <= 1)), near, file))
+            whole = room in ENGINE and file == _WHOLE_ENGINE
+            found.append((not (named and (in_room or distance <= 1)), not whole, near, file))
     return [file for *_, file in sorted(found)]
 
 

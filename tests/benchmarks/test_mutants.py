@@ -43,6 +43,7 @@ def changes(source: str) -> set[tuple[str, str]]:
         ("x = a < b", "comparison", "x = (a <= b)"),
         ("x = a == b", "comparison", "x = (a != b)"),
         ("x = time.monotonic() > end", "comparison", "x = (time.monotonic() < end)"),
+        ("x = now > end", "comparison", "x = (now < end)"),
         ("x = a and b", "and, or", "x = (a or b)"),
         ("x = not a", "not", "x = a"),
         ("x = min(a)", "min, max", "x = max(a)"),
@@ -115,6 +116,15 @@ def test_the_nearest_tests_come_first(tmp_path: Path) -> None:
     first, *others = nearest_tests(tmp_path, module)
     assert first == "tests/jobs/test_slurm_files.py"
     assert set(others) == {"tests/jobs/test_running.py", "tests/test_other.py"}
+
+
+def test_of_a_part_of_the_engine_the_whole_is_tried_early(tmp_path: Path) -> None:
+    near = [f"tests/controller/test_{name}.py" for name in ("leases", "agents", "pool")]
+    for name in ("pytest_mnode/controller/leases.py", *near, "tests/worlds/test_worlds.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("from pytest_mnode.controller import leases")
+    found = nearest_tests(tmp_path, "pytest_mnode/controller/leases.py")
+    assert found == [near[0], "tests/worlds/test_worlds.py", *near[1:]]
 
 
 @pytest.fixture(scope="module")

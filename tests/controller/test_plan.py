@@ -10,6 +10,7 @@ import pytest
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.controller.plan import COSTS, _start_s
+from pytest_mnode.measuring.at_once import REPEATS
 from pytest_mnode.protocol.messages import Shape
 from pytest_mnode.spec import Criteria, default_spec_path, load_spec
 from pytest_mnode.spec.bandwidth import Collective
@@ -50,6 +51,22 @@ def test_the_time_of_the_fabric_is_that_of_what_is_promised(given: str) -> None:
 
     assert _start_s(SHAPE) < seconds(**without) < seconds()
     assert seconds(**without, **{f"{given}_busbw": None}) == _start_s(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [("switches", 30.0), ("bisection", 5.0), ("incast", 0.3 * 4 * REPEATS), ("congestion", 10.0)],
+)
+def test_the_time_of_patterns_of_the_fabric(asked: str, seconds: float) -> None:
+    spec = load_spec(default_spec_path())
+    assert spec.criteria.fabric is not None
+    found = []
+    for promise in (None, object()):
+        fabric = spec.criteria.fabric.model_copy(update={asked: promise})
+        criteria = spec.criteria.model_copy(update={"fabric": fabric})
+        costed = spec.model_copy(update={"criteria": criteria})
+        found.append(COSTS["fabric"].expected_s(costed, SHAPE))
+    assert found[1] - found[0] == pytest.approx(seconds)
 
 
 def test_the_racks_plan_and_how_long_an_earlier_run_took(tmp_path: Path) -> None:

@@ -29,3 +29,15 @@ def test_workers_share_no_ordinal(tmp_path: Path) -> None:
         run.client.close()
     hub.close()
     assert found[0] != found[1]
+
+
+def test_nodes_of_a_worker_that_ended_are_free() -> None:
+    told: list[tuple[str, str]] = []
+    client = SimpleNamespace(tell=lambda *message: told.append(message))
+    run: Any = SimpleNamespace(client=client)
+    worker = {"mnode": {"client": "client/gw1-7"}}
+    for given in ({}, worker):
+        XdistController(run).pytest_testnodedown(SimpleNamespace(workerinput=given))
+    run.client = None  # the run has ended
+    XdistController(run).pytest_testnodedown(SimpleNamespace(workerinput=worker))
+    assert told == [("forget", "client/gw1-7")]
