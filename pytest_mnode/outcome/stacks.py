@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 _THREAD = re.compile(
-    r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
+    r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _SHIM = "__init__"
@@ -73,12 +73,8 @@ class Frame:
         return linecache.getline(self.file, self.line).strip() if self.line else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """A thread's frames, most recent call first."""
-
-    ident: int
-    frames: tuple[Frame, ...]
+Thread = tuple[Frame, ...]
+"""A thread's frames, most recent call first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,42 +120,26 @@ def is_pythons(file: str) -> bool:
 
 def parse(text: str) -> list[Thread]:
     """All threads of a dump; other lines are skipped."""
-    threads: list[Thread] = []
-    ident: int | None = None
-    frames: list[Frame] = []
+    return [tuple(_frames_of(thread)) for thread in _threads_of(text)[1:]]
+
+
+def _frames_of(text: str) -> Iterator[Frame]:
     for line in text.splitlines():
-        if match := _THREAD.match(line):
-            if ident is not None:
-                threads.append(Thread(ident, tuple(frames)))
-            ident, frames = int(match[1], 16), []
-        elif (match := _FRAME.match(line)) and match[1] != _SHIM:
+        if (match := _FRAME.match(line)) and match[1] != _SHIM:
             number = int(match[2]) if match[2].isdigit() else None
-            frames.append(Frame(match[1], number, match[3]))
-    if ident is not None:
-        threads.append(Thread(ident, tuple(frames)))
-    return threads
+            yield Frame(match[1], number, match[3])
 
 
-def main_thread(threads: Sequence[Thread], ident: int | None) -> Thread | None:
-    """The thread with `ident`, else the last: faulthandler lists the oldest last."""
-    for thread in threads:
-        if thread.ident == ident:
-            return thread
-    return threads[-1] if threads else None
-
-
-def where(thread: Thread | None) -> Where:
+def where(thread: Thread) -> Where:
     """The innermost frame of the user's own code, and the collective it waits in."""
-    if thread is None:
-        return Where(None, None)
-    if any(frame.function == _REPORTS for frame in thread.frames):
+    if any(frame.function == _REPORTS for frame in thread):
         return Where(None, None, reports=True)
-    if any(frame.function == _FINISHES for frame in thread.frames):
+    if any(frame.function == _FINISHES for frame in thread):
         return Where(None, None, finishes=True)
     collective: str | None = None
     torch_frame: Frame | None = None
     called_directly = True
-    for frame in thread.frames:
+    for frame in thread:
         path = frame.file.replace("\\", "/")
         if path.endswith(_RECORDER):
             continue
@@ -168,7 +148,7 @@ def where(thread: Thread | None) -> Where:
             collective = frame.function if not frame.function.startswith("_") else collective
         elif (waits := _WAITS.get(frame.function)) and path.endswith(waits[0]):
             collective = waits[1]
-        elif frame is thread.frames[0] and path.endswith(_DDP):
+        elif frame is thread[0] and path.endswith(_DDP):
             collective = "a collective of DistributedDataParallel"
         if is_torchs(path):
             if torch_frame is None or _TESTING not in torch_frame.file:
@@ -184,8 +164,9 @@ def where(thread: Thread | None) -> Where:
 
 
 def where_of_rank(threads: Sequence[Thread]) -> Where:
-    """Where the main thread is; if it is in no collective, with that of another thread."""
-    main = where(main_thread(threads, None))
+    """Where the main thread is, which faulthandler lists last as the oldest; if it is in no
+    collective, with that of another thread."""
+    main = where(threads[-1] if threads else ())
     if main.collective is None:
         for thread in threads:
             if (collective := where(thread).collective) is not None:
@@ -246,9 +227,9 @@ def _tells(thread: str) -> bool:
     Not if it is in C++ only, or counts operations. Not if torch itself imports its modules and what
     they need: NCCL's watchdog does so, to print Python stacks when a collective has failed.
     """
-    frames = [match for match in map(_FRAME.match, thread.splitlines()) if match]
-    files = [frame[1] for frame in frames]
-    if any(frame[3] == _COUNTS for frame in frames):
+    frames = list(_frames_of(thread))
+    files = [frame.file for frame in frames]
+    if any(frame.function == _COUNTS for frame in frames):
         return False
     if not files:
         return not thread.startswith("Thread ")
