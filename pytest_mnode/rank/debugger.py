@@ -146,8 +146,9 @@ class Debugger:
             pytest.exit("Quitting debugger")
         self.leave()
 
-    def leave(self, quits: bool = False) -> bool:
-        """Give the terminal back, if attached; returns `quits` (the user ends the run) then."""
+    def leave(self, error: BaseException | None = None) -> bool:
+        """Give the terminal back, if attached; whether `error` then ends the run, as the user's
+        quit does."""
         if self._saved is None:
             return False
         for stream in (sys.stdout, sys.stderr):
@@ -161,6 +162,7 @@ class Debugger:
             os.close(fd)
         if self._capture:
             self._capture.resume()
+        quits = isinstance(error, pytest.exit.Exception)
         self._rank.tell("debugger_left", quits)
         return quits
 

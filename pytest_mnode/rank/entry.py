@@ -153,14 +153,14 @@ def _call(
             what = f"its result, a {type(value).__name__}, cannot be sent to the controller"
             raise TypeError(f"{what}: {error}") from None
     except BaseException as error:
-        session.leave_debugger(error)
+        session.debugger.leave(error)
         # The frames above the function belong to this package and do not help the reader.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         summary = "".join(traceback.format_exception_only(error)).strip()
         return TornDown(problem=text, summary=summary)
     finally:
-        session.end_debugger()
+        session.debugger.end()
 
 
 def _with_world(function: Callable[..., Any], world: World) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.marks import may_leave
+from pytest_mnode.protocol.messages import TornDown
 from pytest_mnode.rank.process_group import LAST_GROUP, GroupKeeper
 from pytest_mnode.rank.recorder import OPERATION_COUNTS
 from pytest_mnode.rank.wide_fixtures import WideFixtures
@@ -264,15 +265,6 @@ def _command(pid: int) -> str:
     return b" ".join(words).decode(errors="replace").strip() or "unnamed"
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The leaks of a test. lines: text for the user; reusable, new_group: see TornDown."""
-
-    lines: tuple[str, ...] = ()
-    reusable: bool = True
-    new_group: bool = False
-
-
 class LeakCheck:
     """pytest plugin of a rank: compares its resources before and after each test, and tells `wide`
     of its fixtures."""
@@ -322,9 +314,10 @@ class LeakCheck:
         """Something else than a test runs in this rank."""
         self._last = None
 
-    def end(self, item: pytest.Item, *, all_passed: bool) -> Left:
-        """Find a test's leaks. Process groups are none, because nobody destroys those of a device
-        mesh, and `Fabric.launch()` keeps its group. They are destroyed here, or with the ranks.
+    def end(self, item: pytest.Item, *, all_passed: bool) -> TornDown:
+        """A test's leaks, and what they mean for the next one. Process groups are none, because
+        nobody destroys those of a device mesh, and `Fabric.launch()` keeps its group. They are
+        destroyed here, or with the ranks.
         """
         allowed = self._allowed
         left, now = leaked_since(allowed, self._groups.made, item)
@@ -336,9 +329,12 @@ class LeakCheck:
         # Memory beyond a limit was measured again without garbage, which `now` has.
         self._last = None if _is_much(left) else now
         if found and suite_of(getattr(item, "cls", None)):
-            return Left(reusable=False)  # in the suite's own processes they would end with the test
+            return TornDown(
+                reusable=False
+            )  # in the suite's own processes they would end with the test
         stale = ended or (self._groups.stale_keys and not wide)
-        return Left(found, reusable=ended or wide or not left.groups, new_group=stale)
+        reusable = ended or wide or not left.groups
+        return TornDown(found, reusable=reusable, new_group=stale)
 
     @property
     def fixtures_with_groups(self) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
@@ -43,6 +44,9 @@ class RankSession:
 
     serve: Callable[[], None]
     """Called once after collection; never returns."""
+    rank: Rank
+    debugger: Debugger
+    """Both are set by `become`: a fork server has none, and runs no test."""
 
     def __init__(
         self, collect: Collect, logs_are_temporary: bool, fail: Callable[[str], None]
@@ -51,8 +55,6 @@ class RankSession:
         self.fail = fail
         self.logs_are_temporary = logs_are_temporary
         self.recorded = Recorded()
-        self.rank: Rank | None = None
-        self.debugger: Debugger | None = None
         self._takes: dict[str, Callable[[], Any]] = {}
         self.live: TextIO | None = None
         self.items: dict[str, pytest.Item] = {}
@@ -74,7 +76,7 @@ class RankSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
-        debugger.install(self.have_debugger)
+        debugger.install(lambda: self.debugger if here.rank else None)
         config.option.setupshow = False  # only the controller has a terminal to show it
         for line in self.collect.markers:  # some plugins exist only in the controller
             config.addinivalue_line("markers", line)
@@ -123,6 +125,7 @@ class RankSession:
     def become(self, rank: Rank) -> None:
         """Make this the session of `rank`; called once after the fork."""
         self.rank = here.rank = rank
+        self.debugger = Debugger(self.config, rank)
         self._wide = wide_fixtures.WideFixtures()
         self.leak_check = LeakCheck(rank.groups, self._wide)
         if debugger.is_asked_for(self.config):
@@ -152,7 +155,6 @@ class RankSession:
 
     def run(self, order: RunItem) -> None:
         """Run one test from setup to teardown, reporting as it goes."""
-        assert self.rank is not None
         rank, self._reported = self.rank, {}
         self.recorded.take_warnings()
         self._nccl_start = size(rank.files.nccl)
@@ -180,9 +182,9 @@ class RankSession:
             one_protocol(self.config.pluginmanager)(item=item, nextitem=following)
         except BaseException as error:
             problem = reports.problem(error)
-            if self.leave_debugger(error):
+            if self.debugger.leave(error):
                 return  # the controller ends this world
-        self.end_debugger()
+        self.debugger.end()
         # Not earlier: plugins must have undone their changes around the test, such as an alarm.
         done = self._torn_down(problem or self._unreported())
         if self.live is not None:
@@ -192,7 +194,6 @@ class RankSession:
 
     def limit(self, timeout_s: float, body_only: bool) -> None:
         """Make the controller end the running test if it takes longer than `timeout_s`."""
-        assert self.rank is not None
         self.rank.tell("limit", timeout_s, body_only)
 
     def _unreported(self) -> str:
@@ -208,7 +209,6 @@ class RankSession:
         return tuple(held)
 
     def _not_collected(self, order: RunItem) -> TornDown:
-        assert self.rank is not None
         broken = "; these could not be collected there:\n" + "\n".join(self.broken)
         file = self.config.rootpath / order.nodeid.partition("::")[0]
         by_controller = order.nodeid in self.collect.collected.get(str(file), (order.nodeid,))
@@ -228,16 +228,15 @@ class RankSession:
             self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, keep))
         except BaseException as error:
             problem = reports.problem(error)
-            self.leave_debugger(error)
-        self.end_debugger()
+            self.debugger.leave(error)
+        self.debugger.end()
         problem = problem or "; ".join(f"left behind: {one}" for one in self.leak_check.found())
         return TornDown(problem=problem, summary=problem, reusable=not self._foreign)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
-        if self.rank is not None:
-            self.rank.progress.write(self.rank.ordinal, "call")
+        self.rank.progress.write(self.rank.ordinal, "call")
         result = yield
         finish_device()
         return result
@@ -246,12 +245,12 @@ class RankSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        self.end_debugger()
-        if self.rank is not None and self.rank.is_child:
+        self.debugger.end()
+        if self.rank.is_child:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
         self._by_pytest = False
-        if self.rank is not None and call.excinfo is not None:
+        if call.excinfo is not None:
             self.rank.calls.stop()
             # Here pytest evaluates marks; a fixture that skips is none.
             raised_in = PurePath(str(call.excinfo.traceback[-1].path))
@@ -263,40 +262,20 @@ class RankSession:
         return report
 
     def pytest_leave_pdb(self) -> None:
-        if self.debugger is not None:
-            self.debugger.leave()
-
-    def have_debugger(self) -> Debugger | None:
-        """The debugger of this rank, made when it is first entered; None in a fork server."""
-        if self.debugger is None and self.rank is not None:
-            self.debugger = Debugger(self.config, self.rank)
-        return self.debugger
-
-    def leave_debugger(self, error: BaseException) -> bool:
-        """Give the terminal back, if it is attached; whether `error` ends the run then."""
-        ends = isinstance(error, pytest.exit.Exception)
-        return self.debugger is not None and self.debugger.leave(quits=ends)
-
-    def end_debugger(self) -> None:
-        """See Debugger.end."""
-        if self.debugger is not None:
-            self.debugger.end()
+        self.debugger.leave()
 
     def pytest_exception_interact(
         self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        if call.excinfo is None or not node.config.getoption("usepdb", False):
-            return
-        if (debugger := self.have_debugger()) is None:
-            return
-        # The unsent reports go first, because the user may end the run.
-        debugger.post_mortem(call.excinfo, report, self._take_held())
+        asked = here.rank is not None and node.config.getoption("usepdb", False)
+        if asked and call.excinfo is not None:
+            # The unsent reports go first, because the user may end the run.
+            self.debugger.post_mortem(call.excinfo, report, self._take_held())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Wait for all ranks after the body, so that none tears down while others still run it."""
         __tracebackhide__ = True
-        assert self.rank is not None
         self.rank.progress.write(self.rank.ordinal, "teardown")
         last = False
         if self._must_wait():
@@ -310,7 +289,6 @@ class RankSession:
 
     def _must_wait(self) -> bool:
         """Whether another rank's body could notice, or decide, how this rank tears down."""
-        assert self.rank is not None
         rank, stack = self.rank, self.session._setupstate.stack
         passed = [self._reported.get(when) for when in ("setup", "call")] == ["passed", "passed"]
         return not (
@@ -323,8 +301,6 @@ class RankSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self.rank is None:
-            return
         when = str(report.when)
         own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
         partial = not own or when in self._reported
@@ -367,7 +343,6 @@ class RankSession:
 
     def _torn_down(self, problem: str) -> TornDown:
         """The end of the test, with what was left behind if there was no `problem`."""
-        assert self.rank is not None
         warnings, held, data = self.recorded.take_warnings(), self._take_held(), self.taken()
         if problem:
             return TornDown(problem=problem, warnings=warnings, reports=held, data=data)
@@ -382,12 +357,11 @@ class RankSession:
         holds = bool(used) and used <= {*getattr(upcoming, "fixturenames", ())}
         reusable = (holds or not self._foreign) and rank.groups.intact and left.reusable
         self._keys = keys
-        return TornDown(
-            left.lines,
-            tuple(kept_by(item)),
-            warnings,
+        return replace(
+            left,
+            measurements=tuple(kept_by(item)),
+            warnings=warnings,
             reusable=reusable,
-            new_group=left.new_group,
             holds_group=holds,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,

@@ -110,11 +110,11 @@ def test_garbage_of_a_test_hides_no_leak_of_the_next(monkeypatch: pytest.MonkeyP
     item: Any = SimpleNamespace()
     check.begin()
     garbage[0] = 600 * MIB
-    assert check.end(item, all_passed=True).lines == ()
+    assert check.end(item, all_passed=True).leaks == ()
     check.begin()
     kept[0] = 500 * MIB
     leak = "500 MiB of memory (more than 256 MiB counts as a leak)"
-    assert check.end(item, all_passed=True).lines == (leak,)
+    assert check.end(item, all_passed=True).leaks == (leak,)
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int = 0) -> None:
