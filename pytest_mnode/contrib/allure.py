@@ -34,21 +34,16 @@ def pytest_mnode_in_rank(config: pytest.Config, given: Given) -> tuple[str, Take
     config.pluginmanager.register(listener, "allure_listener")
     allure_commons.plugin_manager.register(listener)
     allure_commons.plugin_manager.register(memory)
-    return NAME, _Results(memory).take
 
-
-class _Results:
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-
-    def take(self) -> dict[str, Any]:
+    def take() -> dict[str, Any]:
         """Results since the last call, in the form of allure's own files, and their attachments."""
-        memory = self._memory
         taken = {"results": list(memory.test_cases), "attachments": dict(memory.attachments)}
         memory.test_cases.clear()
         memory.test_containers.clear()
         memory.attachments.clear()
         return taken
+
+    return NAME, take
 
 
 class OfRanks:

@@ -110,28 +110,18 @@ class RankCoverage:
         return Measured(tuple(dumps), sysconfig.get_path("purelib"))
 
 
-class _Unmeasured:
-    """Replaces RankCoverage if a rank cannot measure."""
-
-    def __init__(self, problem: str) -> None:
-        self._problem = problem
-
-    def take(self) -> Measured:
-        return Measured(problem=self._problem)
-
-
 def pytest_mnode_in_rank(
     config: pytest.Config, rank: Rank, given: Given
 ) -> tuple[str, Take] | None:
     """Measure this rank from now on, if the controller measures itself."""
     if not (config_data := given(_OPTION)):
         return None
-    plugin: RankCoverage | _Unmeasured
     by_test = config.getoption("cov_context", None) == "test"
     try:
         plugin = RankCoverage(config_data, rank.files.coverage, by_test)
     except Exception as error:  # this node's Python may lack coverage, or have another release
-        plugin = _Unmeasured(f"{os.uname().nodename}: {type(error).__name__}: {error}")
+        lost = Measured(problem=f"{os.uname().nodename}: {type(error).__name__}: {error}")
+        return NAME, lambda: lost
     config.pluginmanager.register(plugin, "mnode-rank-coverage")
     return NAME, plugin.take
 

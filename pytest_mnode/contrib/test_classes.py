@@ -102,16 +102,14 @@ class Suites:
             if SharedTest.current is not None:
                 SharedTest.current.use_name(case.file_name)
 
-        def start(*_: Any) -> None:
-            """Start no process: this rank is the child."""
-
         def join(case: Any, body: Callable[[], None]) -> None:
             self._be_child(case, body)
 
         def run(case: Any, name: str, pipe: Any) -> None:
             self._run_body(case, name, pipe)
 
-        base.setUp, base._start_processes = set_up, start
+        base.setUp = set_up
+        base._start_processes = lambda *_: None  # this rank is the child
         base._join_processes, base.run_test = join, run
         module: Any = sys.modules.get(_DISTRIBUTED_TEST)
         if module is not None:
@@ -188,10 +186,7 @@ class Suites:
             both = both_parts(case, body).__func__
             return types.MethodType(run, case)
 
-        def spawn(cls: Any, size: int) -> None:
-            self._begin_class(cls, size)
-
-        base._spawn_processes = classmethod(spawn)
+        base._spawn_processes = classmethod(self._begin_class)
         base._worker_run_main_wait = with_subtests
 
     def _begin_class(self, cls: Any, size: int) -> None:

@@ -24,7 +24,7 @@ from pytest_mnode.outcome.call_record import (
     group_text,
     is_channel,
 )
-from pytest_mnode.outcome.describe import ranks_text, waiting_text
+from pytest_mnode.outcome.describe import ranks_by, ranks_text, waiting_text
 from pytest_mnode.protocol.messages import Made
 
 _KINDS = 4
@@ -337,9 +337,7 @@ def _missing(calls: Calls, group: str, seq: int) -> set[int]:
 
 def _kinds(by_rank: Mapping[int, object]) -> list[list[int]]:
     """Ranks with equal values together, most ranks first."""
-    kinds: dict[object, list[int]] = {}
-    for rank in sorted(by_rank):
-        kinds.setdefault(by_rank[rank], []).append(rank)
+    kinds = ranks_by({rank: by_rank[rank] for rank in sorted(by_rank)})
     return sorted(kinds.values(), key=len, reverse=True)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.protocol.messages import Death
 
+_Value = TypeVar("_Value", bound=Hashable)
 MOST_SHOWN = 16
 """Maximum number of different failures, outputs or stacks in one report, to bound its size."""
 
@@ -19,6 +21,14 @@ def ranks_text(ranks: Iterable[int]) -> str:
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
     return f"ranks {format_cpulist(ordered)}"
+
+
+def ranks_by(values: Mapping[int, _Value]) -> dict[_Value, list[int]]:
+    """The ranks of each value, by rank, in the order in which it is met. values: by rank."""
+    found: dict[_Value, list[int]] = {}
+    for rank, value in values.items():
+        found.setdefault(value, []).append(rank)
+    return found
 
 
 def waiting_text(ranks: Collection[int]) -> str:

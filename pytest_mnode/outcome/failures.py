@@ -19,7 +19,13 @@ from pytest_mnode.logs.causes import ENDINGS, Cause, causes, is_peer_lost
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.call_record import INSIDE, LIMITED, RAISED, Call
 from pytest_mnode.outcome.calls import difference
-from pytest_mnode.outcome.describe import MOST_SHOWN, died_of, on_nodes, ranks_text
+from pytest_mnode.outcome.describe import (
+    MOST_SHOWN,
+    died_of,
+    on_nodes,
+    ranks_by,
+    ranks_text,
+)
 from pytest_mnode.outcome.outcome import (
     PHASES,
     Failure,
@@ -332,16 +338,18 @@ def _unequal_skips(outcome: Outcome, reports: Reports) -> list[Failure]:
 
 def left_out(outcome: Outcome) -> list[str]:
     """Which ranks left a test to others by a mark or definition of their own, in one line each."""
-    by_text: dict[str, list[int]] = {}
     apart = outcome.apart
-    for rank in apart:
-        state = outcome.states[rank]
-        reasons = (r.data.get("longrepr") for r in state.reports.values() if r.apart)
-        reason = next((str(r[2]) for r in reasons if isinstance(r, tuple | list)), "")
-        skipped = f"skipped it ({reason.removeprefix('Skipped: ')})"
-        by_text.setdefault("does not have it" if state.absent else skipped, []).append(rank)
+    by_text = ranks_by({rank: _how_apart(outcome.states[rank]) for rank in apart})
     ran = ranks_text([rank for rank in outcome.states if rank not in apart])
     return [f"{outcome.places(ranks)} {text}; it ran in {ran}" for text, ranks in by_text.items()]
+
+
+def _how_apart(state: RankState) -> str:
+    if state.absent:
+        return "does not have it"
+    reasons = (r.data.get("longrepr") for r in state.reports.values() if r.apart)
+    reason = next((str(r[2]) for r in reasons if isinstance(r, tuple | list)), "")
+    return f"skipped it ({reason.removeprefix('Skipped: ')})"
 
 
 _REMEDIES = {

@@ -14,7 +14,7 @@ from pytest_mnode.culprit import Culprit, Parts
 from pytest_mnode.errors import RankError
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import Verdict, listed
-from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
+from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_by, ranks_text
 from pytest_mnode.outcome.failures import (
     Reports,
     deaths,
@@ -333,9 +333,8 @@ def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], s
         title = f"{outcome.places(ranks)}: {len(hidden)} further failures"
         parts.append(Part(title, None, listed(lines, MOST_SHOWN, "\n")))
     named = {rank for g in failures for rank in g.ranks}
-    others = {rank: fine(rank) for rank in sorted(set(outcome.states) - named)}
-    for words in dict.fromkeys(others.values()):
-        alike = [rank for rank, its_words in others.items() if its_words == words]
+    others = ranks_by({rank: fine(rank) for rank in sorted(set(outcome.states) - named)})
+    for words, alike in others.items():
         parts.append(Part(f"{outcome.places(alike)}: {words}", None, ""))
     first = failures[0]
     crash = getattr(first.report.longrepr, "reprcrash", None) if first.report else None

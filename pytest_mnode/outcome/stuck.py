@@ -11,7 +11,7 @@ from pytest_mnode.machine import tcp
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.call_record import group_text
 from pytest_mnode.outcome.calls import ahead, unjoined
-from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text, waiting_text
+from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_by, ranks_text, waiting_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
 from pytest_mnode.outcome.stacks import (
     POINT_TO_POINT,
@@ -105,9 +105,7 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
         absent, paired = paired, []
     waits_for_it = explained or after or bool(absent or left)
     for ranks, victims in ((absent, explained), ([*waiting, *paired], waits_for_it)):
-        by_place: dict[str, list[int]] = {}
-        for rank in ranks:
-            by_place.setdefault(f"{at[rank].collective} {at[rank]}", []).append(rank)
+        by_place = ranks_by({rank: f"{at[rank].collective} {at[rank]}" for rank in ranks})
         failures += [
             _failure(outcome, same, at, waiting, left=left, victim=victims)
             for same in by_place.values()
@@ -201,9 +199,7 @@ def _elsewhere(
     at: dict[int, Where], waiting: Sequence[int], left: Sequence[int], here: Where
 ) -> str:
     """Text of the ranks that wait in another collective than `here`, or do not answer it."""
-    by_collective: dict[str, list[int]] = {}
-    for rank in waiting:
-        by_collective.setdefault(str(at[rank].collective), []).append(rank)
+    by_collective = ranks_by({rank: str(at[rank].collective) for rank in waiting})
     by_collective.pop(str(here.collective), None)
     parts = [f"{ranks_text(ranks)} in {name}" for name, ranks in by_collective.items()]
     if left and here.collective in POINT_TO_POINT:
@@ -260,9 +256,7 @@ _tidied = functools.lru_cache(1024)(tidy)
 
 def whereabouts(outcome: Outcome) -> list[str]:
     """Lines with the ranks at each place and their stacks; at most MOST_SHOWN places."""
-    groups: dict[str, list[int]] = {}
-    for rank, state in outcome.states.items():
-        groups.setdefault(_place(state, [rank]), []).append(rank)
+    groups = ranks_by({rank: _place(state, [rank]) for rank, state in outcome.states.items()})
     lines: list[str] = []
     for ranks in list(groups.values())[:MOST_SHOWN]:
         lines.append(f"[{outcome.places(ranks)}] {_place(outcome.states[ranks[0]], ranks)}")

@@ -22,15 +22,12 @@ def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
     CUDA starts threads, which would not be bound.
     """
     if shown.accelerators:
-        return [home_of(shown, accelerator_address(shown, rank)) for rank in range(local_size)]
-    devices = read_nvml().found or _on_pci(Path(shown.sysfs_root))
-    if not devices:
-        return [home_of(shown, _cuda_address(rank)) for rank in range(local_size)]
-    addresses = visible_addresses(devices, _visible())
-    return [
-        home_of(shown, addresses[rank]) if rank < len(addresses) else None
-        for rank in range(local_size)
-    ]
+        addresses = [accelerator_address(shown, rank) for rank in range(local_size)]
+    elif devices := read_nvml().found or _on_pci(Path(shown.sysfs_root)):
+        addresses = [*visible_addresses(devices, _visible()), *[None] * local_size]
+    else:
+        addresses = [_cuda_address(rank) for rank in range(local_size)]
+    return [home_of(shown, address) for address in addresses[:local_size]]
 
 
 def _visible() -> str | None:

@@ -252,11 +252,7 @@ def _look(handler: logging.Handler) -> tuple[object, ...]:
 
 def rank_main(order: AgentOrder, session: RankSession) -> Callable[[Launch, int, bool], None]:
     """A function that runs a rank in a child that is forked after collection."""
-
-    def main(launch: Launch, elastic_pid: int, by_torch: bool) -> None:
-        follow(begin(order, launch, elastic_pid, by_torch), session)
-
-    return main
+    return lambda *given: follow(begin(order, *given), session)
 
 
 def importing_rank_main(

@@ -95,9 +95,9 @@ def arguments(op: str, named: Mapping[str, Any]) -> str:
         kind = getattr(reduce_op, "op", reduce_op)  # an operation with a factor has `op`
         words.append(f"with {getattr(kind, 'name', kind)}")
     if op in ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"):
-        words.append(f"from rank {_root(named, 'src')}")
+        words.append(f"from rank {rank_of(named, 'src') or 0}")  # as in torch, if none was given
     elif op in ("reduce", "gather", "gather_object"):
-        words.append(f"to rank {_root(named, 'dst')}")
+        words.append(f"to rank {rank_of(named, 'dst') or 0}")
     return " ".join(words)
 
 
@@ -121,11 +121,6 @@ def _tensor(tensor: torch.Tensor) -> str:
 @functools.lru_cache
 def _tensor_text(shape: torch.Size, dtype: torch.dtype) -> str:
     return f"[{','.join(map(str, shape))}] {str(dtype).removeprefix('torch.')}"
-
-
-def _root(named: Mapping[str, Any], name: str) -> int:
-    """The root's rank in the world; 0 if none was given, as in torch."""
-    return rank_of(named, name) or 0
 
 
 def rank_of(named: Mapping[str, Any], name: str) -> int | None:
