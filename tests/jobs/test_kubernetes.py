@@ -14,9 +14,8 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.kubernetes import in_pod
-from pytest_mnode.jobs.kubernetes.job_pod import LOST, JobPod
-from pytest_mnode.jobs.kubernetes.kinds import of_engine
-from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
+from pytest_mnode.jobs.kubernetes.job_pods import LOST, JobPod
+from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest, of_engine
 
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "mnode-run", "uid": "u"}
 POD: dict[str, Any] = {"containers": [{"name": "main", "image": "i", "args": ["x"]}]}

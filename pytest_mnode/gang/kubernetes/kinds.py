@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.pods import RootState
-from pytest_mnode.launchers.kubernetes.conditions import Object, conditions, is_true
 from pytest_mnode.launchers.kubernetes.manifest import (
     KEPT_S,
     PYTORCH,
@@ -20,6 +19,7 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     Manifest,
     rename_main,
 )
+from pytest_mnode.launchers.kubernetes.pods import Object, conditions, is_true
 
 
 @dataclass(frozen=True, slots=True)

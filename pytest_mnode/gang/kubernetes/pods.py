@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pytest_mnode.gang.engine import JobRecord, Phase
-from pytest_mnode.launchers.kubernetes.conditions import Object, why_unscheduled
+from pytest_mnode.launchers.kubernetes.pods import Object, why_unscheduled
 
 GANG_LABEL = "pytest-mnode/gang"
 """Label of a gang's pods and objects; its value is the name of the root object."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
 from pytest_mnode.launchers.kubernetes.manifest import Manifest
+from pytest_mnode.launchers.kubernetes.pods import Object, conditions
 
 Resources = dict[str, Decimal]
 _OF_STATE = "node.kubernetes.io/"

@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from pytest_mnode.errors import ClusterError, NodeLostError
-from pytest_mnode.jobs.kubernetes.job_pod import LOST, JobPod
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
+from pytest_mnode.launchers.kubernetes.pods import DELETED, PodState, why_disrupted
 from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
@@ -22,6 +23,37 @@ MOST_AT_ONCE = 32
 _OVER_S = 2.0
 _POLL_NODES_S = 0.25
 _PRINTED_S = 5.0
+LOST = 128 + 9
+"""Exit status of torchrun in a pod that ended without one, or whose node is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPod:
+    """A pod. runs: commands can be run in its main container. code: exit status of that container;
+    None while it may run. ended: no container runs any more. disturbed: why Kubernetes ends or
+    ended the pod; "" if it does not."""
+
+    state: PodState
+    runs: bool
+    code: int | None
+    ended: bool
+    disturbed: str
+
+    @classmethod
+    def read(cls, pod: Mapping[str, Any], container: str | None, *, gone: bool) -> Self:
+        """A pod from the API server's JSON. gone: it was deleted."""
+        state, status = PodState.read(pod, container), pod.get("status", {})
+        statuses = status.get("containerStatuses") or []
+        states = {one["name"]: one["state"] for one in statuses}
+        found = states.get(container, {})
+        code = found["terminated"]["exitCode"] if "terminated" in found else None
+        ended = gone or code is not None or status.get("phase") in ("Succeeded", "Failed")
+        disturbed = why_disrupted(pod) or (state.over if status.get("reason") else "")
+        if not disturbed and (gone or pod["metadata"].get("deletionTimestamp")):
+            disturbed = DELETED
+        runs = "running" in found and not ended
+        code = LOST if ended and code is None else code
+        return cls(state, runs, code, ended, disturbed)
 
 
 class JobPods(PodStreams):

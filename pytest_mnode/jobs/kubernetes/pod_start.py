@@ -12,13 +12,12 @@ from pathlib import Path
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.jobs.kubernetes import in_pod
 from pytest_mnode.jobs.kubernetes.job_pods import JobPods
-from pytest_mnode.jobs.kubernetes.kinds import of_engine
-from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
+from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest, of_engine
 from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.cleanup import delete
+from pytest_mnode.launchers.kubernetes.launcher import RunInPods
 from pytest_mnode.launchers.kubernetes.manifest import GROUPS
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
-from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.nodes import Nodes
 
 REFUSED_S, PLACED_S = 6.0, 30.0

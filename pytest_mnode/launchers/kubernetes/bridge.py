@@ -132,10 +132,6 @@ class KubernetesBridge(bridge.Bridge):
     # The object.
 
     def prepare(self) -> None:
-        """See Bridge."""
-        self.create()
-
-    def create(self) -> None:
         """Create the object. Raises ApiError."""
         manifest = self.run.manifest
         if owners := self.api.owners():

@@ -78,16 +78,19 @@ def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
 
 def pod_template(given: Mapping[str, Any]) -> Manifest:
     """The first pod template in the user's manifest, a copy. Raises UsageError if there is none."""
-    manifest = as_workload(copy.deepcopy(dict(given)), "")
-    templates = list(_templates(manifest.get("spec", {})))
-    if not templates:
+    return _pod_templates(as_workload(given))[0]
+
+
+def _pod_templates(manifest: Manifest) -> list[Manifest]:
+    found = list(_templates(manifest.get("spec", {})))
+    if not found:
         raise UsageError(f"kind {manifest.get('kind')} has no pod template; accepted: {KINDS}")
-    return templates[0]
+    return found
 
 
 def kind_of(given: Mapping[str, Any]) -> str:
     """GROUP/PLURAL of the object that `pods_of_run` makes of a manifest."""
-    made = as_workload(copy.deepcopy(dict(given)), "")
+    made = as_workload(given)
     group = str(made.get("apiVersion", "")).rpartition("/")[0]
     return f"{group}/{GROUPS.get(made.get('kind', ''), '')}"
 
@@ -98,19 +101,16 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     given: the user's manifest. run_id: the label's value. wait: the command of each pod's main
     process. Raises UsageError for a manifest without pods.
     """
-    manifest = as_workload(copy.deepcopy(dict(given)), run_id)
-    kind = manifest.get("kind")
+    manifest = as_workload(given)
     metadata = manifest.setdefault("metadata", {})
     metadata.pop("generateName", None)
     metadata["name"] = f"mnode-{run_id}"
     metadata.setdefault("labels", {})[RUN_LABEL] = run_id
-    templates = list(_templates(manifest.get("spec", {})))
-    if kind == "TrainJob":
+    if manifest.get("kind") == "TrainJob":
         _train(manifest["spec"], nodes, wait)
         of_jobset = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
         return PodsOfRun(manifest, f"{of_jobset},{_NO_INITIALIZERS}", "node")
-    if not templates:
-        raise UsageError(f"kind {kind} has no pod template; accepted: {KINDS}")
+    templates = _pod_templates(manifest)
     mains = list(dict.fromkeys(map(main_container, templates)))
     if len(mains) > 1:
         raise UsageError(
@@ -123,8 +123,9 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", mains[0])
 
 
-def as_workload(manifest: Manifest, run_id: str) -> Manifest:
-    """An Indexed Job around a pod or a pod's template; any other object is unchanged."""
+def as_workload(given: Mapping[str, Any]) -> Manifest:
+    """A copy of an object; of a pod or a pod's template, an Indexed Job around it, without name."""
+    manifest = copy.deepcopy(dict(given))
     kind = manifest.get("kind")
     if kind == "Pod":
         template = {"metadata": manifest.get("metadata", {}), "spec": manifest.get("spec", {})}
@@ -139,7 +140,7 @@ def as_workload(manifest: Manifest, run_id: str) -> Manifest:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": f"mnode-{run_id}", "labels": dict(labels)},
+        "metadata": {"labels": dict(labels)},
         "spec": {"template": template},
     }
 
@@ -254,7 +255,7 @@ def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
 
     Raises UsageError for a manifest without a pod template.
     """
-    manifest = as_workload(copy.deepcopy(dict(given)), "")
+    manifest = as_workload(given)
     templates = list(_templates(manifest.get("spec", {})))
     if not templates:
         raise UsageError(

@@ -1,18 +1,13 @@
-"""State of a pod, read from the API server's JSON. Pure."""
+"""State of a pod, and conditions of any object, read from the API server's JSON. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from pytest_mnode.launchers.kubernetes.conditions import (
-    Object,
-    conditions,
-    is_true,
-    why_unscheduled,
-)
-
+Object = Mapping[str, Any]
+"""An object's JSON from the API server."""
 _HOPELESS = {
     "CreateContainerConfigError",
     "ErrImageNeverPull",
@@ -138,3 +133,21 @@ def _status(ended: Object) -> str:
     code, message = ended.get("exitCode"), ended.get("message")
     name = f" ({_SIGNALS[code]})" if code in _SIGNALS else ""
     return f" with status {code}{name}{': ' * bool(message)}{message or ''}"
+
+
+def conditions(found: Object | None) -> dict[str, Object]:
+    status = (found or {}).get("status") or {}
+    return {one["type"]: one for one in status.get("conditions") or []}
+
+
+def is_true(found: Mapping[str, Object], name: str) -> bool:
+    return found.get(name, {}).get("status") == "True"
+
+
+def why_unscheduled(pod: Object) -> str | None:
+    """The scheduler's reason why a pod has no node, "" if it gives none; None if the scheduler does
+    not report a failure."""
+    found = conditions(pod).get("PodScheduled", {})
+    if found.get("status") != "False":
+        return None
+    return str(found.get("message") or found.get("reason") or "")

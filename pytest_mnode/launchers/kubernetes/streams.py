@@ -97,15 +97,12 @@ class Exec:
             await asyncio.gather(feeding, return_exceptions=True)
             await self._connection.close()
 
-    async def send(self, data: bytes) -> None:
-        await self._connection.send(bytes([STDIN]) + data)
-
     async def _feed(self, streams: Streams) -> None:
         from websockets.exceptions import ConnectionClosed
 
         try:
             while data := await streams.read():
-                await self.send(data)
+                await self._connection.send(bytes([STDIN]) + data)
             if self._connection.subprotocol == _V5:
                 await self._connection.send(bytes([CLOSE, STDIN]))
         except (ConnectionClosed, OSError):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.launchers.kubernetes.conditions import conditions, is_true
+from pytest_mnode.launchers.kubernetes.pods import conditions, is_true
 from pytest_mnode.launchers.rack import Rack, cgroups
 from pytest_mnode.machine.namespaces import GROUP_PREFIX
 from tests.engines.kubernetes import node_files, programs

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.launchers.kubernetes.conditions import conditions, is_true
+from pytest_mnode.launchers.kubernetes.pods import conditions, is_true
 from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.engines.kubernetes.programs import (
     COSCHEDULING,

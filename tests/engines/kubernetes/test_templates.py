@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pytest_mnode.jobs.kubernetes.kinds import of_engine
-from pytest_mnode.jobs.kubernetes.manifest import job_manifest
+from pytest_mnode.jobs.kubernetes.manifest import job_manifest, of_engine
 from pytest_mnode.launchers.kubernetes.manifest import pods_of_run
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.options import Settings

@@ -97,7 +97,7 @@ def test_objects_are_owned_by_the_pod_of_the_run(
     monkeypatch.setattr(Api, "request", request)
     of = "team" if namespace == "denied" else namespace
     bridge = KubernetesBridge(settings(tmp_path, context="c", namespace=of))
-    bridge.create()
+    bridge.prepare()
     assert bridge.cleanup is not None
     bridge.cleanup.close(done=True)
     owners = made[0]["metadata"].get("ownerReferences")
