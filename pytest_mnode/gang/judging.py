@@ -25,8 +25,10 @@ from pytest_mnode.gang.window import (
     State,
     Stretch,
     Window,
+    bound_of,
     by_status,
     counted,
+    longest_unseen_s,
     stretches,
     worst,
 )
@@ -36,7 +38,6 @@ from pytest_mnode.measurement import (
     Relation,
     Verdict,
     all_of,
-    at_most,
     listed,
 )
 from pytest_mnode.spec.gang import GangCriterion
@@ -82,7 +83,7 @@ def parts_held(window: Window, promise: GangCriterion) -> Measurement:
         over = [pair for pair in parts if pair[0].at_least_s > settle_s > 0]
         blamed = sorted(over or parts, key=lambda pair: pair[0].shown_s, reverse=True)
         culprit = Culprit(listed(_part(window, gang, one) for one, gang in blamed))
-    bound = at_most(settle_s).of(f"{KEY}.settle", settle_s)
+    bound, _ = bound_of(settle_s, "settle")
     return Measurement(PARTS, value, "s", bound, source, culprit, note)
 
 
@@ -164,14 +165,9 @@ def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
     return ", ".join(f"{part.status} {max(0.0, part.shown_s):.1f} s" for part in parts)
 
 
-def longest_unseen(window: Window) -> Measurement:
-    """The longest time without an answer of the scheduler; recorded, not judged."""
-    return Measurement("longest time between two observations", window.longest_unseen_s, "s")
-
-
 def _blind(window: Window) -> str:
     """Why a gang may have come and gone unseen; "" if that is impossible."""
-    longest = window.longest_unseen_s
+    longest = longest_unseen_s(window.observations, window.began_s)
     if longest is not None and longest <= BLIND_S:
         return ""
     whys = [observation.why for observation in window.observations if observation.why]
@@ -274,8 +270,9 @@ def _sum(some: Sequence[Measurement]) -> Measurement:
 def _recorded(windows: Sequence[Window]) -> list[Measurement]:
     """Measurements not judged: states with durations, small jobs, and times between
     observations."""
-    unseen = [longest_unseen(window) for window in windows]
-    recorded = [max(unseen, key=lambda one: one.value or 0.0)]
+    unseen = [longest_unseen_s(one.observations, one.began_s) for one in windows]
+    longest = max(unseen, key=lambda seconds: seconds or 0.0)
+    recorded = [Measurement("longest time between two observations", longest, "s")]
     small = [(w, gang) for w in windows for gang in w.gangs if gang.name == SMALL]
     for window, gang in small:
         start = window.first(gang, State.WHOLE)

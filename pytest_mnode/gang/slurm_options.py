@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.jobs.slurm import sbatch
 from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.launchers.slurm import NodeState, Slurm
-from pytest_mnode.launchers.slurm.command_lines import is_submitted
 from pytest_mnode.launchers.slurm.nodes import ASIDE
 from pytest_mnode.launchers.slurm.records import reserved_nodes
 
@@ -130,12 +130,9 @@ def features_of(constraint: str) -> tuple[frozenset[str], ...]:
 def submitting(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment to submit from, without what sbatch would use as options, because only the
     spec and the arguments define which nodes are counted. The user's account is kept."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if is_submitted(name, value)
-        and (name in _KEPT or not name.startswith(("SBATCH_", "SLURM_")))
-    }
+    options = ("SBATCH_", "SLURM_")
+    given = sbatch.submitting(environ).items()
+    return {name: v for name, v in given if name in _KEPT or not name.startswith(options)}
 
 
 _UNCOUNTED = re.compile(

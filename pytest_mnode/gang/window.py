@@ -274,11 +274,6 @@ class Window:
         return min(self.over_s, max(answered, default=self.began_s))
 
     @property
-    def longest_unseen_s(self) -> float | None:
-        """See `timeline.longest_unseen_s`."""
-        return longest_unseen_s(self.observations, self.began_s)
-
-    @property
     def real(self) -> tuple[Gang, ...]:
         """Gangs of more than one node."""
         return tuple(gang for gang in self.gangs if gang.size > 1)

@@ -225,17 +225,17 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
             raise UsageError(f"{place}: {str(error).lower()}; {ACCEPTED}") from None
         if not words:
             continue
-        line = _values(words[1:], place)
-        slots = line.slots
-        for name, user, port in _named(words[0], line, place):
-            before = found.get((name, port))
+        given = _values(words[1:], number, place)
+        for host in _named(words[0], given, place):
+            before = found.get((host.name, host.port))
             if before is None:
-                found[name, port] = Host(name, slots, number, user, port, line.python)
+                found[host.name, host.port] = host
             else:
-                total = (before.slots or 1) + (slots or 1)
-                python = before.python or line.python
-                found[name, port] = replace(
-                    before, slots=total, user=before.user or user, python=python
+                found[host.name, host.port] = replace(
+                    before,
+                    slots=(before.slots or 1) + (host.slots or 1),
+                    user=before.user or host.user,
+                    python=before.python or host.python,
                 )
     if not found:
         raise UsageError(f"{where}: names no host; {ACCEPTED}")
@@ -265,20 +265,10 @@ def slots_of(hosts: Iterable[Host]) -> int | None:
     return min(known) if known and len(known) == len(slots) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """What a line says after its hosts."""
-
-    slots: int | None = None
-    user: str = ""
-    port: int | None = None
-    python: str = ""
-
-
-def _named(word: str, line: _Values, place: str) -> list[tuple[str, str, int | None]]:
-    """Name, user and port of each host of a line. word: its hosts, such as `user@a:2222,b`."""
-    found: list[tuple[str, str, int | None]] = []
-    user = line.user
+def _named(word: str, given: Host, place: str) -> list[Host]:
+    """The hosts of a line. word: such as `user@a:2222,b`. given: see `_values`."""
+    found: list[Host] = []
+    user = given.user
     try:
         items = _split(word.removeprefix("ssh://"))
     except UsageError as error:
@@ -288,14 +278,14 @@ def _named(word: str, line: _Values, place: str) -> list[tuple[str, str, int | N
         if at and not _USER.fullmatch(own):
             raise UsageError(f"{place}: {word}: {own!r} is not a user name; {ACCEPTED}")
         user = own or user
-        for name, port in _expanded(hosts, line, place):
-            if port and line.port and port != line.port:
-                raise UsageError(f"{place}: {word}: two ports, {port} and port={line.port}")
-            found.append((name, user, port or line.port))
+        for name, port in _expanded(hosts, given, place):
+            if port and given.port and port != given.port:
+                raise UsageError(f"{place}: {word}: two ports, {port} and port={given.port}")
+            found.append(replace(given, name=name, user=user, port=port or given.port))
     return found
 
 
-def _expanded(hosts: str, line: _Values, place: str) -> list[tuple[str, int | None]]:
+def _expanded(hosts: str, given: Host, place: str) -> list[tuple[str, int | None]]:
     """Each host and the port after its colon."""
     bracketed = _IN_BRACKETS.fullmatch(hosts)
     if bracketed and _is_address(bracketed[1]):
@@ -304,10 +294,10 @@ def _expanded(hosts: str, line: _Values, place: str) -> list[tuple[str, int | No
         names = expand(hosts)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
-    return [_with_port(name, line, place) for name in names]
+    return [_with_port(name, given, place) for name in names]
 
 
-def _with_port(name: str, line: _Values, place: str) -> tuple[str, int | None]:
+def _with_port(name: str, given: Host, place: str) -> tuple[str, int | None]:
     host, colon, number = name.rpartition(":")
     if not colon or _is_address(name):
         host, number = name, ""
@@ -317,7 +307,7 @@ def _with_port(name: str, line: _Values, place: str) -> tuple[str, int | None]:
         return host, None
     if not _NUMBER.fullmatch(number):
         raise UsageError(f"{place}: {name!r} is not a host name; {ACCEPTED}")
-    if int(number) <= _MOST_SLOTS and int(number) != _SSH and line.slots is None:
+    if int(number) <= _MOST_SLOTS and int(number) != _SSH and given.slots is None:
         raise UsageError(
             f"{place}: {name}: ':{number}' is not read here; write {host} slots={number}, or "
             f"port={number}"
@@ -339,9 +329,9 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _values(words: list[str], place: str) -> _Values:
-    """What `key=value` words say. Raises UsageError."""
-    found = _Values()
+def _values(words: list[str], line: int, place: str) -> Host:
+    """What the `key=value` words of a line say of each of its hosts. Raises UsageError."""
+    found = Host("", None, line)
     for word in words:
         key, _, value = word.partition("=")
         match _KEYS.get(key.replace("-", "_").lower()):

@@ -42,7 +42,8 @@ class SubmittedJob(LaunchedJob):
         self._read = files.JobFiles(self._files)
         self._history = JobHistory()
         self._losses = Losses(queued.slurm, names, pinned=request.moves)
-        self._noted: set[tuple[str, str, int]] = set()
+        self._noted: set[tuple[str, int]] = set()
+        """Nodes and starts whose end is an event already."""
         self._looked_at = -POLL_JOB_S
         self._missing_since: float | None = None
 
@@ -197,17 +198,11 @@ class SubmittedJob(LaunchedJob):
     def _was_preempted(self) -> bool:
         return self._preempted or self._read.preempted(self.nodes, self._history.requeue)
 
-    def _once(self, what: str, node: str) -> bool:
-        """Whether this was not noted before for this start."""
-        key = (what, node, self._history.requeue)
-        new = key not in self._noted
-        self._noted.add(key)
-        return new
-
     def _note_ended(self) -> None:
         ends = self._read.statuses(sorted(self.nodes), self._history.requeue)
         for name, status in ends.items():
-            if status is not None and self._once("ended", name):
+            if status is not None and (name, self._history.requeue) not in self._noted:
+                self._noted.add((name, self._history.requeue))
                 self._note("ended", name, detail=f"status {status.code}")
 
     def _note_lost(self) -> None:

@@ -109,10 +109,7 @@ class Rack(Launcher):
         self._first: tuple[int, int] | None = None
         self._closed = False
 
-    @staticmethod
-    def unavailable(mode: str = "auto") -> str | None:
-        """Why this machine cannot run a rack, in one line; None if it has the rights for one."""
-        return probe.unavailable(mode)
+    unavailable = staticmethod(probe.unavailable)
 
     def start(self) -> None:
         """Boot all nodes. Raises ClusterError that names the failed step."""

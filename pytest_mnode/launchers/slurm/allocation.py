@@ -78,13 +78,9 @@ def surrounding(environ: Mapping[str, str], nodes: int) -> Granted:
     Raises UsageError, ClusterError that names what is missing.
     """
     granted = Granted.read(environ)
-    if len(granted.names) < nodes:
-        raise ClusterError(
-            f"slurm: {count(nodes)} requested, but allocation {granted.job_id} has "
-            f"{len(granted.names)}: {', '.join(granted.names)}; "
-            f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
-        )
-    return granted
+    missing = nodes - len(granted.names)
+    remedy = f"missing: {missing}; allocate them with --nodes={nodes}"
+    return _enough(granted, nodes, f"allocation {granted.job_id} has", remedy)
 
 
 class OwnAllocation:
@@ -133,7 +129,8 @@ class OwnAllocation:
             if job is None:
                 why = f"{error_line(text, status)}{self._gpus_option_reason()}"
                 raise ClusterError(f"slurm: {count(nodes)} not allocated: {why}")
-            return _enough(Granted(job.job_id, job.nodes), nodes)
+            remedy = "remove any --nodes from --mnode-slurm-args"
+            return _enough(Granted(job.job_id, job.nodes), nodes, "Slurm allocated", remedy)
         except ClusterError as error:
             if left := self._release():
                 raise ClusterError(f"{error}; {left}") from None
@@ -224,10 +221,9 @@ class OwnAllocation:
         return text + "; set --immediate=SECONDS in --mnode-slurm-args to wait longer"
 
 
-def _enough(granted: Granted, nodes: int) -> Granted:
+def _enough(granted: Granted, nodes: int, has: str, remedy: str) -> Granted:
+    """Raises ClusterError if it has fewer nodes."""
     if len(granted.names) < nodes:
-        raise ClusterError(
-            f"slurm: {count(nodes)} requested, but Slurm allocated {len(granted.names)}: "
-            f"{', '.join(granted.names)}; remove any --nodes from --mnode-slurm-args"
-        )
+        there = f"{len(granted.names)}: {', '.join(granted.names)}"
+        raise ClusterError(f"slurm: {count(nodes)} requested, but {has} {there}; {remedy}")
     return granted

@@ -88,8 +88,7 @@ def jobs_from_json(text: str) -> tuple[JobState, ...]:
         found = tuple(_job(_record_of(entry)) for entry in entries)
         wrong = data.get("errors")
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"squeue --json: cannot be read: {why}") from None
+        raise _unreadable("squeue --json", error) from None
     if wrong:  # if slurmctld does not answer, the list is empty and the exit status 0
         first = wrong[0] if isinstance(wrong, list) else wrong
         described = first.get("description") if isinstance(first, Mapping) else None
@@ -104,8 +103,7 @@ def jobs_from_text(text: str) -> tuple[JobState, ...]:
     except KeyError as error:
         raise ClusterError(f"scontrol show job: cannot be read: no {error.args[0]}=") from None
     except (ValueError, UsageError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"scontrol show job: cannot be read: {why}") from None
+        raise _unreadable("scontrol show job", error) from None
     if not found and "No jobs in the system" not in text:
         raise no_job_in(text)
     return found
@@ -133,8 +131,12 @@ def jobs_from_lines(text: str) -> tuple[JobState, ...]:
         lines = [line.strip().split("|", most) for line in text.splitlines() if line.strip()]
         return tuple(_job(dict(zip(_FIELDS.values(), words, strict=True))) for words in lines)
     except (ValueError, UsageError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"squeue: cannot be read: {why}") from None
+        raise _unreadable("squeue", error) from None
+
+
+def _unreadable(what: str, error: Exception) -> ClusterError:
+    why = f"{type(error).__name__}: {error}".splitlines()[0]
+    return ClusterError(f"{what}: cannot be read: {why}")
 
 
 def unrequested_gpus(text: str) -> dict[str, int]:
