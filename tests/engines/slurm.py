@@ -16,7 +16,7 @@ import pytest
 
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.slurm import JobState, NodeState
-from pytest_mnode.launchers.slurm.jobs import jobs_from_json
+from pytest_mnode.launchers.slurm.jobs import jobs_from_text
 from pytest_mnode.launchers.slurm.nodes import nodes_from_text
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from tests.engines import slurm_conf
@@ -95,7 +95,8 @@ class SlurmOnRack(OnRack):
 
     def jobs(self) -> tuple[JobState, ...]:
         """All jobs that Slurm still lists."""
-        return jobs_from_json(self.run("squeue", "--json").stdout)
+        env = {"SLURM_TIME_FORMAT": "%s"}
+        return jobs_from_text(self.run("scontrol", "--oneliner", "show", "job", env=env).stdout)
 
     def job(self, job_id: int) -> JobState:
         return next(job for job in self.jobs() if job.job_id == job_id)

@@ -21,6 +21,7 @@ HELPERS = (
     from pytest_mnode.criteria.launching.slurm import submission as sbatch_path
     from pytest_mnode.criteria.launching.paths import NotSubmittedError
     from pytest_mnode.launchers.slurm import Slurm
+    from pytest_mnode.launchers.slurm.jobs import jobs_from_text
 
     @pytest.fixture
     def place(tmp_path):
@@ -33,7 +34,8 @@ HELPERS = (
     CONTRACT = ("python", f"{JOBS}/contract.py", "--meet=none")
 
     def queued():
-        return [j for j in Slurm().jobs() if j.name.startswith("mnode-") and not j.over]
+        text = Slurm().run("scontrol", "--oneliner", "show", "job")
+        return [j for j in jobs_from_text(text) if j.name.startswith("mnode-") and not j.over]
 """
 )
 

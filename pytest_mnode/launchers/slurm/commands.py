@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.slurm.jobs import (
     SHORT,
     JobState,
-    jobs_from_json,
     jobs_from_lines,
     jobs_from_text,
     no_job_in,
@@ -24,7 +23,7 @@ COMMAND_LIMIT_S = 20.0
 """Limit of a command that reads or changes state; Slurm's own limit per message is 10 s."""
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job array specification")
 _DENIED = "Access/permission denied"
-_FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_JSON")
+_FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT")
 
 
 class SlurmError(ClusterError):
@@ -63,8 +62,6 @@ class Slurm:
 
     def __init__(self, timeout_s: float = COMMAND_LIMIT_S) -> None:
         self._timeout_s = timeout_s
-        self._reads_json: bool | None = None
-        self._filters_json = True
 
     @staticmethod
     def unavailable() -> str | None:
@@ -114,39 +111,20 @@ class Slurm:
             raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
         return f"{done.stdout}\n{done.stderr}" if with_errors else done.stdout
 
-    def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
-        """All jobs that Slurm still remembers, including ended ones.
+    def jobs(self, name: str) -> tuple[JobState, ...]:
+        """This user's jobs of this name that Slurm still remembers, including ended ones.
 
-        name: return only this user's jobs of this name. slurmctld sends only this user's jobs, as a
-        list of all of them is long and delays other users.
+        slurmctld sends only these, as a list of all jobs is long and delays other users.
         """
-        if name is None:
-            return self._jobs([])
-        which = ["--me", f"--name={name}"]
-        if not self._filters_json:
-            asked = ["squeue", "--all", "--states=all", *which, "--noheader", SHORT]
-            return jobs_from_lines(self.run(*asked))
-        found = self._jobs(which)
-        some = tuple(job for job in found if job.name == name)
-        # Before 23.02, --json loads and prints all jobs, whatever the other options.
-        self._filters_json = not self._reads_json or len(some) == len(found)
-        return some
-
-    def _jobs(self, which: Sequence[str]) -> tuple[JobState, ...]:
-        if self._reads_json is not False:
-            command = ["squeue", "--all", "--states=all", "--json", *which]
-            try:
-                found = jobs_from_json(self.run(*command))
-            except SlurmError as error:
-                if error.returncode is None:
-                    raise
-            except ClusterError:
-                pass  # an unknown format; the text format is stable
-            else:
-                self._reads_json = True
-                return found
-            self._reads_json = False
-        return jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
+        which = ("--all", "--states=all", "--me", f"--name={name}", "--noheader")
+        try:
+            return jobs_from_lines(self.run("squeue", *which, SHORT))
+        except SlurmError as error:
+            if error.returncode is None:
+                raise
+        # Older versions have no --me.
+        every = jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
+        return tuple(job for job in every if job.name == name)
 
     def job(self, job_id: int) -> JobState | None:
         """One job; None if Slurm does not know it (any more). Raises ClusterError if Slurm does not

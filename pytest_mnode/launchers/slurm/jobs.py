@@ -1,12 +1,10 @@
-"""Job states, read from `squeue --json` of any version or `scontrol --oneliner show job`."""
+"""Job states, read from `squeue` or `scontrol --oneliner show job`."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.hosts import expand
@@ -76,26 +74,6 @@ class JobState:
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
-def jobs_from_json(text: str) -> tuple[JobState, ...]:
-    """All jobs in the output of `squeue --json`.
-
-    Raises ClusterError, one line, for any other text. A job that cannot be read is an error too,
-    because callers often check that there is no job.
-    """
-    try:
-        data = json.loads(text)
-        entries = data["jobs"]
-        found = tuple(_job(_record_of(entry)) for entry in entries)
-        wrong = data.get("errors")
-    except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        raise _unreadable("squeue --json", error) from None
-    if wrong:  # if slurmctld does not answer, the list is empty and the exit status 0
-        first = wrong[0] if isinstance(wrong, list) else wrong
-        described = first.get("description") if isinstance(first, Mapping) else None
-        raise ClusterError(f"squeue --json: {str(described or first).splitlines()[0]}")
-    return found
-
-
 def jobs_from_text(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of `scontrol --oneliner show job`. Raises ClusterError."""
     try:
@@ -158,37 +136,15 @@ def no_job_in(text: str) -> ClusterError:
     return ClusterError(f"scontrol show job: cannot be read: {found}")
 
 
-_JSON_KEYS = {
-    "JobId": "job_id",
-    "JobName": "name",
-    "Reason": "state_reason",
-    "NodeList": "nodes",
-    "Partition": "partition",
-    "UserId": "user_name",
-    "Restarts": "restart_cnt",
-    "AllocTRES": "tres_alloc_str",
-    "Reservation": "resv_name",
-}
-"""squeue's JSON keys, by scontrol's keys."""
-
-
-def _record_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    states = entry["job_state"]
-    return {
-        **{key: entry.get(json_key) for key, json_key in _JSON_KEYS.items()},
-        "JobState": states if isinstance(states, str) else "+".join(map(str, states)),
-    }
-
-
-def _job(record: Mapping[str, Any]) -> JobState:
+def _job(record: Mapping[str, str]) -> JobState:
     base, flags = _base_and_flags(record["JobState"].split("+"))
     job_id = number(record["JobId"])
     if job_id is None:
         raise ValueError(f"job_id {record['JobId']!r}")
-    user = str(record.get("UserId") or "").partition("(")[0]
+    user = record.get("UserId", "").partition("(")[0]
     return JobState(
         job_id=job_id,
-        name=str(record.get("JobName") or ""),
+        name=record.get("JobName", ""),
         state=base,
         flags=flags,
         reason=text_of(record.get("Reason")),
@@ -212,8 +168,7 @@ def _gpus(resources: str | None) -> int | None:
 
 
 def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:
-    """Newer versions list the base state with its flags, in any order; older versions show a flag
-    such as COMPLETING alone, which hides the base state."""
+    """A flag such as COMPLETING may be shown alone, which hides the base state, or beside it."""
     words = [state.strip().upper() for state in states if state.strip()]
     if not words:
         raise ValueError("a job without a state")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.hosts import expand
@@ -54,20 +53,15 @@ def _keys(first_key: str, line: str) -> list[re.Match[str]]:
     return found
 
 
-def text_of(value: Any) -> str | None:
-    """`value` as text; None for any of Slurm's words for nothing."""
-    text = str(value).strip() if value is not None else ""
+def text_of(value: str | None) -> str | None:
+    """The text; None for any of Slurm's words for nothing."""
+    text = (value or "").strip()
     return None if text.lower() in _NOTHING else text
 
 
-def number(value: Any) -> int | None:
-    """Integer from a number, a text (`4-4` is 4) or a JSON object of newer versions; else None."""
-    if isinstance(value, Mapping):
-        known = value.get("set") and not value.get("infinite")
-        return number(value.get("number")) if known else None
-    if isinstance(value, bool) or value is None:
-        return None
-    match = re.match(r"-?\d+", str(value).strip())
+def number(text: str | None) -> int | None:
+    """The integer at the beginning of a text (`4-4` is 4), else None."""
+    match = re.match(r"-?\d+", (text or "").strip())
     return int(match[0]) if match else None
 
 

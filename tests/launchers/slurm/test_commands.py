@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -62,8 +61,8 @@ def test_a_command_that_exceeds_its_limit(fake: Path) -> None:
     with pytest.raises(SlurmError, match=r"^squeue: no answer in 0\.2 s$") as error:
         Slurm(timeout_s=0.2).run("squeue")
     assert error.value.returncode is None
-    with pytest.raises(SlurmError, match="no answer"):  # the text form is not tried
-        Slurm(timeout_s=0.2).jobs()
+    with pytest.raises(SlurmError, match="no answer"):  # the list of all jobs is not tried
+        Slurm(timeout_s=0.2).jobs("a")
 
 
 def test_squeue_variables_of_the_user_have_no_effect(
@@ -81,31 +80,9 @@ def test_more_nodes_than_fit_into_an_argument_by_name(fake: Path) -> None:
     assert node.name == "frontier[00001-09472]"
 
 
-JOB = json.dumps({"jobs": [{"job_id": 1, "name": "a", "job_state": "RUNNING", "nodes": "n[0-1]"}]})
-
-
-@pytest.mark.parametrize(
-    "squeue",
-    ["echo \"squeue: unrecognized option '--json'\" >&2; exit 1", 'echo "not JSON"'],
-)
-def test_jobs_by_text_if_json_is_not_supported(fake: Path, squeue: str) -> None:
-    write(fake, "squeue", f"echo x >>{fake.parent}/asked; {squeue}")
-    write(fake, "scontrol", "echo JobId=1 JobName=a JobState=RUNNING NodeList=n[0-1]")
-    slurm = Slurm()
-    for _ in range(2):
-        assert [job.nodes for job in slurm.jobs()] == [("n0", "n1")]
-    assert (fake.parent / "asked").read_text() == "x\n"  # JSON is tried only once
-
-
-def test_only_jobs_of_one_name_are_requested(fake: Path) -> None:
-    other = JOB.replace('"a"', '"b"')
-    write(fake, "squeue", f"echo \"$@\" >>{fake.parent}/asked; echo '{JOB}'")
-    assert [job.name for job in Slurm().jobs("a")] == ["a"]
-    assert (fake.parent / "asked").read_text() == "--all --states=all --json --me --name=a\n"
-    # In text form Slurm sends all jobs; an old squeue may not filter by name either.
-    write(fake, "squeue", f"echo '{other}'")
-    assert Slurm().jobs("a") == ()
-    write(fake, "squeue", "exit 1")
+def test_jobs_of_a_squeue_that_cannot_choose_them(fake: Path) -> None:
+    """Older versions have no --me."""
+    write(fake, "squeue", "echo \"squeue: unrecognized option '--me'\" >&2; exit 1")
     write(fake, "scontrol", "for n in a b; do echo JobId=1 JobName=$n JobState=RUNNING; done")
     assert [job.name for job in Slurm().jobs("a")] == ["a"]
 
@@ -144,20 +121,14 @@ def test_missing_commands_are_named(fake: Path, monkeypatch: pytest.MonkeyPatch)
     assert "srun, salloc, sbatch, scontrol not found in PATH" in str(Slurm.unavailable())
 
 
-def test_a_squeue_whose_json_has_all_jobs_is_asked_for_a_short_list(fake: Path) -> None:
-    """Before 23.02, --json ignores the options that choose jobs."""
+def test_only_jobs_of_one_name_are_requested(fake: Path) -> None:
     asked = fake.parent / "asked"
     lines = (
         "7|RUNNING|2|None|n[0-1]|all||a\n8|PENDING|0|Resources||all|maintenance|a|b\n"
         "9|COMPLETING|0|None|n2|all|(null)|a"
     )
-    [first] = json.loads(JOB)["jobs"]
-    both = json.dumps({"jobs": [first, {**first, "name": "b"}]})
-    answers = f"*--json*) echo '{both}';; *) echo '{lines}';;"
-    write(fake, "squeue", f'echo "$@" >>{asked}; case "$*" in {answers} esac')
-    slurm = Slurm()
-    assert [job.name for job in slurm.jobs("a")] == ["a"]
-    found = slurm.jobs("a")
+    write(fake, "squeue", f"echo \"$@\" >>{asked}; echo '{lines}'")
+    found = Slurm().jobs("a")
     assert [(job.job_id, job.state, job.restarts, job.nodes) for job in found] == [
         (7, "RUNNING", 2, ("n0", "n1")),
         (8, "PENDING", 0, ()),
@@ -167,11 +138,10 @@ def test_a_squeue_whose_json_has_all_jobs_is_asked_for_a_short_list(fake: Path) 
     # By these a request that can never be granted is known.
     assert [job.reservation for job in found] == [None, "maintenance", None]
     assert {job.partition for job in found} == {"all"}
-    assert all("--me --name=a" in line for line in asked.read_text().splitlines())
-    assert "--json" not in asked.read_text().splitlines()[1]
+    assert asked.read_text().startswith("--all --states=all --me --name=a --noheader ")
     write(fake, "squeue", "echo 7")
     with pytest.raises(ClusterError, match=r"^squeue: cannot be read: "):
-        slurm.jobs("a")
+        Slurm().jobs("a")
 
 
 def test_nodes_that_slurm_hides_from_its_users(fake: Path) -> None:

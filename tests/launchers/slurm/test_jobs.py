@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState
-from pytest_mnode.launchers.slurm.jobs import jobs_from_json, jobs_from_text
+from pytest_mnode.launchers.slurm.jobs import jobs_from_text
 
-OLD: dict[str, Any] = {
-    "job_id": 17,
-    "name": "gang a",
-    "job_state": "RUNNING",
-    "state_reason": "None",
-    "nodes": "node[0-2]",
-    "partition": "all",
-    "user_name": "ada",
-    "restart_cnt": 1,
-    "end_time": 1700003601,
-    "tres_alloc_str": "cpu=24,mem=1500G,node=3,billing=24,gres/gpu=24,gres/gpu:a100=24",
-}
-NEW = OLD | {
-    "job_state": ["RUNNING"],
-    "end_time": {"set": True, "infinite": False, "number": 1700003601},
-    "restart_cnt": {"set": True, "infinite": False, "number": 1},
-}
 TEXT = (
     "JobId=17 JobName=gang a UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A JobState=RUNNING "
     "Reason=None Dependency=(null) Requeue=1 Restarts=1 BatchFlag=1 ExitCode=0:0 "
@@ -48,19 +28,9 @@ READ = JobState(
 )
 
 
-def as_json(**changes: Any) -> str:
-    """One job, with these fields in place of its own."""
-    return json.dumps({"meta": {}, "errors": [], "jobs": [OLD | changes]})
-
-
 def job_of(text: str) -> JobState:
-    (job,) = jobs_from_json(text) if text.startswith("{") else jobs_from_text(text)
+    (job,) = jobs_from_text(text)
     return job
-
-
-@pytest.mark.parametrize("entry", [OLD, NEW], ids=["old", "new"])
-def test_jobs_are_read_from_json(entry: dict[str, Any]) -> None:
-    assert jobs_from_json(as_json(**entry)) == (READ,)
 
 
 def test_jobs_are_read_from_text() -> None:
@@ -101,20 +71,16 @@ def test_text_without_a_job_is_an_error(text: str) -> None:
     ],
 )
 def test_gpus_are_counted_if_slurm_accounts_for_them(resources: str, gpus: int | None) -> None:
-    for text in (
-        as_json(tres_alloc_str=resources),
-        f"JobId=1 JobState=RUNNING AllocTRES={resources}",
-    ):
-        assert job_of(text).gpus == gpus
+    assert job_of(f"JobId=1 JobState=RUNNING AllocTRES={resources}").gpus == gpus
 
 
 def test_the_reservation_of_a_job() -> None:
-    for text in ("JobId=1 JobState=PENDING Reservation=maint_1", as_json(resv_name="maint_1")):
-        assert job_of(text).reservation == "maint_1"
+    job = job_of("JobId=1 JobState=PENDING Reservation=maint_1")
+    assert job.reservation == "maint_1"
 
 
 def test_a_pending_job_has_no_nodes() -> None:
-    job = job_of(as_json(job_state="PENDING", state_reason="Resources", nodes=""))
+    job = job_of("JobId=1 JobState=PENDING Reason=Resources NodeList=(null)")
     assert (job.waits, job.runs, job.over) == (True, False, False)
     assert (job.reason, job.nodes) == ("Resources", ())
 
@@ -124,39 +90,30 @@ def test_a_pending_job_has_no_nodes() -> None:
     [
         ("CONFIGURING", False, True, False),
         ("COMPLETING", False, True, False),
-        (["COMPLETED", "COMPLETING"], False, False, False),
-        (["COMPLETED"], False, False, True),
-        (["PENDING", "REQUEUED"], True, False, False),
-        (["POWER_UP_NODE", "RUNNING"], False, True, False),
-        (["STAGE_OUT", "COMPLETED"], False, False, True),
+        ("COMPLETED+COMPLETING", False, False, False),
+        ("COMPLETED", False, False, True),
+        ("PENDING+REQUEUED", True, False, False),
+        ("POWER_UP_NODE+RUNNING", False, True, False),
+        ("STAGE_OUT+COMPLETED", False, False, True),
         ("NODE_FAIL", False, False, True),
         ("SOMETHING_NEW", False, False, False),
     ],
 )
-def test_phases_of_job_states(states: Any, waits: bool, runs: bool, over: bool) -> None:
-    job = job_of(as_json(job_state=states))
+def test_phases_of_job_states(states: str, waits: bool, runs: bool, over: bool) -> None:
+    job = job_of(f"JobId=1 JobState={states}")
     assert (job.waits, job.runs, job.over) == (waits, runs, over)
     assert job.known is (states != "SOMETHING_NEW")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "squeue: error: no", "[]", "{}", '{"jobs": [{}]}', '{"jobs": [1]}',
-     as_json(job_state=[]), as_json(nodes="node[3-")],
-)  # fmt: skip
-def test_unreadable_output_is_an_error(text: str) -> None:
+    ["JobId=1 JobState=", "JobId=x JobState=RUNNING", "JobId=1 JobState=RUNNING NodeList=n[3-"],
+)
+def test_an_unreadable_job_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:
-        jobs_from_json(text)
-    assert str(error.value).startswith("squeue --json: cannot be read: ")
+        jobs_from_text(text)
+    assert str(error.value).startswith("scontrol show job: cannot be read: ")
     assert "\n" not in str(error.value)
-
-
-def test_output_of_an_unreachable_controller_is_an_error() -> None:
-    # Slurm 22.05 prints this with exit status 0.
-    error = {"description": "Failed while looking for jobs", "error_number": -1}
-    with pytest.raises(ClusterError, match=r"^squeue --json: Failed while looking"):
-        jobs_from_json(json.dumps({"meta": {}, "errors": [error], "jobs": []}))
-    assert jobs_from_json(json.dumps({"meta": {}, "errors": [], "jobs": []})) == ()
 
 
 def test_a_record_on_several_lines_and_one_without_a_state() -> None:
@@ -169,6 +126,6 @@ def test_a_record_on_several_lines_and_one_without_a_state() -> None:
 
 @pytest.mark.parametrize("state", ["RECONFIG_FAIL", "EXPEDITING", "REQUEUE_HOLD"])
 def test_a_requeued_job_is_pending(state: str) -> None:
-    for text in (f"JobId=1 JobState={state}", as_json(job_state=["PENDING", state])):
-        job = job_of(text)
+    for states in (state, f"PENDING+{state}"):
+        job = job_of(f"JobId=1 JobState={states}")
         assert (job.known, job.waits, job.runs, job.over) == (True, True, False, False)
