@@ -31,11 +31,9 @@ from pytest_mnode.gang.slurm_options import (
 )
 from pytest_mnode.jobs.slurm.sbatch import submit
 from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
-from pytest_mnode.launchers.hosts import compress, expand
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
-
-ON = "--format=%A|%T|%u|%N|%j"
-"""The format of squeue that `jobs_on` reads."""
+from pytest_mnode.launchers.slurm.jobs import SHORT, jobs_from_lines
 
 _FAILED = frozenset(
     {"FAILED", "LAUNCH_FAILED", "BOOT_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE"}
@@ -69,17 +67,6 @@ def record_of(job: JobState) -> JobRecord:
     failed = phase is Phase.OVER and job.state in _FAILED
     blocked = phase is Phase.WAITING and bool(_BLOCKED.match(job.reason or ""))
     return JobRecord(str(job.job_id), phase, nodes, status, job.restarts or 0, failed, blocked)
-
-
-def jobs_on(text: str) -> tuple[JobState, ...]:
-    """Jobs in the output of squeue with ON; lines that are no jobs are skipped."""
-    found = []
-    for line in text.splitlines():
-        words = line.strip().split("|", 4)
-        if len(words) == 5 and words[0].isdigit():
-            number, state, user, nodes, name = words
-            found.append(JobState(int(number), name, state, nodes=expand(nodes), user=user))
-    return tuple(found)
 
 
 def others_of(
@@ -170,9 +157,9 @@ class SlurmEngine:
         # observation.
         text = self._slurm.run(
             *("squeue", "--all", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"),
-            *(f"--nodelist={compress(nodes, tails=False)}", ON),
+            *(f"--nodelist={compress(nodes, tails=False)}", SHORT),
         )
-        return others_of(nodes, jobs_on(text), there, self._job_name)
+        return others_of(nodes, jobs_from_lines(text), there, self._job_name)
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
         return (self._sbatch(request, request.nodes),)

@@ -30,7 +30,7 @@ def test_both_readers_agree_on_running_and_waiting_jobs(slurm: SlurmOnRack, tmp_
     by_text = {job.job_id: job for job in slurm.jobs()}
     lines = slurm.run("squeue", "--all", "--states=all", "--noheader", SHORT).stdout
     by_lines = {job.job_id: job for job in jobs_from_lines(lines)}
-    assert replace(by_text[first], user=None, gpus=None) == by_lines[first]
+    assert replace(by_text[first], gpus=None) == by_lines[first]
     assert len(by_lines[first].nodes) == 3
     assert by_lines[first].restarts == 0
     assert by_lines[first].name == "a b"

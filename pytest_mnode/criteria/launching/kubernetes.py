@@ -20,7 +20,7 @@ from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.kubernetes.pod_start import PLACED_S, PORT, NotPlaced, Order, PodStart
 from pytest_mnode.launchers.kubernetes.api import ApiError
-from pytest_mnode.launchers.kubernetes.launcher import RunInPods
+from pytest_mnode.launchers.kubernetes.manifest import RunInPods
 from pytest_mnode.launchers.remote.node_report import as_there
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pytest_mnode.jobs.kubernetes.pod_start import PLACED_S, PORT, UP_S, NotPlac
 from pytest_mnode.jobs.running import RunningJob
 from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.kubernetes.api import ApiError
-from pytest_mnode.launchers.kubernetes.launcher import RunInPods
+from pytest_mnode.launchers.kubernetes.manifest import RunInPods
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.launchers.remote.bootstrap import sent
 from pytest_mnode.launchers.remote.node_report import as_there

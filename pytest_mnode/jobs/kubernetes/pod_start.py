@@ -15,8 +15,7 @@ from pytest_mnode.jobs.kubernetes.job_pods import JobPods
 from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest, of_engine
 from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.cleanup import delete
-from pytest_mnode.launchers.kubernetes.launcher import RunInPods
-from pytest_mnode.launchers.kubernetes.manifest import GROUPS
+from pytest_mnode.launchers.kubernetes.manifest import GROUPS, RunInPods
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.launchers.nodes import Nodes
 

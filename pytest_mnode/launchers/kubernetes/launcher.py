@@ -16,7 +16,7 @@ from pytest_mnode.launchers.cleanup.leftovers import Leftovers
 from pytest_mnode.launchers.kubernetes import pod_wait
 from pytest_mnode.launchers.kubernetes.api import REQUEST_S, in_pod
 from pytest_mnode.launchers.kubernetes.bridge import PULL_S, BridgeSettings
-from pytest_mnode.launchers.kubernetes.manifest import keep_on, kind_of
+from pytest_mnode.launchers.kubernetes.manifest import RunInPods, keep_on, kind_of
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
@@ -35,25 +35,6 @@ REPLACED_S = 60.0
 KEEP_PODS = "nodeAffinity in the template keeps pods on their nodes"
 _SLACK_S = 10.0
 _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunInPods:
-    """Settings that make the pods of a job like the run's own pods.
-
-    context, namespace: of the API server, "" for the default. manifest: the user's, or the default.
-    owner: an owner reference to the run's object; objects that have it are deleted with the run's.
-    packages: directory of this package, by node; "" if it is the same as here.
-    engine, queue: from the spec's scheduler.
-    """
-
-    context: str
-    namespace: str
-    manifest: Mapping[str, Any]
-    owner: Mapping[str, str]
-    packages: Mapping[str, str]
-    engine: str | None = None
-    queue: str | None = None
 
 
 class Kubernetes(RemoteLauncher):

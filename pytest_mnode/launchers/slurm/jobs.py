@@ -95,6 +95,7 @@ _FIELDS = {
     "NodeList": "NodeList",
     "Partition": "Partition",
     "Reservation": "Reservation",
+    "UserName": "UserId",
     "Name": "JobName",  # last: it may contain the separator
 }
 """scontrol's keys, by squeue's fields."""

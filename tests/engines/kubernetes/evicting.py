@@ -19,7 +19,7 @@ from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.jobs import Job
 from pytest_mnode.jobs.kubernetes.pod_job import PodJob
-from pytest_mnode.launchers.kubernetes.launcher import RunInPods
+from pytest_mnode.launchers.kubernetes.manifest import RunInPods
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Scheduler

@@ -124,8 +124,8 @@ def test_missing_commands_are_named(fake: Path, monkeypatch: pytest.MonkeyPatch)
 def test_only_jobs_of_one_name_are_requested(fake: Path) -> None:
     asked = fake.parent / "asked"
     lines = (
-        "7|RUNNING|2|None|n[0-1]|all||a\n8|PENDING|0|Resources||all|maintenance|a|b\n"
-        "9|COMPLETING|0|None|n2|all|(null)|a"
+        "7|RUNNING|2|None|n[0-1]|all||me|a\n8|PENDING|0|Resources||all|maintenance|me|a|b\n"
+        "9|COMPLETING|0|None|n2|all|(null)|me|a"
     )
     write(fake, "squeue", f"echo \"$@\" >>{asked}; echo '{lines}'")
     found = Slurm().jobs("a")
