@@ -40,7 +40,6 @@ EXCEPTIONS = {
     ("jobs/observer.py:_Notes.end_trace", "path.unlink"): "the folder of notes goes as a whole",
     ("jobs/node_processes.py:send_signal", "kill"): "signals of the user's test",
     ("jobs/slurm/submitted.py:SubmittedJob.preempt", "self._queued.slurm.run"): "a preemption",
-    ("launchers/cleanup/daemon.py:main", "ctypes.CDLL(None).prctl"): "its name",
     ("launchers/cleanup/queue_cleanup.py:main", "ctypes.CDLL(None).prctl"): "its name",
     ("launchers/remote/remote_exec.py:adopt_orphans", "ctypes.CDLL(None).prctl#2"): "its name",
     ("launchers/remote/remote_exec.py:keep", "adopt_orphans"): "one step with its prctl",
@@ -58,7 +57,6 @@ EXCEPTIONS = {
         "launchers/dial_in/bridge.py:DialBridge.open",
         "self.programs[number].terminate",
     ): "the end of the bridge ends it too",
-    ("machine/namespaces.py:set_process_name", "_libc.prctl"): "its name",
     ("measuring/port_meanwhile.py:main", "ctypes.CDLL(None).prctl"): "its name",
     (
         "measuring/tools/beside_nic.py:_watched",

@@ -29,7 +29,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 GROUP_PREFIX = "mnode-"
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG = 1
 _LIMITS = {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -82,12 +82,6 @@ def set_hostname(name: str) -> None:
     """sethostname(2)."""
     encoded = name.encode()
     _check(_libc.sethostname(encoded, len(encoded)), f"sethostname({name})")
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that process listings show (its first 15 bytes)."""
-    buffer = ctypes.create_string_buffer(name.encode()[:15])
-    _check(_libc.prctl(PR_SET_NAME, ctypes.addressof(buffer), 0, 0, 0), "prctl(PR_SET_NAME)")
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:

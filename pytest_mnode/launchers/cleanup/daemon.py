@@ -11,7 +11,6 @@ lives on.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -29,6 +28,7 @@ if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 from pytest_mnode.launchers.cleanup.bridge_task import BridgeTask
 from pytest_mnode.machine.pidfd import pidfd_open
+from pytest_mnode.processes import set_name
 
 PACKET_BYTES = 1 << 18
 IDLE_S = 0.2
@@ -138,7 +138,7 @@ class Daemon:
 
 
 def main(fd: str, pid: str) -> None:
-    ctypes.CDLL(None).prctl(15, b"mnode-cleanup", 0, 0, 0)  # PR_SET_NAME
+    set_name("mnode-cleanup")
     controller = None
     with contextlib.suppress(OSError):  # without pidfds, the channel's end is enough
         controller = pidfd_open(int(pid))

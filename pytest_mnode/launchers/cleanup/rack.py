@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterable
 from typing import NoReturn
 
+from pytest_mnode import processes
 from pytest_mnode.launchers.rack import cgroups
 from pytest_mnode.launchers.rack.protocol import PACKET_BYTES, Reply, Setup
 from pytest_mnode.launchers.rack.rack_init import RackInit
@@ -83,7 +84,7 @@ def _be_first(channel: socket.socket, setup: Setup, name_read: int) -> NoReturn:
             os.close(name_read)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            namespaces.set_process_name("mnode-rack")
+            processes.set_name("mnode-rack")
             RackInit(channel, setup).serve(int(own_pid))
     except Exception as error:
         channel.send(pickle.dumps(Reply(0, str(error))))

@@ -11,11 +11,11 @@ import os
 import re
 from pathlib import Path
 
+from pytest_mnode.launchers.rack.cgroups import ROOT as CGROUPS
 from pytest_mnode.launchers.rack.sysfs_tree import Tree
 from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.namespaces import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REC
 
-CGROUPS = "/sys/fs/cgroup"
 RESOLV_CONF = "# The rack has no name server.\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
 
 

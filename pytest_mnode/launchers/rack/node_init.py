@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from pytest_mnode import processes
 from pytest_mnode.launchers.rack import mounts
 from pytest_mnode.launchers.rack.plan import Plan
 from pytest_mnode.launchers.rack.sysfs_tree import tree
@@ -37,7 +38,7 @@ def run(plan: Plan, index: int, report: int) -> NoReturn:
     ]
     step = "fork"
     try:
-        namespaces.set_process_name(name)
+        processes.set_name(name)
         for step, action in steps:
             os.write(report, f"{step}\n".encode())
             action()
