@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, reject, settings
@@ -47,20 +47,15 @@ class Ballot:
     """One rank's ballot.
 
     drawn: digest of the example's values; the key of a fetch. origin: type and place of the error.
-    values: rank 0's result from the database, or its seed. well: whether the rank ended the test
-    without an error.
+    values: rank 0's result from the database, or its seed, in hexadecimal. well: whether the rank
+    ended the test without an error.
     """
 
     kind: Kind
     drawn: str = ""
     origin: str = ""
-    values: tuple[bytes, ...] = ()
+    values: Sequence[str] = ()
     well: bool = True
-
-    @classmethod
-    def received(cls, sent: Any) -> Ballot:
-        """The inverse of `as_sent`."""
-        return cls(**{**sent, **_common(sent)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +68,19 @@ class Decision:
 
     kind: Kind
     differ: bool = False
-    failed: tuple[int, ...] = ()
+    failed: Sequence[int] = ()
     origin: str = ""
-    values: tuple[bytes, ...] = ()
-    ended: tuple[int, ...] = ()
+    values: Sequence[str] = ()
+    ended: Sequence[int] = ()
     well: bool = True
 
-    @classmethod
-    def received(cls, sent: Any) -> Decision:
-        """The inverse of `as_sent`."""
-        ranks = {name: tuple(sent[name]) for name in ("failed", "ended")}
-        return cls(**{**sent, **_common(sent), **ranks})
+
+_Vote = TypeVar("_Vote", bound=Ballot | Decision)
 
 
-def as_sent(vote: Ballot | Decision) -> dict[str, Any]:
-    """Its form in a vote."""
-    return {**asdict(vote), "values": [value.hex() for value in vote.values]}
-
-
-def _common(sent: Any) -> dict[str, Any]:
-    values = tuple(bytes.fromhex(value) for value in sent["values"])
-    return {"kind": Kind(sent["kind"]), "values": values}
+def received(vote: type[_Vote], sent: Any) -> _Vote:
+    """A vote in its form as JSON."""
+    return vote(**{**sent, "kind": Kind(sent["kind"])})
 
 
 def decide(ballots: Sequence[Ballot]) -> Decision:
@@ -144,10 +131,10 @@ class Examples:
         seed = test._hypothesis_internal_use_seed
         before = test._hypothesis_internal_use_settings, seed, test.hypothesis.inner_test
         try:
-            drawn = random.SystemRandom().getrandbits(64).to_bytes(8, "big")
+            drawn = f"{random.SystemRandom().getrandbits(64):x}"
             [one] = self._vote(Ballot(Kind.FETCHES, values=(drawn,))).values
             if seed is None and sys.modules["hypothesis.core"].global_force_seed is None:
-                test._hypothesis_internal_use_seed = int.from_bytes(one, "big")
+                test._hypothesis_internal_use_seed = int(one, 16)
             test._hypothesis_internal_use_settings = self._settings(before[0])
             test.hypothesis.inner_test = self._agreed(test.hypothesis.inner_test)
             result = yield
@@ -247,14 +234,14 @@ class Examples:
         limit_s = FOREVER_S if own is None and ballot.kind is not Kind.ENDED else LATE_S
         try:
             answer = self._votes.agree(
-                as_sent(ballot),
-                lambda ballots: as_sent(decide([Ballot.received(one) for one in ballots])),
+                asdict(ballot),
+                lambda ballots: asdict(decide([received(Ballot, one) for one in ballots])),
                 limit_s,
             )
         except TimeoutError:
             self._over = True
             raise
-        decision = Decision.received(answer)
+        decision = received(Decision, answer)
         self._over = bool(decision.ended) or decision.differ
         if self._over and ballot.kind is not Kind.ENDED:
             raise EndError(self._why_over(decision, own, call))
@@ -278,8 +265,10 @@ class _OneDatabase(ExampleDatabase):
         self._vote = vote
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        found = tuple(sorted(self._real.fetch(key))) if self._real is not None else ()
-        return iter(self._vote(Ballot(Kind.FETCHES, drawn=key.hex(), values=found)).values)
+        own = sorted(self._real.fetch(key)) if self._real is not None else ()
+        found = tuple(value.hex() for value in own)
+        all_get = self._vote(Ballot(Kind.FETCHES, drawn=key.hex(), values=found)).values
+        return map(bytes.fromhex, all_get)
 
     def save(self, key: bytes, value: bytes) -> None:
         if self._real is not None:
