@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,15 @@ import pytest
 
 from pytest_mnode.commands import main
 from pytest_mnode.errors import UsageError
+from pytest_mnode.logs.nccl_tests_rows import NcclTest
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring.tools.own_results import Asked, judge_output, name_of, verdict_of
+from pytest_mnode.measuring.tools.own_results import (
+    Asked,
+    _of_a_group,
+    judge_output,
+    name_of,
+    verdict_of,
+)
 from pytest_mnode.spec import Spec, load_spec
 from tests.spec.test_schema import CLUSTERS
 
@@ -374,6 +382,17 @@ def test_each_group_that_runs_at_once_has_its_part_of_the_nics(
     [found] = judge_output((ranks + bare("sum", "-1", busbw, busbw)).encode(), Asked(H100))
     assert found.title == "all_reduce, 2 nodes of 1 rank, each of 8 groups at once"
     assert verdict_of([found]) is expected
+
+
+def test_the_part_of_a_group_with_several_ranks_of_each_node() -> None:
+    """Four groups of two of a node's eight ranks: two of its eight NICs each."""
+    test = NcclTest(ranks=16, groups=4, group_hosts=2, hosts=("oak0", "oak1"), nodes=2)
+    own, part = _of_a_group(test, H100)
+    assert (own.ranks, own.nodes, own.groups, own.hosts) == (4, 2, 1, ("oak0", "oak1"))
+    assert part.fabric.line_rate_bits_s == 2 * H100.fabric.line_rate_bits_s
+    assert (part.fabric.nics_per_node, part.accelerators.per_node) == (1, 2)
+    unequal = replace(test, ranks=12)
+    assert _of_a_group(unequal, H100) == (unequal, H100)
 
 
 @pytest.mark.parametrize(("busbw", "expected"), [(330, Verdict.PASS), (5.3, Verdict.FAIL)])

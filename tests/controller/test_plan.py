@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.run_facts import facts_of
 from pytest_mnode.controller.plan import COSTS, _start_s
-from pytest_mnode.measuring.at_once import REPEATS
+from pytest_mnode.measuring.at_once import MOST_TARGETS, REPEATS
+from pytest_mnode.measuring.failover import STEADY_S
 from pytest_mnode.protocol.messages import Shape
 from pytest_mnode.spec import Criteria, default_spec_path, load_spec
 from pytest_mnode.spec.bandwidth import Collective
@@ -53,20 +55,33 @@ def test_the_time_of_the_fabric_is_that_of_what_is_promised(given: str) -> None:
     assert seconds(**without, **{f"{given}_busbw": None}) == _start_s(SHAPE)
 
 
+PORTS = SimpleNamespace(ports=("fab0", "fab1", "fab2"), down_for_s=5.0, within_s=1.0)
+
+
 @pytest.mark.parametrize(
-    ("asked", "seconds"),
-    [("switches", 30.0), ("bisection", 5.0), ("incast", 0.3 * 4 * REPEATS), ("congestion", 10.0)],
+    ("asked", "promise", "seconds"),
+    [
+        ("switches", True, 30.0),
+        ("bisection", True, 5.0),
+        ("incast", True, 0.3 * 4 * REPEATS),
+        ("congestion", True, 10.0),
+        ("failover", PORTS, (6.0 + 2 * STEADY_S) * 3 * 4),
+    ],
 )
-def test_the_time_of_patterns_of_the_fabric(asked: str, seconds: float) -> None:
+def test_the_time_of_other_patterns_of_the_fabric(
+    asked: str, promise: object, seconds: float
+) -> None:
     spec = load_spec(default_spec_path())
     assert spec.criteria.fabric is not None
     found = []
-    for promise in (None, object()):
-        fabric = spec.criteria.fabric.model_copy(update={asked: promise})
+    for given in (None, promise):
+        fabric = spec.criteria.fabric.model_copy(update={asked: given})
         criteria = spec.criteria.model_copy(update={"fabric": fabric})
         costed = spec.model_copy(update={"criteria": criteria})
-        found.append(COSTS["fabric"].expected_s(costed, SHAPE))
-    assert found[1] - found[0] == pytest.approx(seconds)
+        found.append([COSTS["fabric"].expected_s(costed, Shape(nodes, 1)) for nodes in (4, 40)])
+    few, many = (more - less for less, more in zip(*found, strict=True))
+    assert few == pytest.approx(seconds)
+    assert many <= few * MOST_TARGETS / 4 + 1e-6
 
 
 def test_the_racks_plan_and_how_long_an_earlier_run_took(tmp_path: Path) -> None:

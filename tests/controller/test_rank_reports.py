@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.controller import rank_reports
+from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.outcome.merge import give_added, merge
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.protocol.messages import PhaseReport, Shape, TornDown, WorldInfo
@@ -48,6 +49,17 @@ def test_a_plain_pass_is_reported_as_if_it_was_merged(
     assert {one["outcome"] for one in quick} == {"passed"}
     monkeypatch.setattr(Outcome, "plainly_passed", property(lambda _: False))
     assert quick == merged(pytestconfig, outcome_of(phases))
+
+
+def test_the_record_of_a_test_is_on_its_last_report(pytestconfig: pytest.Config) -> None:
+    measured = Measurement("busbw", 1.0, "GB/s", at_least(2.0), "spec")
+    outcome = outcome_of()
+    for state in outcome.states.values():
+        state.torn_down = TornDown(measurements=(measured,))
+    *earlier, last = merged(pytestconfig, outcome)
+    assert not any("mnode" in one for one in earlier)
+    assert [one["name"] for one in last["mnode"]["measurements"]] == ["busbw"]
+    assert last["mnode"]["nodes"] == [*NODES]
 
 
 def _stuck(outcome: Outcome) -> None:

@@ -92,6 +92,16 @@ def test_the_course_of_a_port() -> None:
     assert faster.pause_s == 0
 
 
+def test_calls_that_begin_or_end_with_a_time_belong_to_it() -> None:
+    assert course_of(port((1, 2.0), (40, 0.5)), 1.0) is not None
+    whole = course_of(port((4, 0.5), (1, 5.0), (40, 0.5)), 1.0)
+    assert whole is not None
+    assert whole.down is None, "one call says nothing"
+    none = course_of(port((4, 0.5), (1, 1.5), (40, 0.5), up_s=3.0), 1.0)
+    assert none is not None
+    assert none.down == Interval(0.0, 0.0), "time for two usual calls without one"
+
+
 def test_the_rate_after_it_is_up_leaves_out_the_time_to_recover() -> None:
     course = course_of(port((40, 0.05), (100, 0.05), (8, 0.125), (20, 0.05)), 1.0)
     assert course is not None

@@ -15,8 +15,10 @@ from pytest_mnode.criteria.nics_used import judge_nics, partly
 from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.traffic import (
     SLOW_PATH,
+    _groups,
     _hot,
     _late,
+    _tail,
     chart,
     judge_bisection,
     judge_congestion,
@@ -561,6 +563,23 @@ def test_a_node_is_slow_if_all_its_partners_are_fast_with_others(
     found = slow_paths({(path[0], path[1]): (rate, 100.0) for path, rate in rates.items()})
     assert (found.nodes if found else set()) == nodes
     assert {"".join(path) for path in found.parts.paths} == paths if found else not paths
+
+
+def test_what_takes_just_so_long_stands_apart() -> None:
+    """1.3 times what is usual, and the time that is the 99th percentile."""
+    lane = Lane("dp", "all_reduce", ((0,), (1,), (2,)), MIB)
+    found = _groups(LaneTimes(lane, 1, (1.0,), (1.0,), (1.0, 1.3, 1.0), MIB, 0.1), ranks_of(3))
+    assert found is not None
+    assert found.either == {frozenset({"n1"})}
+    hot = [0, 1, 2] * 3
+    found = _hot(tuple(1.3 if rank == 1 else 1.0 for rank in hot), tuple(hot), ranks_of(3))
+    assert found is not None
+    assert found.nodes == {"n1"}
+    calls_s, ranks = (*[1.0] * 197, 2.0, 3.0, 4.0), (*[0] * 197, 1, 1, 2)
+    tokens = Tokens(1 << 16, calls_s, ranks, 0.005)
+    late = _tail("p99", tokens, None, None, ranks_of(3)).culprit
+    assert late is not None
+    assert late.either == {frozenset({"n1"})}
 
 
 def ranks_of(nodes: int) -> World:

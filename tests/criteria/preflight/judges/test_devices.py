@@ -202,6 +202,7 @@ DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
         ("boot", "2026-11-22T07:00:00+00:00", "fail"),
         ("last_pass", None, "fail"),
         ("last_pass", "2026-11-22T06:50:00+00:00", "fail"),
+        ("last_pass", "2026-11-22T06:54:23+00:00", "fail"),
         ("last_pass", "2026-11-22T07:00:00+00:00", "pass"),
         ("2026-11-22", None, "fail"),
         ("2026-11-22T08:00:00+01:00", None, "pass"),
