@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PF_EXITING = 0x4
@@ -89,7 +89,15 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
-def end_programs(programs: Sequence[subprocess.Popen[Any]], limit_s: float = KILLED_S) -> None:
+class Killable(Protocol):
+    """subprocess.Popen, or alike."""
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def end_programs(programs: Sequence[Killable], limit_s: float = KILLED_S) -> None:
     """SIGKILL and reap programs, within `limit_s` for all: one in state D may outlive SIGKILL.
 
     `returncode` of such a program stays None.

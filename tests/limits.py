@@ -223,6 +223,9 @@ LIMITS: Mapping[str, str] = {
         "launchers/test_rack_limits.py::test_a_node_whose_processes_outlive_sigkill",
     "launchers/rack/wiring.py FORWARDING_LIMIT_S":
         "launchers/test_rack_limits.py::test_a_switch_that_never_forwards",
+    "launchers/remote/node_process.py ASK_S":
+        "launchers/remote/test_node_process.py::"
+        "test_a_bridge_that_takes_no_command_is_not_waited_for",
     "launchers/remote/remote_exec.py DRAIN_S":
         "launchers/remote/test_remote_exec.py::"
         "test_output_that_is_held_by_a_process_elsewhere_is_not_awaited",

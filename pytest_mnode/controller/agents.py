@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, Protocol
 
 import psutil
 
 from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.listening_clock import ListeningClock
@@ -58,7 +60,7 @@ class RunDirectories:
 
 @dataclass(slots=True)
 class _Agent:
-    program: subprocess.Popen[bytes]
+    program: Program
     log: Path
     heard: float
     peer: str
@@ -149,16 +151,14 @@ class Agents:
             env.pop(name, None)
         order = self._order(number, incarnation)
         log = agent_log(self.place_of_run.log_dir, number, incarnation)
-        with log.open("ab") as file:
-            program = subprocess.Popen(
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if order.remote else file,
-                stderr=file,
-                env=env,
-                start_new_session=True,  # Ctrl-C must reach only the controller
-            )
+        program = start(
+            command,
+            env,
+            stdin=PIPE,
+            stdout=PIPE if order.remote else log,
+            stderr=log,
+            apart=True,  # Ctrl-C must reach only the controller
+        )
         assert program.stdin is not None
         with contextlib.suppress(OSError):  # it ended at once; its exit status tells why
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import tempfile
 
-from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec.inventory import Power
@@ -92,15 +93,7 @@ def runs_commands(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> 
     """Whether a command on the node succeeds within `limit_s` seconds."""
     try:
         [command] = launcher.commands([node], ["true"])
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=launcher.env.command(),
-            timeout=limit_s,
-            check=False,
-        )
-    except (NodeLostError, OSError, subprocess.TimeoutExpired):
+        [done] = run_all([(node.name, command)], limit_s, env=launcher.env.command())
+    except ClusterError:  # the node is off, or the command cannot be started
         return False
-    return done.returncode == 0
+    return done.ok

@@ -13,8 +13,8 @@ from pytest_mnode.errors import ClusterError
 
 SLACK = 256
 """Files reserved for pytest, its plugins, the tests and their commands."""
-OF_A_NODE = 2
-"""Files for each node: the connection of its agent, and the agent's standard input."""
+OF_A_NODE = 6
+"""Files for each node: two pipes and a connection of its agent, and of one program beside."""
 
 
 def least(nodes: int, procs_per_node: int) -> int:

@@ -13,6 +13,8 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from subprocess import PIPE
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pytest_mnode.checks.node.payloads import (
@@ -40,6 +42,7 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.survey_check import SurveyCheck, promise_of, read_orders
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
@@ -88,10 +91,10 @@ class _Running:
     index: int
     name: str
     address: str
-    process: subprocess.Popen[bytes]
+    process: Program
     stdin: IO[bytes]
     stdout: IO[bytes]
-    errors: IO[bytes]
+    errors: Path
     unsent: bytes = b""
     buffer: bytes = b""
     problem: str = ""
@@ -117,10 +120,11 @@ def survey(
     with contextlib.ExitStack() as stack:
         running: list[_Running] = []
         unreachable = {}
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.callback(_end, running)
         for index, name in enumerate(nodes.nodes):
             try:
-                running.append(_start(nodes, index, name, stack))
+                running.append(_start(nodes, index, name, directory))
             except MnodeError as error:  # no command can be run there
                 unreachable[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
         run = uuid.uuid4().hex[:16]
@@ -194,18 +198,18 @@ def _surveyed(
     return Survey(tuple((unreachable | answered)[name] for name in nodes.nodes))
 
 
-def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> _Running:
+def _start(nodes: Nodes, index: int, name: str, directory: Path) -> _Running:
     [command] = nodes.commands(
         [nodes.python, "-P", "-m", "pytest_mnode.criteria.preflight.node_probe"], (name,)
     )
-    errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  the stack's
-    process = subprocess.Popen(
+    errors = directory / str(index)
+    process = start(
         command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        nodes.env(search_path(nodes.python)),
+        stdin=PIPE,
+        stdout=PIPE,
         stderr=errors,
-        env=nodes.env(search_path(nodes.python)),
-        start_new_session=True,  # Ctrl-C must reach only the controller, which ends this in order
+        apart=True,  # Ctrl-C must reach only the controller, which ends this in order
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -303,8 +307,7 @@ def _read(one: _Running, what: str, kind: type[T]) -> bool:
 def _why_ended(one: _Running) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         one.process.wait(_STATUS_S)
-    one.errors.seek(0)
-    lines = one.errors.read().decode(errors="replace").strip().splitlines()
+    lines = one.errors.read_text(errors="replace").strip().splitlines()
     code = one.process.returncode
     how = "closed its output" if code is None else f"ended with status {code}"
     return f"its survey {how}: {lines[-1] if lines else 'no message'}"

@@ -15,9 +15,10 @@ from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.node_env import RunEnv
-from pytest_mnode.launchers.remote import node_command, node_report
+from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.launchers.remote.bridge_client import BridgeClient
 from pytest_mnode.launchers.remote.check_distinct import check_distinct
+from pytest_mnode.launchers.remote.node_process import LOCAL
 from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
 from pytest_mnode.launchers.remote.run_all import collect_reports, unusable_nodes
 from pytest_mnode.launchers.remote.shared_dir import SharedDir
@@ -236,10 +237,9 @@ class RemoteLauncher(Launcher):
         return self._pythons.get(host, self.python)
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
-        python = [sys.executable, "-S", "-E", "-s", node_command.__file__, self._socket]
         ours, place = (sys.executable, self.python), self._package_dirs.get(host, "")
         there = node_report.as_there(argv, self._python_of(host), place, ours)
-        return [*python, host, *self._prologue, *there]
+        return [*LOCAL, self._socket, host, *self._prologue, *there]
 
     def _reports(self, hosts: Sequence[str]) -> tuple[dict[str, NodeReport], dict[str, str]]:
         """Reports by host, and reasons of the hosts that cannot be used."""

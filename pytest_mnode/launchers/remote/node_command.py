@@ -38,6 +38,21 @@ def request(host: str, argv: list[str], environ: dict[str, str]) -> bytes:
     return json.dumps({**asked, "environ": variables}).encode() + b"\n"
 
 
+def ask(bridge: socket.socket, asked: bytes, fds: list[int]) -> None:
+    """Send a request with the command's standard streams. Raises OSError."""
+    sent = socket.send_fds(bridge, [asked], fds)
+    if sent < len(asked):
+        bridge.sendall(asked[sent:])
+
+
+def read_answer(answer: bytes, host: str) -> tuple[int, str]:
+    """Exit status, and the line that says why there is none."""
+    status, _, why = answer.decode(errors="replace").partition(" ")
+    if not status:
+        why = "the run's connection to its nodes has ended"
+    return int(status or LOST), f"{host}: {why}\n" if why else ""
+
+
 def main(path: str, host: str, *argv: str) -> int:
     bridge = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     answer = b""
@@ -52,9 +67,7 @@ def main(path: str, host: str, *argv: str) -> int:
         asked = request(host, list(argv), dict(os.environ))
         # The command may run before its signals can be passed on: until then they wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
-        sent = socket.send_fds(bridge, [asked], [0, 1, 2])
-        if sent < len(asked):
-            bridge.sendall(asked[sent:])
+        ask(bridge, asked, [0, 1, 2])
         for number in PASSED_ON:
             signal.signal(number, pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
@@ -62,12 +75,9 @@ def main(path: str, host: str, *argv: str) -> int:
             answer += data
     except OSError:
         pass
-    status, _, why = answer.decode(errors="replace").partition(" ")
-    if not status:
-        why = "the run's connection to its nodes has ended"
-    if why:
-        sys.stderr.write(f"{host}: {why}\n")
-    return int(status or LOST)
+    status, why = read_answer(answer, host)
+    sys.stderr.write(why)
+    return status
 
 
 if __name__ == "__main__":

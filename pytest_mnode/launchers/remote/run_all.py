@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +12,13 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import CommandResult, count
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import node_report
+from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
 
-REPORTS_AT_ONCE = 64
-"""Each report also runs an interpreter on this machine, and too many slow each other down."""
+REPORTS_AT_ONCE = 256
+"""The soft limit of open files, often 1024, is not raised yet: each report has a connection, and
+three descriptors that the bridge has not taken yet count, too."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
 """Most lines of a message, and most characters of node names in a line."""
 NAME_PYTHON = "name the Python of the nodes with --mnode-python"
@@ -37,30 +38,24 @@ def run_all(
     node_env(). Raises ClusterError if one cannot be started, after killing those that run.
     """
     names: list[str] = []
-    running: list[subprocess.Popen[bytes]] = []
+    running: list[Program] = []
     files = "this machine: the output of commands cannot be kept in files"
     what = files
     try:
-        # Output goes to files, because a full pipe would stop a command. They are closed here at
-        # once, because this process may be allowed fewer open files than there are nodes.
+        # A full pipe would stop a command, and would keep a file open for it here.
         with tempfile.TemporaryDirectory(prefix="mnode-run-", dir=run_dir or None) as made:
             started = time.monotonic()
             for number, (node, command) in enumerate(commands):
                 what = f"{node}: cannot start {command[0]} on this machine"
-                with (
-                    Path(made, f"{number}.out").open("wb") as out,
-                    Path(made, f"{number}.err").open("wb") as err,
-                ):
-                    names.append(node)
-                    running.append(
-                        subprocess.Popen(
-                            command,
-                            stdin=subprocess.DEVNULL,
-                            stdout=out,
-                            stderr=err,
-                            env=node_env() if env is None else env,
-                        )
+                names.append(node)
+                running.append(
+                    start(
+                        command,
+                        node_env() if env is None else env,
+                        stdout=Path(made, f"{number}.out"),
+                        stderr=Path(made, f"{number}.err"),
                     )
+                )
             what = files
             ended = _end_times(running, started + limit_s)
             over = time.monotonic()
@@ -80,7 +75,7 @@ def run_all(
         end_programs([program for program in running if program.returncode is None])
 
 
-def _end_times(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
+def _end_times(programs: Sequence[Program], end: float) -> dict[int, float]:
     """End time of each program, by its number, without programs that still ran at `end`."""
     ended: dict[int, float] = {}
     wait_s, late = _FIRST_POLL_S, False

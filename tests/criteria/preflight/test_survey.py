@@ -165,13 +165,15 @@ def test_the_other_nodes_go_on_without_a_silent_node(
     assert verdicts(EveryNodeIsReached, found, spec) == dict.fromkeys(silent_nodes, "inconclusive")
 
 
-def test_an_answer_in_time_counts_even_if_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_in_time_counts_even_if_read_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The controller reads late if its process was stopped meanwhile."""
     answer = encode(LastFacts((), None)) + "\n"
     nodes = Here(1, {0: f"import os, time; os.write(1, {answer.encode()!r}); time.sleep(60)"})
     monkeypatch.setattr(conduct, "END_LIMIT_S", 0.0)
     with contextlib.ExitStack() as stack:
-        one = conduct._start(nodes, 0, "here0", stack)
+        one = conduct._start(nodes, 0, "here0", tmp_path)
         stack.callback(conduct._end, [one])
         assert select.select([one.stdout], [], [], 10.0)[0]
         conduct._exchange([one], "end", [None], LastFacts, 0.0)

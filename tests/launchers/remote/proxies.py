@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import resource
 import shlex
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from typing import Any
 
 import psutil
 
-from pytest_mnode.launchers.remote import bootstrap, node_command
+from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.bridge_client import BridgeClient
+from pytest_mnode.launchers.remote.node_process import LOCAL
 from pytest_mnode.launchers.remote.wire import SILENCE_S
 
 LIMIT_S = 30.0
@@ -44,6 +46,19 @@ def ready(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]
             program.kill()
 
 
+@contextmanager
+def leave_files(pid: int, count: int) -> Iterator[None]:
+    """Let a process open this many more files."""
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    free = [fd for fd in range(max(used) + 10) if fd not in used]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[count], limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
 class Streams:
     """A bridge to hosts that local commands lead to. events: what its client reports."""
 
@@ -61,8 +76,7 @@ class Streams:
         return self.client.open(ways, within_s, 4 * LIMIT_S)
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
-        python = [sys.executable, "-S", "-E", "-s", node_command.__file__]
-        return [*python, self.socket, host, *argv]
+        return [*LOCAL, self.socket, host, *argv]
 
     def below(self) -> list[psutil.Process]:
         return psutil.Process(self.daemon).children(recursive=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import shlex
 import signal
@@ -22,7 +21,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.remote import bridge_server, node_command
 from pytest_mnode.launchers.remote.node_command import LOST
 from pytest_mnode.protocol.socket_path import reachable
-from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, SLEEPS, Way, ready, run
+from tests.launchers.remote.proxies import LIMIT_S, REMOTE_END, SLEEPS, Way, leave_files, ready, run
 from tests.waiting import until
 
 
@@ -293,26 +292,17 @@ def test_a_request_that_breaks_off_leaves_no_stream_open(way: Way) -> None:
 
 def test_a_bridge_that_is_out_of_open_files_refuses_commands_and_goes_on(way: Way) -> None:
     command = way(["echo", "on"])
-    bridge = way.streams.bridge()
-    limits = resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE)
-
-    def leave(count: int) -> None:
-        used = {int(one.name) for one in Path(f"/proc/{bridge.pid}/fd").iterdir()}
-        free = [fd for fd in range(max(used) + 10) if fd not in used]
-        resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, (free[count], limits[1]))
-
-    leave(2)
-    done = run(command)
+    bridge = way.streams.bridge().pid
+    with leave_files(bridge, 2):
+        done = run(command)
     assert (done.returncode, done.stderr) == (
         LOST,
         "n1: out of open files here; raise ulimit -n\n",
     )
-    leave(0)
-    with socket.socket(socket.AF_UNIX) as caller:
+    with leave_files(bridge, 0), socket.socket(socket.AF_UNIX) as caller:
         with reachable(way.streams.socket) as short:
             caller.connect(short)
         time.sleep(3 * bridge_server.ACCEPT_AGAIN_S)
-    resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, limits)
     assert run(command).stdout == "on\n"
 
 

@@ -1,0 +1,128 @@
+"""Starts launchers' local commands; those of node_command without a process on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import IO
+
+from pytest_mnode.launchers.remote import node_command
+from pytest_mnode.protocol.socket_path import reachable
+
+LOCAL = [sys.executable, "-S", "-E", "-s", node_command.__file__]
+"""Words of a local command before the bridge's socket, the host and the command there."""
+ASK_S = 10
+"""How long a bridge may take for a request: one without open files accepts no connection."""
+_LIMIT = (socket.SOL_SOCKET, socket.SO_SNDTIMEO)
+
+
+class NodeProcess:
+    """Does what node_command does, and is used like its Popen, by one thread at a time.
+
+    Until it has ended it holds a descriptor, whose end is also the command's.
+    """
+
+    def __init__(
+        self, words: Sequence[str], env: Mapping[str, str], stdin: int, stdout: int, stderr: Path
+    ) -> None:
+        """words: those after LOCAL. stdin, stdout: PIPE, or descriptors. stderr: is appended to."""
+        path, self._host, *argv = words
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.returncode: int | None = None
+        self._stderr, self._answer = stderr, b""
+        self._bridge = socket.socket(socket.AF_UNIX)
+        self._bridge.setsockopt(*_LIMIT, struct.pack("ll", ASK_S, 0))
+        with contextlib.ExitStack() as theirs:
+            if stdin == PIPE:
+                stdin, ours = os.pipe()
+                theirs.callback(os.close, stdin)
+                self.stdin = os.fdopen(ours, "wb", 0)
+            if stdout == PIPE:
+                ours, stdout = os.pipe()
+                theirs.callback(os.close, stdout)
+                self.stdout = os.fdopen(ours, "rb", 0)
+            errors = theirs.enter_context(stderr.open("ab"))
+            asked = node_command.request(self._host, argv, dict(env))
+            with contextlib.suppress(ConnectionError, FileNotFoundError):  # `wait` tells it
+                with reachable(path) as short:
+                    self._bridge.connect(short)
+                node_command.ask(self._bridge, asked, [stdin, stdout, errors.fileno()])
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        while self.returncode is None:
+            self._bridge.settimeout(timeout)
+            try:
+                more = self._bridge.recv(4096)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self._host, timeout or 0) from None
+            except OSError:
+                more = b""
+            self._answer += more
+            if not more:
+                self.returncode, why = node_command.read_answer(self._answer, self._host)
+                self._bridge.close()
+                with contextlib.suppress(OSError), self._stderr.open("ab") as errors:
+                    errors.write(why.encode())
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(OSError):
+                self._bridge.send(bytes([signal.SIGTERM]))
+
+    def kill(self) -> None:
+        """End the connection, with which the bridge ends the command."""
+        if self.poll() is None:
+            self.returncode = -signal.SIGKILL
+            self._bridge.shutdown(socket.SHUT_RDWR)  # a forked process may have it, too
+            self._bridge.close()
+
+
+Program = subprocess.Popen[bytes] | NodeProcess
+
+
+def start(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdin: int = DEVNULL,
+    stdout: int | Path,
+    stderr: Path,
+    apart: bool = False,
+) -> Program:
+    """Start a command of Launcher.commands. Raises OSError.
+
+    stdin, stdout, stderr: PIPE, without a buffer, or files that are appended to. apart: Ctrl-C
+    does not reach it.
+    """
+    with contextlib.ExitStack() as files:
+        out = (
+            files.enter_context(stdout.open("ab")).fileno() if isinstance(stdout, Path) else stdout
+        )
+        if list(command[: len(LOCAL)]) == LOCAL:
+            if stdin == DEVNULL:
+                stdin = files.enter_context(Path(os.devnull).open("rb")).fileno()
+            return NodeProcess(command[len(LOCAL) :], env, stdin, out, stderr)
+        return subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=stdin,
+            stdout=out,
+            stderr=files.enter_context(stderr.open("ab")),
+            env=env,
+            start_new_session=apart,
+        )
