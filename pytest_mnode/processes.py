@@ -93,7 +93,6 @@ class Killable(Protocol):
     """subprocess.Popen, or alike."""
 
     def kill(self) -> None: ...
-
     def wait(self, timeout: float | None = None) -> int: ...
 
 

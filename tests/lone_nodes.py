@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 
 from pytest_mnode.launchers.nodes import Nodes
@@ -18,6 +19,10 @@ class LoneNodes(Nodes):
     @property
     def limits(self) -> Limits:
         return Limits()
+
+    @property
+    def run_id(self) -> str:
+        return tempfile.gettempdir()
 
     def env(
         self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None

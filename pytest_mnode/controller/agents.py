@@ -151,14 +151,8 @@ class Agents:
             env.pop(name, None)
         order = self._order(number, incarnation)
         log = agent_log(self.place_of_run.log_dir, number, incarnation)
-        program = start(
-            command,
-            env,
-            stdin=PIPE,
-            stdout=PIPE if order.remote else log,
-            stderr=log,
-            apart=True,  # Ctrl-C must reach only the controller
-        )
+        stdout = PIPE if order.remote else log
+        program = start(command, env, stdin=PIPE, stdout=stdout, stderr=log)
         assert program.stdin is not None
         with contextlib.suppress(OSError):  # it ended at once; its exit status tells why
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")

@@ -16,6 +16,7 @@ from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
 from pytest_mnode.jobs.torchrun import Start, was_preempted
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.launchers.remote.node_process import Program
 from pytest_mnode.processes import end_programs
 
 _ASK_AGAIN_S = 0.5
@@ -34,7 +35,7 @@ class RunningJob(LaunchedJob):
         self._started_how = note
         self._nodes: tuple[str, ...] = ()
         self._used: dict[str, None] = {}
-        self._torchruns: dict[str, subprocess.Popen[str]] = {}
+        self._torchruns: dict[str, Program] = {}
         self._logs = tempfile.TemporaryDirectory(prefix="job-", dir=cluster.scratch)
         self._ended: dict[str, int] = {}
         self._lost: tuple[str, ...] = ()
@@ -137,10 +138,9 @@ class RunningJob(LaunchedJob):
                 # Temporary files that killed processes leave are removed with the job.
                 env.setdefault("TMPDIR", self._logs.name)
             defaults = start.defaults(job, cluster.fabric_interface(name))
-            with log.open("w") as output:
-                self._torchruns[name] = cluster.start(
-                    argv, name, env=env, defaults=defaults, output=output
-                )
+            self._torchruns[name] = cluster.start(
+                argv, name, env=env, defaults=defaults, output=log
+            )
 
     def _requeue_on(self, nodes: tuple[str, ...], why: str) -> None:
         self._end(self.nodes)
@@ -162,7 +162,8 @@ class RunningJob(LaunchedJob):
             end_programs(list(self._torchruns.values()))
 
     def _exit_statuses(self) -> dict[str, int]:
-        return {n: p.returncode for n, p in self._torchruns.items() if p.poll() is not None}
+        codes = {name: program.poll() for name, program in self._torchruns.items()}
+        return {name: code for name, code in codes.items() if code is not None}
 
     def _still_running(self) -> list[str]:
         ended = self._exit_statuses()

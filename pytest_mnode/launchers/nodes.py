@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node import CommandResult, Node, check_argv, check_env
 from pytest_mnode.launchers.node_env import RunEnv
+from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.limits import Limits
 from pytest_mnode.protocol.launcher_requests import (
@@ -131,30 +131,23 @@ class Nodes:
         argv: Sequence[str],
         node: str,
         *,
+        output: Path,
         env: Mapping[str, str] | None = None,
         defaults: Mapping[str, str] | None = None,
         text: str = "",
-        output: int | Any = subprocess.PIPE,
-    ) -> subprocess.Popen[str]:
+    ) -> Program:
         """Start a command on a node and leave it running; the caller ends it.
 
-        A command that still runs when the run ends is ended then. env: variables of the command.
-        defaults: variables that it gets where neither the node nor the user sets them. text: its
-        standard input.
+        A command that still runs when the run ends is ended then. output: a file here, to which
+        what it prints is appended. env: variables of the command. defaults: variables that it gets
+        where neither the node nor the user sets them. text: its standard input.
         """
         [command] = self.commands(argv, node)
         with tempfile.TemporaryFile() as stdin:  # a pipe would block while the command starts
             stdin.write(text.encode())
             stdin.seek(0)
-            return subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=output,
-                stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=self.env(env, defaults),
-            )
+            made = self.env(env, defaults)
+            return start(command, made, stdin=stdin.fileno(), stdout=output, stderr=output)
 
     def env(
         self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None

@@ -8,10 +8,11 @@ import shlex
 import signal
 import subprocess
 import tempfile
+from pathlib import Path
 
-from pytest_mnode.errors import ClusterError
+from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.remote.run_all import run_all
+from pytest_mnode.launchers.remote.node_process import start
 from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec.inventory import Power
@@ -93,7 +94,11 @@ def runs_commands(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> 
     """Whether a command on the node succeeds within `limit_s` seconds."""
     try:
         [command] = launcher.commands([node], ["true"])
-        [done] = run_all([(node.name, command)], limit_s, env=launcher.env.command())
-    except ClusterError:  # the node is off, or the command cannot be started
+        nothing = Path(os.devnull)
+        program = start(command, launcher.env.command(), stdout=nothing, stderr=nothing)
+    except (NodeLostError, OSError):
         return False
-    return done.ok
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(limit_s)
+    end_programs([program])
+    return program.returncode == 0

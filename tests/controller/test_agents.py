@@ -18,6 +18,7 @@ from pytest_mnode.controller import agents
 from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.limits import Limits
+from tests.launchers.remote.proxies import Way
 from tests.waiting import until
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
@@ -248,6 +249,27 @@ def test_what_a_killed_agent_leaves_on_this_machine_is_killed(opened: Agents) ->
     assert not processes.has_ended(left)
     opened.close()
     until(lambda: processes.has_ended(left))
+
+
+def test_agents_over_a_bridge_have_no_process_here(tmp_path: Path) -> None:
+    way = Way(tmp_path)
+    well, fails = way(WELL), way.streams.command("n1", ["sh", "-c", "echo no room >&2; exit 1"])
+    place = RunDirectories("/x/hub", "t", str(tmp_path), str(tmp_path))
+    launcher: Any = TwoMachines({"n0": well, "n1": fails})
+    before, made = children(), Agents(launcher, place, Channel())
+    try:
+        made.open()
+        assert agent_settings(made, 0)["agent"] == 0
+        until(made.ended)
+        assert made.ended() == {1: "its agent exited with code 1: no room"}
+        assert children() == before
+        way.streams.client.end("n1", "powered off")
+        made.open_again(0)
+        until(lambda: 0 in made.ended())
+        assert made.ended()[0] == "powered off"
+    finally:
+        made.close()
+        way.close()
 
 
 def test_what_ended_all_nodes_is_named_with_their_agent(tmp_path: Path) -> None:

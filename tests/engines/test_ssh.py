@@ -49,9 +49,9 @@ APART = """
         for rank, text in enumerate(done.output.values()):
             assert text.splitlines().count(f"rank {rank}") == 1, done.output
 
-    def test_commands(cluster):
+    def test_commands(cluster, tmp_path):
         # More at once than this sshd takes on one connection: others make their own.
-        running = [cluster.start(["sleep", "2"], "node0") for _ in range(5)]
+        running = [cluster.start(["sleep", "2"], "node0", output=tmp_path / "o") for _ in range(5)]
         found = cluster.run(["hostname"])
         assert [r.stdout.strip() for r in found] == ["node0", "node1"]
         assert [p.wait(30) for p in running] == [0] * 5

@@ -20,6 +20,7 @@ from pytest_mnode.criteria.launching.reports import read_nodes
 from pytest_mnode.criteria.launching.styles import LaunchJob
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.node import socket_pins
+from pytest_mnode.launchers.remote.node_process import Program
 from pytest_mnode.processes import end_programs
 
 if TYPE_CHECKING:
@@ -106,15 +107,15 @@ class DirectSubmission:
         self.submitted = submitted
         self._logs = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
         self._began = time.monotonic()
-        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._processes: dict[str, Program] = {}
         canary = {CANARY: uuid.uuid4().hex}
         program = [cluster.python, "-I", "-S", str(Path(login.__file__))]
         try:
             for node, plan in plans.items():
-                with (Path(self._logs.name) / node).open("w") as log:
-                    self._processes[node] = cluster.start(
-                        program, node, env=canary, text=plan, output=log
-                    )
+                log = Path(self._logs.name) / node
+                self._processes[node] = cluster.start(
+                    program, node, env=canary, text=plan, output=log
+                )
         except BaseException:
             self.close()
             raise

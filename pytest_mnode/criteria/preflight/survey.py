@@ -120,7 +120,7 @@ def survey(
     with contextlib.ExitStack() as stack:
         running: list[_Running] = []
         unreachable = {}
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=nodes.run_id)))
         stack.callback(_end, running)
         for index, name in enumerate(nodes.nodes):
             try:
@@ -203,14 +203,8 @@ def _start(nodes: Nodes, index: int, name: str, directory: Path) -> _Running:
         [nodes.python, "-P", "-m", "pytest_mnode.criteria.preflight.node_probe"], (name,)
     )
     errors = directory / str(index)
-    process = start(
-        command,
-        nodes.env(search_path(nodes.python)),
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=errors,
-        apart=True,  # Ctrl-C must reach only the controller, which ends this in order
-    )
+    env = nodes.env(search_path(nodes.python))
+    process = start(command, env, stdin=PIPE, stdout=PIPE, stderr=errors)
     assert process.stdin is not None
     assert process.stdout is not None
     os.set_blocking(process.stdin.fileno(), False)

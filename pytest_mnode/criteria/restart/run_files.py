@@ -9,6 +9,7 @@ import contextlib
 import json
 import secrets
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from pytest_mnode.criteria.restart.history import History, history_of
 from pytest_mnode.criteria.restart.judging import StoreListing
 from pytest_mnode.criteria.storage.meeting import guarded
 from pytest_mnode.errors import ClusterError, MnodeError
-from pytest_mnode.processes import KILLED_S
+from pytest_mnode.processes import end_programs, last_line
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.records import read_records
 
@@ -167,26 +168,25 @@ def await_steps(
     """
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
     began = time.monotonic()
-    watcher = cluster.start([cluster.python, "-S", "-c", _AWAIT, *words], node)
-    end = time.monotonic() + limit_s + _SPARE_S
-    try:
-        while watcher.poll() is None and time.monotonic() < end:
-            if over():
-                # The step may have been written just before the end.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    watcher.wait(_LAST_S)
-                break
-            time.sleep(0.02)
-        code, ended = watcher.poll(), time.monotonic()
-    finally:
-        watcher.kill()
-        found = errors = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a child may keep the pipes open
-            found, errors = watcher.communicate(timeout=KILLED_S)
+    argv = [cluster.python, "-S", "-c", _AWAIT, *words]
+    with tempfile.NamedTemporaryFile(dir=cluster.run_id) as output:
+        watcher = cluster.start(argv, node, output=Path(output.name))
+        end = time.monotonic() + limit_s + _SPARE_S
+        try:
+            while watcher.poll() is None and time.monotonic() < end:
+                if over():
+                    # The step may have been written just before the end.
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        watcher.wait(_LAST_S)
+                    break
+                time.sleep(0.02)
+            code, ended = watcher.poll(), time.monotonic()
+        finally:
+            end_programs([watcher])
+        last = last_line(output.read())
     if code not in (None, 0, _NOT_SEEN):
-        why = (errors.strip().splitlines() or [f"status {code}"])[-1]
-        raise ClusterError(f"{node}: the run could not be watched: {why}")
-    return _seen(began, ended, found) if code == 0 else None
+        raise ClusterError(f"{node}: the run could not be watched: {last or f'status {code}'}")
+    return _seen(began, ended, last) if code == 0 else None
 
 
 def _seen(began: float, ended: float, printed: str) -> SeenBetween:

@@ -21,27 +21,30 @@ LOCAL = [sys.executable, "-S", "-E", "-s", node_command.__file__]
 """Words of a local command before the bridge's socket, the host and the command there."""
 ASK_S = 10
 """How long a bridge may take for a request: one without open files accepts no connection."""
-_LIMIT = (socket.SOL_SOCKET, socket.SO_SNDTIMEO)
 
 
 class NodeProcess:
-    """Does what node_command does, and is used like its Popen, by one thread at a time.
+    """Does what node_command does; used like its subprocess.Popen, by one thread at a time.
 
-    Until it has ended it holds a descriptor, whose end is also the command's.
+    Until it has ended it holds a connection, with whose end the bridge ends the command.
     """
+
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+    returncode: int | None = None
 
     def __init__(
         self, words: Sequence[str], env: Mapping[str, str], stdin: int, stdout: int, stderr: Path
     ) -> None:
-        """words: those after LOCAL. stdin, stdout: PIPE, or descriptors. stderr: is appended to."""
+        """words: those after LOCAL. stdin, stdout: PIPE or descriptors. Raises OSError."""
         path, self._host, *argv = words
-        self.stdin: IO[bytes] | None = None
-        self.stdout: IO[bytes] | None = None
-        self.returncode: int | None = None
+        asked = node_command.request(self._host, argv, dict(env))
         self._stderr, self._answer = stderr, b""
         self._bridge = socket.socket(socket.AF_UNIX)
-        self._bridge.setsockopt(*_LIMIT, struct.pack("ll", ASK_S, 0))
+        limit = struct.pack("ll", ASK_S, 0)
+        self._bridge.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         with contextlib.ExitStack() as theirs:
+            errors = theirs.enter_context(stderr.open("ab")).fileno()
             if stdin == PIPE:
                 stdin, ours = os.pipe()
                 theirs.callback(os.close, stdin)
@@ -50,12 +53,10 @@ class NodeProcess:
                 ours, stdout = os.pipe()
                 theirs.callback(os.close, stdout)
                 self.stdout = os.fdopen(ours, "rb", 0)
-            errors = theirs.enter_context(stderr.open("ab"))
-            asked = node_command.request(self._host, argv, dict(env))
             with contextlib.suppress(ConnectionError, FileNotFoundError):  # `wait` tells it
                 with reachable(path) as short:
                     self._bridge.connect(short)
-                node_command.ask(self._bridge, asked, [stdin, stdout, errors.fileno()])
+                node_command.ask(self._bridge, asked, [stdin, stdout, errors])
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -85,7 +86,6 @@ class NodeProcess:
                 self._bridge.send(bytes([signal.SIGTERM]))
 
     def kill(self) -> None:
-        """End the connection, with which the bridge ends the command."""
         if self.poll() is None:
             self.returncode = -signal.SIGKILL
             self._bridge.shutdown(socket.SHUT_RDWR)  # a forked process may have it, too
@@ -102,27 +102,24 @@ def start(
     stdin: int = DEVNULL,
     stdout: int | Path,
     stderr: Path,
-    apart: bool = False,
 ) -> Program:
-    """Start a command of Launcher.commands. Raises OSError.
+    """Start a local command of Launcher.commands; Ctrl-C does not reach it. Raises OSError.
 
-    stdin, stdout, stderr: PIPE, without a buffer, or files that are appended to. apart: Ctrl-C
-    does not reach it.
+    stdin, stdout: PIPE, which has no buffer, or a descriptor. A file is appended to.
     """
     with contextlib.ExitStack() as files:
-        out = (
-            files.enter_context(stdout.open("ab")).fileno() if isinstance(stdout, Path) else stdout
-        )
-        if list(command[: len(LOCAL)]) == LOCAL:
+        if isinstance(stdout, Path):
+            stdout = files.enter_context(stdout.open("ab")).fileno()
+        if [*command[: len(LOCAL)]] == LOCAL:
             if stdin == DEVNULL:
                 stdin = files.enter_context(Path(os.devnull).open("rb")).fileno()
-            return NodeProcess(command[len(LOCAL) :], env, stdin, out, stderr)
+            return NodeProcess(command[len(LOCAL) :], env, stdin, stdout, stderr)
         return subprocess.Popen(
             command,
             bufsize=0,
             stdin=stdin,
-            stdout=out,
+            stdout=stdout,
             stderr=files.enter_context(stderr.open("ab")),
             env=env,
-            start_new_session=apart,
+            start_new_session=True,
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.detection import Estimate, estimate, wants_more
@@ -179,17 +178,15 @@ class _Side:
             *(promise.program, "-d", str(end.device), "-p", str(port), "-F"),
             *("-s", str(promise.size_bytes), *length, *promise.arguments, *to),
         ]
-        self._printed: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  until close
+        self._printed = tempfile.NamedTemporaryFile(dir=cluster.run_id)  # noqa: SIM115  until close
         env = search_path(cluster.python)
-        self._process: subprocess.Popen[str] = cluster.start(
-            argv, end.node, env=env, output=self._printed
-        )
+        output = Path(self._printed.name)
+        self._process = cluster.start(argv, end.node, env=env, output=output)
 
     @property
     def started(self) -> bool:
         """Whether its program was started."""
-        # pread does not move the file offset, at which the process writes.
-        return STARTED.encode() in os.pread(self._printed.fileno(), 1 << 16, 0)
+        return STARTED in self._text()
 
     @property
     def ended(self) -> bool:
@@ -197,13 +194,15 @@ class _Side:
 
     def read(self) -> tuple[Perftest, ToolPlacement | None]:
         """Its parsed output, and where it ran, from the last line; None if that is missing."""
-        self._printed.seek(0)
-        text = self._printed.read()
+        text = self._text()
         output, _, last = text.strip().rpartition("\n")
         try:
             return read_perftest(output), decode(ToolPlacement, last)
         except ValueError:
             return read_perftest(text), None
+
+    def _text(self) -> str:
+        return Path(self._printed.name).read_text(errors="replace")
 
     def close(self) -> None:
         """Kill the process if it still runs."""

@@ -46,11 +46,12 @@ class Nodes:
         self.scratch = str(scratch)
         self.started: list[subprocess.Popen[Any]] = []
 
-    def start(self, program: object, node: str, env: object, text: str, output: Any) -> Any:
+    def start(self, program: object, node: str, env: object, text: str, output: Path) -> Any:
         if len(self.started) == self.fails_after:
             raise ClusterError(f"{node} is gone")
         argv = ["sh", "-c", text]
-        self.started.append(subprocess.Popen(argv, stdout=output, start_new_session=True))
+        with output.open("ab") as log:
+            self.started.append(subprocess.Popen(argv, stdout=log, start_new_session=True))
         return self.started[-1]
 
     def fabric_interface(self, node: str) -> None:

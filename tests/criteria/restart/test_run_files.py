@@ -133,14 +133,14 @@ def test_observations_have_times_of_the_observer_and_of_this_clock() -> None:
 
 
 def test_the_watcher_on_a_node_ends_with_the_wait(tmp_path: Path) -> None:
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def start(argv: list[str], _: str) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True))
+    def start(argv: list[str], _: str, output: Path) -> subprocess.Popen[bytes]:
+        with output.open("ab") as file:
+            started.append(subprocess.Popen(argv, stdout=file, stderr=file))
         return started[0]
 
-    cluster: Any = SimpleNamespace(python=sys.executable, start=start)
+    cluster: Any = SimpleNamespace(python=sys.executable, start=start, run_id=str(tmp_path))
     found = await_steps(
         cluster, "n0", str(tmp_path), ranks=1, step=1, limit_s=60.0, over=lambda: True
     )

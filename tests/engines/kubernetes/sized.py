@@ -7,6 +7,7 @@ streams that end or hang.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import resource
 import signal
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -24,7 +26,9 @@ from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
+from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.options import Settings
+from pytest_mnode.processes import end_programs
 from pytest_mnode.spec import default_spec_path, load_spec
 
 LIMIT_S = 240.0
@@ -32,7 +36,7 @@ LIMIT_S = 240.0
 
 def ours() -> dict[str, list[psutil.Process]]:
     """Child processes of this one, with their program names."""
-    names = "node_command", "bridge", "queue_cleanup", "other"
+    names = "bridge", "queue_cleanup", "other"
     found: dict[str, list[psutil.Process]] = {name: [] for name in names}
     for one in psutil.Process().children(recursive=True):
         line = " ".join(one.cmdline())
@@ -45,31 +49,31 @@ def stand_ins(python: str) -> list[psutil.Process]:
     return [p for p in every if (p.info["cmdline"] or [""])[0] == python]
 
 
-def first_that_ended(programs: Sequence[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+def first_that_ended(programs: Sequence[Program]) -> int:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
-        for program in programs:
+        for number, program in enumerate(programs):
             if program.poll() is not None:
-                return program
+                return number
         time.sleep(0.05)
     raise AssertionError("no stream was lost")
 
 
-def run(launcher: Kubernetes, python: str) -> dict[str, Any]:
+def run(launcher: Kubernetes, python: str, directory: Path) -> dict[str, Any]:
     launcher.start()
     lost: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     launcher.watch(lambda node, why: lost.put((node, why)))
     figures: dict[str, Any] = {}
 
-    pipe = subprocess.PIPE
+    env, commands = {**os.environ}, launcher.commands(launcher.nodes, [sys.executable, "agent"])
+    logs = [directory / f"log{number}" for number in range(len(commands))]
     programs = [
-        subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
-        for argv in launcher.commands(launcher.nodes, [sys.executable, "agent"])
+        start(argv, env, stdin=PIPE, stdout=PIPE, stderr=log)
+        for argv, log in zip(commands, logs, strict=True)
     ]
     for program in programs:
         assert program.stdin is not None
         program.stdin.write(b"up\n")
-        program.stdin.flush()
     figures["streams"] = sum(p.stdout.readline() == b"up\n" for p in programs if p.stdout)
 
     there = ours()
@@ -80,17 +84,12 @@ def run(launcher: Kubernetes, python: str) -> dict[str, Any]:
 
     hung, ended = stand_ins(python)[:2]
     hung.suspend()
-    program = first_that_ended(programs)
+    figures["hung"] = logs[first_that_ended(programs)].read_text()
     hung.send_signal(signal.SIGKILL)
-    assert program.stdout is not None
-    figures["hung"] = program.stdout.read().decode()
     assert lost.get(timeout=LIMIT_S)[1] in figures["hung"]
     ended.kill()
     figures["ended"] = lost.get(timeout=LIMIT_S)[1][:100]
-    for program in programs:
-        program.kill()
-    for program in programs:
-        program.communicate()
+    end_programs(programs)
     return figures
 
 
@@ -109,7 +108,7 @@ def main(nodes: str, template: str, python: str) -> None:
             leftovers=KubernetesBackend().leftovers,
         )
         try:
-            print(json.dumps(run(launcher, python)))
+            print(json.dumps(run(launcher, python, Path(directory))))
         finally:
             launcher.close()
 

@@ -25,12 +25,15 @@ from tests.programs import write_program
 BESIDE_NIC = "pytest_mnode.measuring.tools.beside_nic"
 
 
-class BesideNic(subprocess.Popen[str]):
-    """`env NAME=TEXT… python -P -m BESIDE_NIC …` by a fork: it needs no imports."""
+class BesideNic(subprocess.Popen[bytes]):
+    """`env NAME=TEXT… python -P -m BESIDE_NIC …` by a fork, which needs no imports."""
 
     def _execute_child(self, *args: Any, **kwargs: Any) -> None:
         popen: Any = subprocess.Popen
         given = inspect.signature(popen._execute_child).bind(self, *args, **kwargs).arguments
+        if BESIDE_NIC not in given["args"]:
+            popen._execute_child(self, *args, **kwargs)
+            return
         with warnings.catch_warnings():  # other threads of pytest hold no lock that it needs
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
@@ -55,7 +58,7 @@ class BesideNic(subprocess.Popen[str]):
 
 
 FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": BesideNic})
-"""In place of the module subprocess, where only `Nodes.start` of BESIDE_NIC uses it."""
+"""In place of the module subprocess for `start`."""
 
 
 def device(name: str, link_layer: str = "Ethernet", netdev: str = "") -> RdmaDevice:

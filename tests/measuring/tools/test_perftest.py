@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,7 @@ SHUT_OFF = """\
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Local:
-    monkeypatch.setattr("pytest_mnode.launchers.nodes.subprocess", FORKING)
+    monkeypatch.setattr("pytest_mnode.launchers.remote.node_process.subprocess", FORKING)
     program(tmp_path, "ib_write_bw", WRITE_BW)
     return Local(tmp_path)
 
@@ -553,8 +554,8 @@ def test_without_cuda_or_a_gpu_gpu_memory_is_refused(tmp_path: Path, recorded: R
 
 def test_a_side_that_still_runs_is_ended() -> None:
     side = perftest_pairs._Side.__new__(perftest_pairs._Side)
-    side._process = subprocess.Popen(["sleep", "40"], text=True)
-    side._printed = open(os.devnull)  # noqa: PTH123, SIM115  closed by the side
+    side._process = subprocess.Popen(["sleep", "40"])
+    side._printed = tempfile.NamedTemporaryFile()  # noqa: SIM115  closed by the side
     side.close()
     assert side._process.returncode == -signal.SIGKILL
 
