@@ -55,6 +55,7 @@ def test_the_exit_status_is_that_of_the_command(
     with pytest.raises(subprocess.TimeoutExpired):
         start(way.streams.command("n1", SLEEPS), {}, stdout=log, stderr=log).wait(0.05)
     assert made.wait(LIMIT_S) == made.poll() == made.returncode == status
+    assert made._bridge.fileno() == -1
 
 
 def test_streams_environment_and_directory_are_those_given(
