@@ -53,9 +53,9 @@ class NodeProcess:
                 ours, stdout = os.pipe()
                 theirs.callback(os.close, stdout)
                 self.stdout = os.fdopen(ours, "rb", 0)
-            with contextlib.suppress(ConnectionError, FileNotFoundError):  # `wait` tells it
-                with reachable(path) as short:
-                    self._bridge.connect(short)
+            # `wait` tells that the bridge has ended.
+            with contextlib.suppress(ConnectionError, FileNotFoundError), reachable(path) as short:
+                self._bridge.connect(short)
                 node_command.ask(self._bridge, asked, [stdin, stdout, errors])
 
     def poll(self) -> int | None:
