@@ -14,7 +14,7 @@ from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 from pytest_mnode.launchers.kubernetes.pods import DELETED, PodState, why_disrupted
-from pytest_mnode.launchers.kubernetes.streams import Exec
+from pytest_mnode.launchers.kubernetes.streams import run_in_pod
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
 
@@ -234,8 +234,7 @@ class JobPods(PodStreams):
         why = ""
         try:
             async with self._exec_room, asyncio.timeout(limit_s):
-                command = await Exec.start(self._api, pod, self._main, argv)
-                code, why = await command.run(streams)
+                code, why = await run_in_pod(self._api, pod, self._main, argv, streams)
         except TimeoutError:
             pass
         except ApiError as error:

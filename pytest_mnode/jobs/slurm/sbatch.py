@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.hosts import compress
-from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, Slurm, SlurmError
+from pytest_mnode.launchers.slurm import Slurm, SlurmError
 from pytest_mnode.launchers.slurm.command_lines import is_submitted
 from pytest_mnode.launchers.slurm.records import records, text_of
 
@@ -133,7 +133,7 @@ def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
     options: for the command line, where they override SBATCH_ variables; a script's do not.
     """
     words = ("sbatch", "--parsable", *options)
-    answer = Slurm().run(*words, text_in=script, env=env, timeout_s=COMMAND_LIMIT_S).strip()
+    answer = Slurm().run(*words, text_in=script, env=env).strip()
     number = answer.partition(";")[0]
     if not number.isdigit():
         raise SlurmError("sbatch", 0, f"{answer!r} is not a job id")

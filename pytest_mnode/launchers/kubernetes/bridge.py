@@ -32,7 +32,7 @@ from pytest_mnode.launchers.kubernetes.api import (
 from pytest_mnode.launchers.kubernetes.manifest import GROUPS, PodsOfRun, pods_of_run
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
-from pytest_mnode.launchers.kubernetes.streams import Exec
+from pytest_mnode.launchers.kubernetes.streams import run_in_pod
 from pytest_mnode.launchers.remote import bootstrap, bridge
 from pytest_mnode.launchers.remote.bridge_server import STDERR
 from pytest_mnode.launchers.remote.stdio_bridge import why_late, why_over
@@ -76,9 +76,8 @@ class BridgeSettings:
 
 
 class PodStream:
-    """The stream to the program in a pod: what Exec.run reads and writes. errors: what was printed
-    beside it; greeting: and before it. up: done once the program runs, with "" or why it does not.
-    """
+    """The stream to the program in a pod, for run_in_pod. printed: what came beside it; greeting:
+    and before it. up: called with what follows the greeting, feed: with the rest."""
 
     def __init__(self, up: Callable[[bytes], None], feed: Callable[[bytes], None]) -> None:
         self.sent: asyncio.Queue[bytes] = asyncio.Queue()
@@ -289,8 +288,7 @@ class KubernetesBridge(bridge.Bridge):
     ) -> None:
         """Run the program in a pod until its stream ends."""
         try:
-            command = await Exec.start(self.api, pod, self.run.container, argv)
-            code, error = await command.run(stream)
+            code, error = await run_in_pod(self.api, pod, self.run.container, argv, stream)
             why = why_over(code, [*stream.lines(), error], greeted=stream.greeted)
             if stream.greeted and not error:
                 await self._look(pod)  # if the pod ends, that is the reason: the watch may be late

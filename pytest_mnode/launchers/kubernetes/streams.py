@@ -72,56 +72,53 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
         raise ApiError(0, f"{api.host} was not reached: {reason}") from None
 
 
-class Exec:
-    """One command in a container, from its start to its status."""
+async def run_in_pod(
+    api: Api, pod: str, container: str | None, argv: Sequence[str], streams: Streams
+) -> tuple[int, str]:
+    """Run a command in a container; its exit status, and the error if it has none.
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
+    Raises ApiError with the server's reason if it cannot be started.
+    """
+    query = [("command", word) for word in argv]
+    query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
+    query += [("container", container)] if container else []
+    path = f"{api.path('pods', name=pod, more='exec')}?{urlencode(query)}"
+    connection = await connected(api, path, (_V5, _V4))
+    feeding = asyncio.create_task(_feed(connection, streams))
+    try:
+        return await _show(connection, streams)
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        await connection.close()
 
-    @classmethod
-    async def start(cls, api: Api, pod: str, container: str | None, argv: Sequence[str]) -> Exec:
-        """Start a command. Raises ApiError with the server's reason if that fails."""
-        query = [("command", word) for word in argv]
-        query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
-        query += [("container", container)] if container else []
-        path = f"{api.path('pods', name=pod, more='exec')}?{urlencode(query)}"
-        return cls(await connected(api, path, (_V5, _V4)))
 
-    async def run(self, streams: Streams) -> tuple[int, str]:
-        """Carry data until the command has ended; its exit status, and the error if it has none."""
-        feeding = asyncio.create_task(self._feed(streams))
-        try:
-            return await self._show(streams)
-        finally:
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
-            await self._connection.close()
+async def _feed(connection: ClientConnection, streams: Streams) -> None:
+    from websockets.exceptions import ConnectionClosed
 
-    async def _feed(self, streams: Streams) -> None:
-        from websockets.exceptions import ConnectionClosed
+    try:
+        while data := await streams.read():
+            await connection.send(bytes([STDIN]) + data)
+        if connection.subprotocol == _V5:
+            await connection.send(bytes([CLOSE, STDIN]))
+    except (ConnectionClosed, OSError):
+        return
 
-        try:
-            while data := await streams.read():
-                await self._connection.send(bytes([STDIN]) + data)
-            if self._connection.subprotocol == _V5:
-                await self._connection.send(bytes([CLOSE, STDIN]))
-        except (ConnectionClosed, OSError):
-            return
 
-    async def _show(self, streams: Streams) -> tuple[int, str]:
-        from websockets.exceptions import ConnectionClosed
+async def _show(connection: ClientConnection, streams: Streams) -> tuple[int, str]:
+    from websockets.exceptions import ConnectionClosed
 
-        try:
-            while True:
-                message = await self._connection.recv()
-                assert isinstance(message, bytes)
-                channel, data = message[0], message[1:]
-                if channel == STATUS:
-                    return status_of(data)
-                if channel in (STDOUT, STDERR) and data:
-                    await streams.write(channel, data)
-        except ConnectionClosed:
-            return LOST, "the API server closed the exec stream"
+    try:
+        while True:
+            message = await connection.recv()
+            assert isinstance(message, bytes)
+            channel, data = message[0], message[1:]
+            if channel == STATUS:
+                return status_of(data)
+            if channel in (STDOUT, STDERR) and data:
+                await streams.write(channel, data)
+    except ConnectionClosed:
+        return LOST, "the API server closed the exec stream"
 
 
 def status_of(data: bytes) -> tuple[int, str]:

@@ -22,19 +22,17 @@ _OWN_CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sockets of the devices on the board of node 0; sockets are numbered from 0.
+    """Sockets of the devices on the board of node 0; sockets are numbered from 0. Node i has every
+    device i sockets further, so that nodes use different CPUs of this machine.
 
     accelerators: the socket of each accelerator's slot; local rank i uses slot i, and further ranks
         start again with slot 0.
-    take_turns: node i has every device i sockets further, so that nodes use different CPUs of this
-        machine.
     """
 
     sockets: int = 2
     accelerators: tuple[int, ...] = (0, 1)
     fabric: int = 0
     management: int = 1
-    take_turns: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.sockets <= MOST_SOCKETS:
@@ -82,10 +80,9 @@ def board(machine: Sequence[NumaCores], layout: Layout, node: int, nodes: int) -
     Sockets are this machine's own NUMA nodes if enough of them have usable CPUs; else its CPUs are
     distributed. Nodes get cores of their own if there are enough; else each shows all.
     """
-    turn = node if layout.take_turns else 0
 
     def turned(socket: int) -> int:
-        return (socket + turn) % layout.sockets
+        return (socket + node) % layout.sockets
 
     return Board(
         tuple(

@@ -4,8 +4,8 @@ The parsers are pure. `launcher` starts commands in an allocation; submitting jo
 callers.
 """
 
-from pytest_mnode.launchers.slurm.commands import COMMAND_LIMIT_S, Slurm, SlurmError
+from pytest_mnode.launchers.slurm.commands import Slurm, SlurmError
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState
 
-__all__ = ["COMMAND_LIMIT_S", "JobState", "NodeState", "Slurm", "SlurmError"]
+__all__ = ["JobState", "NodeState", "Slurm", "SlurmError"]

@@ -74,7 +74,6 @@ class Slurm:
     def run(
         self,
         *argv: str,
-        timeout_s: float | None = None,
         text_in: str | None = None,
         env: Mapping[str, str] | None = None,
         with_errors: bool = False,
@@ -83,10 +82,9 @@ class Slurm:
 
         env: the whole environment of a submission, which its job gets; None for `plain_env`.
         with_errors: what it wrote to standard error follows. Raises SlurmError, one line, with the
-        command's own message, if it fails, does not exist, or is not over after `timeout_s` s.
+        command's own message, if it fails, does not exist, or is not over in time.
         """
         program = argv[0]
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             done = subprocess.run(
                 argv,
@@ -95,7 +93,7 @@ class Slurm:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=limit_s,
+                timeout=self._timeout_s,
                 check=False,
                 env=plain_env(os.environ) if env is None else dict(env),
             )
@@ -106,7 +104,7 @@ class Slurm:
         except OSError as error:
             raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
         except subprocess.TimeoutExpired:
-            raise SlurmError(program, None, f"no answer in {limit_s:g} s") from None
+            raise SlurmError(program, None, f"no answer in {self._timeout_s:g} s") from None
         if done.returncode != 0:
             raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
         return f"{done.stdout}\n{done.stderr}" if with_errors else done.stdout

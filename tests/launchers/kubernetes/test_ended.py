@@ -23,7 +23,6 @@ from pytest_mnode.backends.kubernetes import KubernetesBackend
 from pytest_mnode.launchers.kubernetes import bridge
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 from pytest_mnode.launchers.kubernetes.pods import PodState
-from pytest_mnode.launchers.kubernetes.streams import Exec
 from pytest_mnode.launchers.remote import node_command
 from pytest_mnode.launchers.remote.bootstrap import BOOTSTRAP
 from pytest_mnode.launchers.remote.bridge_server import STDOUT, BridgeServer
@@ -123,7 +122,7 @@ def test_an_object_is_deleted_before_streams_are_closed(
 
 
 class Pod:
-    """A program in a pod, in place of Exec; it is the node's program of this machine."""
+    """A program in a pod, in place of run_in_pod's; it is the node's program of this machine."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv, self.cancelled = argv, False
@@ -159,10 +158,11 @@ def in_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = bridge.KubernetesBridge(settings(tmp_path))
     made.pods.heard(POD)
 
-    async def start(_: object, pod: str, container: str | None, argv: Sequence[str]) -> Pod:
-        return Pod(argv)
+    async def run(*given: Any) -> tuple[int, str]:
+        *_, argv, streams = given
+        return await Pod(argv).run(streams)
 
-    monkeypatch.setattr(Exec, "start", start)
+    monkeypatch.setattr(bridge, "run_in_pod", run)
     return made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.launchers.kubernetes import bridge
-from pytest_mnode.launchers.kubernetes.streams import Exec, Streams
+from pytest_mnode.launchers.kubernetes.streams import Streams
 from pytest_mnode.launchers.remote.bridge_server import STDERR, STDOUT
 from pytest_mnode.launchers.remote.node_command import LOST
 from pytest_mnode.launchers.remote.wire import HELLO, UNUSABLE
@@ -36,7 +36,7 @@ def json_of_pod(*conditions: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Command:
-    """A program in a pod, in place of Exec. ends: how, once it is told to."""
+    """A program in a pod, in place of run_in_pod's. ends: how, once it is told to."""
 
     def __init__(self, errors: bytes, ends: tuple[int, str], greeting: bytes = HELLO) -> None:
         self.errors, self.ends, self.greeting = errors, ends, greeting
@@ -58,11 +58,11 @@ def started(in_pod: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         every: list[Command] = []
         in_pod.api = SimpleNamespace(path=lambda *_, **__: "", request=lambda *_, **__: found)
 
-        async def start(*_: object) -> Command:
+        async def run(*words: Any) -> tuple[int, str]:
             every.append(Command(*given))
-            return every[-1]
+            return await every[-1].run(words[-1])
 
-        monkeypatch.setattr(Exec, "start", start)
+        monkeypatch.setattr(bridge, "run_in_pod", run)
         return every
 
     return prepare
