@@ -52,7 +52,7 @@ def phase_of(job: JobState) -> Phase:
     """Raises ClusterError for an unknown state."""
     if not job.known:
         raise ClusterError(f"job {job.job_id} is in the unknown state {job.state}")
-    if "COMPLETING" in {job.state, *job.flags}:
+    if job.state == "COMPLETING":
         return Phase.ENDING
     if job.waits:
         return Phase.WAITING
@@ -62,11 +62,11 @@ def phase_of(job: JobState) -> Phase:
 def record_of(job: JobState) -> JobRecord:
     phase = phase_of(job)
     nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
-    status = "+".join([job.state, *sorted(job.flags)])
-    status += f" ({job.reason})" if job.reason and job.reason != "None" else ""
+    reason = f" ({job.reason})" if job.reason and job.reason != "None" else ""
     failed = phase is Phase.OVER and job.state in _FAILED
     blocked = phase is Phase.WAITING and bool(_BLOCKED.match(job.reason or ""))
-    return JobRecord(str(job.job_id), phase, nodes, status, job.restarts or 0, failed, blocked)
+    status, restarts = f"{job.state}{reason}", job.restarts or 0
+    return JobRecord(str(job.job_id), phase, nodes, status, restarts, failed, blocked)
 
 
 def others_of(

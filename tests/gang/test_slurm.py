@@ -17,23 +17,21 @@ NODES = ("node0", "node1")
 
 
 @pytest.mark.parametrize(
-    ("state", "flags", "phase"),
+    ("state", "phase"),
     [
-        ("PENDING", [], Phase.WAITING),
-        ("REQUEUE_HOLD", [], Phase.WAITING),
-        ("RUNNING", [], Phase.HOLDING),
-        ("RUNNING", ["CONFIGURING"], Phase.HOLDING),
-        ("SUSPENDED", [], Phase.HOLDING),
-        ("COMPLETING", [], Phase.ENDING),
-        ("COMPLETED", ["COMPLETING"], Phase.ENDING),
-        ("PENDING", ["COMPLETING"], Phase.ENDING),
-        ("COMPLETED", [], Phase.OVER),
-        ("NODE_FAIL", [], Phase.OVER),
-        ("CANCELLED", [], Phase.OVER),
+        ("PENDING", Phase.WAITING),
+        ("REQUEUE_HOLD", Phase.WAITING),
+        ("RUNNING", Phase.HOLDING),
+        ("CONFIGURING", Phase.HOLDING),
+        ("SUSPENDED", Phase.HOLDING),
+        ("COMPLETING", Phase.ENDING),
+        ("COMPLETED", Phase.OVER),
+        ("NODE_FAIL", Phase.OVER),
+        ("CANCELLED", Phase.OVER),
     ],
 )
-def test_phases_of_jobs(state: str, flags: list[str], phase: Phase) -> None:
-    job = JobState(7, "x", state, frozenset(flags), nodes=NODES)
+def test_phases_of_jobs(state: str, phase: Phase) -> None:
+    job = JobState(7, "x", state, nodes=NODES)
     assert phase_of(job) is phase
     held = NODES if phase in (Phase.HOLDING, Phase.ENDING) else ()
     assert record_of(job).nodes == held

@@ -139,7 +139,7 @@ def test_variables_of_the_runs_allocation_are_not_submitted() -> None:
 
 MOVED = ("node1", "node2")
 ONCE = JobHistory(1, NODES)
-REQUEUED = _state("PENDING", flags=frozenset(["COMPLETING"]), restarts=1)
+REQUEUED = _state("COMPLETING", restarts=1)
 
 
 @pytest.mark.parametrize(

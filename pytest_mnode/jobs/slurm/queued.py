@@ -73,15 +73,15 @@ def changes(history: JobHistory, state: JobState) -> tuple[JobHistory, list[Chan
 
 def runs(state: JobState) -> bool:
     """Whether its script runs; False while nodes boot for it or it is completing."""
-    return state.runs and not {state.state, *state.flags} & {"CONFIGURING", "COMPLETING"}
+    return state.runs and state.state not in ("CONFIGURING", "COMPLETING")
 
 
 def never_starts(state: JobState) -> str:
     """Why a pending job will never start; "" if it may."""
     if not state.waits:
         return ""
-    if held := sorted({state.state, *state.flags} & _HELD):
-        return f"it is held: {held[0]}{_in_brackets(state.reason)}"
+    if state.state in _HELD:
+        return f"it is held: {state.state}{_in_brackets(state.reason)}"
     reason = (state.reason or "").strip("()").replace("_", " ")
     known = {name.replace("_", " ") for name in _NEVER}
     never = reason in known or _TOO_MUCH.fullmatch(reason) is not None
@@ -184,7 +184,7 @@ class Queued:
             if heard and (state is None or state.over):
                 return
             if time.monotonic() > end:
-                if lost and state is not None and "COMPLETING" in {state.state, *state.flags}:
+                if lost and state is not None and state.state == "COMPLETING":
                     return
                 still = "in the queue" if state is None else state.state
                 left = self._cleanup.leftovers

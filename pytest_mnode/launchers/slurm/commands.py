@@ -120,7 +120,9 @@ class Slurm:
         except SlurmError as error:
             if error.returncode is None:
                 raise
-        # Older versions have no --me.
+        except ClusterError:
+            pass
+        # Older versions have no --me, or end no field by a separator.
         every = jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
         return tuple(job for job in every if job.name == name)
 

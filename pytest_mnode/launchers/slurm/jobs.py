@@ -18,16 +18,14 @@ RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING
                      "COMPLETING"})  # fmt: skip
 OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",
                   "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT", "LAUNCH_FAILED"})  # fmt: skip
-_BASE = OVER - {"REVOKED", "LAUNCH_FAILED"} | {"PENDING", "RUNNING", "SUSPENDED"}
-"""States that are no flag of another. Source: squeue(1), JOB STATE CODES."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
     """State of one job at one moment; a field is None if Slurm does not report it.
 
-    state: the base state, such as PENDING, RUNNING, COMPLETED; flags: further states, such as
-        COMPLETING, while Slurm still ends processes of a job that is over.
+    state: such as PENDING, RUNNING, COMPLETED; or a flag that Slurm shows in its place, such as
+        COMPLETING, while it still ends processes of a job that is over. Source: Job State Codes.
     reason: why it is in this state, such as Resources; None if Slurm gives none.
     nodes: names of the nodes that it holds, or held.
     restarts: how often it was requeued.
@@ -39,7 +37,6 @@ class JobState:
     job_id: int
     name: str
     state: str
-    flags: frozenset[str] = frozenset()
     reason: str | None = None
     nodes: tuple[str, ...] = ()
     partition: str | None = None
@@ -61,7 +58,7 @@ class JobState:
     @property
     def over(self) -> bool:
         """Whether it has ended with all its processes; a COMPLETING job still holds its nodes."""
-        return self.state in OVER and "COMPLETING" not in self.flags
+        return self.state in OVER
 
     @property
     def known(self) -> bool:
@@ -138,22 +135,21 @@ def no_job_in(text: str) -> ClusterError:
 
 
 def _job(record: Mapping[str, str]) -> JobState:
-    base, flags = _base_and_flags(record["JobState"].split("+"))
+    state = record["JobState"].upper()
     job_id = number(record["JobId"])
-    if job_id is None:
-        raise ValueError(f"job_id {record['JobId']!r}")
+    if job_id is None or not state:
+        raise ValueError(f"job {record['JobId']!r} is in state {state!r}")
     user = record.get("UserId", "").partition("(")[0]
     return JobState(
         job_id=job_id,
         name=record.get("JobName", ""),
-        state=base,
-        flags=flags,
+        state=state,
         reason=text_of(record.get("Reason")),
         nodes=expand(text_of(record.get("NodeList")) or ""),
         partition=text_of(record.get("Partition")),
         user=text_of(user),
         restarts=number(record.get("Restarts")),
-        gpus=None if base in WAITING else _gpus(record.get("AllocTRES", record.get("TRES"))),
+        gpus=None if state in WAITING else _gpus(record.get("AllocTRES", record.get("TRES"))),
         reservation=text_of(record.get("Reservation")),
     )
 
@@ -166,12 +162,3 @@ def _gpus(resources: str | None) -> int | None:
         return int(whole[1])
     typed = re.findall(r"(?:^|,)gres/gpu:[^=,]+=(\d+)", resources or "")
     return sum(map(int, typed)) if typed else None
-
-
-def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:
-    """A flag such as COMPLETING may be shown alone, which hides the base state, or beside it."""
-    words = [state.strip().upper() for state in states if state.strip()]
-    if not words:
-        raise ValueError("a job without a state")
-    base = next((word for word in words if word in _BASE), words[0])
-    return base, frozenset(words) - {base}

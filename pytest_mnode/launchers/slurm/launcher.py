@@ -118,7 +118,7 @@ class Slurm(RemoteLauncher):
             job = self.slurm.job(self._job)
         except ClusterError:
             return ""
-        if job is None or "CONFIGURING" not in {job.state, *job.flags}:
+        if job is None or job.state != "CONFIGURING":
             return ""
         return f"; Slurm says CONFIGURING ({job.reason or 'no reason given'})"
 

@@ -97,7 +97,6 @@ def test_limit_for_a_pending_request() -> None:
         ({"partition": None}, None),
         ({"reservation": "maint_1"}, None),
         ({"state": "CONFIGURING"}, None),
-        ({"state": "RUNNING", "flags": frozenset({"CONFIGURING"})}, None),
         ({"state": "RUNNING"}, None),
     ],
 )

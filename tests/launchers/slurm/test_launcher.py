@@ -70,7 +70,7 @@ def test_a_node_removed_from_the_allocation_never_returns() -> None:
     [
         (JobState(7, "x", "CONFIGURING", reason="Prolog"), "; Slurm says CONFIGURING (Prolog)"),
         (
-            JobState(7, "x", "RUNNING", flags=frozenset({"CONFIGURING"})),
+            JobState(7, "x", "CONFIGURING"),
             "; Slurm says CONFIGURING (no reason given)",
         ),
         (RUNS, ""),
