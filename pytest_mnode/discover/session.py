@@ -132,12 +132,9 @@ class Discovery:
         kept = None
         if spec is not None:
             from pytest_mnode.criteria.preflight.survey import survey
-            from pytest_mnode.criteria.preflight.survey_check import promised_checks
-            from pytest_mnode.evidence.check import catalogue
 
-            kept = findings(
-                survey(nodes, spec, [], promised_checks(spec, catalogue("preflight"))), spec
-            )
+            checks = promised_checks(spec, catalogue("preflight"))
+            kept = findings(survey(nodes, spec, [], checks), spec)
             tried = list(kept.paragraphs())
         elif not page.missing:
             tried = [f"The page cannot be loaded: {refused}"]
