@@ -376,9 +376,8 @@ class Agent:
             self._end(part)
             namespace_pid = self.nodes[node].namespace_pid
             if namespace_pid is not None and processes.is_ending(namespace_pid):
-                self._send(
-                    Call(0, "node_ready", (node, None))
-                )  # the nodes' launcher reports the reason
+                # The nodes' launcher reports the reason.
+                self._send(Call(0, "node_ready", (node, None)))
             else:
                 self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 

@@ -185,13 +185,7 @@ class Agents:
         )
 
     def entry(self, node: Node) -> NodeEntry:
-        return NodeEntry(
-            node.name,
-            node.index,
-            node.address,
-            node.fabric_interface,
-            self.launcher.namespace_pid(node),
-        )
+        return NodeEntry(node.name, node.address, self.launcher.namespace_pid(node))
 
     def tell_all(self, message: Any) -> None:
         """Send to every agent, to a new one after its first message."""

@@ -116,7 +116,6 @@ class Exchange:
         all_sources.register(self.switchboard.descriptor, select.POLLIN)
         while self.running:
             try:
-                self._read()
                 self._sleeps = True  # set before the check: a call that the check misses wakes it
                 if not self._calls:
                     (own if self._client_carries else all_sources).poll(CHECK_S * 1000)
@@ -137,8 +136,7 @@ class Exchange:
         """Handle all messages and calls; check limits last, after all messages were read."""
         self._read()
         while self._calls:
-            while self._calls:
-                self._calls.popleft()()
+            self._calls.popleft()()
             self._read()
         self.check_limits()
 
@@ -177,10 +175,8 @@ class Exchange:
             return
         self._client_carries = True
         try:
+            line.wait(wait_s, self.switchboard.descriptor)
             self._read()
-            if line.is_empty and wait_s != 0:
-                line.wait(wait_s, self.switchboard.descriptor)
-                self._read()
         finally:
             self._client_carries = False
 
@@ -306,11 +302,6 @@ class Hub(Exchange):
         # Other machines may take a minute to import torch, so they do that only if ranks need it.
         self._ranks_are_cheap = launcher.shared_kernel
 
-    @property
-    def failure(self) -> MnodeError | None:
-        """The error after which no request can be granted."""
-        return self.leases.failure
-
     def turn(self) -> None:
         super().turn()
         self.requests.go_on()
@@ -395,7 +386,7 @@ class Hub(Exchange):
 
     async def on_open_world(self, asked: Asked, *request: Any) -> WorldInfo:
         """request: see Opening."""
-        if self.failure is None:
+        if self.leases.failure is None:
             self._want_ranks()
         return await self.worlds.open(Opening(asked, *request))
 
@@ -409,7 +400,7 @@ class Hub(Exchange):
             case DescribeRun() if self.nodes:
                 return self._description()
             case DescribeRun():
-                raise self.failure or MnodeError("there are no nodes")
+                raise self.leases.failure or MnodeError("there are no nodes")
             case SwitchPower():
                 return await self._switch_power(request)
             case _:
@@ -485,7 +476,7 @@ class Hub(Exchange):
 
     def _fail(self, error: MnodeError) -> None:
         """Refuse every request, queued or later, with this error: the pool no longer works."""
-        self.leases.failure = self.failure or error
+        self.leases.failure = self.leases.failure or error
         self.worlds.fail_all(str(error))
 
     def _from_below(self, agent: int | None, message: Any) -> None:
@@ -508,7 +499,7 @@ class Hub(Exchange):
     def _start(self, *, ranks: bool = False) -> None:
         if ranks:
             self._want_ranks()
-        if self._begun or self.failure:
+        if self._begun or self.leases.failure:
             return
         self._begun = True
         try:
@@ -532,7 +523,7 @@ class Hub(Exchange):
         if now < self._next_check:
             return
         self._next_check = now + CHECK_S
-        if not self._begun or self.failure:
+        if not self._begun or self.leases.failure:
             return
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
         due = self._ranks_wanted and self.collect is not None and now > self._boot_deadline

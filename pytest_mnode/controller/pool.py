@@ -82,7 +82,6 @@ class Pool:
             facts = PoolFacts(
                 backend=backend_of(settings, spec),
                 accelerators=spec.accelerators.per_node,
-                log_dir=str(log_dir),
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
                 fabric=spec.fabric.interfaces if near_nics else (),

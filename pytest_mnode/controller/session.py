@@ -269,7 +269,7 @@ class Run:
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
             self.end(f"{error}; it could not be booted again: {why}")
-        elif self.pool is not None and self.pool.hub.failure:
+        elif self.pool is not None and self.pool.hub.leases.failure:
             self.end(f"no ranks can be started: {error}")
 
     def end(self, why: str) -> None:

@@ -62,22 +62,22 @@ UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 EXIT_HANDLERS_LIMIT_S = 5.0
 
 Settled = Callable[[RankState], Any]
-StartGrace = Callable[[], None]
 RankMessage = PhaseReport | tuple[PhaseReport, ...] | TornDown
 
 
 class OutcomeUpdater:
     """Updates the state of every rank; the cost of a message does not depend on the rank count.
 
-    on_failure, on_death: called when the other ranks can no longer be expected to end the test.
+    start_grace: called with the grace period of the other ranks, in seconds, when they can no
+    longer be expected to end the test.
     """
 
     def __init__(
-        self, outcome: Outcome, ordinal: int, on_failure: StartGrace, on_death: StartGrace
+        self, outcome: Outcome, ordinal: int, start_grace: Callable[[float], None]
     ) -> None:
         self.outcome = outcome
         self.ordinal = ordinal
-        self._on_failure, self._on_death = on_failure, on_death
+        self._start_grace = start_grace
         self._reported: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
         self._records: dict[str, str] = {}
@@ -102,7 +102,7 @@ class OutcomeUpdater:
                 if (message.problem and not message.absent) or message.leaks:
                     state.failed_at = state.failed_at or now
                 if message.problem and not message.absent:
-                    self._on_failure()
+                    self._start_grace(GRACE_S)
         return (rank,)
 
     def apply_death(self, death: Death, now: float) -> Iterable[int]:
@@ -114,7 +114,7 @@ class OutcomeUpdater:
         state.died_before_test = death.ordinal is not None and death.ordinal != self.ordinal
         if state.died_before_test:
             self.outcome.stillborn.append(death)
-        self._on_death()
+        self._start_grace(DEATH_GRACE_S)
         return (death.rank,)
 
     def apply_lost(self, message: PartLost, now: float) -> list[int]:
@@ -126,7 +126,7 @@ class OutcomeUpdater:
         ]
         for state in gone:
             state.lost, state.failed_at = message.text, state.failed_at or now
-        self._on_failure()
+        self._start_grace(GRACE_S)
         return [state.rank for state in gone]
 
     def apply_stacks(self, message: StackTexts) -> Iterable[int]:
@@ -158,7 +158,7 @@ class OutcomeUpdater:
         state.past_setup = True
         self._reported["setup"] += 1
         if self._skipped["setup"]:
-            self._on_failure()
+            self._start_grace(GRACE_S)
 
     def _report(self, state: RankState, report: PhaseReport, now: float) -> None:
         failed = report.outcome == "failed" and not report.unexpected_pass
@@ -176,10 +176,10 @@ class OutcomeUpdater:
         )
         on_some = 0 < self._skipped[report.when] < self._reported[report.when]
         if failed or xfailed or on_some:
-            self._on_failure()
+            self._start_grace(GRACE_S)
 
 
-def waited_for(states: Iterable[RankState], settled: Callable[[RankState], Any]) -> set[int]:
+def waited_for(states: Iterable[RankState], settled: Settled) -> set[int]:
     """The ranks that are alive, not stuck, and not settled."""
     return {s.rank for s in states if not s.gone and not s.stuck_in and not settled(s)}
 
@@ -208,12 +208,7 @@ class WorldTest:
         self.states = states
         self.ordinal = next(client.ordinals)
         self._console = console
-        self._updater = OutcomeUpdater(
-            self.outcome,
-            self.ordinal,
-            on_failure=lambda: self._start_grace(GRACE_S),
-            on_death=lambda: self._start_grace(DEATH_GRACE_S),
-        )
+        self._updater = OutcomeUpdater(self.outcome, self.ordinal, self._start_grace)
         self._grace_end: float | None = None
         self._limit: tuple[float, float, bool] | None = None
         """The shortest limit that ranks requested besides `timeout_s`: its end, its seconds, and

@@ -39,7 +39,6 @@ class PoolFacts:
 
     backend: str
     accelerators: int
-    log_dir: str
     idle_worlds: int
     numa_bind: str = "auto"
     fabric: tuple[str, ...] = ()
@@ -182,7 +181,7 @@ class Worlds:
         self._make_room(names)
         name = f"w{next(self._ids)}"
         own = request.file in self._own_imports
-        info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir, own_imports=own)
+        info = WorldInfo(name, shape, tuple(names), own_imports=own)
         deadline = self._now() + self._limit_s(info)
         world = self.worlds[name] = WorldState(info, request.lease, request.asked, deadline)
         leader = self.nodes[names[0]]

@@ -435,10 +435,6 @@ class LocalLine(Line):
         self._woken, self._waker = waking_pair()
         self.descriptor = self._woken.fileno()
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._arrived
-
     def put(self, payload: bytes, *, wakes: bool = True) -> None:
         """Queue a message for this peer. wakes: the caller is not the receiving thread."""
         self._arrived.append(("", payload))

@@ -40,6 +40,7 @@ class WorldInfo:
     """The controller's description of a world.
 
     nodes: name of the node of each group rank.
+    log_dir: set by the agent that starts its ranks.
     new_group: the world's next test shares no process group with an earlier test.
     own_imports: each rank imported for itself the test modules that cannot be shared.
     only_in_ranks: node ids of tests that some of its ranks have and the controller does not have.
@@ -76,9 +77,7 @@ class NodeEntry:
     """
 
     name: str
-    index: int
     address: str
-    fabric_interface: str | None
     namespace_pid: int | None
 
 

@@ -40,7 +40,7 @@ from tests.inner import OWN_ADDRESSES
 
 LIMIT_S = 20.0
 FORK_SERVER_PID = 7
-NODES = tuple(NodeEntry(name, i, "127.0.0.1", None, None) for i, name in enumerate(("n0", "n1")))
+NODES = tuple(NodeEntry(name, "127.0.0.1", None) for name in ("n0", "n1"))
 ORDER = AgentOrder(agent=0, run_dir="", log_dir="", nodes=NODES)
 WORLD = WorldInfo("w1", Shape(2, 1), ("n0", "n1"))
 
@@ -380,7 +380,7 @@ def test_the_agent_imports_no_torch() -> None:
 
 @pytest.mark.parametrize("address", [*OWN_ADDRESSES, "192.0.2.1"])
 def test_a_node_listens_at_its_address_or_reports_the_reason(around: World, address: str) -> None:
-    around.agent._offer(NodeEntry("n0", 0, address, None, None))
+    around.agent._offer(NodeEntry("n0", address, None))
     message = around.next_message()
     if address != "192.0.2.1":
         assert message.method == "node_ready"

@@ -30,7 +30,7 @@ ORDER = AgentOrder(
     token="secret",
     run_dir="/run/x",
     log_dir="/run/x/logs",
-    nodes=(NodeEntry("n1", 1, "10.0.0.1", "fab0", None),),
+    nodes=(NodeEntry("n1", "10.0.0.1", None),),
     sys_path=("/work", "/usr/lib/python3.11"),
     incarnation=2,
 )

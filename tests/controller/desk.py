@@ -28,7 +28,7 @@ class Desk:
         self.to_agents: list[Any] = []
         self.clock_s = 0.0
         self.worlds = Worlds(
-            PoolFacts("gloo", 0, "/logs", idle_worlds),
+            PoolFacts("gloo", 0, idle_worlds),
             leases,
             lambda peer, message: self.sent.append((peer, message)),
             lambda _, message: self.to_agents.append(message),

@@ -123,7 +123,7 @@ def launcher() -> TwoMachines:
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
     place = RunDirectories("", "", str(directory), str(directory))
-    facts = PoolFacts("gloo", 0, str(directory), 1)
+    facts = PoolFacts("gloo", 0, 1)
     switchboard: Any = Switchboard()
     return Hub(launcher, switchboard, facts, place)
 
@@ -231,7 +231,7 @@ def test_an_error_in_a_launcher_call_affects_that_call_alone(hub: Hub) -> None:
     line = hub.local_line("client/1")
     line.send(HUB, Call(1, "ask_launcher", (LinkRates("n0", "fab0"),)))
     assert refused(answer(hub, line)) == (1, ClusterError, "KeyError: 'n7'")
-    assert hub.failure is None
+    assert hub.leases.failure is None
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -252,7 +252,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error_of_that_call_alone(
     line = hub.local_line("client/1")
     line.send(HUB, Call(1, "ask_launcher", (LinkRates("n0", "fab0"),)))
     seq, kind, text = refused(answer(hub, line))
-    assert (seq, kind, hub.failure) == (1, ClusterError, None)
+    assert (seq, kind, hub.leases.failure) == (1, ClusterError, None)
     assert text == "no power" if raises else "cannot pickle '_thread.lock'" in text
 
 
@@ -411,7 +411,7 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
         pass_time(hub, 1.0)
         beat(hub)
         hub.turn()
-    assert (hub.failure, torch_starts(hub)) == (None, 0)
+    assert (hub.leases.failure, torch_starts(hub)) == (None, 0)
     line.send(HUB, Call(2, "open_world", (granted.value.id, 1, False)))
     hub.turn()
     assert torch_starts(hub) == 2
