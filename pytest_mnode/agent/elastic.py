@@ -31,11 +31,8 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
 from pytest_mnode import processes
@@ -66,39 +63,13 @@ from pytest_mnode.protocol.rank_files import (
 )
 
 
-class Rendezvous(RendezvousHandler):
-    """A rendezvous that returns the group rank, world size and store decided by the hub."""
-
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
-
-    def get_backend(self) -> str:
-        return "mnode"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether ranks are clients of the first node's store: always, as under torchrun."""
-        return True
+class Rendezvous(StaticTCPRendezvous):
+    """torchrun's rendezvous of nodes that are known, but the hub has decided all that it returns:
+    the nodes' agents make no store to agree on it."""
 
     def next_rendezvous(self) -> RendezvousInfo:
-        launch = self._launch
-        address = RendezvousStoreInfo(launch.master_addr, launch.master_port)
-        return RendezvousInfo(HashStore(), launch.node_rank, launch.world.shape.nodes, address)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._launch.world.id
-
-    def shutdown(self) -> bool:
-        return True
+        address = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(HashStore(), self.rank, self.world_size, address)
 
 
 RankMain = Callable[[Launch, int, bool], None]
@@ -288,7 +259,14 @@ def main(
         role="default",  # as the torchrun command sets it, not as its API does
         local_world_size=world.shape.procs_per_node,
         entrypoint=rank,
-        rdzv_handler=Rendezvous(launch),
+        rdzv_handler=Rendezvous(
+            launch.master_addr,
+            launch.master_port,
+            launch.node_rank,
+            world.shape.nodes,
+            world.id,
+            timeout=0,
+        ),
         max_restarts=0,
         monitor_interval=0.001,  # the watch itself waits, but torch requires more than 0
         local_addr=launch.master_addr if launch.node_rank == 0 else None,
