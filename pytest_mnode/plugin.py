@@ -197,11 +197,14 @@ def _make_run(config: pytest.Config) -> Run:
 
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
     if not (_is_xdist_worker(config) or _only_shows(config)):
-        from pytest_mnode.controller.live_plugin import LivePlugin
+        from pytest_mnode.controller.console import LivePlugin
         from pytest_mnode.controller.xdist import XdistController
         from pytest_mnode.report_record import SuitePropertiesPlugin
 
-        config.pluginmanager.register(LivePlugin(run), "mnode-live")
+        shown = LivePlugin(
+            config, run.console, lambda: f"{run.nodes}x{run.procs_per_node}", run.limit_of
+        )
+        config.pluginmanager.register(shown, "mnode-live")
         config.pluginmanager.register(XdistController(run), "mnode-xdist")
         config.pluginmanager.register(SuitePropertiesPlugin(config), "mnode-suite-properties")
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):

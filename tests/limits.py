@@ -61,7 +61,7 @@ LIMITS: Mapping[str, str] = {
         "controller/test_hub.py::"
         "test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why",
     "controller/console.py _GUARD_END_S":
-        "controller/test_live_plugin.py::test_a_guard_of_the_terminal_that_stays_is_ended",
+        "controller/test_console.py::test_a_guard_of_the_terminal_that_stays_is_ended",
     "controller/pool.py _STOP_LIMIT_S":
         "controller/test_pool.py::test_a_hub_that_never_ends_does_not_keep_a_pool_open",
     "controller/world_test.py DEATH_GRACE_S":

@@ -1,21 +1,29 @@
-"""Live information on ranks for the user: their output lines, where they are, and a live line."""
+"""Live information on ranks for the user: their output lines, where they are, and a live line with
+the running test, its elapsed time and its previous duration."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
 import pytest
 
+from pytest_mnode import marks
+from pytest_mnode.certificate.results import criterion_name
+from pytest_mnode.other_plugins import in_ranks
 from pytest_mnode.outcome.outcome import RankState
 from pytest_mnode.processes import end_programs
+from pytest_mnode.progress import ignore, listen
 from pytest_mnode.rank.live_output import logs_live, prints_live
 
 FIRST_S = 1.0
@@ -253,3 +261,170 @@ class Console:
                 capture.resume()
             if not captures:
                 capture.suspend_global_capture()
+
+
+_BAR_CELLS = 10
+_LEAST_TEXT = 16
+"""Least characters of the current action; the bar is left out if it leaves fewer."""
+_CUT = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about the running test.
+
+    question: the criterion or the test; "" if `doing` names it. expected_s: duration in an earlier
+    run. limit_s: duration at which the test is ended. awaited: the awaited ranks, as text.
+    """
+
+    question: str
+    doing: str
+    elapsed_s: float
+    done: int | None = None
+    total: int | None = None
+    expected_s: float | None = None
+    limit_s: float | None = None
+    awaited: str = ""
+
+
+def live_text(facts: Facts, width: int) -> str:
+    """One line of at most `width` characters; `doing` is shortened first, then the end is cut."""
+    head = f"{facts.question}: " if facts.question else ""
+    tail = f", {_time(facts)}" + (f", waiting for {facts.awaited}" if facts.awaited else "")
+    doing = "".join(c if c.isascii() and c.isprintable() else "?" for c in facts.doing)
+    counted = bar = ""
+    if facts.done is not None and facts.total:
+        done = min(facts.done, facts.total)
+        full = _BAR_CELLS * done // facts.total
+        counted = f" {done} of {facts.total}"
+        bar = f" [{'#' * full}{'.' * (_BAR_CELLS - full)}]"
+    room = width - len(head) - len(tail)
+    if room < min(len(doing), _LEAST_TEXT) + len(counted) + len(bar):
+        bar = ""
+    room -= len(counted) + len(bar)
+    if len(doing) > room:
+        doing = doing[: max(0, room - len(_CUT))] + _CUT
+    return f"{head}{doing}{bar}{counted}{tail}"[:width]
+
+
+def _time(facts: Facts) -> str:
+    if facts.expected_s is not None:
+        return f"{_clock(facts.elapsed_s)} of about {_clock(facts.expected_s)}"
+    limit = "" if facts.limit_s is None else f", limit {_clock(facts.limit_s)}"
+    return f"{_clock(facts.elapsed_s)}{limit}"
+
+
+def _clock(seconds: float) -> str:
+    """ "0:07", "12:34" or "1:02:03"."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+class LivePlugin:
+    """pytest plugin of the process that has the terminal; keeps durations in pytest's cache.
+
+    shape: nodes and ranks of the run, once they are known; durations are kept for each shape.
+    limit_of: the limit of a test in ranks, in seconds; None of another test.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        console: Console,
+        shape: Callable[[], str],
+        limit_of: Callable[[pytest.Item], float | None],
+    ) -> None:
+        self._config, self._console = config, console
+        self._shape, self._limit_of = shape, limit_of
+        self._cache: Any = getattr(config, "cache", None)  # None with -p no:cacheprovider
+        self._durations_s: dict[str, float] = {}
+        self._item: pytest.Item | None = None
+        self._started_s = 0.0
+        self._progress: tuple[str, int | None, int | None] = "", None, None
+        self._announced = ""
+        listen(self._announce)
+
+    def _announce(self, text: str, *_: object) -> None:
+        """Write a line about a wait before the first test, such as for a queue."""
+        terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        if text != self._announced and getattr(terminal, "isatty", False):
+            self._announced = text
+            terminal.write_line(f"mnode: {text}")
+
+    def pytest_unconfigure(self) -> None:
+        ignore(self._announce)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        ignore(self._announce)
+        fd = terminal_of(self._config)
+        if fd is None:
+            return (yield)
+        listen(self._hear)
+        try:
+            with LiveLine(fd, self._config, self._text) as self._console.line:
+                return (yield)
+        finally:
+            self._console.line = None
+            ignore(self._hear)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        of_criterion = item.get_closest_marker("criterion") is not None
+        if not (in_ranks(item) or of_criterion or marks.controller_fixtures(item)):
+            return (yield)
+        self._progress = "", None, None
+        self._started_s, failed = time.monotonic(), item.session.testsfailed
+        self._item = item
+        try:
+            result = yield
+        finally:
+            self._item = None
+        took_s = time.monotonic() - self._started_s
+        if took_s >= FIRST_S and item.session.testsfailed == failed:  # else cut short, or hung
+            self._durations_s[item.nodeid] = round(took_s, 1)
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        if self._durations_s and self._cache is not None:
+            self._cache.set(self._key, self._read() | self._durations_s)
+
+    @property
+    def _key(self) -> str:
+        return f"mnode/durations/{self._shape()}"
+
+    @functools.cached_property
+    def _known(self) -> dict[str, float]:
+        """Durations of earlier runs, read once because pytest's cache is a file."""
+        return self._read()
+
+    def _read(self) -> dict[str, float]:
+        known = None if self._cache is None else self._cache.get(self._key, None)
+        return known if isinstance(known, dict) else {}
+
+    def _hear(self, text: str, done: int | None, total: int | None) -> None:
+        self._progress = (text, *(self._progress[1:] if total is None else (done, total)))
+
+    def _text(self, width: int) -> str:
+        """The line's text, called in its thread; "" if none."""
+        item, elapsed_s = self._item, time.monotonic() - self._started_s
+        if item is None or elapsed_s < FIRST_S:
+            return ""
+        doing, done, total = self._progress
+        question = item.name if doing else ""
+        if item.get_closest_marker("criterion") is not None:
+            question = criterion_name(item.path.name)
+        return live_text(
+            Facts(
+                question=question,
+                doing=doing or item.name,
+                elapsed_s=elapsed_s,
+                done=done,
+                total=total,
+                expected_s=self._known.get(item.nodeid),
+                limit_s=self._limit_of(item),
+                awaited=self._console.awaited(),
+            ),
+            width,
+        )

@@ -30,7 +30,7 @@ from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, runs_in_ranks, world_request
 from pytest_mnode.options import RUN, Settings
-from pytest_mnode.other_plugins import collected_ids
+from pytest_mnode.other_plugins import collected_ids, in_ranks
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
 from pytest_mnode.protocol.messages import Collect, Death, Lease, Shape, WorldInfo
@@ -233,6 +233,15 @@ class Run:
         shape = self.shape_of(need)
         derived_s = limit(self.spec, self.settings, shape.nodes, shape.procs_per_node)
         return min(derived_s, self.settings.timeout_s)
+
+    def limit_of(self, item: pytest.Item) -> float | None:
+        """The limit of a test in ranks, in seconds; None of another test, or if it is not known."""
+        if in_ranks(item) and self.nodes is not None:
+            # The mark's limit may be a function; its errors are reported as the test's failure.
+            with contextlib.suppress(Exception):
+                need = self.request_of(item)
+                return self.seconds_of(need.timeout_s, need)
+        return None
 
     def procs_of(self, need: WorldRequest) -> int:
         """Ranks per node of a test; more than the run's only if ranks need no accelerators."""

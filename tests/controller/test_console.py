@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.controller import console
-from pytest_mnode.controller.live_plugin import Facts, LivePlugin, live_text
+from pytest_mnode.controller.console import Facts, LivePlugin, live_text
 from pytest_mnode.progress import progress
 from tests.inner import run_pytest, write_files
 
@@ -27,8 +27,9 @@ def test_nodes_waited_for_before_the_first_test_are_named(isatty: bool) -> None:
     lines: list[str] = []
     terminal = SimpleNamespace(isatty=isatty, write_line=lines.append)
     plugins = SimpleNamespace(getplugin={"terminalreporter": terminal}.get)
-    run: Any = SimpleNamespace(config=SimpleNamespace(pluginmanager=plugins))
-    plugin = LivePlugin(run)
+    config: Any = SimpleNamespace(pluginmanager=plugins)
+    unused: Any = None
+    plugin = LivePlugin(config, unused, unused, unused)
     try:
         for _ in range(2):
             progress("allocation 7 waits in the queue (Resources)")
@@ -85,10 +86,9 @@ def test_a_guard_of_the_terminal_that_stays_is_ended(monkeypatch: pytest.MonkeyP
 def test_the_line_names_what_runs_now(
     monkeypatch: pytest.MonkeyPatch, said: tuple[Any, ...], criterion: bool, text: str
 ) -> None:
-    shown = SimpleNamespace(awaited=lambda: "")
-    run: Any = SimpleNamespace(nodes=None, procs_per_node=1, console=shown)
-    run.config = SimpleNamespace()
-    plugin: Any = LivePlugin(run)
+    shown: Any = SimpleNamespace(awaited=lambda: "")
+    config: Any = SimpleNamespace()
+    plugin: Any = LivePlugin(config, shown, lambda: "2x1", lambda _: None)
     plugin.pytest_unconfigure()
     plugin._item = SimpleNamespace(
         name="test_sum",
