@@ -361,10 +361,9 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "reference_job/trainer.py _HOLD_INTERVAL_S",
     ),
     "between two heartbeats": (
-        "agent/agent.py _BEAT_S",
-        "controller/hub.py _BEAT_S",
         "gang/heartbeat_rank.py EVERY_S",
         "launchers/remote/wire.py BEAT_S",
+        "protocol/messages.py BEAT_S",
     ),
     "how long something is done, whoever answers": (
         "criteria/port_counters/judging.py _LOADED_S",

@@ -31,6 +31,7 @@ from pytest_mnode.protocol.channel import Line, Pipe, Switchboard, UnixLine, Upl
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
     BEAT,
+    BEAT_S,
     HUB,
     RUN,
     AgentOrder,
@@ -94,7 +95,6 @@ class WorldPart:
         return True
 
 
-_BEAT_S = 1.0
 _ENDING_TURN_S = 0.02
 _STATUS_S = 1.0
 """Time until the exit status of the fork server is known, after its pipe has ended."""
@@ -225,7 +225,7 @@ class Agent:
         now = time.monotonic()
         if now >= self._next_beat:
             self.line.send_bytes(HUB, BEAT)
-            self._next_beat = now + _BEAT_S
+            self._next_beat = now + BEAT_S
         try:
             while (payload := self.line.receive_bytes(0)) is not None:
                 self._from_hub(payload)
@@ -237,7 +237,7 @@ class Agent:
         ready = {source for source, _ in self._poll.poll(int(wait_s * 1000) + 1)}
         if self._input_fd in ready and not os.read(self._input_fd, 4096):
             return False
-        heard = self._heard if self.order.remote else None
+        heard = self._heard
         if heard is not None and self._clock.now() > heard + self.order.silence_s:
             sys.stderr.write(f"no message from the controller for {self.order.silence_s:g} s\n")
             return False
@@ -277,12 +277,12 @@ class Agent:
             payloads = self.fork_server.receive()
         except EOFError:
             self._poll.unregister(self.fork_server.fileno())
-            self._fail(self._how_it_ended())
+            self._send(Collected(failure=self._how_it_ended()))
             return
         for payload in payloads:
             match pickle.loads(payload):
                 case Collected(failure=str(text)) if text:
-                    self._fail(text)
+                    self._send(Collected(failure=text))
                 case Collected():
                     self._ready = True
                     self.line.send_bytes(HUB, payload)
@@ -293,9 +293,6 @@ class Agent:
                     for part in parts:
                         if (part.launch.node, part.launch.world.id) == (node, world):
                             part.pid = pid
-
-    def _fail(self, text: str) -> None:
-        self._send(Collected(failure=text))
 
     def _send(self, message: Any) -> None:
         self.line.send(HUB, message)
@@ -331,7 +328,8 @@ class Agent:
                 store = socket.create_server((entry.address, 0), family=family, backlog=2048)
         except OSError as error:
             if entry.namespace_pid is None:  # the node itself exists
-                self._fail(f"{entry.name} cannot listen at its address {entry.address}: {error}")
+                text = f"{entry.name} cannot listen at its address {entry.address}: {error}"
+                self._send(Collected(failure=text))
             else:
                 self._send(Call(0, "node_ready", (entry.name, None)))
             return

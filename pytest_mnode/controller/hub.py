@@ -50,6 +50,7 @@ from pytest_mnode.protocol.launcher_requests import (
 )
 from pytest_mnode.protocol.messages import (
     BEAT,
+    BEAT_S,
     HUB,
     Answer,
     Call,
@@ -76,7 +77,7 @@ class Exchange:
     """
 
     def __init__(self, switchboard: Switchboard) -> None:
-        self._thread = threading.Thread(target=self._run, name="mnode-hub", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="mnode-hub", daemon=True)
         self.switchboard = switchboard
         self.running = True
         self._calls: deque[Callable[[], None]] = deque()
@@ -99,15 +100,6 @@ class Exchange:
 
     def close(self) -> None:
         """Called once, at the end of the thread."""
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, limit_s: float) -> None:
-        self._thread.join(limit_s)
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
 
     def _run(self) -> None:
         own, all_sources = select.poll(), select.poll()
@@ -170,7 +162,7 @@ class Exchange:
 
     def _carry(self, line: LocalLine, wait_s: float | None) -> None:
         """Route messages in a client's thread until one may have arrived for the client."""
-        if not self.is_alive():
+        if not self.thread.is_alive():
             line.wait(wait_s)
             return
         self._client_carries = True
@@ -204,7 +196,7 @@ class Exchange:
     def deliver(self, destination: str, source: str, payload: bytes) -> None:
         local = self._local.get(destination)
         if local is not None:
-            local.put(payload, wakes=threading.current_thread() is self._thread)
+            local.put(payload, wakes=threading.current_thread() is self.thread)
             return
         with self._lock:
             self.switchboard.send((destination,), source, payload)
@@ -265,11 +257,10 @@ class Requests:
 
 
 _SUSPICION_S = 0.3
-_BEAT_S = 1.0
 
 
 class Hub(Exchange):
-    """The hub's thread: start it by `start()`, use it by a Client, end it by `on_stop`, `join`."""
+    """The hub: start its `thread`, use it by a Client, end it by `on_stop`."""
 
     def __init__(
         self,
@@ -286,9 +277,7 @@ class Hub(Exchange):
         self.nodes: dict[str, NodeState] = {}
         self.requests = Requests(self._answer)
         self.leases = Leases(self.nodes)
-        self.worlds = Worlds(
-            facts, self.leases, self.send, self._to_agent, launcher.rank_start, now=self._now
-        )
+        self.worlds = Worlds(facts, launcher, self.leases, self.send, self._to_agent, now=self._now)
         self.collect: Collect | None = None
         self._ranks_wanted = False
         self._begun = False
@@ -544,7 +533,7 @@ class Hub(Exchange):
             for node in self.agents.nodes[agent]:
                 self._node_lost(node.name, how)
         if not self.launcher.shared_kernel and now >= self._next_beat:
-            self._next_beat = now + _BEAT_S
+            self._next_beat = now + BEAT_S
             with self._lock:
                 self.switchboard.send(self.agents.known, HUB, BEAT)
 

@@ -85,7 +85,6 @@ class Pool:
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
                 fabric=spec.fabric.interfaces if near_nics else (),
-                limits=self.launcher.limits,
             )
             self.hub = Hub(self.launcher, switchboard, facts, place)
             name = f"client/{os.getpid()}"
@@ -94,13 +93,13 @@ class Pool:
             )
             self._open_files = before
             undo.pop_all()  # from now on close() cleans up
-            self.hub.start()
+            self.hub.thread.start()
 
     def close(self) -> None:
         """End all processes and remove all files of the pool."""
         self.client.tell("stop")
-        self.hub.join(_STOP_LIMIT_S)
-        if self.hub.is_alive():
+        self.hub.thread.join(_STOP_LIMIT_S)
+        if self.hub.thread.is_alive():
             text = f"its nodes were not given back within {_STOP_LIMIT_S:g} s"
             sys.stderr.write(f"mnode: {text}; its clean-up process goes on\n")
         self.client.close()

@@ -284,8 +284,7 @@ class Run:
     def end(self, why: str) -> None:
         """End the run after this test."""
         session: Any = self.config.pluginmanager.getplugin("session")
-        if session is not None:
-            self.ended = session.shouldstop = why
+        self.ended = session.shouldstop = why
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput[ENDED] = why
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shutil
@@ -28,14 +29,10 @@ class SharedTmp:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._base: Path | None = None
-        self._known = False
         self._numbers = itertools.count()
 
     def make(self, item: pytest.Item) -> Path | None:
         """A new directory for a test; None if nodes share no directory."""
-        if not self._known:
-            self._known, self._base = True, self._find_base(item.config)
         if self._base is None:
             return None
         name = re.sub(r"\W", "_", item.name)[:_NAME_CHARS]
@@ -43,10 +40,11 @@ class SharedTmp:
         made.mkdir(mode=0o700, parents=True)
         return made
 
-    def _find_base(self, config: pytest.Config) -> Path | None:
+    @functools.cached_property
+    def _base(self) -> Path | None:
         client = self._run.have_client()
         described = client.ask_launcher(DescribeRun())
-        factory: Any = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
+        factory: Any = getattr(self._run.config, "_tmp_path_factory", None)  # None: -p no:tmpdir
         if described.shares_kernel and factory is not None:
             return Path(factory.getbasetemp()) / "shared"
         if not described.shares_files:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_mnode.controller.leases import Asked, Leases, NodeState, change
+from pytest_mnode.controller.leases import Asked, Leases, change
 from pytest_mnode.errors import NodeLostError, WorldError
-from pytest_mnode.launchers.node import Node
-from pytest_mnode.limits import Limits
+from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.protocol.messages import (
@@ -34,7 +33,6 @@ class PoolFacts:
 
     accelerators: number per node that the spec promises. idle_worlds: most idle worlds per node;
     each uses host memory, and much device memory. fabric: names and patterns of fabric interfaces.
-    limits: see Launcher.
     """
 
     backend: str
@@ -42,7 +40,6 @@ class PoolFacts:
     idle_worlds: int
     numa_bind: str = "auto"
     fabric: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +91,15 @@ class Worlds:
     """All worlds. `send(peer, message)` reaches clients, `to_agent(node, message)` agents.
 
     now: the clock for limits, in seconds.
-    rank_start: see Launcher.
     """
 
     def __init__(
         self,
         facts: PoolFacts,
+        launcher: Launcher,
         leases: Leases,
         send: Callable[[str, Any], None],
         to_agent: Callable[[str, Any], None],
-        rank_start: Callable[[Node], Any] = lambda _: BindingOrder().start,
         *,
         now: Callable[[], float],
     ) -> None:
@@ -115,12 +111,8 @@ class Worlds:
         self._send = send
         self._to_agent = to_agent
         self._now = now
-        self._rank_start = rank_start
+        self._launcher = launcher
         self._ids = itertools.count(1)
-
-    @property
-    def nodes(self) -> dict[str, NodeState]:
-        return self.leases.nodes
 
     def import_in_ranks(self, files: dict[str, str], rootdir: str) -> None:
         """Make ranks import these files for themselves; `files` gives the reason for each."""
@@ -149,7 +141,7 @@ class Worlds:
             if idle is not None:
                 idle.lease, idle.asked = lease.id, request.asked
                 return idle.info
-            states = [self.nodes[name] for name in names]
+            states = [self.leases.nodes[name] for name in names]
             for name, state in zip(names, states, strict=True):
                 if state.lost:
                     raise NodeLostError(name, f"node {name} is lost: {state.lost}")
@@ -184,7 +176,7 @@ class Worlds:
         info = WorldInfo(name, shape, tuple(names), own_imports=own)
         deadline = self._now() + self._limit_s(info)
         world = self.worlds[name] = WorldState(info, request.lease, request.asked, deadline)
-        leader = self.nodes[names[0]]
+        leader = self.leases.nodes[names[0]]
         port = leader.store_port
         assert port is not None
         leader.store_port = None  # used up; the agent reports the next one
@@ -194,10 +186,10 @@ class Worlds:
         return world
 
     def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
-        node = self.nodes[name].node
+        node = self.leases.nodes[name].node
         facts = self.facts
         nics = () if facts.accelerators else facts.fabric
-        binding = BindingOrder(facts.numa_bind, node.shown, self._rank_start(node), nics)
+        binding = BindingOrder(facts.numa_bind, node.shown, self._launcher.rank_start(node), nics)
         own_imports = tuple(sorted(self._own_imports)) if info.own_imports else ()
         place = name, info, node_rank, addr, port
         return Launch(
@@ -283,7 +275,7 @@ class Worlds:
                 self.to_owner(world.info.id, PartLost(name, world.info.id, text))
 
     def _limit_s(self, world: WorldInfo) -> float:
-        return self.facts.limits.ranks_s(imports=world.own_imports)
+        return self._launcher.limits.ranks_s(imports=world.own_imports)
 
     def fail_all(self, text: str) -> None:
         """Report to all clients with a world, or waiting for one, that the pool has failed."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 HUB = "hub"
 BEAT = b"mnode-is-there"
 """Heartbeat of agents to the hub, and of the hub to agents on other machines, in raw bytes."""
+BEAT_S = 1.0
 RUN = "MNODE_RUN"
 """Environment variable of processes started on nodes; its value is the directory of their run."""
 

@@ -113,7 +113,7 @@ class World:
 @pytest.fixture
 def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """An agent with both nodes ready, which reaps no process of the test; its input stays open."""
-    monkeypatch.setattr(agent_module, "_BEAT_S", 0.02)
+    monkeypatch.setattr(agent_module, "BEAT_S", 0.02)
     monkeypatch.setattr(processes, "reap", lambda: [(FORK_SERVER_PID, signal.SIGKILL)])
     read, write = os.pipe()
     stdin = os.dup(0)

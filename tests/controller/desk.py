@@ -7,6 +7,7 @@ from typing import Any
 from pytest_mnode.controller.hub import Requests
 from pytest_mnode.controller.leases import Asked, Leases, NodesRequest, NodeState
 from pytest_mnode.controller.worlds import Opening, PoolFacts, Worlds
+from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.protocol.messages import Answer
 
@@ -29,6 +30,7 @@ class Desk:
         self.clock_s = 0.0
         self.worlds = Worlds(
             PoolFacts("gloo", 0, idle_worlds),
+            Local(4),
             leases,
             lambda peer, message: self.sent.append((peer, message)),
             lambda _, message: self.to_agents.append(message),

@@ -77,7 +77,7 @@ def test_a_world_that_does_not_start_is_ended() -> None:
 def test_the_oldest_idle_world_makes_room() -> None:
     desk = Desk(idle_worlds=1)
     name, other = idle(desk, 1), idle(desk, 2)
-    desk.worlds.nodes["n1"].store_port = 5
+    desk.worlds.leases.nodes["n1"].store_port = 5
     desk.ask(1, 3, procs=2)
     assert Call(0, "stop_world", ("n1", name)) in desk.to_agents
     assert other in desk.worlds.worlds

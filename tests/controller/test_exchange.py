@@ -39,12 +39,12 @@ class Held(Exchange):
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Held]:
     made = Held(Switchboard(f"{tmp_path}/hub", "token"))
-    made.start()
+    made.thread.start()
     yield made
     made.go.set()
     made.soon(lambda: setattr(made, "running", False))
-    made.join(LIMIT_S)
-    assert not made.is_alive()
+    made.thread.join(LIMIT_S)
+    assert not made.thread.is_alive()
 
 
 @pytest.fixture

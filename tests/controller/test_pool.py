@@ -80,7 +80,7 @@ def test_a_closed_pool_leaves_nothing(
     assert (temporary / pool.run_dir.name / "logs").is_dir()
     assert soft_limit() > soft
     pool.close()
-    assert not pool.hub.is_alive()
+    assert not pool.hub.thread.is_alive()
     assert launcher.closed == 1
     assert list(temporary.iterdir()) == []
     assert soft_limit() == soft
@@ -151,12 +151,12 @@ def test_a_hub_that_never_ends_does_not_keep_a_pool_open(
     monkeypatch.setattr(Hub, "close", lambda _: over.wait(60))
     pool = Pool(Settings(), spec, 2, tmp_path)
     pool.close()
-    assert pool.hub.is_alive()
+    assert pool.hub.thread.is_alive()
     assert list(temporary.iterdir()) == []
     said = "mnode: its nodes were not given back within 0.2 s; its clean-up process goes on\n"
     assert capsys.readouterr().err == said
     over.set()
-    pool.hub.join(20)
+    pool.hub.thread.join(20)
 
 
 def test_what_a_launcher_cannot_take_down_is_said(

@@ -111,10 +111,10 @@ def test_a_world_that_never_becomes_ready_is_given_up(file: str, limit_s: float)
 
 def test_a_withdrawn_world_that_is_not_launched_yet_never_starts() -> None:
     desk = Desk()
-    desk.worlds.nodes["n2"].store_port = None
+    desk.worlds.leases.nodes["n2"].store_port = None
     assert desk.ask(2, 2) == ""
     assert desk.forget(2, 2) == []
-    desk.worlds.nodes["n2"].store_port = 5
+    desk.worlds.leases.nodes["n2"].store_port = 5
     desk.requests.go_on()
     assert desk.worlds.worlds == {}
 
