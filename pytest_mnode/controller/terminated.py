@@ -19,16 +19,13 @@ def end_at_sigterm(config: pytest.Config) -> None:
         return
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # another plugin's, or the caller's
         return
-    came: list[int] = []
 
     def ended(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        if not came:
-            came.append(number)
-            raise KeyboardInterrupt("SIGTERM")
-
-    signal.signal(signal.SIGTERM, ended)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        raise KeyboardInterrupt("SIGTERM")
 
     def given_back() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    signal.signal(signal.SIGTERM, ended)
     config.add_cleanup(given_back)

@@ -360,14 +360,14 @@ def wake(waker: socket.socket) -> None:
         waker.send(b"x")
 
 
-def _ms(seconds: float | None) -> int | None:
-    """The limit of a poll, no shorter than this time; None: no limit."""
-    return None if seconds is None else math.ceil(seconds * 1000)
-
-
 def forget_wakes(woken: socket.socket) -> None:
     with contextlib.suppress(BlockingIOError):
         woken.recv(4096)
+
+
+def _ms(seconds: float | None) -> int | None:
+    """The limit of a poll, no shorter than this time; None: no limit."""
+    return None if seconds is None else math.ceil(seconds * 1000)
 
 
 class Line:
