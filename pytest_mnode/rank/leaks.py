@@ -329,9 +329,8 @@ class LeakCheck:
         # Memory beyond a limit was measured again without garbage, which `now` has.
         self._last = None if _is_much(left) else now
         if found and suite_of(getattr(item, "cls", None)):
-            return TornDown(
-                reusable=False
-            )  # in the suite's own processes they would end with the test
+            # In the suite's own processes they would end with the test.
+            return TornDown(reusable=False)
         stale = ended or (self._groups.stale_keys and not wide)
         reusable = ended or wide or not left.groups
         return TornDown(found, reusable=reusable, new_group=stale)

@@ -136,9 +136,10 @@ class JobPods(PodStreams):
         """Why pods do not run, in the API server's words: the first reason."""
         with self._lock:
             pods = sorted(self._pods.values(), key=lambda pod: pod.state.name)
-        whys = [f"{pod.state.name}: {pod.state.over or pod.state.problem}" for pod in pods
-                if pod.state.over or pod.state.problem]  # fmt: skip
-        return whys[0] if whys else f"{len(pods)} of {len(self._nodes)} pods were made"
+        for pod in pods:
+            if why := pod.state.over or pod.state.problem:
+                return f"{pod.state.name}: {why}"
+        return f"{len(pods)} of {len(self._nodes)} pods were made"
 
     def statuses(self) -> dict[str, int]:
         """Exit status of torchrun by node on which it ended; LOST if the node is lost."""
