@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
-
+from pytest_mnode import processes
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.processes import end_programs
+from pytest_mnode.protocol.channel import Switchboard
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.messages import RUN, AgentOrder, NodeEntry
+from pytest_mnode.protocol.messages import HUB, RUN, AgentOrder, NodeEntry
 from pytest_mnode.protocol.rank_files import agent_log
 
 _STOP_LIMIT_S = 10.0
@@ -40,14 +41,12 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class RunDirectories:
-    """Directories of a run on this machine, and its hub's socket there (path, token).
+    """Directories of a run on this machine.
 
     open_files: limit of open files of this machine's processes except this one; None if that limit
     is no lower than this process's.
     """
 
-    path: str
-    token: str
     run_dir: str
     log_dir: str
     open_files: int | None = None
@@ -69,26 +68,12 @@ class _Agent:
     received: int = 0
 
 
-class Channel(Protocol):
-    """The hub's end of the channel; see `Exchange`."""
-
-    def send(self, destination: str, message: Any) -> None: ...
-
-    def take_machine(
-        self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
-    ) -> None: ...
-
-    def received(self, name: str) -> int: ...
-
-    def drop(self, name: str) -> None: ...
-
-
 class Agents:
     """The agents of a run: one if all nodes share a kernel, else one per node."""
 
-    def __init__(self, launcher: Launcher, place: RunDirectories, channel: Channel) -> None:
+    def __init__(self, launcher: Launcher, place: RunDirectories, switchboard: Switchboard) -> None:
         self.launcher = launcher
-        self._channel = channel
+        self._switchboard = switchboard
         self._standing: list[Any] = []
         """Messages for every agent, including agents that are started later."""
         self.place_of_run = place
@@ -135,7 +120,7 @@ class Agents:
 
     def _hang_up(self, agent: _Agent) -> None:
         """End an agent's standard input, which ends the agent."""
-        self._channel.drop(agent.peer)
+        self._switchboard.drop(agent.peer)
         assert agent.program.stdin is not None
         with contextlib.suppress(OSError):
             agent.program.stdin.close()
@@ -160,7 +145,7 @@ class Agents:
         if program.stdout is not None:
             with program.stdin, program.stdout:
                 ends = os.dup(program.stdout.fileno()), os.dup(program.stdin.fileno())
-            self._channel.take_machine(order.peer, *ends, partial(_append, log))
+            self._switchboard.take_machine(order.peer, *ends, partial(_append, log))
         return _Agent(program, log, self.clock.now(), order.peer, incarnation)
 
     def _order(self, number: int, incarnation: int) -> AgentOrder:
@@ -171,8 +156,8 @@ class Agents:
         return AgentOrder(
             agent=number,
             incarnation=incarnation,
-            path="" if remote else place.path,
-            token="" if remote else place.token,
+            path="" if remote else self._switchboard.path,
+            token="" if remote else self._switchboard.token,
             run_dir="" if remote else place.run_dir,
             log_dir="" if own_logs else place.log_dir,
             nodes=tuple(self.entry(node) for node in self.nodes[number]),
@@ -190,8 +175,10 @@ class Agents:
     def tell_all(self, message: Any) -> None:
         """Send to every agent, to a new one after its first message."""
         self._standing.append(message)
-        for peer in self.known:
-            self._channel.send(peer, message)
+        self._send(self.known, message)
+
+    def _send(self, peers: Sequence[str], message: Any) -> None:
+        self._switchboard.send(peers, HUB, pickle.dumps(message))
 
     def heard(self, number: int) -> None:
         """Note that an agent is alive."""
@@ -199,13 +186,13 @@ class Agents:
         agent.heard, first = self.clock.now(), not agent.known
         agent.known = True
         for message in self._standing if first else ():
-            self._channel.send(agent.peer, message)
+            self._send((agent.peer,), message)
 
     def silent(self) -> dict[int, str]:
         """Agents that sent nothing for longer than they may, each with a text for the user."""
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
-            received = self._channel.received(agent.peer)
+            received = self._switchboard.received(agent.peer)
             if agent.known and received != agent.received:  # also a part of a long message
                 agent.received, agent.heard = received, now
             remote = not self.launcher.shared_kernel
@@ -238,8 +225,7 @@ class Agents:
             text = self._agents[number].log.read_text(errors="replace")[-4096:]
         except OSError:
             return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:_MOST_CHARS] if lines else ""
+        return processes.last_line(text)[:_MOST_CHARS]
 
     def place(self, agent: int) -> str:
         """The nodes of an agent, as text."""
@@ -257,14 +243,9 @@ class Agents:
                 program.wait(max(0.0, end - time.monotonic()))
         end_programs([program for program in programs if program.returncode is None])
         if any(program.returncode != 0 for program in programs):
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Kill processes left by an agent that could not clean up, found by their RUN variable."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(RUN) == self._own_id:
-                    process.kill()
+            # Kill what an agent left that could not clean up.
+            for pid in processes.started_with(RUN, self._own_id):
+                processes.kill(pid)
 
 
 def _append(log: Path, data: bytes) -> None:

@@ -82,8 +82,6 @@ class Exchange:
         self.running = True
         self._calls: deque[Callable[[], None]] = deque()
         self._local: dict[str, LocalLine] = {}
-        self._lock = threading.RLock()
-        """Guards the switchboard."""
         self._woken, self._waker = waking_pair()
         self._client_carries = False
         self._sleeps = False
@@ -119,8 +117,7 @@ class Exchange:
                 self.failed(error)
         with contextlib.suppress(Exception):
             self.close()
-        with self._lock:
-            self.switchboard.close()
+        self.switchboard.close()
         self._woken.close()
         self._waker.close()
 
@@ -134,7 +131,7 @@ class Exchange:
 
     def _read(self) -> None:
         """Route the messages that have arrived; those for the hub are handled by `soon`."""
-        with self._lock:
+        with self.switchboard.lock:
             for source, destination, payload in self.switchboard.arrived() if self.running else ():
                 if destination == HUB:
                     self.soon(partial(self.handle, source, payload))
@@ -153,8 +150,7 @@ class Exchange:
         def to_hub(destination: str, payload: bytes) -> None:
             if destination == HUB:
                 self.soon(partial(self.handle, name, payload))
-                return
-            with self._lock:
+            else:
                 self._route(name, destination, payload)
 
         line = self._local[name] = LocalLine(to_hub, self._carry)
@@ -176,33 +172,15 @@ class Exchange:
         """Send a message from the hub."""
         self.deliver(destination, HUB, pickle.dumps(message))
 
-    def take_machine(
-        self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
-    ) -> None:
-        """See Switchboard."""
-        with self._lock:
-            self.switchboard.take_machine(name, reads, writes, printed)
-
-    def received(self, name: str) -> int:
-        """See Switchboard."""
-        with self._lock:
-            return self.switchboard.received(name)
-
-    def drop(self, name: str) -> None:
-        """See Switchboard."""
-        with self._lock:
-            self.switchboard.drop(name)
-
     def deliver(self, destination: str, source: str, payload: bytes) -> None:
         local = self._local.get(destination)
         if local is not None:
             local.put(payload, wakes=threading.current_thread() is self.thread)
             return
-        with self._lock:
-            self.switchboard.send((destination,), source, payload)
+        self.switchboard.send((destination,), source, payload)
 
     def _route(self, source: str, destination: str, payload: bytes) -> None:
-        """Route a message that is not for the hub; the lock must be held."""
+        """Route a message that is not for the hub."""
         if destination.startswith("world/"):
             _, name, size = destination.split("/")
             ranks = [f"rank/{name}/{rank}" for rank in range(int(size))]
@@ -271,7 +249,7 @@ class Hub(Exchange):
     ) -> None:
         super().__init__(switchboard)
         self.launcher = launcher
-        self.agents = Agents(launcher, place, self)
+        self.agents = Agents(launcher, place, switchboard)
         # Only the time in which the hub could listen counts for limits.
         self._now = self.agents.clock.now
         self.nodes: dict[str, NodeState] = {}
@@ -534,8 +512,7 @@ class Hub(Exchange):
                 self._node_lost(node.name, how)
         if not self.launcher.shared_kernel and now >= self._next_beat:
             self._next_beat = now + BEAT_S
-            with self._lock:
-                self.switchboard.send(self.agents.known, HUB, BEAT)
+            self.switchboard.send(self.agents.known, HUB, BEAT)
 
     def _agent_lost(self, agent: int, why: str) -> None:
         """Handle an agent that ended or failed: the run ends if the agent served all nodes;

@@ -70,8 +70,6 @@ class Pool:
             switchboard = Switchboard(self.path, self.token)
             undo.callback(switchboard.close)
             place = RunDirectories(
-                path=self.path,
-                token=self.token,
                 run_dir=str(self.run_dir),
                 log_dir=str(log_dir),
                 open_files=before,

@@ -122,12 +122,15 @@ class Switchboard:
     """Routes messages between peers by name: the hub's end of the channel, and on another machine
     the agent's end of its ranks' connections.
 
-    Processes of this kernel come to a Unix socket, which costs one system call a message.
+    Processes of this kernel come to a Unix socket, which costs one system call a message. It may be
+    used by several threads; who iterates over `arrived` holds `lock`, so that no thread overtakes
+    another with the messages that it got.
     """
 
     def __init__(self, path: str, token: str) -> None:
         """path: of the socket. token: what each peer shows first."""
         self.path, self.token = path, token
+        self.lock = threading.RLock()
         self._listener = socket.socket(socket.AF_UNIX)
         with reachable(path) as short:
             self._listener.bind(short)
@@ -150,17 +153,20 @@ class Switchboard:
 
         printed: takes what its Python prints before the agent speaks.
         """
-        made = _Connection(reads, writes, self._epoll, name, printed)
-        self._connections[reads] = self._connections[writes] = self._peers[name] = made
+        with self.lock:
+            made = _Connection(reads, writes, self._epoll, name, printed)
+            self._connections[reads] = self._connections[writes] = self._peers[name] = made
 
     def drop(self, name: str) -> None:
         """End the connection of a peer, if it has one."""
-        if (connection := self._peers.get(name)) is not None:
-            self._drop(connection)
+        with self.lock:
+            if (connection := self._peers.get(name)) is not None:
+                self._drop(connection)
 
     def received(self, name: str) -> int:
         """How many bytes have come over the connection of a peer; 0 if it has none."""
-        return connection.received if (connection := self._peers.get(name)) else 0
+        with self.lock:
+            return connection.received if (connection := self._peers.get(name)) else 0
 
     def arrived(self) -> Iterator[tuple[str, str, bytes]]:
         """(source, destination, payload) of every message that has arrived.
@@ -175,23 +181,25 @@ class Switchboard:
         """Send to these peers, once to each machine; without effect for one that is not connected,
         or no longer."""
         frame, machines = b"", dict[_Connection, list[str]]()
-        for destination in destinations:
-            peer = self._peers.get(destination)
-            if peer is None:
-                continue
-            if peer.is_machine:
-                machines.setdefault(peer, []).append(destination)
-            else:
-                frame = frame or _framed(_frame(source, payload))
-                peer.send(frame)
-        for machine, names in machines.items():
-            machine.send(_carried(source, _SPACE.join(names), payload))
+        with self.lock:
+            for destination in destinations:
+                peer = self._peers.get(destination)
+                if peer is None:
+                    continue
+                if peer.is_machine:
+                    machines.setdefault(peer, []).append(destination)
+                else:
+                    frame = frame or _framed(_frame(source, payload))
+                    peer.send(frame)
+            for machine, names in machines.items():
+                machine.send(_carried(source, _SPACE.join(names), payload))
 
     def close(self) -> None:
-        for connection in {*self._connections.values()}:
-            self._drop(connection)
-        self._epoll.close()
-        self._listener.close()
+        with self.lock:
+            for connection in {*self._connections.values()}:
+                self._drop(connection)
+            self._epoll.close()
+            self._listener.close()
 
     def _read(self) -> None:
         for number, events in self._epoll.poll(0):

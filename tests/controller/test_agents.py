@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +27,10 @@ WELL = ["sh", "-c", "exec cat >&2"]
 """Prints its order to the log, and ends with its input, like an agent."""
 
 
-class Channel:
-    """The hub's end of the channel; the pipes of machines, which it does not read."""
+class Pipes:
+    """A switchboard with the pipes of machines, which it does not read."""
+
+    path, token = "/x/hub", "t"
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
@@ -38,8 +41,8 @@ class Channel:
     def received(self, name: str) -> int:
         return self.bytes.get(name, 0)
 
-    def send(self, destination: str, message: Any) -> None:
-        self.sent.append((destination, message))
+    def send(self, destinations: Sequence[str], _: str, payload: bytes) -> None:
+        self.sent += [(one, pickle.loads(payload)) for one in destinations]
 
     def take_machine(
         self, name: str, reads: int, writes: int, printed: Callable[[bytes], object]
@@ -49,6 +52,10 @@ class Channel:
     def drop(self, name: str) -> None:
         for fd in self.pipes.pop(name, ()):
             os.close(fd)
+
+
+def pipes() -> Any:
+    return Pipes()
 
 
 @dataclass
@@ -86,9 +93,9 @@ class OneMachine(TwoMachines):
 @pytest.fixture
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
-    place = RunDirectories("/x/hub", "t", str(tmp_path), str(tmp_path), open_files=1024)
+    place = RunDirectories(str(tmp_path), str(tmp_path), open_files=1024)
     launcher: Any = TwoMachines(runs)
-    made = Agents(launcher, place, Channel())
+    made = Agents(launcher, place, pipes())
     made.open()
     try:
         yield made
@@ -145,14 +152,14 @@ def test_a_silent_agent_is_found(opened: Agents) -> None:
     assert opened.silent() == {1: "no message for 0 s"}
     opened.launcher.limits = Limits(start_s=0.02, connect_s=0.015, silence_s=0.02)
     assert opened.silent()[0] == "no message for 0 s"
-    opened._channel.bytes["agent/0.0"] = 7  # type: ignore[attr-defined]
+    opened._switchboard.bytes["agent/0.0"] = 7  # type: ignore[attr-defined]
     # Which are of a long message.
     assert list(opened.silent()) == [1]
 
 
 def test_what_an_agents_python_prints_is_in_its_log(opened: Agents) -> None:
     agent_settings(opened, 1)
-    opened._channel.printed["agent/1.0"](b"\nmodule load: no such\n")  # type: ignore[attr-defined]
+    opened._switchboard.printed["agent/1.0"](b"\nmodule load: no such\n")  # type: ignore[attr-defined]
     assert opened.last_words(1) == "module load: no such"
 
 
@@ -189,7 +196,7 @@ def test_the_last_output_is_that_of_the_newest_agent(opened: Agents) -> None:
 
 
 def test_messages_to_all_agents_wait_until_each_is_connected(opened: Agents) -> None:
-    sent = opened._channel.sent  # type: ignore[attr-defined]
+    sent = opened._switchboard.sent  # type: ignore[attr-defined]
     opened.heard(0)
     opened.tell_all("collect")
     assert sent == [("agent/0.0", "collect")]
@@ -202,9 +209,9 @@ def test_messages_to_all_agents_wait_until_each_is_connected(opened: Agents) -> 
 
 
 def test_agents_that_were_started_before_one_could_not_be_are_ended(tmp_path: Path) -> None:
-    place = RunDirectories("", "", "", str(tmp_path))
+    place = RunDirectories("", str(tmp_path))
     launcher: Any = TwoMachines({"n0": WELL, "n1": ["/no/such/program"]})
-    made = Agents(launcher, place, Channel())
+    made = Agents(launcher, place, pipes())
     with pytest.raises(FileNotFoundError) as caught:
         made.open()
     made.close()
@@ -254,9 +261,9 @@ def test_what_a_killed_agent_leaves_on_this_machine_is_killed(opened: Agents) ->
 def test_agents_over_a_bridge_have_no_process_here(tmp_path: Path) -> None:
     way = Way(tmp_path)
     well, fails = way(WELL), way.streams.command("n1", ["sh", "-c", "echo no room >&2; exit 1"])
-    place = RunDirectories("/x/hub", "t", str(tmp_path), str(tmp_path))
+    place = RunDirectories(str(tmp_path), str(tmp_path))
     launcher: Any = TwoMachines({"n0": well, "n1": fails})
-    before, made = children(), Agents(launcher, place, Channel())
+    before, made = children(), Agents(launcher, place, pipes())
     try:
         made.open()
         assert agent_settings(made, 0)["agent"] == 0
@@ -273,9 +280,9 @@ def test_agents_over_a_bridge_have_no_process_here(tmp_path: Path) -> None:
 
 
 def test_what_ended_all_nodes_is_named_with_their_agent(tmp_path: Path) -> None:
-    place = RunDirectories("/x/hub", "t", str(tmp_path), str(tmp_path))
+    place = RunDirectories(str(tmp_path), str(tmp_path))
     launcher: Any = OneMachine({}, shared_kernel=True)
-    one = Agents(launcher, place, Channel())
+    one = Agents(launcher, place, pipes())
     one.open()
     try:
         until(one.ended, lambda: "its agent runs")
@@ -285,9 +292,9 @@ def test_what_ended_all_nodes_is_named_with_their_agent(tmp_path: Path) -> None:
 
 
 def test_an_agent_of_this_machine_ends_with_its_input(tmp_path: Path) -> None:
-    place = RunDirectories("/x/hub", "t", str(tmp_path), str(tmp_path))
+    place = RunDirectories(str(tmp_path), str(tmp_path))
     launcher: Any = OneMachine({"all": WELL}, shared_kernel=True)
-    one = Agents(launcher, place, Channel())
+    one = Agents(launcher, place, pipes())
     one.open()
     one.close()
     assert [agent.program.returncode for agent in one._agents] == [0]

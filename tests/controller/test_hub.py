@@ -94,6 +94,8 @@ class Switchboard:
 
     queued: deque[tuple[str, str, bytes]] = field(default_factory=deque)
     sent: list[Any] = field(default_factory=list)
+    lock: Any = field(default_factory=contextlib.nullcontext)
+    path = token = ""
 
     def arrived(self) -> Iterator[tuple[str, str, bytes]]:
         while self.queued:
@@ -122,7 +124,7 @@ def launcher() -> TwoMachines:
 
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
-    place = RunDirectories("", "", str(directory), str(directory))
+    place = RunDirectories(str(directory), str(directory))
     facts = PoolFacts("gloo", 0, 1)
     switchboard: Any = Switchboard()
     return Hub(launcher, switchboard, facts, place)
