@@ -28,9 +28,9 @@ NODE_FIXTURE = "node"
 NODE_OF_TEST = pytest.StashKey[tuple[str]]()
 """The node for which a test with the `node` fixture runs."""
 MEASURES = pytest.StashKey[bool]()
+"""Set for a test that has got the `measure` fixture, also by `request.getfixturevalue`."""
 RUNS = pytest.StashKey[int]()
 """How often the body of a test was run, whatever a plugin reported of it."""
-"""Set for a test that has got the `measure` fixture, also by `request.getfixturevalue`."""
 PORTS_FIXTURE = "fabric_ports"
 CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE, PORTS_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
