@@ -150,9 +150,10 @@ def test_a_node_that_runs_commands_is_on() -> None:
 )
 def test_a_node_that_runs_no_commands_is_switched_on(command: list[str]) -> None:
     """Whatever the launcher reports: for minutes Slurm calls a lost node available."""
-    launcher = Switched(command)
+    launcher, before = Switched(command), processes.children(os.getpid())
     recover(launcher, NODE, 0.3)
     assert launcher.switched == ["n1"]
+    assert processes.children(os.getpid()) == before
 
 
 def test_a_launcher_without_a_power_switch() -> None:

@@ -146,3 +146,4 @@ def test_the_watcher_on_a_node_ends_with_the_wait(tmp_path: Path) -> None:
     )
     assert found is None
     assert started[0].returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
