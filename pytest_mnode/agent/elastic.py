@@ -64,8 +64,7 @@ from pytest_mnode.protocol.rank_files import (
 
 
 class Rendezvous(StaticTCPRendezvous):
-    """torchrun's rendezvous of nodes that are known, but the hub has decided all that it returns:
-    the nodes' agents make no store to agree on it."""
+    """torchrun's static rendezvous without its store: the hub has decided what it returns."""
 
     def next_rendezvous(self) -> RendezvousInfo:
         address = RendezvousStoreInfo(self.master_addr, self.master_port)
