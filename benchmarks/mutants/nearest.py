@@ -11,6 +11,8 @@ ENGINE = {"agent", "controller", "outcome", "protocol", "rank"}
 """Rooms that only work together: tests/worlds is for all of them."""
 _WHOLE_ENGINE = "tests/worlds/test_worlds.py"
 """Comes early for each module of ENGINE, because few of them work alone."""
+_OF_THEIR_FOLDER = ("__init__", "launcher")
+"""Modules that are named by their folder."""
 _ELSEWHERE = {"acceptance", "engines", "gpu", "machines"}
 """Tests that need an engine, a GPU, virtual machines or the whole suite."""
 _FAR = 9
@@ -29,11 +31,13 @@ def nearest_tests(root: Path, path: str) -> list[str]:
     room = room_of(path)
     rooms = {room} | ({"worlds", "debugging"} if room in ENGINE else set())
     mirrored = PurePath("tests", *PurePath(path).parts[1:-1])
+    stem = PurePath(path).stem
+    name = mirrored.name if stem in _OF_THEIR_FOLDER else stem
     found = []
     for file in _test_files(root):
         distance = distances.get(_module(file), _FAR)
         top = PurePath(file).parts[1]
-        named = _alike(PurePath(file).stem.removeprefix("test_"), PurePath(path).stem)
+        named = _alike(PurePath(file).stem.removeprefix("test_"), name)
         in_room = (top if not top.endswith(".py") else ".") in rooms
         if distance <= 1 or named or in_room:
             beside = PurePath(file).is_relative_to(mirrored)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
-from functools import partial
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.fork_server import ForkServer
-from pytest_mnode.errors import WorldError
 from pytest_mnode.protocol.channel import Pipe
 from pytest_mnode.protocol.messages import AgentOrder, Call, Collect
 
@@ -50,6 +48,27 @@ def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
         pipe.close()
 
 
+def test_a_collector_gets_a_request_for_ranks_with_its_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, of_collector = Pipe.pair()
+    given, other = os.pipe()
+    server = ForkServer(AgentOrder(0, "", ""), Pipe.pair()[0])
+    monkeypatch.setattr(server, "_collector", ours)
+    monkeypatch.setattr(fork_server, "take_fds", lambda *_: [given, None])
+    message: Any = SimpleNamespace(own_imports=False)
+    server._launch(message, own=lambda *_: None)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given)
+    assert [pickle.loads(one) for one in of_collector.receive()] == [message]
+    [taken] = of_collector.fds
+    os.write(other, b"x")
+    assert os.read(taken, 1) == b"x"
+    os.close(other)
+    for pipe in (ours, of_collector, server.agent):
+        pipe.close()
+
+
 def test_ranks_that_import_for_themselves_hold_no_pipe_of_the_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -71,26 +90,6 @@ def test_ranks_that_import_for_themselves_hold_no_pipe_of_the_collector(
     assert [pickle.loads(one).args[2] for one in agent.receive()] == [7, 7]
     for pipe in (agent, theirs, collector, of_collector):
         pipe.close()
-
-
-def test_torch_is_prepared_before_the_forks_or_why_it_is_not_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from pytest_mnode.rank import binding, entry, exit_handlers
-
-    done: list[str] = []
-    steps = ((exit_handlers, "disown"), (entry, "prepare"), (binding, "memories"))
-    for module, step in steps:
-        monkeypatch.setattr(module, step, partial(done.append, step))
-    monkeypatch.setattr(fork_server, "import_modules", lambda: done.append("imports"))
-    server = ForkServer(AgentOrder(0, "", ""), Pipe.pair()[0])
-    server.import_torch()
-    assert done == ["imports", "disown", "prepare", "memories"]
-    broken = Mock(side_effect=ImportError("libnccl.so.2: cannot open shared object file"))
-    monkeypatch.setattr(fork_server, "import_modules", broken)
-    with pytest.raises(WorldError, match=r"torch cannot be imported by .*: libnccl\.so"):
-        server.import_torch()
-    server.agent.close()
 
 
 def test_files_of_modules_are_noted_before_the_next_forks(monkeypatch: pytest.MonkeyPatch) -> None:

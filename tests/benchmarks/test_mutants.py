@@ -116,6 +116,7 @@ def test_the_nearest_tests_come_first(tmp_path: Path) -> None:
     first, *others = nearest_tests(tmp_path, module)
     assert first == "tests/jobs/test_slurm_files.py"
     assert set(others) == {"tests/jobs/test_running.py", "tests/test_other.py"}
+    assert nearest_tests(tmp_path, "pytest_mnode/jobs/slurm/__init__.py")[0] == first
 
 
 def test_of_a_part_of_the_engine_the_whole_is_tried_early(tmp_path: Path) -> None:

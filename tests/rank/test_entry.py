@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree.ElementTree import Element
 
 import pytest
 
-from pytest_mnode.rank import entry
+from pytest_mnode.agent import fork_server
+from pytest_mnode.errors import WorldError
+from pytest_mnode.protocol.channel import Pipe
+from pytest_mnode.protocol.messages import AgentOrder
+from pytest_mnode.rank import binding, entry, exit_handlers
 from tests import warm
 from tests.inner import clean_env
 
@@ -42,6 +48,24 @@ def test_loggers_of_torch_print_once_as_before(tmp_path: Path) -> None:
     names = ("torch", "torch.distributed", "torch.distributed.fsdp")
     lines = [line.rpartition("] ")[2] for line in output.splitlines()]
     assert lines == [*(f"of {name}" for name in names), "asked for"]
+
+
+def test_torch_is_prepared_before_the_forks_or_why_it_is_not_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    steps = ((exit_handlers, "disown"), (entry, "prepare"), (binding, "memories"))
+    for module, step in steps:
+        monkeypatch.setattr(module, step, partial(done.append, step))
+    monkeypatch.setattr(fork_server, "import_modules", lambda: done.append("imports"))
+    server = fork_server.ForkServer(AgentOrder(0, "", ""), Pipe.pair()[0])
+    server.import_torch()
+    assert done == ["imports", "disown", "prepare", "memories"]
+    broken = Mock(side_effect=ImportError("libnccl.so.2: cannot open shared object file"))
+    monkeypatch.setattr(fork_server, "import_modules", broken)
+    with pytest.raises(WorldError, match=r"torch cannot be imported by .*: libnccl\.so"):
+        server.import_torch()
+    server.agent.close()
 
 
 class Loop:

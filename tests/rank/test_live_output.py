@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,8 @@ from pytest_mnode.rank import live_output
 
 
 @pytest.mark.parametrize(
-    ("level", "shown"), [(None, ["note", "warning"]), (logging.WARNING, ["warning"])]
+    ("level", "shown"),
+    [(None, ["INFO note", "WARNING late"]), (logging.WARNING, ["WARNING late"])],
 )
 def test_a_log_is_shown_from_its_level_on(
     level: int | None, shown: list[str], tmp_path: Path
@@ -22,7 +25,7 @@ def test_a_log_is_shown_from_its_level_on(
     root = logging.getLogger()
     before, before_level = root.handlers[:], root.level
     plugin = SimpleNamespace(log_cli_level=level, log_cli_handler=logging.StreamHandler())
-    plugin.log_cli_handler.setFormatter(logging.Formatter("%(message)s"))
+    plugin.log_cli_handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     config: Any = Mock(getoption=lambda name, *_: None, getini=lambda name: name == "log_cli")
     config.pluginmanager.getplugin = lambda name: plugin
     try:
@@ -30,7 +33,7 @@ def test_a_log_is_shown_from_its_level_on(
         assert file is not None
         root.setLevel(logging.INFO)
         logging.info("note")
-        logging.warning("warning")
+        logging.warning("late")
     finally:
         root.handlers[:] = before
         root.setLevel(before_level)
@@ -45,3 +48,26 @@ def test_no_file_is_made_for_output_that_is_not_shown(tmp_path: Path) -> None:
     config.getini = Mock(side_effect=ValueError("unknown configuration value"))
     assert live_output.begin(config, tmp_path / "live") is None
     assert not (tmp_path / "live").exists()
+
+
+def test_output_goes_to_the_file_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[tuple[str, int]] = []
+    by: list[int] = []
+
+    def dup2(fd: int, ours: int) -> None:
+        replaced.append((str(Path(f"/proc/self/fd/{fd}").readlink()), ours))
+        by.append(fd)
+
+    monkeypatch.setattr(os, "dup2", dup2)
+    monkeypatch.setattr(sys, "stdout", stdout := Mock())
+    options = {"capture": "no"}
+    config: Any = Mock(getoption=options.get, getini=lambda name: False)
+    file = live_output.begin(config, path := tmp_path / "live")
+    assert file is not None
+    assert replaced == [(os.devnull, 0), (str(path), 1), (str(path), 2)]
+    stdout.reconfigure.assert_called_once_with(line_buffering=True)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(by[0])
+    file.close()

@@ -102,3 +102,28 @@ def test_a_pod_that_returns_to_its_node_is_used(run: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(run.launcher, "_open", lambda *_: {})
     run.launcher.ask(PowerOn("n1"))
     assert run.launcher.commands(run.launcher.nodes, ["true"])
+
+
+@pytest.mark.parametrize("event", ["lost", "broken"])
+def test_nothing_is_started_in_a_pod_that_is_lost(run: Run, event: str) -> None:
+    told: list[tuple[str, str]] = []
+    run.launcher.watch(lambda *lost: told.append(lost))
+    for _ in range(2):
+        run.launcher._hear({event: "0", "why": "OOMKilled"})
+    with pytest.raises(NodeLostError, match="OOMKilled"):
+        run.launcher.commands(run.launcher.nodes, ["true"])
+    run.launcher._watchers.close()
+    run.launcher._watchers._run()
+    assert told == [("n1", "OOMKilled")]
+
+
+def test_the_first_reason_of_a_lost_pod_counts_until_it_is_back(run: Run) -> None:
+    [n1, _] = run.launcher.nodes
+    back = {"back": "0", "node": "n1", "pod": "d", "address": "at-n1"}
+    found = []
+    for events in (["OOMKilled", "deleted"], ["evicted"]):
+        for why in events:
+            run.launcher._hear({"lost": "0", "why": why})
+        found.append(run.launcher._problem_with(n1, 0.0))
+        run.launcher._hear(back)
+    assert found == ["OOMKilled", "evicted"]

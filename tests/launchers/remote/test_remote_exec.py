@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -206,6 +207,40 @@ def a_far_end() -> Any:
     made.clock = ListeningClock()
     made.heard = made.clock.now()
     return made
+
+
+def test_frames_reach_the_command_of_their_number() -> None:
+    end, frame = a_far_end(), wire.frame
+    one, other = (Mock(to_child=bytearray(), input_over=False, ahead=10) for _ in range(2))
+    end.commands, end.frames, end.touch = {3: one, 4: other}, wire.Frames(), lambda: None
+
+    def hears(*data: bytes | None) -> None:
+        for part in data:
+            end.stream = Mock(read=lambda part=part: part)
+            end.receive()
+
+    hears(frame(wire.DATA, 3, b"typed"), frame(wire.DATA, 9, b"of an ended one"), None)
+    hears(frame(wire.TAKEN, 3, (4).to_bytes(4, "big")) + frame(wire.SIGNAL, 3, b"\x0a"))
+    assert (one.to_child, one.ahead, one.input_over) == (b"typed", 6, False)
+    one.signal.assert_called_once_with(b"\x0a")
+    hears(frame(wire.END, 3))
+    assert one.input_over
+    one.hang_up.assert_not_called()
+    hears(frame(wire.HANG_UP, 3))
+    one.hang_up.assert_called_once_with()
+    other.hang_up.assert_not_called()
+    assert (other.to_child, other.ahead, other.input_over) == (b"", 10, False)
+    hears(frame(wire.HANG_UP))
+    other.hang_up.assert_called_once_with()
+
+
+def test_the_end_of_the_stream_ends_all_commands() -> None:
+    end = a_far_end()
+    end.commands, end.stream = {3: Mock(), 4: Mock()}, Mock(read=lambda: b"")
+    for _ in range(2):
+        end.receive()
+    for command in end.commands.values():
+        command.hang_up.assert_called_once_with()
 
 
 def test_output_that_is_held_by_a_process_elsewhere_is_not_awaited(

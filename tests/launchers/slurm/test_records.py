@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm.records import number, reserved_nodes
+from pytest_mnode.launchers.slurm.records import number, records, reserved_nodes
 
 TEXT = (
     "ReservationName=cert StartTime=1 EndTime=2 Duration=01:00:00 Nodes=n[2-3] NodeCnt=2 "
@@ -33,6 +33,18 @@ def test_unusable_reservations_have_a_reason(text: str, name: str, message: str)
     with pytest.raises(ClusterError) as error:
         reserved_nodes(text, name)
     assert str(error.value) == message
+
+
+def test_a_record_may_have_several_lines_and_others_are_skipped() -> None:
+    text = (
+        "   cut off\nslurm_load: a warning\n"
+        "NodeName=n0 CPUTot=4 CPUTot=9\n   State=IDLE\na warning\n"
+        "\nNodeName=n1 State=DOWN\n\tReason=disk\n"
+    )
+    assert [*records(text, "NodeName")] == [
+        {"NodeName": "n0", "CPUTot": "4", "State": "IDLE"},
+        {"NodeName": "n1", "State": "DOWN", "Reason": "disk"},
+    ]
 
 
 @pytest.mark.parametrize(
