@@ -337,7 +337,7 @@ def test_a_turn_waits_for_an_event_until_the_next_beat(
     monkeypatch.setattr(around.agent, "_poll", SimpleNamespace(poll=poll))
     around.agent._next_beat = time.monotonic() + 100
     assert around.agent.turn()
-    monkeypatch.setattr(agent_module, "_BEAT_S", 0.0)
+    monkeypatch.setattr(agent_module, "BEAT_S", 0.0)
     around.agent._next_beat = 0.0
     assert around.agent.turn()
     assert waits_ms == [pytest.approx(100_000, abs=9_000), 1]
