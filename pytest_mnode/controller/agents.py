@@ -137,7 +137,7 @@ class Agents:
         order = self._order(number, incarnation)
         log = agent_log(self.place_of_run.log_dir, number, incarnation)
         stdout = PIPE if order.remote else log
-        program = start(command, env, stdin=PIPE, stdout=stdout, stderr=log)
+        program = start(command, env, stdin=PIPE, stdout=stdout, stderr=log, apart=True)
         assert program.stdin is not None
         with contextlib.suppress(OSError):  # it ended at once; its exit status tells why
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")

@@ -13,18 +13,19 @@ from pytest_mnode.errors import ClusterError
 
 SLACK = 256
 """Files reserved for pytest, its plugins, the tests and their commands."""
-OF_A_NODE = 6
-"""Files for each node: two pipes and a connection of its agent, and of one program beside."""
+OF_A_NODE, OF_A_MACHINE = 2, 6
+"""Files for each node; of another machine, two pipes and a connection of its agent, and of one
+program beside."""
 
 
 def least(nodes: int, procs_per_node: int) -> int:
     """Number of files that must be open at once, with one world over all nodes."""
-    return nodes * (procs_per_node + OF_A_NODE) + SLACK
+    return nodes * (procs_per_node + OF_A_NODE if procs_per_node else OF_A_MACHINE) + SLACK
 
 
 def most(nodes: int, procs_per_node: int, idle_worlds: int) -> int:
     """Maximum of open files, with idle worlds kept for later tests, one in use and one ending."""
-    return nodes * (procs_per_node * (idle_worlds + 2) + OF_A_NODE) + SLACK
+    return least(nodes, procs_per_node * (idle_worlds + 2))
 
 
 def check(nodes: int, procs_per_node: int) -> None:

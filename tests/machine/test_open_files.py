@@ -40,17 +40,17 @@ def test_the_limit_is_unchanged_for_few_ranks(hard: int) -> None:
 
 
 def test_kept_worlds_count(hard: int) -> None:
-    assert open_files.least(48, 8) < 1024 < open_files.most(48, 8, 1)
-    assert open_files.allow(48, 8, 1) == 1024
+    assert open_files.least(64, 8) < 1024 < open_files.most(64, 8, 1)
+    assert open_files.allow(64, 8, 1) == 1024
 
 
 def test_more_than_this_machine_allows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    open_files.check(274, 8)
+    open_files.check(384, 8)
     with pytest.raises(ClusterError) as raised:
-        open_files.check(275, 8)
+        open_files.check(385, 8)
     assert str(raised.value) == (
-        "275 nodes with 8 ranks each need 4106 open files of this process, and this machine allows "
+        "385 nodes with 8 ranks each need 4106 open files of this process, and this machine allows "
         "4096 (nofile); raise its hard limit here (ulimit -Hn, /etc/security/limits.conf, "
         "LimitNOFILE=), or use fewer nodes"
     )

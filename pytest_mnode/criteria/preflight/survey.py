@@ -125,7 +125,7 @@ def survey(
         for index, name in enumerate(nodes.nodes):
             try:
                 running.append(_start(nodes, index, name, directory))
-            except MnodeError as error:  # no command can be run there
+            except (MnodeError, OSError) as error:  # no command can be run there
                 unreachable[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
         run = uuid.uuid4().hex[:16]
         looks = [look_order(promise, spec, run, r.index, code, checks=checks) for r in running]
@@ -204,7 +204,7 @@ def _start(nodes: Nodes, index: int, name: str, directory: Path) -> _Running:
     )
     errors = directory / str(index)
     env = nodes.env(search_path(nodes.python))
-    process = start(command, env, stdin=PIPE, stdout=PIPE, stderr=errors)
+    process = start(command, env, stdin=PIPE, stdout=PIPE, stderr=errors, apart=True)
     assert process.stdin is not None
     assert process.stdout is not None
     os.set_blocking(process.stdin.fileno(), False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import subprocess
 import tempfile
@@ -58,7 +59,7 @@ def done(path):
 began = time.monotonic()
 missed, end = 0.0, began + limit
 def seen():
-    print(missed)
+    print(f"missed {missed}")
     sys.exit(0)
 while time.monotonic() < end:
     looked = time.monotonic() - began
@@ -183,18 +184,19 @@ def await_steps(
             code, ended = watcher.poll(), time.monotonic()
         finally:
             end_programs([watcher])
-        last = last_line(output.read())
+        printed = output.read().decode(errors="replace")
     if code not in (None, 0, _NOT_SEEN):
-        raise ClusterError(f"{node}: the run could not be watched: {last or f'status {code}'}")
-    return _seen(began, ended, last) if code == 0 else None
+        raise ClusterError(
+            f"{node}: the run could not be watched: {last_line(printed) or f'status {code}'}"
+        )
+    return _seen(began, ended, printed) if code == 0 else None
 
 
 def _seen(began: float, ended: float, printed: str) -> SeenBetween:
-    """printed: seconds from the watcher's start to its last check that did not see the step."""
-    try:
-        missed_s = float(printed)
-    except ValueError:
-        missed_s = 0.0
+    """printed: in a line, seconds from the watcher's start to its last check that did not see the
+    step."""
+    found = re.search(r"^missed ([\d.e-]+)$", printed, re.MULTILINE)
+    missed_s = float(found[1]) if found else 0.0
     return SeenBetween(began + missed_s if missed_s else None, ended)
 
 

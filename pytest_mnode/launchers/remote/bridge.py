@@ -1,6 +1,6 @@
 """A run's bridge: the process that holds one stream to each of its nodes.
 
-The cleanup daemon holds it. Commands reach it over its socket (node_command), and so does the
+The cleanup daemon holds it. Commands reach it over its socket (node_process), and so does the
 launcher (bridge_client), whose first line is {"events": true}. It gets lines of JSON:
 {"up": host}, {"failed": host, "why": …}, {"lost": host, "why": …}, {"left": …} at its end, and
 {"beat": …} every BEAT_S.

@@ -1,4 +1,4 @@
-"""The bridge's end of its callers' connections: commands (node_command), and other requests."""
+"""The bridge's end of its callers' connections: commands (node_process), and other requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATOMIC_BYTES = 4096
 
 
 class Caller:
-    """A local command that waits for one on a node: its streams; `close` closes them.
+    """Who waits for a command on a node: the streams it gave; `close` closes them.
 
     signals: numbers of the signals that it passes on, a byte each.
     """

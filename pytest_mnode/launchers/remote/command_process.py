@@ -123,7 +123,7 @@ def of_user() -> dict[str, str]:
 
 
 def encoded(text: object) -> bytes:
-    """The bytes that the proxy sent as UTF-8 text, whatever this machine's locale."""
+    """The bytes that the caller sent as UTF-8 text, whatever this machine's locale."""
     return str(text).encode("utf-8", "surrogateescape")
 
 

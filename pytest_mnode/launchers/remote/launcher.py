@@ -94,7 +94,7 @@ class RemoteLauncher(Launcher):
             self._host_of(node.name)
             if why := self._why_gone(node):
                 raise NodeLostError(node.name, f"{node.name} is unavailable: {why}")
-        return [self._proxy_command(self._host_of(node.name), argv) for node in nodes]
+        return [self._command(self._host_of(node.name), argv) for node in nodes]
 
     def ask(self, request: LauncherRequest) -> Any:
         """See Launcher: power, by the spec's commands."""
@@ -236,7 +236,7 @@ class RemoteLauncher(Launcher):
     def _python_of(self, host: str) -> str:
         return self._pythons.get(host, self.python)
 
-    def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
+    def _command(self, host: str, argv: Sequence[str]) -> list[str]:
         ours, place = (sys.executable, self.python), self._package_dirs.get(host, "")
         there = node_report.as_there(argv, self._python_of(host), place, ours)
         return [*LOCAL, self._socket, host, *self._prologue, *there]
@@ -247,7 +247,7 @@ class RemoteLauncher(Launcher):
         token = self._shared.token if self._shared.directory else None
         directory = str(Path.cwd())
         argv = node_report.argv(self.python, token, directory)
-        commands = {host: self._proxy_command(host, argv) for host in hosts}
+        commands = {host: self._command(host, argv) for host in hosts}
         return collect_reports(
             commands, directory, self._run_dir, self.env.command(), limit_s=self.limits.reported_s
         )

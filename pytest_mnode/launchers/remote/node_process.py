@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -40,23 +42,42 @@ class NodeProcess:
         path, self._host, *argv = words
         asked = node_command.request(self._host, argv, dict(env))
         self._stderr, self._answer = stderr, b""
-        self._bridge = socket.socket(socket.AF_UNIX)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            errors = theirs.enter_context(stderr.open("ab")).fileno()
+            self._bridge = ours.enter_context(socket.socket(socket.AF_UNIX))
+            if stdin == PIPE:
+                stdin, end = os.pipe()
+                theirs.callback(os.close, stdin)
+                self.stdin = ours.enter_context(os.fdopen(end, "wb", 0))
+            if stdout == PIPE:
+                end, stdout = os.pipe()
+                theirs.callback(os.close, stdout)
+                self.stdout = ours.enter_context(os.fdopen(end, "rb", 0))
+            self._ask(path, asked, [stdin, stdout, errors])
+            ours.pop_all()
+
+    def _ask(self, path: str, asked: bytes, fds: list[int]) -> None:
+        """Send the request. If the bridge does not take it, `wait` tells that."""
         limit = struct.pack("ll", ASK_S, 0)
         self._bridge.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        with contextlib.ExitStack() as theirs:
-            errors = theirs.enter_context(stderr.open("ab")).fileno()
-            if stdin == PIPE:
-                stdin, ours = os.pipe()
-                theirs.callback(os.close, stdin)
-                self.stdin = os.fdopen(ours, "wb", 0)
-            if stdout == PIPE:
-                ours, stdout = os.pipe()
-                theirs.callback(os.close, stdout)
-                self.stdout = os.fdopen(ours, "rb", 0)
-            # `wait` tells that the bridge has ended.
-            with contextlib.suppress(ConnectionError, FileNotFoundError), reachable(path) as short:
+        end = time.monotonic() + ASK_S
+        try:
+            with reachable(path) as short:
                 self._bridge.connect(short)
-                node_command.ask(self._bridge, asked, [stdin, stdout, errors])
+            while True:
+                try:
+                    return node_command.ask(self._bridge, asked, fds)
+                except OSError as error:  # before the first byte; the bridge has many yet to take
+                    if error.errno != errno.ETOOMANYREFS or time.monotonic() > end:
+                        raise
+                time.sleep(0.01)
+        except (ConnectionError, FileNotFoundError):
+            pass  # it has ended
+        except OSError as error:
+            why = f"the run's bridge to its nodes took no command for {ASK_S} s: {error.strerror}"
+            self._answer = f"{node_command.LOST} {why}".encode()
+            with contextlib.suppress(OSError):
+                self._bridge.shutdown(socket.SHUT_RDWR)
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,10 +123,12 @@ def start(
     stdin: int = DEVNULL,
     stdout: int | Path,
     stderr: Path,
+    apart: bool = False,
 ) -> Program:
-    """Start a local command of Launcher.commands; Ctrl-C does not reach it. Raises OSError.
+    """Start a local command of Launcher.commands. Raises OSError.
 
-    stdin, stdout: PIPE, which has no buffer, or a descriptor. A file is appended to.
+    stdin, stdout: PIPE, which has no buffer, or a descriptor. A file is appended to. apart: Ctrl-C
+    does not reach it; it never reaches a command that the bridge runs.
     """
     with contextlib.ExitStack() as files:
         if isinstance(stdout, Path):
@@ -121,5 +144,5 @@ def start(
             stdout=stdout,
             stderr=files.enter_context(stderr.open("ab")),
             env=env,
-            start_new_session=True,
+            start_new_session=apart,
         )

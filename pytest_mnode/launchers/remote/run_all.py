@@ -16,9 +16,9 @@ from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.measurement import listed
 from pytest_mnode.processes import end_programs
 
-REPORTS_AT_ONCE = 256
-"""The soft limit of open files, often 1024, is not raised yet: each report has a connection, and
-three descriptors that the bridge has not taken yet count, too."""
+REPORTS_AT_ONCE = 64
+"""Each starts an interpreter on its node, perhaps from storage that all nodes share; and it has
+four files open here, whose limit is not raised yet."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
 """Most lines of a message, and most characters of node names in a line."""
 NAME_PYTHON = "name the Python of the nodes with --mnode-python"

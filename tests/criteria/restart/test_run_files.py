@@ -117,15 +117,15 @@ def test_the_output_says_how_long_the_step_was_missing(
             waiting.file.write_text(START + steps(1, 1))
 
     assert waiting.run(1, 1, 20.0, write_after_1_s) == 0
-    assert 0.95 < float(capsys.readouterr().out) <= 1.0
+    assert 0.95 < float(capsys.readouterr().out.removeprefix("missed ")) <= 1.0
     argv = [sys.executable, "-S", "-c", _AWAIT, str(tmp_path), "1", "1", "1", "20"]
     at_once = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
     assert float(at_once.stdout) == 0.0
 
 
 def test_observations_have_times_of_the_observer_and_of_this_clock() -> None:
-    assert _seen(100.0, 103.0, "2.5\n") == SeenBetween(102.5, 103.0)
-    assert _seen(100.0, 103.0, "0.0\n") == SeenBetween(None, 103.0)
+    assert _seen(100.0, 103.0, "late\nmissed 2.5\nERROR: ld.so\n") == SeenBetween(102.5, 103.0)
+    assert _seen(100.0, 103.0, "missed 0.0\n") == SeenBetween(None, 103.0)
     assert _seen(100.0, 103.0, "") == SeenBetween(None, 103.0)
     assert _between(90.0, 92.0, SeenBetween(102.5, 103.0)) == (10.5, 13.0)
     assert _between(90.0, 92.0, SeenBetween(None, 103.0)) == (0.0, 13.0)

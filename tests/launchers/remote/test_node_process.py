@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import psutil
 import pytest
@@ -165,8 +167,36 @@ def test_a_bridge_that_takes_no_command_is_not_waited_for(
     with socket.socket(socket.AF_UNIX) as deaf, soon():
         deaf.bind(path)
         deaf.listen()
-        with pytest.raises(OSError, match="temporarily unavailable"):
-            start([*LOCAL, path, "n1", "x" * (1 << 20)], {}, stdout=log, stderr=log)
+        asked = start([*LOCAL, path, "n1", "x" * (1 << 20)], {}, stdout=log, stderr=log)
+        assert asked.wait() == LOST
+    assert "n1: the run's bridge to its nodes took no command for 1 s: " in log.read_text()
+
+
+def test_a_bridge_that_has_many_requests_yet_to_take_gets_each(
+    way: Way, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = iter([True, True])
+    send = socket.send_fds
+
+    def send_fds(*words: Any) -> int:
+        if next(refused, False):
+            raise OSError(errno.ETOOMANYREFS, "")
+        return send(*words)
+
+    monkeypatch.setattr(socket, "send_fds", send_fds)
+    assert start(way(["true"]), {}, stdout=log, stderr=log).wait(LIMIT_S) == 0
+
+
+def test_nothing_stays_open_of_a_command_that_cannot_be_started(log: Path) -> None:
+    here = psutil.Process().num_fds()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (here + 4, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            start([*LOCAL, "none", "n1"], {}, stdin=PIPE, stdout=PIPE, stderr=log)
+        assert psutil.Process().num_fds() == here
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_many_nodes_need_no_process_and_few_files_here(way: Way, tmp_path: Path) -> None:
