@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import contrib, marks, options, stop_rules, suites
-from pytest_mnode.controller.narrowing import Narrowing
+from pytest_mnode.certifying.narrowing import Narrowing
 from pytest_mnode.env_reads import READS
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
@@ -139,7 +139,7 @@ def _discover_instead(config: pytest.Config, settings: options.Settings) -> None
 
 def _plan_instead(config: pytest.Config) -> None:
     """Run no test; say what a run would ask, take, load and lack."""
-    from pytest_mnode.controller.plan import FLAG, Plan
+    from pytest_mnode.certifying.plan import FLAG, Plan
 
     if config.getoption("numprocesses", default=None):
         raise pytest.UsageError(f"{FLAG} runs no tests; leave out pytest-xdist's -n")
@@ -173,7 +173,7 @@ def _make_run(config: pytest.Config) -> Run:
         return run
     try:
         if config.stash[SETTINGS].free_at_most and not _only_shows(config):
-            from pytest_mnode.controller.free_nodes import on_free_nodes
+            from pytest_mnode.certifying.free_nodes import on_free_nodes
 
             settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS])
             # Ranks and workers of pytest-xdist read the number from the option.
@@ -190,7 +190,7 @@ def _make_run(config: pytest.Config) -> Run:
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
     if (budget_s := run.settings.budget_s) is not None:
-        from pytest_mnode.controller.budget import Budget
+        from pytest_mnode.certifying.budget import Budget
 
         config.pluginmanager.register(Budget(run, budget_s), "mnode-budget")
     from pytest_mnode.outcome.ranks_repr import RanksReprHooks
@@ -208,7 +208,7 @@ def _make_run(config: pytest.Config) -> Run:
         config.pluginmanager.register(XdistController(run), "mnode-xdist")
         config.pluginmanager.register(SuitePropertiesPlugin(config), "mnode-suite-properties")
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
-        from pytest_mnode.controller.certificate_plugin import CertificatePlugin
+        from pytest_mnode.certifying.certificate_plugin import CertificatePlugin
 
         narrowing: Any = config.pluginmanager.getplugin("mnode-narrowing")
         config.pluginmanager.register(CertificatePlugin(run, narrowing), "mnode-certificate")

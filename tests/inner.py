@@ -18,7 +18,8 @@ from xml.etree import ElementTree
 import pytest
 
 # Imported here, because pytester forgets its imports and each run would import them again.
-from pytest_mnode.controller import certificate_plugin, console  # noqa: F401
+from pytest_mnode.certifying import certificate_plugin  # noqa: F401
+from pytest_mnode.controller import console  # noqa: F401
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import parse
 from pytest_mnode.launchers.rack import Rack

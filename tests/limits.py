@@ -423,7 +423,7 @@ NO_LIMITS: Mapping[str, tuple[str, ...]] = {
         "spec/gang.py _FEWEST_RUN_S",
     ),
     "a part of a model": (
-        "controller/plan.py _A_KILL_S",
+        "certifying/plan.py _A_KILL_S",
         "spec/alpha_beta.py _START_S",
         "spec/alpha_beta.py _TCPXO_MORE_S",
         "spec/alpha_beta.py _AMD_INSIDE_S",
@@ -519,7 +519,7 @@ GIVEN: Mapping[str, str] = {
         "controller/test_world_test.py::test_ranks_without_progress_are_hung_before_the_limit",
     "marks.py WorldRequest.timeout_s":
         "worlds/test_hanging.py::test_every_report_came_at_its_limit",
-    "options.py Settings.budget_s": "controller/test_free_nodes.py",
+    "options.py Settings.budget_s": "certifying/test_free_nodes.py",
     "options.py Settings.connect_limit_s":
         "launchers/test_ssh.py::test_a_node_that_cannot_be_connected_again_in_time",
     "options.py Settings.k8s_wait_s":

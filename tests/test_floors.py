@@ -12,7 +12,7 @@ import pytest_mnode
 FLOORS = (
     {"pytest_mnode", "plugin", "__main__"},
     {"commands", "fixtures"},
-    {"contrib", "controller", "virtual"},
+    {"certifying", "contrib", "controller", "virtual"},
     {
         *(
             "backends",

@@ -1,7 +1,7 @@
 """The certificate of a run: as JSON, as junit XML and as a summary on the terminal.
 
 All modules are pure except `run_facts` (git, installed packages) and `files`. None of them
-runs a test, uses pytest's hooks or reads a spec: `controller.certificate_plugin` does.
+runs a test, uses pytest's hooks or reads a spec: `certifying.certificate_plugin` does.
 """
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict, build_certificate

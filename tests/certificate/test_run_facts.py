@@ -87,7 +87,7 @@ def test_without_repository_commit_or_git_there_is_no_commit(
 
 def test_versions_are_found_and_nothing_is_imported_before_a_page_is_written() -> None:
     program = (
-        "import sys, pytest_mnode.controller.certificate_plugin; "
+        "import sys, pytest_mnode.certifying.certificate_plugin; "
         "from pytest_mnode.certificate import installed_versions; "
         "print(installed_versions().torch, "
         "[m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"

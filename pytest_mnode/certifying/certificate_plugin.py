@@ -28,7 +28,7 @@ from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome
 from pytest_mnode.certificate.run_facts import facts_of, unconfirmed
 from pytest_mnode.certificate.text import fit, recorded_from
-from pytest_mnode.controller.narrowing import Narrowing, name_of
+from pytest_mnode.certifying.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.controller.xdist import ROWS_OF_WORKER
 from pytest_mnode.criteria.soak.found import KEY as SOAK

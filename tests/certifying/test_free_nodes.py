@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, build_certificate
 from pytest_mnode.certificate.kept import keep
-from pytest_mnode.controller.free_nodes import on_free_nodes
+from pytest_mnode.certifying.free_nodes import on_free_nodes
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.options import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.run_facts import facts_of
-from pytest_mnode.controller.plan import COSTS, _start_s
+from pytest_mnode.certifying.plan import COSTS, _start_s
 from pytest_mnode.measuring.at_once import MOST_TARGETS, REPEATS
 from pytest_mnode.measuring.failover import STEADY_S
 from pytest_mnode.protocol.messages import Shape
