@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests import warm
 from tests.inner import clean_env
 
 ROOT = Path(__file__).parents[3]
@@ -29,17 +29,10 @@ class Line(NamedTuple):
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
-    done = subprocess.run(
-        [sys.executable, "-m", KILLING, str(tmp_path_factory.mktemp("stores"))],
-        cwd=ROOT,
-        env=clean_env() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [Line(*json.loads(line)) for line in done.stdout.splitlines()]
+    argv = [sys.executable, "-m", KILLING, str(tmp_path_factory.mktemp("stores"))]
+    status, printed = warm.run(argv, ROOT, clean_env(), 240)
+    assert status == 0, printed
+    return [Line(*json.loads(line)) for line in printed.splitlines()]
 
 
 STEPS = pytest.mark.parametrize("step", [3, 2], ids=["later", "again"])
