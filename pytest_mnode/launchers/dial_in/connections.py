@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from pytest_mnode.errors import ClusterError
 
@@ -31,6 +30,8 @@ class Router:
     """The bridge's end."""
 
     def __init__(self) -> None:
+        from zmq.auth.thread import ThreadAuthenticator  # asyncio, which no node needs
+
         server_public, server_secret = zmq.curve_keypair()
         only, client_secret = zmq.curve_keypair()
         self.keys = Keys(server_public.decode(), only.decode(), client_secret.decode())
