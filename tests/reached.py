@@ -26,7 +26,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -322,7 +322,10 @@ def _add_late(found: Uses, file: str, late: Iterable[str]) -> None:
             found.add(file, [used])
 
 
-_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+def inner(node: ast.AST) -> Iterator[ast.AST]:
+    """Statements right inside one, found without its expressions, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        yield from getattr(node, name, ())
 
 
 @functools.cache
@@ -335,9 +338,7 @@ def _in_functions(file: str) -> set[int]:
         if inside and isinstance(node, (ast.Import, ast.ImportFrom)):
             found.add(node.lineno)
         inside |= isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        nodes += [
-            (one, inside) for one in ast.iter_child_nodes(node) if isinstance(one, _STATEMENTS)
-        ]
+        nodes += [(one, inside) for one in inner(node)]
     return found
 
 
@@ -472,6 +473,7 @@ def passed_file() -> Path:
     return Path(cache, "pytest-mnode", "passed.json")
 
 
+@functools.cache
 def environment() -> str:
     """Identifies the interpreter, the installed packages and the kernel."""
     packages = sorted(f"{d.name} {d.version}" for d in metadata.distributions())

@@ -15,7 +15,7 @@ import pytest
 
 from tests import reached
 from tests.inner import need_program
-from tests.reached import STAGES, WHOLE, Plan, Uses, is_test, plan, read
+from tests.reached import STAGES, WHOLE, Plan, Uses, inner, is_test, plan, read
 
 GONE_PAGE, GONE_LOG = "docs/gone.md", "fixtures/logs/gone-2.30.log"
 CLEANUP = {
@@ -176,7 +176,10 @@ def test_every_module_of_the_package_is_used_by_a_test(graph: Uses) -> None:
 
 def _imported(test: str) -> Iterable[str]:
     """Files of the modules that a test imports, also inside functions, and as attributes."""
-    for node in ast.walk(ast.parse(read(test))):
+    todo: list[ast.AST] = [ast.parse(read(test))]
+    while todo:
+        node = todo.pop()
+        todo += inner(node)
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
