@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     torch.use_deterministic_algorithms(config.deterministic)
     device = device_of(config.device, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
     meet(config.meet_s)
-    names = gathered(socket.gethostname())
+    # Nodes that are all this machine have one host name.
+    names = gathered(os.environ.get("MNODE_JOB_NODE") or socket.gethostname())
     world = World.from_env(os.environ, names[:: int(os.environ["LOCAL_WORLD_SIZE"])])
     trainer = Trainer(config, world, device, stop_requested=lambda: bool(stops))
     trainer.resume()

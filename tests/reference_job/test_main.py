@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.criteria.launching import meeting
 from pytest_mnode.criteria.launching.meeting import meet
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.measuring import ranks
 from pytest_mnode.reference_job import JobConfig
 
 MODULE = "pytest_mnode.reference_job"
@@ -58,3 +61,19 @@ def test_the_usage_and_any_other_error_are_one_line(
     monkeypatch.setattr(JobConfig, "read", lambda _: meet(5.0))  # as without torchrun
     status, error = program("config.json")
     assert (status, error.partition(",")[0]) == (1, f"train: RANK is not set; {REMEDY}")
+
+
+def test_a_rank_is_on_the_node_that_its_job_names(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nodes that are all this machine share its host name."""
+
+    def gathered(name: str) -> None:
+        raise MnodeError(f"on {name}")
+
+    path = tmp_path / "config.json"
+    path.write_text('{"directory": "run", "steps": 1, "deterministic": false}')
+    monkeypatch.setenv("MNODE_JOB_NODE", "local1")
+    monkeypatch.setattr(meeting, "meet", lambda _: None)
+    monkeypatch.setattr(ranks, "gathered", gathered)
+    assert program(str(path)) == (1, "train: on local1\n")
