@@ -129,7 +129,7 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
     ]
     unknown = ""
     if window.not_free is None:
-        unknown = f"{window.title}: the scheduler did not list its nodes"
+        unknown = f"{window.title}: the scheduler did not list its nodes or their users"
     elif window.taken:
         unknown = f"{window.title}: others use {listed(window.taken)}"
     nodes = [Culprit(f"{window.title}: {node}", node) for node in window.not_free or ()]

@@ -176,13 +176,13 @@ class Watch:
         while True:
             missing = self._missing(wanted)
             taken = self._other_users(missing) if missing else {}
-            if missing is not None:
+            if missing is not None and taken is not None:
                 missing = tuple(node for node in missing if node not in taken)
             if missing == () or self._clock.time() >= end:
                 break
             self._clock.sleep(self._pause_s)
-        self._not_free = missing
-        self._taken = tuple(f"{node}: {who}" for node, who in sorted(taken.items()))
+        self._not_free = None if taken is None else missing
+        self._taken = tuple(f"{node}: {who}" for node, who in sorted((taken or {}).items()))
 
     def window(self) -> Window:
         return Window(
@@ -203,13 +203,14 @@ class Watch:
         records = self._observations[-1].records
         return records is not None and all(r.phase is Phase.OVER for r in records.values())
 
-    def _other_users(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
-        """Other users of these nodes, or why they are away; {} if the scheduler does not answer."""
+    def _other_users(self, nodes: tuple[str, ...]) -> Mapping[str, str] | None:
+        """Other users of these nodes, or why they are away; None if they are unknown."""
         self._others_requested_s = self._clock.time()
         try:
             others = self._engine.others(nodes)
-        except MnodeError:
-            return {}
+        except MnodeError as error:
+            self._others = dict.fromkeys(nodes, f"users unknown: {error}") | self._others
+            return None
         found = {node: who for node, who in others.items() if node not in self._switched_off}
         self._others = {**found, **self._others}
         return found

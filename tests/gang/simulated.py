@@ -58,8 +58,9 @@ class Scheduler:
     are no heartbeat. dies: gangs end after N s without a rank; dies_again: in their second start.
     late_small: the small job waits N s after a gang. power_limit: the power command never ends;
     interrupted: the user interrupts it; slow_power: it takes N s. foreign: nodes that others take
-    after the first submission. unreasonable: no reason. split: a gang becomes N jobs of one node.
-    watched: cancelling takes N s, and the next observation reports what was seen meanwhile.
+    after the first submission. unlisted: it does not list users of nodes. unreasonable: no reason.
+    split: a gang becomes N jobs of one node. watched: cancelling takes N s, and the next
+    observation reports what was seen meanwhile.
     After a node was lost, half_requeue: the gang goes on without it; stubborn: it is requeued in
     any case; zombies: its ranks run on; never_again: it stays away.
     """
@@ -101,6 +102,8 @@ class Scheduler:
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
         foreign = self.faults.get("foreign", ()) if self.jobs else ()
+        if "unlisted" in self.faults:
+            raise ClusterError("squeue: cannot be read")
         taken = {n: "job 17 of bob" for n in nodes if isinstance(foreign, tuple) and n in foreign}
         return taken | {n: "DOWN: no answer" for n in nodes if n in self.off}
 

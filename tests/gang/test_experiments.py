@@ -98,6 +98,8 @@ def test_a_correct_scheduler_passes(how: str, nodes: int) -> None:
          "these nodes were used by others or unavailable: node2: job 17 of bob"),
         ("race", {"foreign": ("node3",)}, {NOT_BACK: UNKNOWN}, NOT_BACK,
          "race 1: others use node3: job 17 of bob"),
+        ("race", {"foreign": ("node2", "node3"), "unlisted": 1},
+         {NEVER: UNKNOWN, NOT_BACK: UNKNOWN}, NEVER, "node2: users unknown: squeue: cannot"),
         # A node may be off although the power command did not end.
         ("loss", {"power_limit": 1}, {FATE: UNKNOWN}, FATE, "bmc off: no answer in 60 s"),
         # A gang that lost a node.

@@ -227,7 +227,7 @@ def test_other_jobs_are_listed_for_these_nodes_only(tmp_path: Path) -> None:
     with engine_of(tmp_path) as engine:
         ours = engine._job_name
         (tmp_path / "record.jobs").write_text(
-            f"7|RUNNING|0|None|n0|all||me|{ours}\n8|COMPLETING|0|None|n[1-3]|all||bob|a|b c\n"
+            f"7|RUNNING|0|None|n0|all||me|{ours}\n8|COMPLETING|0|None|n[1-3]|all||bob|a|b\nc\n"
             "9|PENDING|0|Resources||all||bob|x\n"
         )
         assert engine.others(["n0", "n1", "n2"]) == dict.fromkeys(("n1", "n2"), "job 8 of bob")

@@ -104,7 +104,9 @@ def jobs_from_lines(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of squeue with SHORT. Raises ClusterError."""
     most = len(_FIELDS) - 1
     try:
-        lines = [line.strip().split("|", most) for line in text.splitlines() if line.strip()]
+        # A name may contain a newline too.
+        jobs = (job.strip() for job in re.split(r"^(?=\d+\|)", text, flags=re.MULTILINE))
+        lines = [job.split("|", most) for job in jobs if job]
         return tuple(_job(dict(zip(_FIELDS.values(), words, strict=True))) for words in lines)
     except (ValueError, UsageError) as error:
         raise _unreadable("squeue", error) from None
