@@ -22,6 +22,7 @@ from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text
 COMMAND_LIMIT_S = 20.0
 """Limit of a command that reads or changes state; Slurm's own limit per message is 10 s."""
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job array specification")
+_USAGE = ("unrecognized option", "Invalid job format")
 _DENIED = "Access/permission denied"
 _FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT")
 
@@ -62,6 +63,7 @@ class Slurm:
 
     def __init__(self, timeout_s: float = COMMAND_LIMIT_S) -> None:
         self._timeout_s = timeout_s
+        self._has_short = True
 
     @staticmethod
     def unavailable() -> str | None:
@@ -116,10 +118,12 @@ class Slurm:
         """
         which = ("--all", "--states=all", "--me", f"--name={name}", "--noheader")
         try:
-            return jobs_from_lines(self.run("squeue", *which, SHORT))
+            if self._has_short:
+                return jobs_from_lines(self.run("squeue", *which, SHORT))
         except SlurmError as error:
-            if error.returncode is None:
+            if not any(word in error.text for word in _USAGE):
                 raise
+            self._has_short = False
         except ClusterError:
             pass
         # Older versions have no --me, or end no field by a separator.

@@ -57,7 +57,7 @@ echo "cancelled $*$SCANCEL_STATE" >>"$NOTES"
 touch "$NOTES.over"
 """
 SQUEUE = """#!/bin/sh
-case "$*" in *--me*) exit 1;; esac
+case "$*" in *--me*) echo "squeue: unrecognized option '--me'" >&2; exit 1;; esac
 test -e "$NOTES.over" || echo 7 RUNNING
 """
 CANCELLED = "cancelled --full --name=mnode-1"

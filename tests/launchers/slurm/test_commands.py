@@ -81,12 +81,22 @@ def test_more_nodes_than_fit_into_an_argument_by_name(fake: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "squeue", ["echo \"squeue: unrecognized option '--me'\" >&2; exit 1", "echo 1RUNNING0"]
+    ("squeue", "calls"),
+    [("echo \"squeue: unrecognized option '--me'\" >&2; exit 1", 1), ("echo 1RUNNING0", 2)],
 )
-def test_jobs_of_an_older_squeue(fake: Path, squeue: str) -> None:
-    write(fake, "squeue", squeue)
+def test_jobs_of_an_older_squeue(fake: Path, squeue: str, calls: int) -> None:
+    write(fake, "squeue", f"echo >>'{fake.parent}/called'; {squeue}")
     write(fake, "scontrol", "for n in a b; do echo JobId=1 JobName=$n JobState=RUNNING; done")
-    assert [job.name for job in Slurm().jobs("a")] == ["a"]
+    slurm = Slurm()
+    assert [job.name for job in (*slurm.jobs("a"), *slurm.jobs("a"))] == ["a", "a"]
+    assert len((fake.parent / "called").read_text().splitlines()) == calls
+
+
+def test_a_failed_squeue_does_not_list_all_jobs(fake: Path) -> None:
+    write(fake, "squeue", 'echo "slurm_load_jobs error: Unable to contact" >&2; exit 1')
+    write(fake, "scontrol", "echo JobId=1 JobName=a JobState=RUNNING")
+    with pytest.raises(SlurmError, match=r"^squeue: .*Unable to contact"):
+        Slurm().jobs("a")
 
 
 def test_one_job_by_its_number(fake: Path) -> None:
