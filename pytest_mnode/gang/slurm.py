@@ -52,7 +52,7 @@ def phase_of(job: JobState) -> Phase:
     """Raises ClusterError for an unknown state."""
     if not job.known:
         raise ClusterError(f"job {job.job_id} is in the unknown state {job.state}")
-    if job.state == "COMPLETING":
+    if job.ending:
         return Phase.ENDING
     if job.waits:
         return Phase.WAITING

@@ -25,6 +25,7 @@ NODES = ("node0", "node1")
         ("CONFIGURING", Phase.HOLDING),
         ("SUSPENDED", Phase.HOLDING),
         ("COMPLETING", Phase.ENDING),
+        ("STAGE_OUT", Phase.ENDING),
         ("COMPLETED", Phase.OVER),
         ("NODE_FAIL", Phase.OVER),
         ("CANCELLED", Phase.OVER),

@@ -151,6 +151,8 @@ REQUEUED = _state("COMPLETING", restarts=1)
             *(JobHistory(1, MOVED, 0), [Change("started", 0, MOVED)]),
         ),
         (JobHistory(nodes=NODES), _state("CONFIGURING", nodes=NODES), JobHistory(0, NODES, 0), []),
+        (JobHistory(), _state("POWER_UP_NODE", nodes=NODES), JobHistory(), []),
+        (JobHistory(), _state("STAGE_OUT", nodes=NODES), JobHistory(), []),
         (ONCE, _state("RUNNING", nodes=NODES, restarts=0), ONCE, []),
         (ONCE, REQUEUED, JobHistory(1, NODES, 1), [Change("requeued", 1)]),
         (

@@ -16,6 +16,7 @@ from pytest_mnode.jobs.slurm import sbatch
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.cleanup.leftovers import Cleanup, Leftovers
 from pytest_mnode.launchers.slurm import JobState, Slurm
+from pytest_mnode.launchers.slurm.jobs import BOOTING
 
 POLL_JOB_S = 0.25
 """Seconds between two requests to Slurm."""
@@ -73,7 +74,7 @@ def changes(history: JobHistory, state: JobState) -> tuple[JobHistory, list[Chan
 
 def runs(state: JobState) -> bool:
     """Whether its script runs; False while nodes boot for it or it is completing."""
-    return state.runs and state.state not in ("CONFIGURING", "COMPLETING")
+    return state.runs and not state.ending and state.state not in BOOTING
 
 
 def never_starts(state: JobState) -> str:
@@ -184,7 +185,7 @@ class Queued:
             if heard and (state is None or state.over):
                 return
             if time.monotonic() > end:
-                if lost and state is not None and state.state == "COMPLETING":
+                if lost and state is not None and state.ending:
                     return
                 still = "in the queue" if state is None else state.state
                 left = self._cleanup.leftovers

@@ -93,7 +93,7 @@ def lost(
 
     names: Slurm's names by the nodes' own names.
     """
-    if job is None or job.state == "COMPLETING" or (job.known and not job.runs):
+    if job is None or job.ending or (job.known and not job.runs):
         how = "it is unknown to Slurm" if job is None else job.text
         return dict.fromkeys(names, f"allocation {job_id} ended: {how}")
     found = {}

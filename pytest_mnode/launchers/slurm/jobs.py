@@ -12,10 +12,10 @@ from pytest_mnode.launchers.slurm.nodes import gpus_of
 from pytest_mnode.launchers.slurm.records import number, records, text_of
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
-                     "RESV_DEL_HOLD", "SPECIAL_EXIT", "STAGE_OUT", "POWER_UP_NODE",
-                     "RECONFIG_FAIL", "EXPEDITING"})  # fmt: skip
-RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING",
-                     "COMPLETING"})  # fmt: skip
+                     "RESV_DEL_HOLD", "SPECIAL_EXIT", "RECONFIG_FAIL", "EXPEDITING"})  # fmt: skip
+BOOTING = frozenset({"CONFIGURING", "POWER_UP_NODE"})
+ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
+RUNNING = BOOTING | ENDING | {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
 OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",
                   "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT", "LAUNCH_FAILED"})  # fmt: skip
 
@@ -54,6 +54,11 @@ class JobState:
     def runs(self) -> bool:
         """Whether it holds nodes and has not ended."""
         return self.state in RUNNING
+
+    @property
+    def ending(self) -> bool:
+        """Whether its script has ended; it may still hold its nodes."""
+        return self.state in ENDING
 
     @property
     def over(self) -> bool:

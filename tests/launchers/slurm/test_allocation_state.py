@@ -70,7 +70,7 @@ def test_only_nodes_that_slurm_gave_up_are_lost() -> None:
         (None, "it is unknown to Slurm"),
         (JobState(7, "x", "TIMEOUT"), "TIMEOUT"),
         (JobState(7, "x", "COMPLETING", reason="TimeLimit"), "COMPLETING (TimeLimit)"),
-        (JobState(7, "x", "COMPLETING"), "COMPLETING"),
+        (JobState(7, "x", "STAGE_OUT"), "STAGE_OUT"),
         (JobState(7, "x", "NODE_FAIL"), "NODE_FAIL"),
     ],
 )

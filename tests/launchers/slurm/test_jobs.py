@@ -91,6 +91,8 @@ def test_a_pending_job_has_no_nodes() -> None:
         ("CONFIGURING", False, True, False),
         ("COMPLETING", False, True, False),
         ("COMPLETED", False, False, True),
+        ("STAGE_OUT", False, True, False),
+        ("POWER_UP_NODE", False, True, False),
         ("REQUEUED", True, False, False),
         ("NODE_FAIL", False, False, True),
         ("SOMETHING_NEW", False, False, False),
