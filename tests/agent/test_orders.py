@@ -123,14 +123,20 @@ def test_a_directory_is_removed_once_its_agent_has_ended(temporary: Path) -> Non
     agent.communicate()
 
 
-def test_directories_of_other_users_are_left(temporary: Path) -> None:
+def test_directories_of_other_users_are_left(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     precious = temporary / "precious"
     precious.write_text(os.uname().nodename)
     (temporary / "mnode-trap").mkdir()
     (temporary / "mnode-trap" / "agent").symlink_to(precious)
+    (temporary / "mnode-ours").mkdir()
+    (temporary / "mnode-ours" / "agent").write_text(os.uname().nodename)
+    holders = [temporary / f"mnode-{name}" / "agent" for name in ("trap", "ours")]
+    monkeypatch.setattr(Path, "glob", lambda *_: holders)
     remove_leftovers()
     assert precious.exists()
-    assert (temporary / "mnode-trap").is_dir()
+    assert [holder.parent.is_dir() for holder in holders] == [True, False]
 
 
 def test_a_new_agent_removes_what_a_killed_one_left(temporary: Path) -> None:

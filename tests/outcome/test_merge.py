@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_mnode.machine.tcp import TcpState
-from pytest_mnode.outcome.failures import raised_in
+from pytest_mnode.outcome import failures as failures_module
+from pytest_mnode.outcome.call_record import INSIDE, LIMITED, RAISED, Call
+from pytest_mnode.outcome.calls import Difference
+from pytest_mnode.outcome.failures import different_calls, raised_in, sorted_failures
 from pytest_mnode.outcome.merge import _fine, merge
-from pytest_mnode.outcome.outcome import Outcome, RankState, signature
+from pytest_mnode.outcome.outcome import Failure, Outcome, RankState, collected, signature
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
@@ -355,6 +359,89 @@ def test_a_rank_that_gave_no_stack(ranks: Ranks, stack: str | None) -> None:
     assert text.startswith("[rank 1 of 4 on node1]\nno end within 10 s")
     if not stack:
         assert "no stack could be read: its process is stopped (SIGSTOP)" in text
+
+
+def test_a_failure_of_several_ranks_has_the_time_of_its_first() -> None:
+    found = [(0, "timeout", 4.0), (1, "OSError", 3.0), (2, "timeout", 2.0), (3, "timeout", 5.0)]
+    texts = {rank: text for rank, text, _ in found}
+    failures = collected(found, lambda rank: Failure([], "call", texts[rank]))
+    ordered = [(one.line, one.time, one.ranks) for one in sorted_failures(failures)]
+    assert ordered == [("timeout", 2.0, [0, 2, 3]), ("OSError", 3.0, [1])]
+
+
+def test_different_calls_are_of_the_earliest_phase_that_failed(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differ = Difference([1], "called barrier", "called barrier")
+    monkeypatch.setattr(failures_module, "difference", lambda *_, **__: differ)
+    others = [
+        Failure([2], "teardown", "OSError", in_phase=True),
+        Failure([0], "call", "RuntimeError"),
+        Failure([3], "teardown", "OSError", in_phase=True),
+    ]
+    [found] = different_calls(ranks.outcome, others)
+    assert (found.when, found.in_phase, found.ranks) == ("call", False, [1])
+    assert different_calls(ranks.outcome, []) == [], "nobody failed or is stuck"
+
+
+def call(number: int, state: str) -> Call:
+    return Call(number, number, "", "barrier", "", "a.py:1", state)
+
+
+def test_a_victim_that_raised_in_a_call_waited_in_it(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, inside, raised = call(1, RAISED), call(2, INSIDE), call(2, RAISED)
+    calls = {0: [before, raised], 1: [before, inside], 2: [], 3: [raised]}
+    compared: list[Any] = []
+    monkeypatch.setattr(Outcome, "calls", property(lambda _: dict(calls)))
+    monkeypatch.setattr(
+        failures_module, "difference", lambda calls, *_, **__: compared.append(calls)
+    )
+    others = [Failure([0, 1, 2], "call", LOST, victim=True), Failure([3], "call", "OSError")]
+    assert different_calls(ranks.outcome, others) == []
+    assert compared == [calls | {0: [before, call(2, LIMITED)]}]
+
+
+def test_failures_in_calls_that_differ_are_their_victims(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {0: [call(1, RAISED)], 1: [call(1, RAISED)], 2: [call(1, INSIDE)]}
+    monkeypatch.setattr(Outcome, "calls", property(lambda _: dict(calls)))
+    differ = Difference([1], "called barrier", "called barrier")
+    monkeypatch.setattr(failures_module, "difference", lambda *_, **__: differ)
+    others = [
+        Failure([0, 1], "call", "RuntimeError"),
+        Failure([0, 2], "call", "OSError"),
+        Failure([3], "call", LOST, victim=True),
+    ]
+    different_calls(ranks.outcome, others)
+    assert [one.victim for one in others] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("lost", "victim", "later"),
+    [([], False, False), ([2], False, True), ([2], True, False), ([0], False, False)],
+)
+def test_a_rank_that_is_gone_for_another_cause_explains_later_calls(
+    ranks: Ranks, lost: list[int], victim: bool, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differ = Difference([1], "called barrier", "called barrier")
+    monkeypatch.setattr(failures_module, "difference", lambda *_, **__: differ)
+    for rank in lost:
+        ranks.states[rank].lost = "the node is gone"
+    [found] = different_calls(ranks.outcome, [Failure([2, 3], "call", "OSError", victim=victim)])
+    assert found.time == (math.inf if later else -math.inf)
+
+
+def test_calls_that_differ_are_a_failure_if_a_rank_is_stuck(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differ = Difference([1], "called barrier", "called barrier")
+    monkeypatch.setattr(failures_module, "difference", lambda *_, **__: differ)
+    ranks.stick(3, "")
+    [found] = different_calls(ranks.outcome, [])
+    assert (found.when, found.in_phase, found.ranks) == ("call", False, [1])
 
 
 @pytest.mark.parametrize("stuck", [3, 4])
