@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from pytest_mnode.rank.recorder import Recorder, _is_complete
+from pytest_mnode.rank.recorder import Recorder, _handled, _is_complete
 
 
 @pytest.fixture
@@ -49,6 +51,35 @@ def test_a_thread_that_calls_breaks_no_summary(tmp_path: Path, group_of_one: Non
         thread.join(10)
         recorder.stop()
     assert not thread.is_alive()
+
+
+def parsed() -> object:
+    return json.loads("{")
+
+
+def compiled() -> object:
+    raise SyntaxError("torn", ("spec.py", 3, 1, "x ="))
+
+
+@pytest.mark.parametrize(
+    ("fails", "text"),
+    [(parsed, "json.decoder.JSONDecodeError: "), (compiled, "SyntaxError: torn")],
+)
+def test_an_error_that_is_handled_is_shown_at_the_last_line_of_the_user(
+    fails: Callable[[], object], text: str
+) -> None:
+    """Not in Python's own modules, nor in a call that our own code handles."""
+    assert _handled() == ""
+    try:
+        fails()
+    except (ValueError, SyntaxError):
+        found = _handled()
+    line = fails.__code__.co_firstlineno + 1
+    assert found.startswith(f", after test_recorder.py:{line} raised {text}")
+    scope: dict[str, Any] = {"fails": fails, "handled": _handled}
+    own = "try: fails()\nexcept (ValueError, SyntaxError): found = handled()"
+    exec(compile(own, "/lib/pytest_mnode/rank/debugger.py", "exec"), scope)
+    assert scope["found"] == ""
 
 
 ON_CPU, ON_DEVICE = torch.ones(1), torch.ones(1, device="meta")

@@ -291,10 +291,15 @@ def test_counts_of_other_kinds(given: dict[str, Any], count: Any) -> None:
 
 
 def test_a_train_job_gets_nodes_and_command() -> None:
-    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 1}}
+    trainer = {"numNodes": 1, "numProcPerNode": 8, "args": ["train.py"]}
+    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
     given = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
     run = made(given, 4)
-    assert run.manifest["spec"]["trainer"] == {"numNodes": 4, "command": WAIT}
+    assert run.manifest["spec"]["trainer"] == {
+        "numNodes": 4,
+        "numProcPerNode": 8,
+        "command": WAIT,
+    }
     assert run.selector == (  # initializers are no nodes
         "jobset.sigs.k8s.io/jobset-name=mnode-r1,"
         "jobset.sigs.k8s.io/replicatedjob-name notin (dataset-initializer,model-initializer)"

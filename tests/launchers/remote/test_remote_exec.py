@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -232,6 +233,15 @@ def test_frames_reach_the_command_of_their_number() -> None:
     assert (other.to_child, other.ahead, other.input_over) == (b"", 10, False)
     hears(frame(wire.HANG_UP))
     other.hang_up.assert_called_once_with()
+
+
+@pytest.mark.parametrize("error", [None, OSError])
+def test_a_command_that_nobody_waits_for_gets_no_more_input(error: type[OSError] | None) -> None:
+    command = Mock(to_child=bytearray(b"typed"), input_over=False, unread=False)
+    command.control.shutdown.side_effect = error  # it has ended
+    remote_exec.Command.hang_up(command)
+    assert (command.to_child, command.input_over, command.unread) == (b"", True, True)
+    command.control.shutdown.assert_called_once_with(socket.SHUT_WR)
 
 
 def test_the_end_of_the_stream_ends_all_commands() -> None:

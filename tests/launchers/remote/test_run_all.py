@@ -104,3 +104,18 @@ def test_nodes_whose_report_never_comes_are_unusable() -> None:
     with soon():
         reports, problems = module.collect_reports({"n1": ["sleep", "60"]}, "/", "", limit_s=0.2)
     assert (reports, set(problems)) == ({}, {"n1"})
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "reason"),
+    [
+        (1, "n1: a banner\n\nn1: No space left on device\n \n", "No space left on device"),
+        (1, " \n", "it printed nothing"),
+        (None, "n1: a banner\n", "no answer within 3 s"),
+        (127, "sh: python3: not found\n", f"sh: python3: not found; {module.NAME_PYTHON}"),
+    ],
+)
+def test_the_last_line_of_a_command_is_why_it_has_no_report(
+    code: int | None, stderr: str, reason: str
+) -> None:
+    assert module.why_no_report(CommandResult("n1", code, "", stderr, 0.1), 3.0) == reason
