@@ -80,7 +80,7 @@ class Plan:
 
 
 FULL = Plan(rounds=3, quick=100, slow=8)
-QUICK = Plan(rounds=1, quick=30, slow=4, within_s=110.0)
+QUICK = Plan(rounds=1, quick=30, slow=4, within_s=110.0, ranks=(2,))
 WARM = peers.mnode("warm")
 PEERS: Sequence[tuple[peers.Peer, bool]] = (
     (WARM, True),
@@ -148,5 +148,8 @@ def _periods(peer: peers.Peer, ranks: int, tests: int, end: float) -> tuple[list
         begins = ran.times("begin")
         if ran.finished.code != 0 or len(begins) != tests:
             tail = ran.finished.output.strip().splitlines()[-1:] or ["no output"]
-            return [], f"{len(begins)} of {tests} ran, ended with {ran.finished.code}: {tail[0]}"
+            return (
+                [],
+                f"{len(begins)} of {tests} ran, ended with {ran.finished.code}: {tail[0][:80]}",
+            )
     return [b - a for a, b in itertools.pairwise(begins)][warm_up:], ""
