@@ -403,6 +403,17 @@ def test_a_rank_that_died_is_not_waited_for_at_the_end(ordinal: int, named: str)
     assert of_rank_0.startswith("rank 0 of 2")
 
 
+def test_only_living_ranks_without_a_stack_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = WorldTest(cast(Client, Stage(silent, silent)), WORLD, 1.0)
+    awaited: list[set[int]] = []
+    monkeypatch.setattr(driven, "_wait_for", lambda ranks, *_: awaited.append(set(ranks)))
+    states = list(driven.outcome.states.values())
+    for stack, lost in (("File a.py", ""), (None, "the node is gone"), (None, "")):
+        states[0].stack, states[0].lost = stack, lost
+        driven._collect_python_stacks(states)
+    assert awaited == [{1}, {1}, {0, 1}]
+
+
 def exit_lines(*ranks: Answer) -> list[str]:
     stage = cast(Client, Stage(*ranks))
     return conduct.run_exit_handlers(stage, WORLD, lambda death: f"a.py::test_{death.ordinal}")

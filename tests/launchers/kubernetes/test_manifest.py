@@ -10,6 +10,8 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.api import Warnings, warnings_about
 from pytest_mnode.launchers.kubernetes.manifest import (
+    KEPT_S,
+    MOST_RUN_S,
     RUN_LABEL,
     PodsOfRun,
     default_template,
@@ -288,6 +290,15 @@ def test_pods_run_on_separate_nodes_in_addition_to_the_users_anti_affinity() -> 
 )
 def test_counts_of_other_kinds(given: dict[str, Any], count: Any) -> None:
     assert count(made(given, 4).manifest["spec"]) == 4
+
+
+@pytest.mark.parametrize("given", [{}, {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0}])
+def test_a_pytorch_job_is_removed_unless_its_policy_says_otherwise(given: dict[str, int]) -> None:
+    job = pytorch_job(Master={"replicas": 1, "template": PLAIN})
+    job["spec"]["runPolicy"] = given
+    policy = made(job, 1).manifest["spec"]["runPolicy"]
+    limits = {"activeDeadlineSeconds": MOST_RUN_S, "ttlSecondsAfterFinished": KEPT_S}
+    assert policy == limits | given
 
 
 def test_a_train_job_gets_nodes_and_command() -> None:

@@ -64,6 +64,13 @@ def test_what_is_below_others_is_left_out(child: int, monkeypatch: pytest.Monkey
     assert found == [child, NO_PROCESS + 1]
 
 
+def test_all_children_of_a_process_are_listed_without_the_kernels_help(child: int) -> None:
+    with subprocess.Popen(["sleep", "60"]) as second:
+        found = command_process.children_by_parent()[os.getpid()]
+        second.kill()
+    assert {child, second.pid} <= set(found)
+
+
 def test_what_restores_a_port_ends_by_itself() -> None:
     name = Path("/proc/self/comm")
     before = name.read_text()
