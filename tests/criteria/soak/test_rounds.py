@@ -123,6 +123,11 @@ def test_a_path_that_was_fast_once_is_not_tried_again(monkeypatch: pytest.Monkey
     assert found.slow[0].value == 0
 
 
+def test_the_ranks_of_a_node() -> None:
+    world = World(0, 9, 0, 3, "n0", ("n0", "n1", "n2"))
+    assert [rounds._ranks(world, node) for node in (0, 2)] == [[0, 1, 2], [6, 7, 8]]
+
+
 def test_checked_calls_are_counted() -> None:
     found = Measured()
     for calls in (4, 3):
