@@ -139,7 +139,7 @@ def test_nodes_of_a_dead_worker_are_returned(tmp_path: Path) -> None:
             def test_other(cluster): pass
         """,
     )
-    run = run_pytest(tmp_path, "--mnode-nodes=1", "--mnode-launcher=local", "-n1", cold=True)
+    run = run_pytest(tmp_path, "--mnode-nodes=1", "--mnode-launcher=local", "-n1")
     outcomes = run.outcomes()
     assert outcomes.pop("test_worker_dies") != "passed"
     assert outcomes == {"test_other": "passed"}, run.output

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pytest_mnode.criteria.launching.meeting import Arrival, came_late, never_came
+from tests import warm
 
 Outcomes = list[tuple[str, float]]
 
@@ -19,18 +18,10 @@ Outcomes = list[tuple[str, float]]
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcomes]:
     """Result of each rank of each meeting, with its seconds."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.criteria.launching.meetings"],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Outcomes] = json.loads(done.stdout)
+    argv = [sys.executable, "-m", "tests.criteria.launching.meetings"]
+    status, printed = warm.run(argv, warm.ROOT, os.environ, 120)
+    assert status == 0, printed
+    found: dict[str, Outcomes] = json.loads(printed.splitlines()[-1])
     return found
 
 
