@@ -41,10 +41,10 @@ def test_the_end_of_a_job() -> None:
 
 
 def test_a_step_of_a_run(tmp_path: Path) -> None:
-    watcher = SimpleNamespace(
-        poll=turns(None, 0, 0), kill=list, communicate=lambda **_: ("0.0\n", "")
+    watcher = SimpleNamespace(poll=turns(None, 0, 0), kill=list, wait=lambda _: 0)
+    cluster: Any = SimpleNamespace(
+        python="python", run_id=str(tmp_path), start=lambda *_, **__: watcher
     )
-    cluster: Any = SimpleNamespace(python="python", start=lambda *_: watcher)
     seen = await_steps(
         cluster, "n0", str(tmp_path), ranks=1, step=1, limit_s=LIMIT_S, over=lambda: False
     )

@@ -14,6 +14,7 @@ from pytest_mnode.certificate import run_facts, statement
 from pytest_mnode.certificate.statement import signature_path, statement_path, statement_text
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.jobs.slurm import sbatch
+from pytest_mnode.launchers.slurm import commands as slurm_commands
 from pytest_mnode.logs import kernel_log
 from pytest_mnode.machine import model, nvidia_smi, programs, threads
 from pytest_mnode.machine.model import Machine
@@ -85,7 +86,7 @@ CASES: dict[str, tuple[ModuleType, str, str, Callable[[Path], object], str]] = {
         "C stack: unknown; gdb did not end within",
     ),
     "submission": (
-        *(sbatch, "COMMAND_LIMIT_S", "sbatch", lambda _: sbatch.submit("", os.environ, [])),
+        *(slurm_commands, "COMMAND_LIMIT_S", "sbatch", lambda _: sbatch.submit("", os.environ, [])),
         "sbatch: no answer in",
     ),
     "perftest": (

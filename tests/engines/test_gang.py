@@ -118,7 +118,11 @@ WRONG = """
     from pytest_mnode.gang.heartbeats import HeartbeatFiles
     from pytest_mnode.gang.slurm import SlurmEngine
     from pytest_mnode.gang.watch import Watch
-    from pytest_mnode.launchers.slurm import Slurm
+    from pytest_mnode.launchers.slurm import Slurm, SlurmError
+
+    class Silent(Slurm):
+        def run(self, program, *_, **__):
+            raise SlurmError(program, None, "no answer")
 
     submit, watch, beats = SlurmEngine.submit, Watch.submit, HeartbeatFiles.read
     title, gangs, unheard = [""], [], []
@@ -143,7 +147,7 @@ WRONG = """
         return jobs
 
     def lose_sight(engine, slurm):
-        engine._slurm = Slurm(timeout_s=0)
+        engine._slurm = Silent()
         threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
 
     def lose_heartbeats(self):

@@ -61,9 +61,8 @@ class NodesHidden(SlurmError):
 class Slurm:
     """The Slurm cluster of this machine, or of SLURM_CONF: its jobs and nodes."""
 
-    def __init__(self, timeout_s: float = COMMAND_LIMIT_S) -> None:
-        self._timeout_s = timeout_s
-        self._has_short = True
+    _has_short = True
+    """Whether squeue knows the options of `jobs`, as far as is known."""
 
     @staticmethod
     def unavailable() -> str | None:
@@ -95,7 +94,7 @@ class Slurm:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=self._timeout_s,
+                timeout=COMMAND_LIMIT_S,
                 check=False,
                 env=plain_env(os.environ) if env is None else dict(env),
             )
@@ -106,7 +105,7 @@ class Slurm:
         except OSError as error:
             raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
         except subprocess.TimeoutExpired:
-            raise SlurmError(program, None, f"no answer in {self._timeout_s:g} s") from None
+            raise SlurmError(program, None, f"no answer in {COMMAND_LIMIT_S:g} s") from None
         if done.returncode != 0:
             raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
         return f"{done.stdout}\n{done.stderr}" if with_errors else done.stdout

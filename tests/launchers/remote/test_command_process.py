@@ -29,7 +29,7 @@ def test_a_thread_that_ends_hides_no_child_of_another(
 ) -> None:
     own = str(os.getpid())
     tasks = {f"/proc/{own}/task": [str(NO_PROCESS), own], f"/proc/{child}/task": [str(child)]}
-    monkeypatch.setattr(os, "listdir", tasks.__getitem__)
+    monkeypatch.setattr(os, "listdir", lambda path: tasks.get(path, []))
     assert child in command_process.descendants(os.getpid())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm import Slurm, SlurmError
+from pytest_mnode.launchers.slurm import Slurm, SlurmError, commands
 from pytest_mnode.launchers.slurm.commands import NodesHidden, error_line
 from tests.programs import write_program
 
@@ -56,13 +56,14 @@ def test_a_missing_program(fake: Path) -> None:
         Slurm().run("no-slurm")
 
 
-def test_a_command_that_exceeds_its_limit(fake: Path) -> None:
+def test_a_command_that_exceeds_its_limit(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "COMMAND_LIMIT_S", 0.2)
     write(fake, "squeue", "exec sleep 20")
     with pytest.raises(SlurmError, match=r"^squeue: no answer in 0\.2 s$") as error:
-        Slurm(timeout_s=0.2).run("squeue")
+        Slurm().run("squeue")
     assert error.value.returncode is None
     with pytest.raises(SlurmError, match="no answer"):  # the list of all jobs is not tried
-        Slurm(timeout_s=0.2).jobs("a")
+        Slurm().jobs("a")
 
 
 def test_squeue_variables_of_the_user_have_no_effect(
