@@ -122,7 +122,7 @@ WRONG = """
 
     class Silent(Slurm):
         def run(self, program, *_, **__):
-            raise SlurmError(program, None, "no answer")
+            raise SlurmError(program, None, "no answer in 0 s")
 
     submit, watch, beats = SlurmEngine.submit, Watch.submit, HeartbeatFiles.read
     title, gangs, unheard = [""], [], []
