@@ -15,6 +15,7 @@ from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.jobs import node_processes
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.processes import last_line
 
 _LIMIT_S = 20.0
 _END_LIMIT_S = 10.0
@@ -111,7 +112,7 @@ def _run(nodes: Places, words: Mapping[str, Sequence[str]]) -> dict[str, str]:
             how = f"status {result.returncode}"
             if result.returncode is None:
                 how = f"no answer within {_LIMIT_S:g} s"
-            why = result.stderr.strip().splitlines() or [how]
-            raise ClusterError(f"{result.node}: its processes could not be read: {why[-1]}")
+            why = last_line(result.stderr) or how
+            raise ClusterError(f"{result.node}: its processes could not be read: {why}")
         found[result.node] = result.stdout
     return found

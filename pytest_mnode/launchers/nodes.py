@@ -14,6 +14,7 @@ from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.limits import Limits
+from pytest_mnode.processes import last_line
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
@@ -178,10 +179,10 @@ class Nodes:
         argv = [self.python, "-I", "-S", "-c", FREE_PORT]
         [found] = self.run(argv, node)
         if not found.ok:
-            lines = found.stderr.strip().splitlines() or [
-                "the command that looks for one did not end in time"
-            ]
-            raise ClusterError(f"no free port was found on {node}: {lines[-1]}")
+            late = "the command that looks for one did not end in time"
+            raise ClusterError(
+                f"no free port was found on {node}: {last_line(found.stderr) or late}"
+            )
         return int(found.stdout)
 
     def fabric_interface(self, node: str) -> str | None:

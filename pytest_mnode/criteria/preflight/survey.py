@@ -45,7 +45,7 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
-from pytest_mnode.processes import end_programs
+from pytest_mnode.processes import end_programs, last_line
 from pytest_mnode.progress import progress
 from pytest_mnode.spec.checked import PreflightCriterion
 from pytest_mnode.spec.fields import Section
@@ -301,10 +301,9 @@ def _read(one: _Running, what: str, kind: type[T]) -> bool:
 def _why_ended(one: _Running) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         one.process.wait(_STATUS_S)
-    lines = one.errors.read_text(errors="replace").strip().splitlines()
     code = one.process.returncode
     how = "closed its output" if code is None else f"ended with status {code}"
-    return f"its survey {how}: {lines[-1] if lines else 'no message'}"
+    return f"its survey {how}: {last_line(one.errors.read_bytes()) or 'no message'}"
 
 
 def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:

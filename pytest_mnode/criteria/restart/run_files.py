@@ -203,7 +203,7 @@ def _seen(began: float, ended: float, printed: str) -> SeenBetween:
 def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
     [found] = cluster.run([cluster.python, "-S", "-c", code, *words], node)
     if not found.ok:
-        raise ClusterError(f"{node}: {(found.stderr.strip().splitlines() or ['no answer'])[-1]}")
+        raise ClusterError(f"{node}: {last_line(found.stderr) or 'no answer'}")
     return found.stdout
 
 

@@ -18,6 +18,7 @@ from pytest_mnode.launchers.kubernetes.cleanup import delete
 from pytest_mnode.launchers.kubernetes.manifest import GROUPS, RunInPods
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.processes import last_line
 
 REFUSED_S, PLACED_S = 6.0, 30.0
 """How long pods of a first start may wait for nodes: if the scheduler gives a reason, because the
@@ -115,8 +116,8 @@ class PodStart:
         done = self.pods.run_each(dict.fromkeys(orders, take), timeout=_ORDERED_S, given=given)
         for result in done:
             if not result.ok:
-                lines = result.stderr.strip().splitlines() or [f"not within {_ORDERED_S:g} s"]
-                raise ClusterError(f"{result.node}: its pod took no order: {lines[-1]}")
+                why = last_line(result.stderr) or f"not within {_ORDERED_S:g} s"
+                raise ClusterError(f"{result.node}: its pod took no order: {why}")
 
     def close(self) -> None:
         """Delete the object, and wait until its pods have ended, unless their nodes are lost; their

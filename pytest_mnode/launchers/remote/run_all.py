@@ -14,7 +14,7 @@ from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.launchers.remote.node_process import Program, start
 from pytest_mnode.measurement import listed
-from pytest_mnode.processes import end_programs
+from pytest_mnode.processes import end_programs, last_line
 
 REPORTS_AT_ONCE = 64
 """Each starts an interpreter on its node, perhaps from storage that all nodes share; and it has
@@ -123,8 +123,7 @@ def why_no_report(outcome: CommandResult, limit_s: float) -> str:
     """Why a command printed no report, in one line."""
     if outcome.returncode is None:
         return f"no answer within {limit_s:g} s"
-    lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
-    last = lines[-1].removeprefix(f"{outcome.node}: ") if lines else "it printed nothing"
+    last = last_line(outcome.stderr).removeprefix(f"{outcome.node}: ") or "it printed nothing"
     return f"{last}; {NAME_PYTHON}" if outcome.returncode in (126, 127) else with_remedy(last)
 
 
